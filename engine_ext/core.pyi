@@ -1,0 +1,126 @@
+"""Types of the native engine. `engine` wraps it; users do not import it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+def segment_info() -> dict[str, str | int]:
+    """What two ranks must share to work together: `protocol`, `layout`, `kernels`."""
+
+def create_segment(size: int, generation: int) -> int:
+    """Make the control segment of a world of `size` ranks; returns its memfd (close-on-exec)."""
+
+def create_arena() -> int:
+    """Make the empty memfd in which shared tensors are allocated."""
+
+def kernel_levels() -> list[str]:
+    """Kernel sets this processor can run, the best last: `plain`, `avx2`, `avx512`."""
+
+def use_kernels(level: str) -> None:
+    """Choose the kernel set of this process (`auto` takes the best). Only before the first engine."""
+
+def checksum(tensor: Any) -> int:
+    """64-bit checksum of the bytes of a contiguous tensor."""
+
+class Handle:
+    """One submitted operation. It owns its tensors until the engine has let go of them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once. Never blocks; raises nothing."""
+    @property
+    def output(self) -> Any:
+        """The tensor that holds, or will hold, the result; None for allgather and barrier."""
+    @property
+    def gathered(self) -> tuple[memoryview, tuple[int, ...]]:
+        """Allgather, after `wait`: the bytes, writable and owned, and the rows of each rank."""
+    def wait(self) -> None:
+        """Drive the engine until the operation is done; raise what went wrong. May be called again."""
+
+class Engine:
+    """One rank's engine. Takes over the descriptors."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        control: int,
+        arena: int,
+        peers: Sequence[int],
+        *,
+        fusion_threshold: int,
+        cycle_time_ms: float,
+        stall_warning: float,
+        stall_limit: float,
+        spin_us: float,
+        stores: str,
+    ) -> None:
+        """`peers`: a pidfd per rank, own included. Seconds for stall times, 0 is never. `stores`: auto, cached, streaming."""
+    rank: int
+    size: int
+
+    def allreduce(
+        self, tensor: Any, output: Any, name: str | None, op: int, prescale: float, postscale: float
+    ) -> Handle: ...
+    def broadcast(self, tensor: Any, output: Any, name: str | None, root: int) -> Handle: ...
+    def allgather(self, tensor: Any, name: str | None) -> Handle: ...
+    def barrier(self, name: str | None) -> Handle: ...
+    def share(self, nbytes: int) -> memoryview:
+        """Collective: `nbytes` of zeroed memory at the same offset in every rank's part of the arena."""
+    def set_knobs(
+        self, fusion_threshold: int | None, cycle_time_ms: float | None, stores: str | None, chunk_bytes: int | None
+    ) -> int:
+        """On the coordinator only. Returns the knob version that the next entry carries."""
+    def knobs(self) -> dict[str, Any]:
+        """As stamped on the last entry this rank executed: version, entry, fusion_threshold, cycle_time_ms, stores, chunk_bytes."""
+    def mark_step(self) -> None:
+        """End of an optimizer step on this rank."""
+    def counters(self) -> dict[str, int]:
+        """Entries, tensors, bytes, wait_ns (callers blocked in the engine), busy_ns (executing), wakes."""
+    def history(self) -> list[dict[str, Any]]:
+        """The last schedule entries this rank executed, oldest first."""
+    def pending(self) -> list[dict[str, Any]]:
+        """Operations of this rank in flight: name, kind, seconds, missing (ranks that have not submitted it, None if unknown)."""
+    def monitor(self) -> str:
+        """Block without the GIL until something wants attention: `abort`, `stall`, `signal`, `closed`."""
+    def notify_signal(self) -> None:
+        """Make `monitor` return `signal`; safe from any thread."""
+    def abort(self, reason: str) -> None:
+        """This rank fails: tell every rank why. The first abort of a world wins; later ones are ignored."""
+    @property
+    def failure(self) -> BaseException | None:
+        """The world's first cause, as the exception every call raises; None while the world is well."""
+    def close(self, timeout: float) -> None:
+        """Finish what is in flight (up to `timeout` seconds), publish that this rank left, stop the engine thread."""
+
+class GradientHook:
+    """Callable for `register_post_accumulate_grad_hook`: submits the gradient of one parameter, in C."""
+
+    def __init__(self, group: GradientGroup, name: str, index: int) -> None: ...
+    def __call__(self, parameter: Any, /) -> None: ...
+
+class GradientGroup:
+    """The gradients that one optimizer reduces together."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        op: int,
+        prescale: float,
+        postscale: float,
+        on_first: Callable[[], None],
+        on_slow: Callable[[int, Any, Any], Any],
+    ) -> None:
+        """`on_first()` runs before the first submission of a backward pass. `on_slow(index, parameter, gradient)` returns the
+        contiguous tensor to submit in place of a gradient that cannot be submitted as it is, and is expected to remember it."""
+    def add(self, parameter: Any, name: str, view: Any | None) -> GradientHook:
+        """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to."""
+    paused: bool
+    active: bool
+    """True from the first hook of a backward pass to `finish`."""
+    def finish(self) -> list[tuple[int, Any]]:
+        """Submit *absent* for what got no gradient, wait for all of it, mark the step's communication done.
+
+        Returns (index, memory) for parameters without a gradient here whose result exists because another rank had one.
+        """
