@@ -1,0 +1,77 @@
+"""What the engine raises. `engine.errors` gives these to users; they live here so that native code can raise them."""
+
+from __future__ import annotations
+
+
+class EngineError(RuntimeError):
+    """Base of everything that the engine raises."""
+
+
+class NotInitializedError(EngineError):
+    """A call that needs `engine.init()` came before it, or after `engine.shutdown()`."""
+
+
+class ForkedError(EngineError):
+    """The engine was used in a forked child of the process that initialised it."""
+
+
+class MismatchError(EngineError, ValueError):
+    """Ranks disagree on one operation. Every rank gets this error; the engine goes on working."""
+
+
+class DuplicateNameError(EngineError, ValueError):
+    """A name was submitted again before its operation had completed."""
+
+
+class UnsupportedTensorError(EngineError, TypeError):
+    """A dtype, device or memory layout that the engine cannot work on."""
+
+
+class RendezvousError(EngineError):
+    """The ranks of a job could not find each other."""
+
+
+class IncompatibleRanksError(RendezvousError):
+    """Ranks run different builds, layouts or processors' kernels."""
+
+
+class WorldError(EngineError):
+    """The world has failed and cannot be used again. Every rank raises the first cause.
+
+    Attributes
+    ----------
+    rank : int
+        The rank that is to blame.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[type[WorldError], tuple[str, int]]:
+        return type(self), (str(self), self.rank)
+
+
+class RankDiedError(WorldError):
+    """A rank's process ended without a word: killed, crashed or out of memory."""
+
+
+class RankRaisedError(WorldError):
+    """A rank failed with an exception of its own."""
+
+
+class RankLeftError(WorldError):
+    """A rank finished, or shut its engine down, while others still needed it."""
+
+
+class RankStalledError(WorldError):
+    """A rank stood still, or withheld a tensor, for longer than the stall limit."""
+
+
+# The cause in the abort word of the control segment; `control/layout.h` numbers them.
+BY_CAUSE: dict[int, type[WorldError]] = {
+    1: RankDiedError,
+    2: RankRaisedError,
+    3: RankLeftError,
+    4: RankStalledError,
+}
