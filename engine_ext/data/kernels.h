@@ -1,0 +1,99 @@
+/* Reduction kernels: how ranks' values become one value, element by element.
+ *
+ * One source (kernels_impl.h) is compiled once per level, and every level gives equal bits for equal inputs: the order of
+ * operations is rank order, nothing is reassociated or contracted, conversions round to nearest even. Only the sign and
+ * payload of a NaN may differ between levels; whether a value is NaN may not.
+ *
+ * What is computed (docs/operations.md has the table for users):
+ * - float16 and bfloat16 accumulate in float32 and are rounded once; float32 and float64 accumulate in themselves.
+ * - Integers wrap, except Average, which sums in int64 and truncates the quotient toward zero.
+ * - Bool: any nonzero byte is true; Sum and Max are OR, Min and Product are AND; results are 0 or 1. No Average, no factors.
+ * - Min and Max of NaN and anything are NaN; of equal values (-0 and +0 too) the later rank's is taken.
+ *
+ * Pointers need the alignment of their element type, no more. Kernels are pure: no state, no allocation, no errors. They rely
+ * on round-to-nearest without flushing of denormals: the caller sets it (platform/cpu.h).
+ */
+#ifndef ENGINE_DATA_KERNELS_H
+#define ENGINE_DATA_KERNELS_H
+
+#include <stddef.h>
+
+enum engine_dtype {
+  ENGINE_FLOAT16 = 0,
+  ENGINE_BFLOAT16 = 1,
+  ENGINE_FLOAT32 = 2,
+  ENGINE_FLOAT64 = 3,
+  ENGINE_INT8 = 4,
+  ENGINE_UINT8 = 5,
+  ENGINE_INT32 = 6,
+  ENGINE_INT64 = 7,
+  ENGINE_BOOL = 8,
+  ENGINE_DTYPES = 9
+};
+
+enum engine_op { ENGINE_SUM = 0, ENGINE_AVERAGE = 1, ENGINE_MIN = 2, ENGINE_MAX = 3, ENGINE_PRODUCT = 4, ENGINE_OPS = 5 };
+
+enum engine_level { ENGINE_PLAIN = 0, ENGINE_AVX2 = 1, ENGINE_AVX512 = 2, ENGINE_LEVELS = 3 };
+
+/* How one operation accumulates one dtype T in its accumulator type A. All pointers null: the operation is refused. The
+ * destination may be exactly an input of the same element size; other overlap is not allowed. */
+typedef struct engine_accumulation {
+  size_t size;                                                        /* bytes of A */
+  void (*widen)(void *acc, const void *src, size_t n);                /* A acc = src */
+  void (*combine)(void *acc, const void *a, const void *b, size_t n); /* A acc = a op b */
+  void (*fold)(void *acc, const void *src, size_t n);                 /* A acc = acc op src */
+  /* T dst = acc / divisor * factor: division, then multiplication, both in A (integers multiply in double and saturate), then
+   * one rounding to T. Either is skipped when it is 1. For integers the divisor is a positive whole number. */
+  void (*finish)(void *dst, const void *acc, double divisor, double factor, size_t n);
+} engine_accumulation;
+
+typedef struct engine_dtype_kernels {
+  size_t size; /* bytes of T */
+  /* T dst = factor * src, rounded to T: in float32 (factor rounded to it too) for float16, bfloat16 and float32, in double for
+   * the rest; integers truncate toward zero and saturate. Null for bool. In place is allowed. */
+  void (*scale)(void *dst, const void *src, double factor, size_t n);
+  engine_accumulation ops[ENGINE_OPS];
+} engine_dtype_kernels;
+
+enum { ENGINE_NO_SOURCE = -1, ENGINE_EVERY_SOURCE = -2 };
+
+/* What is constant over the pieces of one reduction. */
+typedef struct engine_reduction {
+  int dtype, op;
+  int count;         /* sources, at least 1, reduced in the order 0 .. count - 1 */
+  int unscaled;      /* the source that `prescale` still has to be applied to, or one of the two constants above */
+  int copies;        /* destinations, at least 1 */
+  int streaming;     /* nonzero: destinations after the first are written past the caches */
+  double prescale;   /* rounds to T exactly as `scale` does, so it does not matter where a source is scaled; 1 is none */
+  double divisor;    /* what Average divides by; 1 for other operations */
+  double postscale;  /* 1 is none */
+} engine_reduction;
+
+typedef struct engine_kernels {
+  /* Bytes, at any alignment. `copy_streaming` bypasses the caches of the destination and ends with a store fence. */
+  void (*copy)(void *dst, const void *src, size_t bytes);
+  void (*copy_streaming)(void *dst, const void *src, size_t bytes);
+
+  /* dst = src, or prescale * src: what a rank offers to the others. */
+  void (*pack)(int dtype, double prescale, int streaming, void *dst, const void *src, size_t n);
+
+  /* Reduce `n` elements of every source into every destination. A destination may be exactly a source; no other overlap.
+   * Streaming stores are fenced before it returns. */
+  void (*reduce)(const engine_reduction *r, const void *const *sources, void *const *destinations, size_t n);
+
+  engine_dtype_kernels types[ENGINE_DTYPES];
+} engine_kernels;
+
+/* The kernels of a level, or null when this build or this processor lacks it. Plain is always there. */
+const engine_kernels *engine_kernels_get(int level);
+/* The fastest level that this processor runs. */
+int engine_kernels_best(void);
+/* "plain", "avx2", "avx512"; null for no level. */
+const char *engine_kernels_name(int level);
+/* The level of a name, "auto" for the best; -EINVAL for an unknown name, -ENOTSUP for one this processor lacks. */
+int engine_kernels_level(const char *name);
+/* 0, or -EINVAL for what `reduce` cannot do: unknown dtype or op, a count out of range, bool with Average or factors, a divisor
+ * or factor that is not finite or, for the divisor, not positive (for integers: not a positive whole number). */
+int engine_reduction_check(const engine_reduction *r);
+
+#endif

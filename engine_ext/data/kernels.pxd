@@ -1,0 +1,70 @@
+"""The reduction kernels of kernels.h. Everything is callable without the GIL and raises nothing."""
+
+cdef extern from "data/kernels.h" nogil:
+    enum engine_dtype:
+        ENGINE_FLOAT16
+        ENGINE_BFLOAT16
+        ENGINE_FLOAT32
+        ENGINE_FLOAT64
+        ENGINE_INT8
+        ENGINE_UINT8
+        ENGINE_INT32
+        ENGINE_INT64
+        ENGINE_BOOL
+        ENGINE_DTYPES
+
+    enum engine_op:
+        ENGINE_SUM
+        ENGINE_AVERAGE
+        ENGINE_MIN
+        ENGINE_MAX
+        ENGINE_PRODUCT
+        ENGINE_OPS
+
+    enum engine_level:
+        ENGINE_PLAIN
+        ENGINE_AVX2
+        ENGINE_AVX512
+        ENGINE_LEVELS
+
+    enum:
+        ENGINE_NO_SOURCE
+        ENGINE_EVERY_SOURCE
+
+    ctypedef struct engine_accumulation:
+        size_t size
+        void (*widen)(void *acc, const void *src, size_t n) noexcept nogil
+        void (*combine)(void *acc, const void *a, const void *b, size_t n) noexcept nogil
+        void (*fold)(void *acc, const void *src, size_t n) noexcept nogil
+        void (*finish)(void *dst, const void *acc, double divisor, double factor, size_t n) noexcept nogil
+
+    ctypedef struct engine_dtype_kernels:
+        size_t size
+        void (*scale)(void *dst, const void *src, double factor, size_t n) noexcept nogil
+        engine_accumulation ops[5]
+
+    ctypedef struct engine_reduction:
+        int dtype
+        int op
+        int count
+        int unscaled
+        int copies
+        int streaming
+        double prescale
+        double divisor
+        double postscale
+
+    ctypedef struct engine_kernels:
+        void (*copy)(void *dst, const void *src, size_t bytes) noexcept nogil
+        void (*copy_streaming)(void *dst, const void *src, size_t bytes) noexcept nogil
+        void (*pack)(int dtype, double prescale, int streaming, void *dst, const void *src, size_t n) noexcept nogil
+        void (*reduce)(
+            const engine_reduction *r, const void *const *sources, void *const *destinations, size_t n
+        ) noexcept nogil
+        engine_dtype_kernels types[9]
+
+    const engine_kernels *engine_kernels_get(int level) noexcept
+    int engine_kernels_best() noexcept
+    const char *engine_kernels_name(int level) noexcept
+    int engine_kernels_level(const char *name) noexcept
+    int engine_reduction_check(const engine_reduction *r) noexcept

@@ -1,0 +1,21 @@
+#include "platform/cpu.h"
+
+#if defined(__x86_64__)
+
+/* __builtin_cpu_supports also asks the operating system (XGETBV) whether it saves the registers. */
+int engine_cpu_has_avx2(void) {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+}
+
+int engine_cpu_has_avx512(void) {
+  return engine_cpu_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+#else
+
+int engine_cpu_has_avx2(void) { return 0; }
+int engine_cpu_has_avx512(void) { return 0; }
+
+#endif

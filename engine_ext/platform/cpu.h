@@ -1,0 +1,63 @@
+/* What the processor can do, and the floating-point environment of the calling thread. */
+#ifndef ENGINE_PLATFORM_CPU_H
+#define ENGINE_PLATFORM_CPU_H
+
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+/* Nonzero when processor and operating system both support the set: AVX2 with F16C; AVX-512 F, BW, VL, DQ with F16C. */
+int engine_cpu_has_avx2(void);
+int engine_cpu_has_avx512(void);
+
+/* A thread's rounding mode and treatment of denormals. A waiter runs the engine on a thread that is the user's, whose setting
+ * (torch.set_flush_denormal changes it) must neither reach the kernels nor be lost:
+ *
+ *   uint64_t theirs = engine_float_enter();
+ *   ...
+ *   engine_float_leave(theirs);
+ */
+static inline uint64_t engine_float_save(void) {
+#if defined(__x86_64__)
+  return _mm_getcsr();
+#elif defined(__aarch64__)
+  uint64_t fpcr;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+  return fpcr;
+#else
+  return 0;
+#endif
+}
+
+static inline void engine_float_restore(uint64_t saved) {
+  /* The clobber keeps the compiler from moving the kernels' loads and stores, and so their arithmetic, across the change. */
+#if defined(__x86_64__)
+  __asm__ volatile("" ::: "memory");
+  _mm_setcsr((unsigned)saved);
+  __asm__ volatile("" ::: "memory");
+#elif defined(__aarch64__)
+  __asm__ volatile("msr fpcr, %0" : : "r"(saved) : "memory");
+#else
+  (void)saved;
+#endif
+}
+
+#if defined(__x86_64__)
+enum { ENGINE_FLOAT_DEFAULT = 0x1F80 }; /* exceptions masked, round to nearest even, no flushing */
+#else
+enum { ENGINE_FLOAT_DEFAULT = 0 };
+#endif
+
+static inline uint64_t engine_float_enter(void) {
+  uint64_t saved = engine_float_save();
+  if (saved != ENGINE_FLOAT_DEFAULT) engine_float_restore(ENGINE_FLOAT_DEFAULT);
+  return saved;
+}
+
+static inline void engine_float_leave(uint64_t saved) {
+  if (engine_float_save() != saved) engine_float_restore(saved);
+}
+
+#endif
