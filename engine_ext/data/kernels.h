@@ -6,7 +6,7 @@
  *
  * What is computed (docs/operations.md has the table for users):
  * - float16 and bfloat16 accumulate in float32 and are rounded once; float32 and float64 accumulate in themselves.
- * - Integers wrap, except Average, which sums in int64 and truncates the quotient toward zero.
+ * - Integers wrap. Average truncates the quotient toward zero; its sum is exact, except that int64 wraps.
  * - Bool: any nonzero byte is true; Sum and Max are OR, Min and Product are AND; results are 0 or 1. No Average, no factors.
  * - Min and Max of NaN and anything are NaN; of equal values (-0 and +0 too) the later rank's is taken.
  *

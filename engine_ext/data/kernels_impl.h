@@ -1,0 +1,395 @@
+/* The kernels of one level. kernels_plain.c, kernels_avx2.c and kernels_avx512.c define ENGINE_KERNELS, the name of the table
+ * to make, and include this; the build gives each its instruction set.
+ *
+ * Loops are left to the compiler's vectoriser, which needs one thing said: a destination that is exactly a source carries
+ * nothing from one iteration to the next. Only float16 and bfloat16, whose conversions have instructions of their own, are
+ * spelled out in vectors where the level has these; the rest of a block is done by the portable conversions: same bits. */
+#include <stdint.h>
+#include <string.h>
+
+#include "data/kernels.h"
+#include "data/kernels_numbers.h"
+
+#if defined(__clang__)
+#define NO_CARRY _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define NO_CARRY _Pragma("GCC ivdep")
+#endif
+/* The rest of the elements, one by one as far as the source says. */
+#define REST NO_CARRY for (; i < n; i++)
+
+/* VECTORS(T, statement): run the statement for whole vectors of T, where this level has them. */
+#define VECTORS(T, ...) VECTORS_##T(__VA_ARGS__)
+#if defined(__F16C__)
+#define VECTORS_f16(...) for (; i + LANES <= n; i += LANES) { __VA_ARGS__; }
+#define VECTORS_bf16(...) VECTORS_f16(__VA_ARGS__)
+#else
+#define VECTORS_f16(...)
+#define VECTORS_bf16(...)
+#endif
+#define VECTORS_f32(...)
+#define VECTORS_f64(...)
+#define VECTORS_i8(...)
+#define VECTORS_u8(...)
+#define VECTORS_i32(...)
+#define VECTORS_i64(...)
+#define VECTORS_b8(...)
+
+/* ---- accumulating: dtype T in accumulator A -------------------------------------------------------------------------------- */
+
+#define WIDEN(T, A)                                                                           \
+  static void widen_##T##_##A(void *acc, const void *src, size_t n) {                         \
+    A *d = acc;                                                                               \
+    const T *s = src;                                                                         \
+    size_t i = 0;                                                                             \
+    VECTORS(T, store_lanes_##A(d + i, load_lanes_##T(s + i)))                                 \
+    REST d[i] = load_##T(s[i]);                                                               \
+  }
+
+#define ACCUMULATE(op, T, A)                                                                  \
+  static void combine_##op##_##T##_##A(void *acc, const void *first, const void *second, size_t n) { \
+    A *d = acc;                                                                               \
+    const T *a = first, *b = second;                                                          \
+    size_t i = 0;                                                                             \
+    VECTORS(T, store_lanes_##A(d + i, op##_lanes(load_lanes_##T(a + i), load_lanes_##T(b + i)))) \
+    REST d[i] = op##_##A(load_##T(a[i]), load_##T(b[i]));                                     \
+  }                                                                                           \
+  static void fold_##op##_##T##_##A(void *acc, const void *src, size_t n) {                   \
+    A *d = acc;                                                                               \
+    const T *s = src;                                                                         \
+    size_t i = 0;                                                                             \
+    VECTORS(T, store_lanes_##A(d + i, op##_lanes(load_lanes_##A(d + i), load_lanes_##T(s + i)))) \
+    REST d[i] = op##_##A(d[i], load_##T(s[i]));                                               \
+  }
+
+#define ARITHMETIC(T, A)                                                                      \
+  WIDEN(T, A) ACCUMULATE(sum, T, A) ACCUMULATE(min, T, A) ACCUMULATE(max, T, A) ACCUMULATE(product, T, A)
+
+ARITHMETIC(f16, f32)
+ARITHMETIC(bf16, f32)
+ARITHMETIC(f32, f32)
+ARITHMETIC(f64, f64)
+ARITHMETIC(i8, i8)
+ARITHMETIC(u8, u8)
+ARITHMETIC(i32, i32)
+ARITHMETIC(i64, i64)
+WIDEN(b8, u8)
+ACCUMULATE(or, b8, u8)
+ACCUMULATE(and, b8, u8)
+/* Average of integers, in float64 because processors divide that in vectors: sums below 2^53 are exact. */
+WIDEN(i8, f64)
+WIDEN(u8, f64)
+WIDEN(i32, f64)
+ACCUMULATE(sum, i8, f64)
+ACCUMULATE(sum, u8, f64)
+ACCUMULATE(sum, i32, f64)
+
+/* ---- finishing floats: dtype T from accumulator A -------------------------------------------------------------------------- */
+
+/* What is done to an accumulated value x before it is rounded. One loop for each, because divisions are dear. */
+enum finish { KEEP, MULTIPLY, DIVIDE, DIVIDE_MULTIPLY };
+
+static enum finish how_to_finish(double *divisor, double *factor) {
+  double reciprocal = exact_reciprocal(*divisor);
+  if (*divisor == 1) return *factor == 1 ? KEEP : MULTIPLY;
+  if (*factor != 1) return DIVIDE_MULTIPLY;
+  if (reciprocal == 0) return DIVIDE;
+  *factor = reciprocal;
+  return MULTIPLY;
+}
+
+#define KEPT(x) (x)
+#define MULTIPLIED(x) ((x) * m)
+#define DIVIDED(x) ((x) / d)
+#define DIVIDED_MULTIPLIED(x) ((x) / d * m)
+#define LANES_KEPT(x) (x)
+#define LANES_MULTIPLIED(x) product_lanes((x), lanes_of(m))
+#define LANES_DIVIDED(x) quotient_lanes((x), lanes_of(d))
+#define LANES_DIVIDED_MULTIPLIED(x) product_lanes(quotient_lanes((x), lanes_of(d)), lanes_of(m))
+
+/* dst = finished x, where X and LANES_X give x of element i and of the vector at i. */
+#define FINISHED(T, done, X, LANES_X)                                                         \
+  {                                                                                           \
+    VECTORS(T, store_lanes_##T(t + i, LANES_##done(LANES_X)))                                 \
+    REST t[i] = store_##T(done(X));                                                           \
+    break;                                                                                    \
+  }
+#define FINISH_BODY(T, A, X, LANES_X)                                                         \
+  enum finish how = how_to_finish(&divisor, &factor);                                         \
+  A d = (A)divisor, m = (A)factor;                                                            \
+  size_t i = 0;                                                                               \
+  (void)d, (void)m;                                                                           \
+  switch (how) {                                                                              \
+    case KEEP: FINISHED(T, KEPT, X, LANES_X)                                                  \
+    case MULTIPLY: FINISHED(T, MULTIPLIED, X, LANES_X)                                        \
+    case DIVIDE: FINISHED(T, DIVIDED, X, LANES_X)                                             \
+    case DIVIDE_MULTIPLY: FINISHED(T, DIVIDED_MULTIPLIED, X, LANES_X)                         \
+  }
+
+#define FINISH_FLOAT(T, A)                                                                    \
+  static void finish_##T(void *dst, const void *acc, double divisor, double factor, size_t n) { \
+    T *t = dst;                                                                               \
+    const A *a = acc;                                                                         \
+    FINISH_BODY(T, A, a[i], load_lanes_##A(a + i))                                            \
+  }                                                                                           \
+  static void scale_##T(void *dst, const void *src, double factor, size_t n) {                \
+    T *t = dst;                                                                               \
+    const T *s = src;                                                                         \
+    A m = (A)factor;                                                                          \
+    size_t i = 0;                                                                             \
+    VECTORS(T, store_lanes_##T(t + i, LANES_MULTIPLIED(load_lanes_##T(s + i))))               \
+    REST t[i] = store_##T(MULTIPLIED(load_##T(s[i])));                                        \
+  }
+
+/* Two sources in one pass: no accumulator in memory. */
+#define PAIR(op, T, A)                                                                        \
+  static void pair_##op##_##T(void *dst, const void *first, const void *second, double divisor, double factor, size_t n) { \
+    T *t = dst;                                                                               \
+    const T *a = first, *b = second;                                                          \
+    FINISH_BODY(T, A, op##_##A(load_##T(a[i]), load_##T(b[i])),                               \
+                op##_lanes(load_lanes_##T(a + i), load_lanes_##T(b + i)))                     \
+  }
+
+#define FINISH(T, A) FINISH_FLOAT(T, A) PAIR(sum, T, A) PAIR(min, T, A) PAIR(max, T, A) PAIR(product, T, A)
+
+FINISH(f16, f32)
+FINISH(bf16, f32)
+FINISH(f32, f32)
+FINISH(f64, f64)
+
+/* ---- finishing integers ---------------------------------------------------------------------------------------------------- */
+
+#define FINISH_INTEGER(T)                                                                     \
+  static void finish_##T(void *dst, const void *acc, double divisor, double factor, size_t n) { \
+    T *t = dst;                                                                               \
+    const T *a = acc;                                                                         \
+    T d = (T)divisor;                                                                         \
+    size_t i = 0;                                                                             \
+    if (divisor == 1 && factor == 1) {                                                        \
+      REST t[i] = a[i];                                                                       \
+    } else if (divisor == 1) {                                                                \
+      REST t[i] = saturate_##T((double)a[i] * factor);                                        \
+    } else if (factor == 1) {                                                                 \
+      REST t[i] = (T)(a[i] / d);                                                              \
+    } else {                                                                                  \
+      REST t[i] = saturate_##T((double)(a[i] / d) * factor);                                  \
+    }                                                                                         \
+  }                                                                                           \
+  static void scale_##T(void *dst, const void *src, double factor, size_t n) {                \
+    T *t = dst;                                                                               \
+    const T *s = src;                                                                         \
+    size_t i = 0;                                                                             \
+    REST t[i] = saturate_##T((double)s[i] * factor);                                          \
+  }
+/* Below 2^52 a quotient of whole numbers that is not whole lies further from the next whole number than it is rounded, so
+ * truncating the rounded quotient is exact. */
+#define FINISH_AVERAGE(T)                                                                     \
+  static void finish_average_##T(void *dst, const void *acc, double divisor, double factor, size_t n) { \
+    T *t = dst;                                                                               \
+    const f64 *a = acc;                                                                       \
+    size_t i = 0;                                                                             \
+    if (factor == 1) {                                                                        \
+      REST t[i] = saturate_##T(a[i] / divisor);                                               \
+    } else {                                                                                  \
+      REST t[i] = saturate_##T((double)saturate_##T(a[i] / divisor) * factor);                \
+    }                                                                                         \
+  }
+
+FINISH_INTEGER(i8)
+FINISH_INTEGER(u8)
+FINISH_INTEGER(i32)
+FINISH_INTEGER(i64)
+FINISH_AVERAGE(i8)
+FINISH_AVERAGE(u8)
+FINISH_AVERAGE(i32)
+
+static void finish_b8(void *dst, const void *acc, double divisor, double factor, size_t n) {
+  (void)divisor, (void)factor;
+  memcpy(dst, acc, n);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------------------------------------- */
+
+static void copy(void *dst, const void *src, size_t bytes) {
+  if (dst != src) memcpy(dst, src, bytes);
+}
+
+#if defined(__x86_64__)
+enum { LINE = 64 };
+
+static inline void stream_line(char *dst, const char *src) { /* dst is aligned to LINE */
+#if defined(__AVX512F__)
+  _mm512_stream_si512((void *)dst, _mm512_loadu_si512(src));
+#elif defined(__AVX2__)
+  for (int k = 0; k < LINE; k += 32) _mm256_stream_si256((void *)(dst + k), _mm256_loadu_si256((const void *)(src + k)));
+#else
+  for (int k = 0; k < LINE; k += 16) _mm_stream_si128((void *)(dst + k), _mm_loadu_si128((const void *)(src + k)));
+#endif
+}
+
+/* Without the fence. Lines that are not whole are written through the cache. */
+static void stream(void *dst, const void *src, size_t bytes) {
+  char *d = dst;
+  const char *s = src;
+  size_t head = -(uintptr_t)d % LINE;
+  if (bytes < head + LINE) {
+    memcpy(d, s, bytes);
+    return;
+  }
+  memcpy(d, s, head);
+  size_t at = head;
+  for (; at + LINE <= bytes; at += LINE) stream_line(d + at, s + at);
+  memcpy(d + at, s + at, bytes - at);
+}
+
+static void stream_fence(void) { _mm_sfence(); }
+#else
+/* No portable streaming store: cached ones are correct everywhere. */
+static void stream(void *dst, const void *src, size_t bytes) { copy(dst, src, bytes); }
+static void stream_fence(void) {}
+#endif
+
+static void copy_streaming(void *dst, const void *src, size_t bytes) {
+  stream(dst, src, bytes);
+  stream_fence();
+}
+
+/* ---- whole reductions ------------------------------------------------------------------------------------------------------ */
+
+extern const engine_kernels ENGINE_KERNELS;
+
+typedef void pair_kernel(void *dst, const void *first, const void *second, double divisor, double factor, size_t n);
+#define PAIRS(T) {pair_sum_##T, pair_sum_##T, pair_min_##T, pair_max_##T, pair_product_##T}
+static pair_kernel *const pairs[][ENGINE_OPS] = {
+    [ENGINE_FLOAT16] = PAIRS(f16),
+    [ENGINE_BFLOAT16] = PAIRS(bf16),
+    [ENGINE_FLOAT32] = PAIRS(f32),
+    [ENGINE_FLOAT64] = PAIRS(f64),
+};
+
+/* Work is done in blocks that stay in the first-level cache: at most BLOCK bytes of T and ACCUMULATORS of A. */
+enum { BLOCK = 4096, ACCUMULATORS = 8192 };
+
+typedef struct block {
+  _Alignas(64) char accumulators[ACCUMULATORS];
+  _Alignas(64) char scaled[2][BLOCK];
+} block;
+
+static size_t block_elements(const engine_dtype_kernels *type, const engine_accumulation *acc) {
+  size_t by_type = BLOCK / type->size, by_accumulator = ACCUMULATORS / acc->size;
+  return by_type < by_accumulator ? by_type : by_accumulator;
+}
+
+/* Elements `at` and on of source `k`, scaled if they have to be; `room` is where to. */
+static const void *scaled_source(const engine_reduction *r, const void *const *sources, int k, size_t at, size_t n, void *room) {
+  const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
+  const void *source = (const char *)sources[k] + at * type->size;
+  if (r->prescale == 1 || (r->unscaled != k && r->unscaled != ENGINE_EVERY_SOURCE)) return source;
+  type->scale(room, source, r->prescale, n);
+  return room;
+}
+
+/* Reduce one block into `dst`. Everything is read before the first byte of `dst` is written, or elementwise with it. */
+static void reduce_block(const engine_reduction *r, const void *const *sources, size_t at, size_t n, void *dst, block *b) {
+  const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
+  const engine_accumulation *acc = &type->ops[r->op];
+  /* When what is accumulated is already the result, the last source is combined straight into the destination. */
+  int as_is = acc->size == type->size && r->divisor == 1 && r->postscale == 1;
+  const void *first = scaled_source(r, sources, 0, at, n, b->scaled[0]);
+  if (r->count == 1) {
+    acc->widen(b->accumulators, first, n);
+    acc->finish(dst, b->accumulators, r->divisor, r->postscale, n);
+    return;
+  }
+  const void *second = scaled_source(r, sources, 1, at, n, b->scaled[1]);
+  if (r->count == 2 && as_is) {
+    acc->combine(dst, first, second, n);
+    return;
+  }
+  if (r->count == 2 && r->dtype <= ENGINE_FLOAT64) {
+    pairs[r->dtype][r->op](dst, first, second, r->divisor, r->postscale, n);
+    return;
+  }
+  acc->combine(b->accumulators, first, second, n);
+  for (int k = 2; k < r->count; k++) {
+    const void *source = scaled_source(r, sources, k, at, n, b->scaled[0]);
+    if (as_is && k == r->count - 1) {
+      acc->combine(dst, b->accumulators, source, n);
+      return;
+    }
+    acc->fold(b->accumulators, source, n);
+  }
+  acc->finish(dst, b->accumulators, r->divisor, r->postscale, n);
+}
+
+static void reduce(const engine_reduction *r, const void *const *sources, void *const *destinations, size_t n) {
+  const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
+  size_t most = block_elements(type, &type->ops[r->op]);
+  block b;
+  for (size_t at = 0; at < n; at += most) {
+    size_t m = n - at < most ? n - at : most;
+    char *first = (char *)destinations[0] + at * type->size;
+    reduce_block(r, sources, at, m, first, &b);
+    for (int k = 1; k < r->copies; k++) {
+      char *other = (char *)destinations[k] + at * type->size;
+      if (r->streaming) stream(other, first, m * type->size);
+      else copy(other, first, m * type->size);
+    }
+  }
+  if (r->streaming && r->copies > 1) stream_fence();
+}
+
+static void pack(int dtype, double prescale, int streaming, void *dst, const void *src, size_t n) {
+  const engine_dtype_kernels *type = &ENGINE_KERNELS.types[dtype];
+  if (prescale == 1) {
+    (streaming ? copy_streaming : copy)(dst, src, n * type->size);
+    return;
+  }
+  if (!streaming) {
+    type->scale(dst, src, prescale, n);
+    return;
+  }
+  _Alignas(64) char scaled[BLOCK];
+  size_t most = BLOCK / type->size;
+  for (size_t at = 0; at < n; at += most) {
+    size_t m = n - at < most ? n - at : most;
+    type->scale(scaled, (const char *)src + at * type->size, prescale, m);
+    stream((char *)dst + at * type->size, scaled, m * type->size);
+  }
+  stream_fence();
+}
+
+/* ---- the table ------------------------------------------------------------------------------------------------------------- */
+
+#define OP(op, T, A, finish) {sizeof(A), widen_##T##_##A, combine_##op##_##T##_##A, fold_##op##_##T##_##A, finish}
+#define FLOAT_OPS(T, A)                                                                       \
+  {                                                                                           \
+    OP(sum, T, A, finish_##T), OP(sum, T, A, finish_##T), OP(min, T, A, finish_##T), OP(max, T, A, finish_##T), \
+        OP(product, T, A, finish_##T)                                                         \
+  }
+#define INTEGER_OPS(T, average)                                                               \
+  {                                                                                           \
+    OP(sum, T, T, finish_##T), average, OP(min, T, T, finish_##T), OP(max, T, T, finish_##T), \
+        OP(product, T, T, finish_##T)                                                         \
+  }
+#define AVERAGE(T) OP(sum, T, f64, finish_average_##T)
+#define OR OP(or, b8, u8, finish_b8)
+#define AND OP(and, b8, u8, finish_b8)
+
+const engine_kernels ENGINE_KERNELS = {
+    .copy = copy,
+    .copy_streaming = copy_streaming,
+    .pack = pack,
+    .reduce = reduce,
+    .types = {
+        [ENGINE_FLOAT16] = {sizeof(f16), scale_f16, FLOAT_OPS(f16, f32)},
+        [ENGINE_BFLOAT16] = {sizeof(bf16), scale_bf16, FLOAT_OPS(bf16, f32)},
+        [ENGINE_FLOAT32] = {sizeof(f32), scale_f32, FLOAT_OPS(f32, f32)},
+        [ENGINE_FLOAT64] = {sizeof(f64), scale_f64, FLOAT_OPS(f64, f64)},
+        [ENGINE_INT8] = {sizeof(i8), scale_i8, INTEGER_OPS(i8, AVERAGE(i8))},
+        [ENGINE_UINT8] = {sizeof(u8), scale_u8, INTEGER_OPS(u8, AVERAGE(u8))},
+        [ENGINE_INT32] = {sizeof(i32), scale_i32, INTEGER_OPS(i32, AVERAGE(i32))},
+        [ENGINE_INT64] = {sizeof(i64), scale_i64, INTEGER_OPS(i64, OP(sum, i64, i64, finish_i64))},
+        [ENGINE_BOOL] = {sizeof(b8), NULL, {OR, {0, NULL, NULL, NULL, NULL}, AND, OR, AND}},
+    },
+};
