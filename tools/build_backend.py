@@ -1,0 +1,69 @@
+"""The build backend: meson-python, with a lock around the rebuild of an editable install.
+
+An editable install runs ninja at the first import, so that stale code never runs. The ranks of a job import at the same
+moment, and two ninjas in one build directory spoil each other's work. meson-python does not lock, but it remembers
+which ninja it was installed with: here that is a script that takes a lock on the build directory first.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import mesonpy
+from mesonpy import (
+    build_sdist,
+    build_wheel,
+    get_requires_for_build_editable,
+    get_requires_for_build_sdist,
+    get_requires_for_build_wheel,
+)
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+]
+
+# flock locks the build directory itself (ninja's working directory), so no lock file is left behind. -o: a compiler
+# cache's server, started by the build, must not inherit the lock and keep it. NINJA is set for what runs below: meson,
+# when it regenerates the build files, must not come back here and wait for its own lock. PATH, because build.ninja has
+# cython by its bare name, and nobody need activate an environment to use its Python.
+_SCRIPT = """\
+#!/bin/sh
+export PATH={path}:"$PATH" NINJA=ninja
+command -v ninja >/dev/null && command -v cython >/dev/null || {{
+    echo "FAILED: ninja or cython is gone. Install meson-python, Cython and ninja in this environment, then run"
+    echo "    pip install --no-build-isolation -e ."
+    exit 127
+}}
+exec flock -o . ninja "$@"
+"""
+
+
+def _locked_ninja() -> Path:
+    tools = {name: shutil.which(name) for name in ("ninja", "cython", "flock")}
+    missing = [name for name, path in tools.items() if path is None]
+    if missing:
+        raise SystemExit(f"an editable install needs {', '.join(missing)} (flock is part of util-linux)")
+    directories = dict.fromkeys(os.path.dirname(os.path.abspath(str(tools[name]))) for name in ("ninja", "cython"))
+    script = Path("build", f"ninja-locked-{sys.implementation.cache_tag}").absolute()
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(_SCRIPT.format(path=shlex.quote(os.pathsep.join(directories))), encoding="utf-8")
+    script.chmod(0o755)
+    return script
+
+
+def build_editable(
+    wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
+) -> str:
+    """PEP 660 hook."""
+    os.environ["NINJA"] = str(_locked_ninja())
+    return mesonpy.build_editable(wheel_directory, config_settings, metadata_directory)
