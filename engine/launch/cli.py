@@ -1,0 +1,36 @@
+"""`enginerun`: the entry point."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from engine.launch.errors import LaunchError
+from engine.launch.job import JobRun
+from engine.launch.options import parse
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `enginerun`.
+
+    Parameters
+    ----------
+    argv : sequence of str or None
+        Arguments without the program's name; None for those of this process.
+
+    Returns
+    -------
+    int
+        Exit code: 0; 2 for a job that cannot start; otherwise as `JobRun.run` says.
+    """
+    try:
+        return JobRun(parse(sys.argv[1:] if argv is None else argv, _version())).run()
+    except LaunchError as error:
+        print(f"enginerun: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _version() -> str:
+    import engine
+
+    return str(getattr(engine, "__version__", "unknown"))

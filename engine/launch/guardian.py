@@ -1,0 +1,124 @@
+"""A process that outlives the launcher for a moment, and ends what is left when the launcher was killed.
+
+A rank dies with the launcher by PR_SET_PDEATHSIG, but what the rank started does not: a shell's child, a data loader's
+worker. The guardian is a fork of the launcher that sleeps on a pipe. It is told which process groups exist; when the
+pipe ends without a farewell, it kills those groups and every process that was started with the job's `ENGINE_JOB`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from engine.launch import processes
+
+SWEEP_LIMIT = 5.0
+
+
+class Guardian:
+    """The launcher's end of the pipe. Start it before the ranks, from a process with one thread.
+
+    Parameters
+    ----------
+    job : str
+        The value of `ENGINE_JOB`.
+    """
+
+    def __init__(self, job: str) -> None:
+        reading, self._pipe = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(self._pipe)
+                _guard(reading, job)
+            finally:
+                os._exit(0)
+        os.close(reading)
+
+    def watch(self, group: int) -> None:
+        """Tell it of a process group.
+
+        Parameters
+        ----------
+        group : int
+        """
+        self._tell(f"+{group}\n")
+
+    def forget(self, group: int) -> None:
+        """Tell it that a process group is empty, and that its number may come to mean another.
+
+        Parameters
+        ----------
+        group : int
+        """
+        self._tell(f"-{group}\n")
+
+    def dismiss(self) -> None:
+        """Let it go: nothing is left to guard."""
+        self._tell(".\n")
+        os.close(self._pipe)
+        os.waitpid(self.pid, 0)
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the job goes on without
+            os.write(self._pipe, line.encode())
+
+
+def _guard(pipe: int, job: str) -> None:
+    """Wait for the end of the pipe in the forked process; sweep if no farewell came."""
+    os.setsid()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
+        signal.signal(signum, signal.SIG_IGN)
+    pipe = _keep_only(pipe)
+    processes.prctl(processes.PR_SET_NAME, b"enginerun-guard")
+    text = b""
+    while part := os.read(pipe, 4096):
+        text += part
+        if len(text) > 1 << 16:
+            text = _compact(text)
+    if text.endswith(b".\n"):
+        return
+    for group in _groups(text):
+        processes.send_group(group, signal.SIGKILL)
+    _sweep(job)
+
+
+def _keep_only(pipe: int) -> int:
+    """Close all descriptors but the pipe: a reader of the launcher's output must not wait for us."""
+    null = os.open(os.devnull, os.O_RDWR)
+    kept = os.dup2(pipe, 3) if null != 3 else os.dup2(pipe, 4)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    return kept
+
+
+def _groups(text: bytes) -> set[int]:
+    groups: set[int] = set()
+    for line in text.split():
+        number = int(line[1:])
+        groups.add(number) if line.startswith(b"+") else groups.discard(number)
+    return groups
+
+
+def _compact(text: bytes) -> bytes:
+    whole, newline, rest = text.rpartition(b"\n")
+    return b"".join(b"+%d\n" % group for group in sorted(_groups(whole))) + (rest if newline else b"")
+
+
+def _sweep(job: str) -> None:
+    """Kill every process of the job until a look finds none."""
+    deadline = time.monotonic() + SWEEP_LIMIT
+    while time.monotonic() < deadline:
+        found = [
+            process.pid
+            for process in processes.processes()
+            if process.state != "Z" and processes.job_of(process.pid) == job and process.pid != os.getpid()
+        ]
+        if not found:
+            return
+        for pid in found:
+            processes.send(pid, signal.SIGKILL)
+        time.sleep(0.01)

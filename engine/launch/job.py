@@ -1,0 +1,181 @@
+"""One job from its options to its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from engine.launch import machine, processes, spawn
+from engine.launch.console import Console
+from engine.launch.errors import LaunchError
+from engine.launch.guardian import Guardian
+from engine.launch.options import Options
+from engine.launch.output import Stream
+from engine.launch.plan import Job, RankPlan, plan
+from engine.launch.policy import allot, format_set
+from engine.launch.report import QUOTE, failure_lines, flight_records, investigate
+from engine.launch.supervisor import Outcome, Supervisor, signals
+
+LEFT_BY_RANKS = ("failure.json", "flight.json")
+
+
+class JobRun:
+    """A job that runs.
+
+    Parameters
+    ----------
+    options : Options
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._out = Console(1)
+        self._err = Console(2)
+        self._streams: list[Stream] = []
+        self._keep = options.directory is not None
+
+    def run(self) -> int:
+        """Run it.
+
+        Returns
+        -------
+        int
+            Exit code: 0; that of the first failing rank, or 128 + the signal that killed it; 128 + the signal by which
+            the user ended the job.
+
+        Raises
+        ------
+        LaunchError
+            If it cannot start.
+        """
+        options = self._options
+        program = spawn.find_command(options.command, os.environ)
+        allotment = allot(
+            machine.facts(), options.size, os.environ, binding=options.binding, cpus_per_rank=options.cpus_per_rank
+        )
+        for option in options.ignored:
+            self._say(f"{option} has no meaning here and is ignored")
+        with self._directory() as directory:
+            job = Job(
+                size=options.size,
+                name=f"{os.getpid()}-{secrets.token_hex(8)}",
+                secret=secrets.token_hex(32),
+                port=machine.free_port(),
+                directory=directory,
+                settings=options.settings,
+            )
+            if not options.quiet:
+                self._say(allotment.summary)
+            started = time.time()
+            outcome = self._supervise(job, plan(job, allotment, os.environ), program)
+            code, lines = self._conclude(outcome, directory, started)
+        self._out.drain()
+        for line in lines:
+            self._say(line)
+        self._err.drain()
+        return code
+
+    def _say(self, line: str) -> None:
+        """Show a line of the launcher's own."""
+        prefix = "" if line.startswith(QUOTE) else "enginerun: "
+        self._err.write(f"{prefix}{line}\n".encode(errors="backslashreplace"))
+
+    def _supervise(self, job: Job, plans: Sequence[RankPlan], program: str) -> Outcome:
+        """Start the ranks and stay until nothing of them is left, whatever happens."""
+        guardian = Guardian(job.name)
+        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        with signals() as wakeup:
+            supervisor = Supervisor(guardian, wakeup, (self._out, self._err), self._options.grace, self._say)
+            descriptors = spawn.raise_descriptor_limit(job.size)
+            try:
+                for rank_plan in plans:
+                    rank = spawn.start(rank_plan, self._options.command, program, descriptors)
+                    supervisor.add(rank, self._open(rank))
+                    if self._options.verbose:
+                        cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {format_set(rank_plan.cpus)}"
+                        self._say(f"rank {rank.number}: pid {rank.pid}, {cpus}, files in {rank_plan.directory}")
+            except LaunchError:
+                supervisor.abandon()
+                guardian.dismiss()
+                raise
+            outcome = supervisor.run()
+        guardian.dismiss()
+        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
+        return outcome
+
+    def _open(self, rank: spawn.Rank) -> list[Stream]:
+        """Open the files of a rank's streams."""
+        streams = [
+            Stream(rank.number, name, pipe, rank.plan.directory / name, console, timestamps=self._options.timestamps)
+            for name, pipe, console in (("stdout", rank.stdout, self._out), ("stderr", rank.stderr, self._err))
+        ]
+        self._streams += streams
+        return streams
+
+    def _conclude(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
+        """Find the exit code and what to tell the user."""
+        verdict = investigate(outcome.ends, directory)
+        lines = [
+            f"{stream.path} is not complete: {stream.problem.strerror}" for stream in self._streams if stream.problem
+        ]
+        if self._out.broken or self._err.broken:
+            lines.append("the output could not all be shown, because nobody reads it or the disk is full")
+        flights = flight_records(directory)
+        if verdict is not None or outcome.signum is not None or flights or lines:
+            self._keep = True
+        if self._keep and not (self._options.quiet and verdict is None):
+            lines.append(f"each rank's stdout and stderr: {directory}/rank.N/")
+        if flights:
+            lines.append(
+                f"flight records of rank{'s' * (len(flights) > 1)} {format_set(flights)}: {directory}/rank.N/flight.json"
+            )
+        if verdict is not None:
+            return verdict.exit_code, lines + failure_lines(verdict, outcome.ends, directory, started)
+        if outcome.signum is not None:
+            lines.append(f"ended by {processes.signal_name(outcome.signum)}")
+            return 128 + outcome.signum, lines
+        return 0, lines
+
+    @contextlib.contextmanager
+    def _directory(self) -> Iterator[Path]:
+        """Give the job a directory of its own; remove a temporary one after success."""
+        chosen = self._options.directory
+        directory = Path(tempfile.mkdtemp(prefix="enginerun-")) if chosen is None else chosen.absolute()
+        lock = None
+        try:
+            if chosen is not None:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock = _lock(directory)
+            for rank in range(self._options.size):
+                home = directory / f"rank.{rank}"
+                home.mkdir(mode=0o700, exist_ok=True)
+                for pattern in LEFT_BY_RANKS:  # of an earlier job: they would be taken for this one's
+                    for old in home.glob(pattern):
+                        old.unlink()
+        except OSError as error:
+            raise LaunchError(f"--output-dir: cannot use {str(directory)!r}: {error}") from error
+        try:
+            yield directory
+        finally:
+            if lock is not None:
+                os.close(lock)
+            if not self._keep:
+                shutil.rmtree(directory)
+
+
+def _lock(directory: Path) -> int:
+    """Hold a directory against a second job."""
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise LaunchError(f"--output-dir: {str(directory)!r} is in use by another job: choose another") from None
+    return lock

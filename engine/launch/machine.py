@@ -1,0 +1,143 @@
+"""Facts about this host: affinity, topology, the cgroup's CPU quota, a free port."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.launch.policy import Facts
+
+
+def facts(root: Path = Path("/")) -> Facts:
+    """Collect what the policy decides on.
+
+    Parameters
+    ----------
+    root : Path
+        Where `proc` and `sys` are; another directory in tests.
+
+    Returns
+    -------
+    Facts
+    """
+    return Facts(cpus=by_core(os.sched_getaffinity(0), root), quota=cpu_quota(root))
+
+
+def by_core(cpus: set[int], root: Path = Path("/")) -> tuple[int, ...]:
+    """Order CPUs by package and core, so that hardware threads of a core are neighbours.
+
+    Parameters
+    ----------
+    cpus : set of int
+        Logical CPUs.
+    root : Path
+        Where `sys` is.
+
+    Returns
+    -------
+    tuple of int
+        The same CPUs; in plain order where the host tells no topology.
+    """
+
+    def key(cpu: int) -> tuple[int, int, int]:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        package, core = (_read(topology / name) for name in ("physical_package_id", "core_id"))
+        try:
+            return int(package or 0), int(core or cpu), cpu
+        except ValueError:
+            return 0, cpu, cpu
+
+    return tuple(sorted(cpus, key=key))
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Read the tightest CPU quota of this process's cgroups, version 1 and 2.
+
+    Parameters
+    ----------
+    root : Path
+        Where `proc` and the cgroup file systems are.
+
+    Returns
+    -------
+    float or None
+        CPUs per second of wall time; None without a quota.
+    """
+    found = [
+        quota
+        for directory, version in _cgroups(root)
+        if (quota := _quota_v2(directory) if version == 2 else _quota_v1(directory)) is not None
+    ]
+    return min(found, default=None)
+
+
+def _quota_v2(directory: Path) -> float | None:
+    fields = (_read(directory / "cpu.max") or "max").split()
+    if len(fields) != 2 or not fields[0].isdecimal() or not fields[1].isdecimal() or int(fields[1]) == 0:
+        return None
+    return int(fields[0]) / int(fields[1])
+
+
+def _quota_v1(directory: Path) -> float | None:
+    quota, period = (_read(directory / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:  # -1: no quota
+        return None
+    return int(quota) / int(period)
+
+
+def _cgroups(root: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the directories of this process's cgroups and of their ancestors, with the version of each."""
+    own: dict[int, str] = {}
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            own[2] = path
+        elif "cpu" in controllers.split(","):
+            own[1] = path
+    for line in (_read(root / "proc/self/mountinfo") or "").splitlines():
+        fields = line.split()
+        separator = fields.index("-")
+        kind, options = fields[separator + 1], fields[separator + 3].split(",")
+        version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "cpu" in options else 0
+        if version not in own:
+            continue
+        top = root / _unescape(fields[4]).lstrip("/")
+        path = own[version]
+        mounted = _unescape(fields[3]).rstrip("/")
+        # In a container the mount shows a subtree: the path is seen from the subtree's root.
+        inner = path[len(mounted) :] if (path + "/").startswith(mounted + "/") else "/"
+        here = top / inner.strip("/")
+        while True:
+            yield here, version
+            if here == top or top not in here.parents:
+                break
+            here = here.parent
+
+
+def _unescape(field: str) -> str:
+    """Undo mountinfo's octal escapes of blanks."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+def _read(path: Path) -> str | None:
+    """Read a small file; None where there is none."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def free_port() -> int:
+    """Find a TCP port on the loopback that nothing listens on now.
+
+    Returns
+    -------
+    int
+        The port. It is not held: rank 0 binds it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

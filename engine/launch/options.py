@@ -1,0 +1,235 @@
+"""The command line of `enginerun`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from engine.launch.errors import LaunchError
+from engine.launch.hosts import read_hostfile, slots_here
+
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+MEBIBYTE = 1 << 20
+
+# Options of `horovodrun` without a meaning here: accepted, and answered with one line.
+IGNORED_FLAGS = (
+    *("--disable-cache", "--autotune", "--no-autotune", "--timeline-mark-cycles", "--no-timeline-mark-cycles"),
+    *("--hierarchical-allreduce", "--no-hierarchical-allreduce", "--hierarchical-allgather"),
+    *("--no-hierarchical-allgather", "--torus-allreduce", "--no-torus-allreduce", "--mpi-threads-disable"),
+    *("--no-mpi-threads-disable", "--tcp", "--gloo", "--mpi", "--jsrun", "--log-with-timestamp"),
+    *("--log-without-timestamp", "--log-hide-timestamp"),
+)
+IGNORED_WITH_VALUE = (
+    *("-p", "--ssh-port", "-i", "--ssh-identity-file", "--network-interfaces", "--network-interface", "--config-file"),
+    *("--cache-capacity", "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
+    *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise", "--min-np", "--min-num-proc"),
+    *("--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout", "--reset-limit"),
+    *("--host-discovery-script", "--timeline-filename", "--mpi-args", "--binding-args", "--num-nccl-streams"),
+    *("--thread-affinity", "--gloo-timeout-seconds"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for.
+
+    Attributes
+    ----------
+    size : int
+        Number of ranks.
+    command : tuple of str
+        Program and arguments of every rank.
+    directory : Path or None
+        Where the job's files go; None for a private temporary directory.
+    settings : dict of str to str
+        Engine settings, by variable.
+    binding : bool
+    cpus_per_rank : int or None
+    grace : float
+        Seconds between the stages of an ending.
+    timestamps, verbose, quiet : bool
+    ignored : tuple of str
+        Options that were accepted and have no meaning.
+    """
+
+    size: int
+    command: tuple[str, ...]
+    directory: Path | None
+    settings: dict[str, str]
+    binding: bool
+    cpus_per_rank: int | None
+    grace: float
+    timestamps: bool
+    verbose: bool
+    quiet: bool
+    ignored: tuple[str, ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise LaunchError(f"{message} (see 'enginerun --help')")
+
+
+class _Ignored(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.ignored = [*namespace.ignored, option_string]
+
+
+def parse(arguments: Sequence[str], version: str) -> Options:
+    """Read the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Without the program's name.
+    version : str
+        What `--version` shows.
+
+    Returns
+    -------
+    Options
+
+    Raises
+    ------
+    LaunchError
+        If it makes no sense.
+    SystemExit
+        After `--help` and `--version`.
+    """
+    given = _parser(version).parse_args(arguments)
+    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    if not command:
+        raise LaunchError("no command to run: write it after the options, as in 'enginerun -np 4 python train.py'")
+    return Options(
+        size=_size(given),
+        command=tuple(command),
+        directory=given.output_dir,
+        settings=_settings(given),
+        binding=given.binding,
+        cpus_per_rank=given.cpus_per_rank,
+        grace=given.grace_period,
+        timestamps=given.prefix_output_with_timestamp,
+        verbose=given.verbose,
+        quiet=given.quiet,
+        ignored=tuple(given.ignored),
+    )
+
+
+def _parser(version: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="enginerun",
+        usage="enginerun -np N [options] [--] command [arguments]",
+        description="Start a command as N ranks on this host, show their output line by line, and end them together.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-np", "-n", "--num-proc", type=_count, metavar="N", help="number of ranks")
+    add("-H", "--hosts", metavar="NAME:SLOTS", help="hosts and their slots; so far this host only")
+    add("-hostfile", "--hostfile", type=Path, metavar="FILE", help="the same from a file of lines 'NAME slots=N'")
+    add("--output-dir", "--output-filename", type=Path, metavar="DIR", help="keep rank.N/stdout and rank.N/stderr here")
+    add("--prefix-output-with-timestamp", action="store_true", help="put the time in front of each line")
+    add(
+        "--grace-period",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds from a failure or a signal to SIGTERM, and on to SIGKILL (default 5)",
+    )
+    add("--verbose", "-v", action="store_true", help="say what is started")
+    add("--quiet", "-q", action="store_true", help="say nothing unless something fails")
+    add("--version", action="version", version=f"enginerun {version}")
+    _add_placement(parser)
+    _add_settings(parser)
+    for option in IGNORED_FLAGS:
+        add(option, action=_Ignored, nargs=0, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for option in IGNORED_WITH_VALUE:
+        add(option, action=_Ignored, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add("--blacklist-cooldown-range", action=_Ignored, nargs=2, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.set_defaults(ignored=[])
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _add_placement(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("CPUs")
+    group.add_argument("--no-binding", dest="binding", action="store_false", help="leave ranks free to run on any CPU")
+    group.add_argument(
+        "--cpus-per-rank", type=_count, metavar="N", help="threads and CPUs of a rank (default: an equal share)"
+    )
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("engine settings").add_argument
+    add("--start-timeout", type=_positive_seconds, metavar="S", help="seconds for all ranks to find each other")
+    add("--fusion-threshold-mb", type=_amount, metavar="MB", help="fusion threshold, in MiB")
+    add("--cycle-time-ms", type=_amount, metavar="MS", help="cycle time, in ms")
+    add("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="warn of a rank that is late this long")
+    add("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S", help="fail when a rank is late this long")
+    add("--stall-check", action="store_true", default=None, help="look for late ranks (the default)")
+    add("--no-stall-check", dest="stall_check", action="store_false", help="wait for late ranks for ever")
+    add("--log-level", type=str.lower, choices=LOG_LEVELS, metavar="LEVEL", help=", ".join(LOG_LEVELS))
+
+
+def _size(given: argparse.Namespace) -> int:
+    """Find the number of ranks from `-np` and the hosts."""
+    hosts: str | None = given.hosts
+    if given.hostfile is not None:
+        try:
+            hosts = read_hostfile(given.hostfile.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise LaunchError(f"--hostfile: cannot read {str(given.hostfile)!r}: {error}") from error
+    slots = None if hosts is None else slots_here(hosts, {socket.gethostname(), socket.getfqdn()})
+    size: int | None = given.num_proc or slots
+    if size is None:
+        raise LaunchError("the number of ranks is missing: give -np N, as in 'enginerun -np 4 python train.py'")
+    if slots is not None and size > slots:
+        raise LaunchError(f"-np {size} needs more slots than the {slots} of the hosts: give fewer ranks or more slots")
+    return size
+
+
+def _settings(given: argparse.Namespace) -> dict[str, str]:
+    """Turn options into the engine's variables; what is not given is left to the environment and the defaults."""
+    numbers: dict[str, float | None] = {
+        "ENGINE_START_TIMEOUT": given.start_timeout,
+        "ENGINE_CYCLE_TIME_MS": given.cycle_time_ms,
+        "ENGINE_STALL_WARNING": given.stall_check_warning_time_seconds,
+        "ENGINE_STALL_LIMIT": given.stall_check_shutdown_time_seconds,
+    }
+    if given.fusion_threshold_mb is not None:
+        numbers["ENGINE_FUSION_THRESHOLD"] = round(given.fusion_threshold_mb * MEBIBYTE)
+    if given.stall_check is False:
+        numbers["ENGINE_STALL_WARNING"] = numbers["ENGINE_STALL_LIMIT"] = 0
+    settings = {name: _plain(number) for name, number in numbers.items() if number is not None}
+    if given.log_level is not None:
+        settings["ENGINE_LOG_LEVEL"] = given.log_level
+    return settings
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else repr(number)
+
+
+def _number(kind: str, lowest: float, read: Callable[[str], float]) -> Callable[[str], float]:
+    """Make a reader of numbers that says what it wants."""
+
+    def parse_number(text: str) -> float:
+        try:
+            number = read(text)
+        except ValueError:
+            number = math.nan
+        if not (number >= lowest and math.isfinite(number)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {kind}")
+        return number
+
+    return parse_number
+
+
+_count = _number("a whole number of at least 1", 1, int)
+_seconds = _number("a number of seconds, 0 or more", 0, float)
+_positive_seconds = _number("a number of seconds above 0", 0.001, float)
+_amount = _number("a number, 0 or more", 0, float)

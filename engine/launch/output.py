@@ -1,0 +1,196 @@
+"""A rank's output: raw bytes to its file, whole lines with a prefix to the console.
+
+Whole lines: a line is held back until its end has come, so that halves of two ranks never share one. A line beyond
+`LINE_LIMIT` is shown in pieces, each a line of its own. What a carriage return overwrote is not shown, except that a
+progress bar gives a sign of life every `PROGRESS_INTERVAL` seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from engine.launch.console import Console
+
+LINE_LIMIT = 8 << 20
+PROGRESS_INTERVAL = 10.0
+READ_BYTES = 1 << 16
+COLOURS = (36, 33, 32, 35, 34, 31)
+
+
+class Lines:
+    """Cut a stream of bytes into whole lines.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes of an unfinished line that are held back at most.
+    clock : callable
+        Seconds; for the interval between signs of life.
+    """
+
+    def __init__(self, limit: int = LINE_LIMIT, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._held = bytearray()
+        self._overwrites = False
+        self._shown = float("-inf")
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what was read.
+
+        Parameters
+        ----------
+        data : bytes
+            Any part of the stream.
+
+        Returns
+        -------
+        bytes
+            Whole lines, each with its newline; often none.
+        """
+        if b"\r" in data:
+            self._overwrites = True
+        end = data.rfind(b"\n") + 1
+        whole = b""
+        if end:
+            whole = bytes(self._held) + data[:end]
+            self._held.clear()
+            if self._overwrites:
+                whole = b"".join(_visible(line) + b"\n" for line in whole[:-1].split(b"\n"))
+                self._overwrites = b"\r" in data[end:]
+        self._held += data[end:]
+        if self._overwrites:
+            whole += self._progress()
+        if len(self._held) > self._limit:
+            whole += self.flush()
+        return whole
+
+    def flush(self) -> bytes:
+        """Give up waiting for the end of the line.
+
+        Returns
+        -------
+        bytes
+            The line with a newline, or nothing if none was begun.
+        """
+        line = _visible(bytes(self._held))
+        self._held.clear()
+        return line + b"\n" if line else b""
+
+    def _progress(self) -> bytes:
+        """Forget what was overwritten; now and then, show the last of it."""
+        text = bytes(self._held)
+        *overwritten, _ = text.split(b"\r")
+        last = next((part for part in reversed(overwritten) if part.strip()), b"")
+        start = text.rstrip(b"\r").rfind(b"\r") + 1
+        del self._held[:start]
+        now = self._clock()
+        if not last or now - self._shown < PROGRESS_INTERVAL:
+            return b""
+        self._shown = now
+        return last + b"\n"
+
+
+def _visible(line: bytes) -> bytes:
+    """Give what is left on a terminal of a line that overwrites itself."""
+    if b"\r" not in line:
+        return line
+    return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
+
+
+class Stream:
+    """One of a rank's two streams.
+
+    Parameters
+    ----------
+    rank : int
+    name : str
+        `stdout` or `stderr`.
+    pipe : int
+        Reading end of its pipe; does not block.
+    path : Path
+        Its file; a new one.
+    console : Console
+        Where its lines are shown.
+    timestamps : bool
+        Put the time in front of the prefix.
+    """
+
+    def __init__(
+        self, rank: int, name: str, pipe: int, path: Path, console: Console, *, timestamps: bool = False
+    ) -> None:
+        self.pipe = pipe
+        self.rank = rank
+        self.path = path
+        self.problem: OSError | None = None
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._console = console
+        self._lines = Lines()
+        self._timestamps = timestamps
+        self._tag = f"[{rank}]<{name}>:".encode()
+        if console.colour:
+            self._tag = b"\x1b[%dm%s\x1b[0m" % (COLOURS[rank % len(COLOURS)], self._tag)
+
+    def read(self) -> bool:
+        """Take one portion from the pipe.
+
+        Returns
+        -------
+        bool
+            True if there may be more now.
+        """
+        try:
+            data = os.read(self.pipe, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        self._keep(data)
+        self._show(self._lines.feed(data))
+        return True
+
+    def drain(self, limit: int) -> None:
+        """Take what is in the pipe now and show it, an unfinished line too.
+
+        Parameters
+        ----------
+        limit : int
+            Bytes after which to stop even if a process goes on writing.
+        """
+        for _ in range(limit // READ_BYTES + 1):
+            if self.pipe < 0 or not self.read():
+                break
+        self._show(self._lines.flush())
+
+    def close(self) -> None:
+        """Show the unfinished line and close pipe and file; a second call does nothing."""
+        if self.pipe < 0:
+            return
+        self._show(self._lines.flush())
+        os.close(self.pipe)
+        os.close(self._file)
+        self.pipe = -1
+
+    def _keep(self, data: bytes) -> None:
+        """Write raw bytes to the file; a full disk ends the file, not the job."""
+        if self.problem is not None:
+            return
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError as error:
+            self.problem = error
+
+    def _show(self, whole: bytes) -> None:
+        if not whole:
+            return
+        tag = self._tag
+        if self._timestamps:
+            tag = datetime.now().isoformat(timespec="milliseconds").encode() + tag
+        self._console.write(tag + whole[:-1].replace(b"\n", b"\n" + tag) + b"\n")

@@ -1,0 +1,158 @@
+"""Which CPUs and how many threads a rank gets: a pure function of facts.
+
+The policy
+----------
+- *Usable* CPUs: those in the launcher's affinity set, but no more than the cgroup's CPU quota allows.
+- Threads per rank: `max(1, usable // ranks)`, or what `--cpus-per-rank` says; given as `OMP_NUM_THREADS`, unless the
+  user has set that.
+- Binding: each rank to its own contiguous slice of the affinity set (in the order of cores, so that the hardware
+  threads of a core stay together), when there is a CPU for each rank and the quota leaves all of them usable. Not when
+  the user has said where OpenMP threads go, and not with `--no-binding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.launch.errors import LaunchError
+
+PLACEMENT = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the policy decides on.
+
+    Attributes
+    ----------
+    cpus : tuple of int
+        The launcher's affinity set, hardware threads of a core side by side.
+    quota : float or None
+        CPUs that the cgroup's quota allows, None without a quota.
+    """
+
+    cpus: tuple[int, ...]
+    quota: float | None = None
+
+    @property
+    def usable(self) -> int:
+        """CPUs that can be kept busy at once; at least 1."""
+        count = len(self.cpus)
+        return max(1, count if self.quota is None else min(count, int(self.quota)))
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """What each rank gets.
+
+    Attributes
+    ----------
+    threads : int or None
+        `OMP_NUM_THREADS` for each rank; None where the user's value stays.
+    slices : tuple of tuple of int, or None
+        CPUs of each rank; None where ranks are not bound.
+    summary : str
+        The decision and its reason, one line.
+    """
+
+    threads: int | None
+    slices: tuple[tuple[int, ...], ...] | None
+    summary: str
+
+
+def allot(
+    facts: Facts,
+    ranks: int,
+    environment: Mapping[str, str],
+    *,
+    binding: bool = True,
+    cpus_per_rank: int | None = None,
+) -> Allotment:
+    """Decide threads and CPUs of each rank.
+
+    Parameters
+    ----------
+    facts : Facts
+        The host as the launcher sees it.
+    ranks : int
+        Ranks on this host.
+    environment : mapping of str to str
+        The user's environment: settings for OpenMP in it are kept.
+    binding : bool
+        False with `--no-binding`.
+    cpus_per_rank : int or None
+        What `--cpus-per-rank` asks for.
+
+    Returns
+    -------
+    Allotment
+
+    Raises
+    ------
+    LaunchError
+        If the affinity set is too small for `cpus_per_rank`.
+    """
+    if cpus_per_rank is not None and binding and cpus_per_rank * ranks > len(facts.cpus):
+        raise LaunchError(
+            f"--cpus-per-rank {cpus_per_rank} with {ranks} ranks needs {cpus_per_rank * ranks} CPUs, and "
+            f"{len(facts.cpus)} are in the affinity set: ask for fewer, or add --no-binding"
+        )
+    threads = cpus_per_rank or max(1, facts.usable // ranks)
+    why_free = _why_free(facts, ranks, environment, binding, cpus_per_rank)
+    slices = None if why_free else _slices(facts.cpus, ranks, cpus_per_rank)
+    own = environment.get("OMP_NUM_THREADS")
+    quota = "" if facts.quota is None else f", quota {facts.quota:g}"
+    having = f"OMP_NUM_THREADS={own} as set by you" if own else f"OMP_NUM_THREADS={threads}"
+    place = f"not bound ({why_free})" if slices is None else "bound to CPUs " + " | ".join(map(format_set, slices))
+    return Allotment(
+        threads=None if own else threads,
+        slices=slices,
+        summary=f"{ranks} rank{'s' * (ranks > 1)} on {len(facts.cpus)} CPU{'s' * (len(facts.cpus) > 1)}{quota}: "
+        f"{having}, {place}",
+    )
+
+
+def _why_free(
+    facts: Facts, ranks: int, environment: Mapping[str, str], binding: bool, cpus_per_rank: int | None
+) -> str:
+    """Give the reason for not binding, or an empty string."""
+    if not binding:
+        return "--no-binding"
+    placed = [name for name in PLACEMENT if environment.get(name)]
+    if placed:
+        return f"{placed[0]} is set"
+    if ranks > len(facts.cpus):
+        return "more ranks than CPUs"
+    if facts.usable < len(facts.cpus) and cpus_per_rank is None:
+        return "the quota is below the affinity set"
+    return ""
+
+
+def _slices(cpus: tuple[int, ...], ranks: int, width: int | None) -> tuple[tuple[int, ...], ...]:
+    """Cut the CPUs into one slice per rank: of `width`, or all of them as evenly as possible."""
+    if width is not None:
+        return tuple(cpus[rank * width : (rank + 1) * width] for rank in range(ranks))
+    return tuple(cpus[rank * len(cpus) // ranks : (rank + 1) * len(cpus) // ranks] for rank in range(ranks))
+
+
+def format_set(numbers: tuple[int, ...] | list[int]) -> str:
+    """Write numbers as ranges.
+
+    Parameters
+    ----------
+    numbers : sequence of int
+        CPUs or ranks, in any order.
+
+    Returns
+    -------
+    str
+        For example `0-3,8`.
+    """
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)

@@ -1,0 +1,212 @@
+"""Processes as Linux shows them: who descends from the launcher, what they catch, and how to end them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int | bytes) -> None:
+    """Call prctl(2).
+
+    Parameters
+    ----------
+    option : int
+        One of the `PR_*` above.
+    value : int or bytes
+        Its argument.
+
+    Raises
+    ------
+    OSError
+        If the kernel refuses.
+    """
+    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if _libc.prctl(ctypes.c_int(option), argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of /proc.
+
+    Attributes
+    ----------
+    pid, parent, group : int
+    state : str
+        One letter, as in ps: R running, S asleep, T stopped, Z ended and not yet reaped.
+    name : str
+    """
+
+    pid: int
+    parent: int
+    group: int
+    state: str
+    name: str
+
+
+def processes() -> Iterator[Process]:
+    """Yield the processes that this user may see.
+
+    Yields
+    ------
+    Process
+    """
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal() and (found := look(int(entry))) is not None:
+            yield found
+
+
+def look(pid: int) -> Process | None:
+    """Look at one process.
+
+    Parameters
+    ----------
+    pid : int
+
+    Returns
+    -------
+    Process or None
+        None if it is gone.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    name, _, rest = text.partition("(")[2].rpartition(") ")
+    state, parent, group = rest.split()[:3]
+    return Process(pid, int(parent), int(group), state, name)
+
+
+def descendants(ancestor: int, spared: Collection[int] = ()) -> list[Process]:
+    """List what descends from a process, generation by generation.
+
+    Parameters
+    ----------
+    ancestor : int
+        Its pid.
+    spared : collection of int
+        Processes to leave out, with all that descends from them.
+
+    Returns
+    -------
+    list of Process
+        Without the ancestor.
+    """
+    children: dict[int, list[Process]] = {}
+    for process in processes():
+        if process.pid not in spared:
+            children.setdefault(process.parent, []).append(process)
+    found = list(children.get(ancestor, []))
+    for process in found:  # grows as it goes
+        found.extend(children.get(process.pid, []))
+    return found
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Tell whether a process has a handler for a signal.
+
+    Parameters
+    ----------
+    pid, signum : int
+
+    Returns
+    -------
+    bool
+        False also if the process is gone.
+    """
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    mask = text.partition("\nSigCgt:")[2].split(maxsplit=1)[0]
+    return bool(int(mask, 16) >> (signum - 1) & 1)
+
+
+def job_of(pid: int) -> str | None:
+    """Read which job a process was started in.
+
+    Parameters
+    ----------
+    pid : int
+
+    Returns
+    -------
+    str or None
+        `ENGINE_JOB` of the environment it was started with; None without one or without the right to look.
+    """
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    for variable in variables:
+        if variable.startswith(b"ENGINE_JOB="):
+            return variable.partition(b"=")[2].decode(errors="replace")
+    return None
+
+
+def send(pid: int, signum: int) -> bool:
+    """Send a signal to a process.
+
+    Parameters
+    ----------
+    pid, signum : int
+
+    Returns
+    -------
+    bool
+        False if it is gone or belongs to somebody else.
+    """
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def send_group(group: int, signum: int) -> bool:
+    """Send a signal to a process group.
+
+    Parameters
+    ----------
+    group, signum : int
+
+    Returns
+    -------
+    bool
+        False if nothing of it is left.
+    """
+    try:
+        os.killpg(group, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def signal_name(signum: int) -> str:
+    """Name a signal.
+
+    Parameters
+    ----------
+    signum : int
+
+    Returns
+    -------
+    str
+        `SIGKILL` for 9; `signal 40` where there is no name.
+    """
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

@@ -1,0 +1,194 @@
+"""What the user is told when a job has failed: the others in a line each, then the first cause, last on the screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.launch.policy import format_set
+from engine.launch.verdict import CAUSES, Claim, End, Verdict, claim_of, describe, judge, traceback_span
+
+QUOTE = "  | "
+TAIL_LINES = 20
+TAIL_BYTES = 1 << 18
+TRACEBACK_LINES = 200
+LINE_CHARACTERS = 2000
+
+
+def read_tail(path: Path) -> list[str]:
+    """Read the end of a rank's stderr.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    list of str
+        Lines of the last `TAIL_BYTES`, without blank ones at the end; empty without a file.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            data = file.read()
+    except OSError:
+        return []
+    lines = data.decode(errors="backslashreplace").split("\n")
+    lines = [line.rstrip("\r").rpartition("\r")[2][:LINE_CHARACTERS] for line in lines]
+    if size > TAIL_BYTES:
+        del lines[0]  # the second half of something
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return lines
+
+
+def read_claim(path: Path, rank: int) -> Claim | None:
+    """Read a rank's `failure.json`.
+
+    Parameters
+    ----------
+    path : Path
+    rank : int
+        Whose it is.
+
+    Returns
+    -------
+    Claim or None
+        None without a file, or if the rank died while writing it.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+        cause = str(data["cause"])
+        return Claim(
+            rank,
+            int(data["rank"]),
+            cause if cause in CAUSES.values() else "",
+            str(data["message"]),
+            float(data["time"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def investigate(ends: Sequence[End], directory: Path) -> Verdict | None:
+    """Judge a job by its ranks' ends and files.
+
+    Parameters
+    ----------
+    ends : sequence of End
+        Every rank's.
+    directory : Path
+        The job's.
+
+    Returns
+    -------
+    Verdict or None
+        None if no rank failed by itself.
+    """
+    claims = []
+    for end in ends:
+        home = directory / f"rank.{end.rank}"
+        claim = read_claim(home / "failure.json", end.rank)
+        if claim is None and end.failed:
+            claim = claim_of(end.rank, read_tail(home / "stderr"), end.time)
+        if claim is not None:
+            claims.append(claim)
+    return judge(ends, claims)
+
+
+def flight_records(directory: Path) -> list[int]:
+    """List the ranks whose flight recorders left something.
+
+    Parameters
+    ----------
+    directory : Path
+        The job's.
+
+    Returns
+    -------
+    list of int
+    """
+    return sorted(int(path.parent.name.removeprefix("rank.")) for path in directory.glob("rank.*/flight.json"))
+
+
+def failure_lines(verdict: Verdict, ends: Sequence[End], directory: Path, started: float) -> list[str]:
+    """Write the report on a failed job.
+
+    Parameters
+    ----------
+    verdict : Verdict
+    ends : sequence of End
+        Every rank's.
+    directory : Path
+        The job's.
+    started : float
+        When the ranks were started, CLOCK_REALTIME.
+
+    Returns
+    -------
+    list of str
+        Lines; the first cause comes last.
+    """
+    by_rank = {end.rank: end for end in ends}
+    end = by_rank[verdict.culprit]
+    lines = [f"other ranks: {text}" for text in _others(verdict, ends)]
+    path = directory / f"rank.{end.rank}" / "stderr"
+    extract = _extract(read_tail(path))
+    lines.append(f"first failure: rank {end.rank} on {socket.gethostname()}: {_cause(verdict, end, started)}")
+    if extract:
+        lines[-1] += f"; the end of its stderr ({path}):"
+        lines += [f"{QUOTE}{line}" for line in extract]
+    else:
+        lines[-1] += "; it wrote nothing to stderr"
+    return lines
+
+
+def _cause(verdict: Verdict, end: End, started: float) -> str:
+    """Say in one line what the culprit did."""
+    after = f"{max(0.0, end.time - started):.1f} s after the start"
+    claim = verdict.claim
+    word = f" (rank {claim.source}: {claim.message})" if claim and claim.source != end.rank and claim.message else ""
+    if end.failed:
+        hint = " (from outside; the kernel does this when memory runs out)" if end.code == -signal.SIGKILL else ""
+        return f"{describe(end.code)}{hint}, {after}"
+    if claim is not None and claim.cause == "stalled":
+        ending = "the launcher ended it" if end.by_launcher else describe(end.code)
+        return f"stood still; {ending} {after}{word}"
+    if claim is not None and claim.cause == "left":
+        return f"left while others needed it, {describe(end.code)}, {after}{word}"
+    return f"{describe(end.code)}, {after}{word}"
+
+
+def _others(verdict: Verdict, ends: Sequence[End]) -> list[str]:
+    """Summarise the other ranks, those with the same end together."""
+    groups: dict[str, list[int]] = {}
+    for end in ends:
+        if end.rank == verdict.culprit:
+            continue
+        text = describe(end.code)
+        if end.by_launcher:
+            text = "ended by the launcher" + (f" ({text})" if end.code >= 0 else f", {text}")
+        elif end.rank in verdict.blames:
+            blamed = verdict.blames[end.rank]
+            text += ", because another rank failed" if blamed is None else f", because of rank {blamed}"
+        groups.setdefault(text, []).append(end.rank)
+    return [f"rank{'s' * (len(ranks) > 1)} {format_set(ranks)}: {text}" for text, ranks in groups.items()]
+
+
+def _extract(lines: list[str]) -> list[str]:
+    """Take the last lines, and the last traceback if it began before them; no line twice."""
+    tail = max(0, len(lines) - TAIL_LINES)
+    span = traceback_span(lines)
+    if span is None or span[0] >= tail:
+        return lines[tail:]
+    start, stop = span
+    shown = lines[start:stop]
+    if len(shown) > TRACEBACK_LINES:
+        half = TRACEBACK_LINES // 2
+        shown = [*shown[:half], "...", *shown[-half:]]
+    return [*shown, *lines[stop:]] if stop >= tail else [*shown, "...", *lines[tail:]]

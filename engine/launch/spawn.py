@@ -1,0 +1,203 @@
+"""Start ranks as processes that cannot outlive the launcher.
+
+A rank leads a session of its own, so that it and all it starts can be ended as one process group. It asks for SIGKILL
+at the death of its parent. That request follows the *thread* that spawned it, so spawn from the main thread; it is made
+between fork and exec, which is safe because the launcher has one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.launch import processes
+from engine.launch.errors import LaunchError
+from engine.launch.plan import RankPlan
+
+PIPE_BYTES = 1 << 18
+F_SETPIPE_SZ = 1031
+DESCRIPTORS_PER_RANK = 6
+
+
+@dataclass
+class Rank:
+    """A started rank.
+
+    Attributes
+    ----------
+    plan : RankPlan
+    process : subprocess.Popen
+        Leader of its own session and process group.
+    pidfd : int
+        Readable when the process has ended.
+    stdout, stderr : int
+        Reading ends of its pipes; they do not block.
+    started : float
+        Seconds, CLOCK_MONOTONIC.
+    """
+
+    plan: RankPlan
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    stdout: int
+    stderr: int
+    started: float
+
+    @property
+    def number(self) -> int:
+        """The rank."""
+        return self.plan.rank
+
+    @property
+    def pid(self) -> int:
+        """The process, and its process group."""
+        return self.process.pid
+
+
+def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Find the program of a command, or say why it cannot run.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and arguments.
+    environment : mapping of str to str
+        Its PATH is searched.
+
+    Returns
+    -------
+    str
+        Path of the program.
+
+    Raises
+    ------
+    LaunchError
+        If there is none, or it may not be executed.
+    """
+    name = command[0]
+    if found := shutil.which(name, path=environment.get("PATH")):
+        return found
+    path = Path(name)
+    if path.is_dir():
+        raise LaunchError(f"{name!r} is a directory: name a program to run, as in 'python train.py'")
+    if path.is_file():
+        mend = f"write 'python {name}'" if path.suffix == ".py" else f"run 'chmod +x {name}'"
+        raise LaunchError(f"{name!r} is not executable: {mend}")
+    if path.suffix == ".py" or "/" in name:
+        raise LaunchError(f"{name!r} does not exist (in {Path.cwd()}): check the path")
+    raise LaunchError(f"the command {name!r} is not found on PATH: check its spelling, or give its full path")
+
+
+def start(plan: RankPlan, command: Sequence[str], program: str, descriptors: tuple[int, int]) -> Rank:
+    """Start one rank.
+
+    Parameters
+    ----------
+    plan : RankPlan
+        Environment, CPUs and directory.
+    command : sequence of str
+        Program and arguments.
+    program : str
+        Path of the program.
+    descriptors : tuple of int
+        Its limit of open files, soft and hard.
+
+    Returns
+    -------
+    Rank
+
+    Raises
+    ------
+    LaunchError
+        If the system cannot start it.
+    """
+    opened: list[int] = []
+    try:
+        out_read, out_write = _pipe(opened)
+        err_read, err_write = _pipe(opened)
+        started = time.monotonic()
+        process = subprocess.Popen(
+            list(command),
+            executable=program,
+            env=plan.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out_write,
+            stderr=err_write,
+            start_new_session=True,
+            preexec_fn=_before_exec(os.getpid(), plan.cpus, descriptors),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        for descriptor in opened:
+            os.close(descriptor)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LaunchError(f"rank {plan.rank}: cannot start {program!r}: {reason}{_mend(error)}") from error
+    os.close(out_write)
+    os.close(err_write)
+    return Rank(plan, process, os.pidfd_open(process.pid), out_read, err_read, started)
+
+
+def raise_descriptor_limit(ranks: int) -> tuple[int, int]:
+    """Allow the launcher the descriptors it needs.
+
+    Parameters
+    ----------
+    ranks : int
+        How many ranks will be started.
+
+    Returns
+    -------
+    tuple of int
+        The old limit, soft and hard, for the ranks.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 64 + ranks * DESCRIPTORS_PER_RANK
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # beyond the hard limit: opening will say so
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return soft, hard
+
+
+def _pipe(opened: list[int]) -> tuple[int, int]:
+    """Make a pipe with room for a burst, whose reading end does not block."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    opened += [reading, writing]
+    os.set_blocking(reading, False)
+    with contextlib.suppress(OSError):  # the user's share of pipe memory is spent: the default size will do
+        fcntl.fcntl(reading, F_SETPIPE_SZ, PIPE_BYTES)
+    return reading, writing
+
+
+def _before_exec(launcher: int, cpus: tuple[int, ...] | None, descriptors: tuple[int, int]) -> Callable[[], None]:
+    """Make what the child does between fork and exec."""
+
+    def prepare() -> None:
+        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it died before the request above
+            os._exit(128 + signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
+        if cpus is not None:
+            os.sched_setaffinity(0, cpus)
+
+    return prepare
+
+
+def _mend(error: Exception) -> str:
+    """Add how to mend what kept a rank from starting."""
+    if isinstance(error, BlockingIOError):
+        return ": too many processes; see 'ulimit -u'"
+    if isinstance(error, FileNotFoundError):
+        return ": the interpreter in its first line ('#!...') does not exist"
+    if isinstance(error, OSError) and error.errno == 8:
+        return ": it needs a first line that names its interpreter ('#!...')"
+    if isinstance(error, OSError) and error.errno == 24:
+        return ": too many open files; raise 'ulimit -n'"
+    return ""

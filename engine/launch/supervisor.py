@@ -1,0 +1,337 @@
+"""Watch the ranks of a job until all have ended and nothing of them is left.
+
+One thread, one selector: pidfds, pipes, signals, and the console when its reader is slow. After the first failure, or a
+signal to end, the stages are::
+
+    RUNNING --> ENDING (ranks end by themselves) --grace--> TERMINATING (SIGTERM) --grace--> KILLING (SIGKILL)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from engine.launch import processes
+from engine.launch.console import Console
+from engine.launch.guardian import Guardian
+from engine.launch.output import Stream
+from engine.launch.policy import format_set
+from engine.launch.spawn import Rank
+from engine.launch.verdict import End, describe
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+PIPE_DRAIN = 4 << 20
+SWEEP_LOOK = 0.02
+SWEEP_PATIENCE = 0.5
+SWEEP_GRACE = 2.0
+SWEEP_LIMIT = 10.0
+
+
+class Stage(IntEnum):
+    """How far the ending of a job has come."""
+
+    RUNNING = 0
+    ENDING = 1
+    TERMINATING = 2
+    KILLING = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes
+    ----------
+    ends : list of End
+        By rank.
+    signum : int or None
+        The signal that the user ended it with; None if a rank had failed before, or none came.
+    """
+
+    ends: list[End]
+    signum: int | None
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[socket.socket]:
+    """Turn signals into bytes on a socket, for a selector.
+
+    What the user has the launcher ignore (`nohup`, a shell's background job) stays ignored.
+
+    Yields
+    ------
+    socket.socket
+        Each byte is a signal's number; does not block.
+    """
+    reading, writing = socket.socketpair()
+    reading.setblocking(False)
+    writing.setblocking(False)
+    old_wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    old = {}
+    for signum in (*ENDING_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD):
+        if signum == signal.SIGCHLD or signal.getsignal(signum) != signal.SIG_IGN:
+            old[signum] = signal.signal(signum, lambda *_: None)
+    try:
+        yield reading
+    finally:
+        for signum, handler in old.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(old_wakeup)
+        reading.close()
+        writing.close()
+
+
+class Supervisor:
+    """Runs a job's ranks to their end.
+
+    Parameters
+    ----------
+    guardian : Guardian
+        Told of every process group.
+    wakeup : socket.socket
+        From `signals`.
+    consoles : iterable of Console
+        Written to by the streams.
+    grace : float
+        Seconds between the stages of an ending.
+    say : callable
+        Shows a line of the launcher's own.
+    """
+
+    def __init__(
+        self,
+        guardian: Guardian,
+        wakeup: socket.socket,
+        consoles: Iterable[Console],
+        grace: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._guardian = guardian
+        self._wakeup = wakeup
+        self._consoles = list(consoles)
+        self._grace = grace
+        self._say = say
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wakeup, selectors.EVENT_READ)
+        self._alive: dict[int, Rank] = {}
+        self._streams: dict[int, list[Stream]] = {}
+        self._groups: set[int] = set()
+        self._ends: list[End] = []
+        self._stage = Stage.RUNNING
+        self._deadline: float | None = None
+        self._signum: int | None = None
+        self._why = ""
+        self._hurry = False
+        self._foreign = {process.pid for process in processes.processes() if process.parent == os.getpid()}
+
+    def add(self, rank: Rank, streams: list[Stream]) -> None:
+        """Watch one more rank.
+
+        Parameters
+        ----------
+        rank : Rank
+            Just started.
+        streams : list of Stream
+            Of its pipes.
+        """
+        self._guardian.watch(rank.pid)
+        self._groups.add(rank.pid)
+        self._alive[rank.number] = rank
+        self._streams[rank.number] = streams
+        self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+        for stream in streams:
+            self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
+
+    def run(self) -> Outcome:
+        """Return when every rank has ended and nothing of them is left.
+
+        Returns
+        -------
+        Outcome
+        """
+        while self._alive:
+            self._step(None if self._deadline is None else max(0.0, self._deadline - time.monotonic()))
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self._escalate()
+        self._sweep()
+        for streams in self._streams.values():
+            for stream in streams:
+                stream.drain(PIPE_DRAIN)
+                self._close(stream)
+        self._selector.close()
+        return Outcome(sorted(self._ends, key=lambda end: end.rank), self._signum)
+
+    def abandon(self) -> None:
+        """Kill all ranks: the job could not be started whole."""
+        self._hurry = True
+        self._enter(Stage.KILLING)
+        self.run()
+
+    def _step(self, timeout: float | None) -> None:
+        """Serve what is ready: deaths before signals before output, so that the order of deaths stays true."""
+        self._await_consoles()
+        ready = [key for key, _ in self._selector.select(timeout)]
+        now = time.time()
+        for key in ready:
+            if isinstance(key.data, Rank):
+                self._ended(key.data, now)
+        for key in ready:
+            if key.fileobj is self._wakeup:
+                self._signals()
+            elif isinstance(key.data, Console):
+                key.data.pump()
+            elif isinstance(key.data, Stream) and key.data.pipe >= 0:
+                pipe = key.data.pipe
+                key.data.read()
+                if key.data.pipe < 0:
+                    self._selector.unregister(pipe)
+
+    def _await_consoles(self) -> None:
+        """Have the selector look at the consoles that are behind, and at no others."""
+        registered = self._selector.get_map()
+        for console in self._consoles:
+            if console.waiting and console.descriptor not in registered:
+                self._selector.register(console.descriptor, selectors.EVENT_WRITE, console)
+            elif not console.waiting and console.descriptor in registered:
+                self._selector.unregister(console.descriptor)
+
+    def _ended(self, rank: Rank, now: float) -> None:
+        """Reap a rank, show the last it wrote, and begin the ending of the job if it failed."""
+        code = rank.process.wait()
+        self._selector.unregister(rank.pidfd)
+        os.close(rank.pidfd)
+        del self._alive[rank.number]
+        by_launcher = self._stage >= Stage.TERMINATING or self._signum is not None
+        self._ends.append(End(rank.number, code, now, by_launcher))
+        if not processes.send_group(rank.pid, 0):
+            self._groups.discard(rank.pid)
+            self._guardian.forget(rank.pid)
+        for stream in self._streams[rank.number]:
+            if stream.pipe >= 0:
+                pipe = stream.pipe
+                stream.drain(PIPE_DRAIN)
+                if stream.pipe < 0:
+                    self._selector.unregister(pipe)
+        if code != 0 and self._stage == Stage.RUNNING and self._signum is None:
+            self._why = f"after the first rank failed (rank {rank.number}, {describe(code)})"
+            self._enter(Stage.ENDING)
+
+    def _close(self, stream: Stream) -> None:
+        """Stop listening to a stream whose pipe something may still hold."""
+        if stream.pipe >= 0:
+            self._selector.unregister(stream.pipe)
+            stream.close()
+
+    def _signals(self) -> None:
+        """Act on the signals that have come."""
+        with contextlib.suppress(BlockingIOError):
+            for signum in self._wakeup.recv(4096):
+                if signum == signal.SIGCHLD:
+                    self._reap_orphans()
+                elif signum in PASSED_SIGNALS:
+                    self._pass_on(signum)
+                elif signum in ENDING_SIGNALS:
+                    self._end_by(signum)
+
+    def _end_by(self, signum: int) -> None:
+        """Forward a signal to end; at the second one, or during a failure's ending, kill."""
+        if self._stage == Stage.RUNNING and self._signum is None:
+            self._signum = signum
+            self._why = f"after {processes.signal_name(signum)}"
+            name = processes.signal_name(signum)
+            self._say(f"{name}: passed on to the ranks, which have {self._grace:g} s to end; once more kills them now")
+            for group in self._groups:
+                processes.send_group(group, signum)
+            self._deadline = time.monotonic() + self._grace
+        else:
+            self._hurry = True
+            self._enter(Stage.KILLING)
+
+    def _pass_on(self, signum: int) -> None:
+        """Forward a signal to each rank that handles it, or to what it runs; it would kill one that does not."""
+        deaf = []
+        for rank in self._alive.values():
+            handlers = [rank.pid] if processes.catches(rank.pid, signum) else self._handlers(rank.pid, signum)
+            if not any([processes.send(pid, signum) for pid in handlers]):
+                deaf.append(rank.number)
+        if deaf:
+            name = processes.signal_name(signum)
+            self._say(f"{name}: not passed on to rank{'s' * (len(deaf) > 1)} {format_set(deaf)}, which would die of it")
+
+    def _handlers(self, group: int, signum: int) -> list[int]:
+        """Find what handles a signal below a shell: the processes of the group that do and whose parents do not."""
+        members = {process.pid: process for process in processes.processes() if process.group == group}
+        catching = {pid for pid in members if processes.catches(pid, signum)}
+        return [pid for pid in catching if members[pid].parent not in catching]
+
+    def _escalate(self) -> None:
+        """Go on to the next stage: the grace is over."""
+        self._enter(Stage.KILLING if self._signum is not None else Stage(self._stage + 1))
+
+    def _enter(self, stage: Stage) -> None:
+        """Begin a stage of the ending."""
+        if stage <= self._stage:
+            return
+        self._stage = stage
+        self._deadline = None if stage == Stage.KILLING else time.monotonic() + self._grace
+        if stage == Stage.ENDING or not self._groups:
+            return
+        if self._alive and not self._hurry:
+            left = f"rank{'s' * (len(self._alive) > 1)} {format_set(list(self._alive))}"
+            action = "SIGTERM" if stage == Stage.TERMINATING else "SIGKILL"
+            self._say(f"{left} did not end within the grace period {self._why}: {action}")
+        stopped = {rank.pid for rank in self._alive.values() if _is_stopped(rank.pid)}
+        for group in self._groups:
+            kill = stage == Stage.KILLING or group in stopped  # a stopped process acts on no other signal
+            processes.send_group(group, signal.SIGKILL if kill else signal.SIGTERM)
+
+    def _reap_orphans(self) -> None:
+        """Reap what ranks left behind and the launcher inherited, so that it does not pile up in a long job."""
+        ranks = {rank.pid for rank in self._alive.values()}
+        for process in processes.processes():
+            if (
+                process.parent == os.getpid()
+                and process.state == "Z"
+                and process.pid not in ranks
+                and process.pid not in self._foreign
+            ):
+                os.waitpid(process.pid, os.WNOHANG)
+
+    def _sweep(self) -> None:
+        """End what the ranks left behind, wherever it has moved: all of it descends from the launcher."""
+        began = time.monotonic()
+        told: set[int] = set()
+        while left := self._left_behind():
+            spent = time.monotonic() - began
+            kill = self._hurry or spent > SWEEP_PATIENCE + SWEEP_GRACE
+            for process in left:
+                if kill:
+                    processes.send(process.pid, signal.SIGKILL)
+                elif spent > SWEEP_PATIENCE and process.pid not in told:
+                    processes.send(process.pid, signal.SIGTERM)
+            if spent > SWEEP_PATIENCE and (new := [process for process in left if process.pid not in told]):
+                self._say("ending what the ranks left behind: " + ", ".join(f"{p.name} ({p.pid})" for p in new[:10]))
+                told |= {process.pid for process in new}
+            if spent > SWEEP_LIMIT:
+                self._say("gave up on " + ", ".join(f"{process.name} ({process.pid})" for process in left[:10]))
+                return
+            self._step(SWEEP_LOOK)
+
+    def _left_behind(self) -> list[processes.Process]:
+        """List what is left of the ranks, and reap what has ended."""
+        self._reap_orphans()
+        found = processes.descendants(os.getpid(), self._foreign)
+        return [process for process in found if process.state != "Z"]
+
+
+def _is_stopped(pid: int) -> bool:
+    process = processes.look(pid)
+    return process is not None and process.state == "T"

@@ -1,0 +1,231 @@
+"""Who is to blame: a pure function of how the ranks ended and what they said.
+
+When a rank dies, the engine makes every other rank raise an error that names it, within milliseconds. So many ranks
+fail nearly at once, and one is the cause. What is known, best first:
+
+1. *Reports*: `rank.M/failure.json`, in which the engine of rank M says whom it blames and when it learned of it.
+2. *Exceptions*: a traceback that ends in `RankDiedError: ... rank 1 ...` makes its rank a consequence, and names one.
+3. *Time*: of the ranks that failed by themselves, the first.
+
+A blamed rank may have ended well (it left while others needed it) or not at all (it was stopped).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.launch.processes import signal_name
+
+CAUSES = {
+    "RankDiedError": "died",
+    "RankRaisedError": "raised",
+    "RankLeftError": "left",
+    "RankStalledError": "stalled",
+}
+_EXCEPTION = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(CAUSES)}|WorldError)\b:?\s*(.*)")
+_RANK = re.compile(r"\brank (\d+)\b")
+_LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+_TRACEBACK = re.compile(r"^(?:  [+|] )?(?:Exception Group )?Traceback \(most recent call last\):")
+
+
+@dataclass(frozen=True)
+class End:
+    """How a rank's process ended.
+
+    Attributes
+    ----------
+    rank : int
+    code : int
+        Exit code; minus the signal's number if one killed it.
+    time : float
+        Seconds, CLOCK_REALTIME.
+    by_launcher : bool
+        The launcher had sent it a signal by then.
+    """
+
+    rank: int
+    code: int
+    time: float
+    by_launcher: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """It failed, and nobody asked it to end."""
+        return self.code != 0 and not self.by_launcher
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell would say: 128 + the signal's number for a killed process."""
+        return 128 - self.code if self.code < 0 else self.code
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One rank's word on who is to blame.
+
+    Attributes
+    ----------
+    source : int
+        The rank that says so.
+    culprit : int or None
+        The rank that it blames, maybe itself; None if it only says that it is not to blame.
+    cause : str
+        `died`, `raised`, `left`, `stalled`; empty if it does not say.
+    message : str
+    time : float
+        Seconds, CLOCK_REALTIME.
+    """
+
+    source: int
+    culprit: int | None
+    cause: str
+    message: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The first cause.
+
+    Attributes
+    ----------
+    culprit : int
+        The rank to blame.
+    claim : Claim or None
+        The earliest word of another rank against it.
+    exit_code : int
+        What the launcher exits with: the culprit's own code if it failed by itself, else that of the first who did.
+    blames : dict of int to int or None
+        Whom each consequence blames, as far as it says.
+    """
+
+    culprit: int
+    claim: Claim | None
+    exit_code: int
+    blames: dict[int, int | None]
+
+
+def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
+    """Find the first cause.
+
+    Parameters
+    ----------
+    ends : sequence of End
+        Every rank's.
+    claims : sequence of Claim
+        Reports and exceptions; those of reports have the better time.
+
+    Returns
+    -------
+    Verdict or None
+        None if no rank failed by itself.
+    """
+    failures = sorted((end for end in ends if end.failed), key=lambda end: end.time)
+    if not failures:
+        return None
+    ranks = {end.rank for end in ends} | {None}
+    claims = sorted((claim for claim in claims if claim.culprit in ranks), key=lambda claim: claim.time)
+    blames: dict[int, int | None] = {}
+    for claim in claims:
+        if claim.culprit != claim.source:
+            blames.setdefault(claim.source, claim.culprit)
+    own = {end.rank: end for end in failures}
+    since = {end.rank: end.time for end in failures if end.rank not in blames}
+    for claim in claims:
+        if claim.culprit is not None:
+            culprit = _root(claim.culprit, blames)
+            since[culprit] = min(claim.time, since.get(culprit, claim.time))
+    if not since:
+        since = {end.rank: end.time for end in failures}
+
+    def order(rank: int) -> tuple[float, bool, int]:
+        killed = rank in own and own[rank].code < 0
+        return since[rank], not killed, rank
+
+    culprit = min(since, key=order)
+    return Verdict(
+        culprit=culprit,
+        claim=next((claim for claim in claims if claim.culprit == culprit), None),
+        exit_code=own.get(culprit, failures[0]).exit_code,
+        blames={rank: to for rank, to in blames.items() if rank != culprit},
+    )
+
+
+def _root(rank: int, blames: Mapping[int, int | None]) -> int:
+    """Follow blame to its end; ranks that blame each other in a circle end where it began."""
+    seen = {rank}
+    while (blamed := blames.get(rank)) is not None and blamed not in seen:
+        rank = blamed
+        seen.add(rank)
+    return rank
+
+
+def claim_of(rank: int, stderr: Sequence[str], time: float) -> Claim | None:
+    """Read a rank's last exception for a word on another rank.
+
+    Parameters
+    ----------
+    rank : int
+        Who wrote it.
+    stderr : sequence of str
+        The end of its stderr, line by line.
+    time : float
+        When it ended.
+
+    Returns
+    -------
+    Claim or None
+        None unless a traceback ends in one of the engine's errors about another rank.
+    """
+    span = traceback_span(stderr)
+    if span is None:
+        return None
+    last = None
+    for line in stderr[span[0] :]:
+        if match := _EXCEPTION.match(line):
+            last = match
+    if last is None:
+        return None
+    named = _RANK.search(last[2])
+    culprit = int(named[1]) if named else None
+    return None if culprit == rank else Claim(rank, culprit, CAUSES.get(last[1], ""), last[2], time)
+
+
+def traceback_span(lines: Sequence[str]) -> tuple[int, int] | None:
+    """Find the last Python traceback, with those it is chained to ("During handling of the above exception ...").
+
+    Parameters
+    ----------
+    lines : sequence of str
+
+    Returns
+    -------
+    tuple of int, or None
+        Index of its first line, and of the line after the exception's first.
+    """
+    starts = [index for index, line in enumerate(lines) if _TRACEBACK.match(line)]
+    if not starts:
+        return None
+    start = last = starts.pop()
+    while starts and any(line.startswith(_LINKS) for line in lines[max(starts[-1], start - 3) : start]):
+        start = starts.pop()
+    unindented = (index for index in range(last + 1, len(lines)) if lines[index] and not lines[index][0].isspace())
+    return start, next(unindented, len(lines) - 1) + 1
+
+
+def describe(code: int) -> str:
+    """Say how a process ended.
+
+    Parameters
+    ----------
+    code : int
+        As in `End.code`.
+
+    Returns
+    -------
+    str
+        `exit code 3`, `killed by SIGKILL`.
+    """
+    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
