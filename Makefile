@@ -1,0 +1,82 @@
+# `make demo` and `make test` do all the set-up. Everything is installed into .venv; nothing outside it is touched.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+BUILD_TOOLS := Cython meson meson-python ninja
+# Where an editable install builds: one directory for each version of Python.
+EDITABLE = $(CURDIR)/build/$$($(BIN)/python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+BENCH ?= all
+SANITIZE_TESTS ?= tests/unit tests/parallel
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@echo 'Targets:'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-14s %s\n' "$$name" "$$text"; done
+	@echo
+	@echo 'PYTHON=python3.12 chooses the interpreter (now: $(PYTHON)). Where PyPI serves the large CUDA build of torch,'
+	@echo 'PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu takes the small one.'
+
+.PHONY: demo
+demo: $(VENV)/.installed-examples ## Train a model on two processes, and prove that nothing changed but the time
+	@$(BIN)/python examples/demo.py
+
+.PHONY: test
+test: $(VENV)/.installed-dev ## Run every check and every test
+	@$(BIN)/python -m pytest
+
+.PHONY: lint
+lint: $(VENV)/.installed-dev ## Run the static checks alone
+	@$(BIN)/python -m pytest tests/checks
+
+.PHONY: format
+format: $(VENV)/.installed-dev ## Format the Python sources and mend what ruff can
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+.PHONY: bench
+bench: $(VENV)/.installed-bench ## Measure the engine beside its baselines: BENCH='collective --quick', 'training', ...
+	@$(BIN)/python -m benchmarks $(BENCH)
+
+.PHONY: cross-check
+cross-check: $(VENV)/.installed-dev ## Compile the native sources for aarch64, with CROSS_CC
+	@$(BIN)/python tools/cross_check.py "$(EDITABLE)"
+
+# The instrumented build is installed beside the editable one, which stays out of the way. What it is tested with imports no
+# framework: those are not instrumented, and slow to start under a sanitizer.
+SANITIZED := build/sanitized
+.PHONY: sanitize
+sanitize: $(VENV)/.installed-dev ## Run the native tests under the address and undefined-behaviour sanitizers
+	@echo 'Building with sanitizers'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-index --no-build-isolation --upgrade --target $(SANITIZED) \
+	    -Cbuild-dir=build/sanitize -Csetup-args=-Dbuildtype=debugoptimized \
+	    -Csetup-args=-Db_sanitize=address,undefined -Csetup-args=-Db_lundef=false .
+	@PYTHONPATH="$(CURDIR)/$(SANITIZED)" MESONPY_EDITABLE_SKIP="$(EDITABLE)" \
+	    LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	    $(BIN)/python -P -m pytest $(SANITIZE_TESTS)
+
+.PHONY: clean
+clean: ## Remove the environment and everything that was built
+	rm -rf $(VENV) build dist .mesonpy-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@$(PYTHON) tools/preflight.py
+	@echo 'Making the environment $(VENV)'
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# Bytecode is compiled at the first import instead: most of what a framework installs is never imported.
+$(VENV)/.build-tools: constraints.txt | $(VENV)/.made
+	@$(PIP) install --no-compile -c constraints.txt $(BUILD_TOOLS)
+	@touch $@
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt tools/build_backend.py $(VENV)/.build-tools
+	@echo 'Building the engine and installing what "$*" needs'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-compile --no-build-isolation -c constraints.txt -e '.[$*]'
+	@touch $@ $(if $(filter dev,$*),$(VENV)/.installed-examples)
