@@ -1,0 +1,48 @@
+"""Two rules for the Cython sources that no linter knows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for suffix in ("*.pyx", "*.pxd") for path in (ROOT / "engine_ext").rglob(suffix))
+FORBIDDEN = {"engine", "jax", "keras", "numpy", "tensorflow", "torch"}
+
+FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import[ \t]+(?:\(([^)]*)\)|([^\n]*))", re.MULTILINE)
+PLAIN = re.compile(r"^[ \t]*c?import[ \t]+([^\n]*)", re.MULTILINE)
+
+
+def imported(path: Path) -> set[str]:
+    """Every dotted name that a source imports or cimports; for `from a cimport b` both `a` and `a.b`."""
+    source = re.sub(r"#[^\n]*", "", path.read_text())
+    package = path.relative_to(ROOT).parent.parts
+    names = set()
+    for origin, several, one in FROM.findall(source):
+        relative = len(origin) - len(origin.lstrip("."))
+        parts = [*package[: len(package) - relative + 1], *filter(None, origin.split("."))] if relative else [origin]
+        module = ".".join(parts)
+        names |= {module, *(f"{module}.{part.split()[0]}" for part in (several or one).split(",") if part.strip())}
+    for listed in PLAIN.findall(source):
+        names |= {part.split()[0] for part in listed.split(",") if part.strip()}
+    return names
+
+
+def test_native_sources_import_no_framework_and_nothing_above_them() -> None:
+    """import-linter reads Python only; this holds the same contract for what it cannot see."""
+    assert SOURCES
+    found = {f"{path.relative_to(ROOT)}: {name}" for path in SOURCES for name in imported(path)}
+    assert {line for line in found if line.split(": ")[1].partition(".")[0] in FORBIDDEN} == set()
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_build_knows_every_declaration_that_a_source_uses(source: Path) -> None:
+    """Cython's dependency scanner does not see the module in `from package cimport module`: after an edit of its .pxd
+    stale code would run. It does see `from package.module cimport name` and `cimport package.module`.
+    """
+    dependencies = pytest.importorskip("Cython.Build.Dependencies")
+    tracked = dependencies.create_dependency_tree(quiet=True).immediate_dependencies(str(source))
+    used = {path for name in imported(source) if (path := ROOT.joinpath(*name.split(".")).with_suffix(".pxd")).exists()}
+    assert {str(path) for path in used - {source}} - {str(Path(path).absolute()) for path in tracked} == set()

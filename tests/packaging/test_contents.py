@@ -1,0 +1,68 @@
+"""What the archives hold, and what the extension modules link."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+LIBC_FAMILY = re.compile(r"(lib(c|m|pthread|rt|dl)|ld-linux-[\w-]+|ld64)\.so\.\d+")
+
+
+@pytest.fixture(scope="module")
+def wheel_names(wheel: Path) -> list[str]:
+    return zipfile.ZipFile(wheel).namelist()
+
+
+def test_wheel_holds_every_module_of_the_tree(wheel_names: list[str], tree: Path) -> None:
+    sources = {str(path.relative_to(tree)) for top in ("engine", "engine_ext") for path in (tree / top).rglob("*.py")}
+    assert sources - set(wheel_names) == set()
+
+
+def test_wheel_holds_an_extension_for_every_pyx(wheel_names: list[str], tree: Path) -> None:
+    modules = {name.split(".")[0] for name in wheel_names if name.endswith(".so")}
+    assert modules == {str(path.relative_to(tree).with_suffix("")) for path in (tree / "engine_ext").rglob("*.pyx")}
+
+
+def test_wheel_is_typed_and_licensed(wheel_names: list[str]) -> None:
+    assert {"engine/py.typed", "engine_ext/py.typed", "engine_ext/core.pyi"} <= set(wheel_names)
+    assert any(re.fullmatch(r"[^/]+\.dist-info/licenses/LICENSE", name) for name in wheel_names)
+
+
+def test_wheel_holds_nothing_else(wheel_names: list[str]) -> None:
+    expected = re.compile(
+        r"(engine|engine_ext)/([\w/]+\.(py|pyi|so)|[\w/]+\.cpython-[\w-]+\.so|py\.typed)|[^/]+\.dist-info/.+"
+    )
+    assert [name for name in wheel_names if not expected.fullmatch(name)] == []
+
+
+def test_wheel_names_the_command_and_its_license(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    files = {Path(name).name: name for name in archive.namelist() if ".dist-info/" in name}
+    assert "enginerun = engine.launch.cli:main" in archive.read(files["entry_points.txt"]).decode()
+    assert "License-Expression: Apache-2.0" in archive.read(files["METADATA"]).decode()
+
+
+def test_sdist_holds_what_is_committed(sdist: Path, tree: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "meson.build", "pyproject.toml", "constraints.txt", "PKG-INFO"} <= names
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=tree, capture_output=True, text=True, check=True)
+    committed = set(filter(None, listed.stdout.split("\0")))
+    assert {name for name in names if "." in Path(name).name} - committed - {"PKG-INFO"} == set()
+
+
+def test_extensions_link_only_the_libc_family(wheel: Path, tmp_path: Path) -> None:
+    """Frameworks and vendors' libraries are found at run time, so that one build serves every version of them."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    extensions = sorted(tmp_path.rglob("*.so"))
+    assert extensions
+    for extension in extensions:
+        section = subprocess.run(["readelf", "-dW", extension], capture_output=True, text=True, check=True).stdout
+        needed = re.findall(r"\(NEEDED\).*\[(.+)\]", section)
+        assert [library for library in needed if not LIBC_FAMILY.fullmatch(library)] == [], extension.name
+        assert not re.search(r"\((RPATH|RUNPATH|TEXTREL)\)", section), extension.name

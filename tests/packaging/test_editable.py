@@ -1,0 +1,99 @@
+"""An editable install never runs stale code, and ranks that import together build once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from environments import FAST, Environment, copy_tree, make_environment
+
+MARKS = "import engine_ext.core as core; print(core.mark_pyx, core.mark_pxd, core.mark_h)"
+RANKS = 8
+
+
+def write_marks(tree: Path, pyx: int, pxd: int, header: int) -> None:
+    """Give the module three constants, one from each kind of file that it is made of."""
+    files = {
+        "engine_ext/marks.h": f"#define MARK_H {header}\n",
+        "engine_ext/marks.pxd": f'cdef extern from "marks.h":\n    int MARK_H\ncdef enum:\n    MARK_PXD = {pxd}\n',
+    }
+    core = tree / "engine_ext/core.pyx"
+    source = core.read_text().partition("# marks\n")[0]
+    added = f"from engine_ext.marks cimport MARK_H, MARK_PXD\nmark_pyx, mark_pxd, mark_h = {pyx}, MARK_PXD, MARK_H\n"
+    files["engine_ext/core.pyx"] = f"{source}# marks\n{added}"
+    for name, text in files.items():
+        path = tree / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def editable(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with the copy of the tree installed in place; programs run in the root of that tree."""
+    tree = copy_tree(tmp_path_factory.mktemp("editable-tree"))
+    write_marks(tree, 1, 1, 1)
+    environment = make_environment(tmp_path_factory.mktemp("editable"), tree)
+    environment.install(FAST, "--editable", tree)
+    return environment
+
+
+@pytest.fixture
+def tree(editable: Environment) -> Path:
+    write_marks(editable.cwd, 1, 1, 1)
+    return editable.cwd
+
+
+def builds(tree: Path) -> int:
+    """How often the module was linked since the last clean build."""
+    (log,) = (tree / "build").glob("*/.ninja_log")
+    return len(re.findall(r"\tengine_ext/core\.cpython-[^\t/]+\.so\t", log.read_text()))
+
+
+def test_runs_the_sources_and_the_build_of_the_tree(editable: Environment, tree: Path) -> None:
+    output = editable.python_says(
+        "import engine, engine_ext.core as core; print(engine.__file__); print(core.__file__)"
+    )
+    python_file, extension = output.splitlines()
+    assert Path(python_file) == tree / "engine/__init__.py"
+    assert Path(extension).is_relative_to(tree / "build")
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"), [((2, 1, 1), "2 1 1"), ((1, 3, 1), "1 3 1"), ((1, 1, 4), "1 1 4")], ids=["pyx", "pxd", "h"]
+)
+def test_an_edit_is_built_before_it_is_imported(
+    editable: Environment, tree: Path, marks: tuple[int, int, int], expected: str
+) -> None:
+    assert editable.python_says(MARKS) == "1 1 1"
+    write_marks(tree, *marks)
+    assert editable.python_says(MARKS) == expected
+
+
+def test_a_new_python_file_is_seen(editable: Environment, tree: Path) -> None:
+    (tree / "engine/launch/fresh.py").write_text("fresh = 5\n")
+    assert editable.python_says("from engine.launch.fresh import fresh; print(fresh)") == "5"
+
+
+def test_ranks_that_import_together_build_once(editable: Environment, tree: Path) -> None:
+    assert editable.python_says(MARKS) == "1 1 1"
+    write_marks(tree, 9, 9, 9)
+    before = builds(tree)
+    ranks = [editable.popen(f"input(); {MARKS}") for _ in range(RANKS)]
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    outputs = [rank.communicate(timeout=300)[0].strip() for rank in ranks]
+    assert outputs == ["9 9 9"] * RANKS
+    assert builds(tree) == before + 1
+
+
+def test_a_build_that_fails_is_an_import_error_that_shows_why(editable: Environment, tree: Path) -> None:
+    core = tree / "engine_ext/core.pyx"
+    core.write_text(core.read_text() + "cdef int broken = undeclared\n")
+    output = editable.python_says(MARKS, status=1)
+    assert "ImportError" in output
+    assert "undeclared" in output
+    write_marks(tree, 1, 1, 1)
+    assert editable.python_says(MARKS) == "1 1 1"

@@ -1,0 +1,40 @@
+"""Python puts the current directory first: in the root of the sources, `import engine` finds the sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from environments import Environment
+
+WHERE = "import engine, engine_ext.core as core; print(engine.__file__); print(core.__file__)"
+
+
+def test_installed_package_is_used_from_anywhere_else(installed: Environment) -> None:
+    for path in installed.python_says(WHERE).splitlines():
+        assert Path(path).is_relative_to(installed.path)
+
+
+def test_command_is_installed(installed: Environment) -> None:
+    script = installed.path / "bin" / "enginerun"
+    assert "usage: enginerun" in installed.python_says(
+        f"import runpy, sys; sys.argv = ['enginerun', '--help']; runpy.run_path({str(script)!r}, run_name='__main__')"
+    )
+
+
+def test_version_is_that_of_the_distribution(installed: Environment, tree: Path) -> None:
+    version = installed.python_says("import engine; print(engine.__version__)")
+    assert f"version: '{version}'" in (tree / "meson.build").read_text()
+
+
+def test_source_root_hides_an_installed_package_and_says_how_to_build(installed: Environment, tree: Path) -> None:
+    in_root = Environment(installed.path, tree)
+    message = in_root.python_says("import engine; engine.init()", status=1).splitlines()[-1]
+    assert message.startswith("ImportError"), message
+    assert "pip install" in message, message
+
+
+def test_launcher_runs_without_the_extension(installed: Environment, tree: Path) -> None:
+    in_root = Environment(installed.path, tree)
+    assert "usage: enginerun" in in_root.python_says(
+        "import sys; sys.argv = ['enginerun', '--help']; from engine.launch.cli import main; sys.exit(main())"
+    )
