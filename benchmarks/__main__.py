@@ -1,0 +1,142 @@
+"""`python -m benchmarks collective | training | all | report`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import acceptance
+from benchmarks.collective import report as collective_report
+from benchmarks.collective import run as collective
+from benchmarks.collective.contenders import NAMES
+from benchmarks.common import records
+from benchmarks.common.processes import RankError, termination_as_interrupt
+from benchmarks.common.tables import Table
+from benchmarks.training import report as training_report
+from benchmarks.training import run as training
+
+FLOAT = 4
+WIDTH = 160
+"""Columns of output that is not a terminal."""
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure the engine beside its baselines."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    one = commands.add_parser("collective", help="allreduce by size, cost of a call, idle engine")
+    one.add_argument("--quick", action="store_true", help="about a minute: fewer sizes, shorter blocks")
+    one.add_argument("--ranks", type=int, nargs="+", help="world sizes (2 4)")
+    one.add_argument("--sizes", type=int, nargs="+", help="message sizes in bytes, multiples of 4")
+    one.add_argument("--rounds", type=int, help="rounds in which the contenders take turns")
+    one.add_argument("--contenders", nargs="+", choices=NAMES)
+    one.add_argument("--parts", nargs="+", choices=collective.PARTS)
+
+    two = commands.add_parser("training", help="what data parallelism adds to a training step")
+    two.add_argument("--quick", action="store_true", help="4 rounds of short blocks")
+    two.add_argument("--workloads", nargs="+", choices=training.WORKLOADS)
+    two.add_argument("--variants", nargs="+", choices=training.VARIANTS)
+    two.add_argument("--ranks", type=int)
+    two.add_argument("--rounds", type=int, help="rounds in which the variants take turns")
+
+    every = commands.add_parser("all", help="both, then the report")
+    every.add_argument("--quick", action="store_true")
+
+    last = commands.add_parser("report", help="tables from the JSON of the last runs")
+    last.add_argument("--markdown", action="store_true", help="print Markdown")
+    last.add_argument(
+        "--write", type=Path, metavar="FILE", help=f"replace what stands between {BEGIN} and {END} in a page"
+    )
+    return parser
+
+
+def _collective(options: argparse.Namespace, console: Console) -> None:
+    settings = collective.Settings.quick() if options.quick else collective.Settings()
+    if options.command == "collective":
+        given = {name: tuple(getattr(options, name) or ()) for name in ("ranks", "sizes", "contenders", "parts")}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value}
+        if options.sizes:
+            if any(nbytes < FLOAT or nbytes % FLOAT for nbytes in options.sizes):
+                raise SystemExit("--sizes: positive multiples of 4 bytes, the size of a float32")
+            changes["busy_sizes"] = changes["sizes"]
+        if options.rounds:
+            changes["rounds"] = options.rounds
+        settings = dataclasses.replace(settings, **changes)
+    path = collective.run(settings, console)
+    content = records.read("collective") or {}
+    _show(console, collective_report.tables(content), path, collective_report.picture(content))
+
+
+def _training(options: argparse.Namespace, console: Console) -> None:
+    settings = training.Settings(rounds=4, block_seconds=0.5) if options.quick else training.Settings()
+    if options.command == "training":
+        changes: dict[str, Any] = {name: tuple(getattr(options, name) or ()) for name in ("workloads", "variants")}
+        changes |= {name: getattr(options, name) for name in ("ranks", "rounds")}
+        settings = dataclasses.replace(settings, **{name: value for name, value in changes.items() if value})
+    path = training.run(settings, console)
+    content = records.read("training") or {}
+    _show(console, training_report.tables(content), path, training_report.picture(content))
+
+
+def _report(options: argparse.Namespace, console: Console) -> None:
+    one, two = records.read("collective"), records.read("training")
+    if one is None and two is None:
+        raise SystemExit("nothing to report: run `python -m benchmarks all` first")
+    tables = [acceptance.table(one, two)]
+    for content, module in ((one, collective_report), (two, training_report)):
+        if content:
+            commands = [f"Made by `{content['environment']['command']}` in {content['seconds']:.0f} s."]
+            made = module.tables(content)
+            if made:
+                made[0].note = "\n\n".join(filter(None, (made[0].note, *commands)))
+            tables += made
+    text = "\n".join(table.markdown() for table in tables)
+    if options.write:
+        page = options.write.read_text(encoding="utf-8")
+        if BEGIN not in page or END not in page:
+            raise SystemExit(f"{options.write} has no lines {BEGIN} and {END}")
+        before, after = page.split(BEGIN, 1)[0], page.split(END, 1)[1]
+        options.write.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+    elif options.markdown:
+        sys.stdout.write(text)
+    else:
+        for table in tables:
+            table.show(console)
+
+
+def _show(console: Console, tables: list[Table], path: Path, picture: Path | None) -> None:
+    for table in tables:
+        table.show(console)
+    console.print(f"written: {path}" + (f", {picture}" if picture else ""), soft_wrap=True)
+
+
+def main() -> None:
+    """Run one command. Ctrl-C and SIGTERM end all ranks first."""
+    options = _parser().parse_args()
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    try:
+        with termination_as_interrupt():
+            if options.command in ("collective", "all"):
+                _collective(options, console)
+            if options.command in ("training", "all"):
+                _training(options, console)
+            if options.command == "all":
+                options.write, options.markdown = None, False
+            if options.command in ("report", "all"):
+                _report(options, console)
+    except RankError as error:
+        raise SystemExit(str(error)) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

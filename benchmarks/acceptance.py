@@ -1,0 +1,133 @@
+"""What the engine must reach, beside what was measured. Medians, at 2 ranks, ratios inside one run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.common import stats
+from benchmarks.common.tables import MISSING, Table, digits, duration, size
+from benchmarks.training.report import TITLES, ratio_to_peer
+
+KIB, MIB = 1 << 10, 1 << 20
+RANKS = 2
+
+
+@dataclass(frozen=True)
+class Line:
+    """One requirement. `ratio` is measured over the allowed value: at most 1 passes."""
+
+    work: str
+    measured: str
+    allowed: str
+    ratio: float
+    interval: str = MISSING
+
+    def cells(self) -> list[str]:
+        """Return it as a row."""
+        return [
+            self.work,
+            self.measured,
+            self.allowed,
+            digits(self.ratio),
+            self.interval,
+            "pass" if self.ratio <= 1 else "miss",
+        ]
+
+
+def table(collective: dict[str, Any] | None, training: dict[str, Any] | None) -> Table:
+    """Return a row for each requirement for which there are figures."""
+    found = Table(
+        f"What it must reach ({RANKS} ranks, medians)",
+        ["work", "measured", "at most", "measured / allowed", "95 % interval", "result"],
+        left=("result",),
+    )
+    lines: list[Line] = []
+    if collective:
+        lines += itertools.chain(_against_limits(collective), _against_gloo(collective), _latency(collective))
+        lines += itertools.chain(_calls(collective), _idle(collective))
+    if training:
+        lines += _training(training)
+    found.rows = [line.cells() for line in lines]
+    return found
+
+
+def _row(content: dict[str, Any], contender: str, case: str, nbytes: int) -> dict[str, Any] | None:
+    key = (RANKS, False, contender, case, nbytes)
+    for row in content["sizes"]:
+        if (row["ranks"], row["busy"], row["contender"], row["case"], row["bytes"]) == key:
+            found: dict[str, Any] = row
+            return found
+    return None
+
+
+def _compare(
+    work: str, ours: dict[str, Any] | None, base: dict[str, Any] | None, factor: float, of: str
+) -> Iterator[Line]:
+    if ours is None or base is None:
+        return
+    interval = stats.ratio(ours["round_medians"], base["round_medians"])
+    yield Line(
+        work,
+        duration(ours["median"]),
+        f"{duration(base['median'] * factor)} ({factor:g} x {of})",
+        ours["median"] / base["median"] / factor,
+        f"[{digits(interval.low / factor)}, {digits(interval.high / factor)}]",
+    )
+
+
+def _against_limits(content: dict[str, Any]) -> Iterator[Line]:
+    nbytes = 100 * MIB
+    rows = [row for case in ("private_cached", "private_streaming") if (row := _row(content, "limits", case, nbytes))]
+    best = min(rows, key=lambda row: float(row["median"]), default=None)
+    name = f"limit, {best['case'].removeprefix('private_')} stores" if best else ""
+    yield from _compare("allreduce, 100 MiB, private", _row(content, "engine", "private", nbytes), best, 1.25, name)
+    live = _row(content, "limits", "in_segment", nbytes)
+    yield from _compare(
+        "allreduce, 100 MiB, in segment", _row(content, "engine", "shared", nbytes), live, 1.25, "limit"
+    )
+
+
+def _against_gloo(content: dict[str, Any]) -> Iterator[Line]:
+    for nbytes in (16 * MIB, 100 * MIB):
+        ours, gloo = _row(content, "engine", "private", nbytes), _row(content, "gloo", "private", nbytes)
+        yield from _compare(f"allreduce, {size(nbytes)}, private", ours, gloo, 0.25, "gloo")
+
+
+def _latency(content: dict[str, Any]) -> Iterator[Line]:
+    ours = _row(content, "engine", "private", 4 * KIB)
+    if ours is not None:
+        yield _absolute("blocking allreduce, 4 KiB", ours["median"], 12e-6)
+    yield from _compare("blocking allreduce, 4 KiB", ours, _row(content, "mpi", "private", 4 * KIB), 4, "Open MPI")
+
+
+def _calls(content: dict[str, Any]) -> Iterator[Line]:
+    for what, title, most in (
+        ("hook", "caller's time in the gradient hook", 1.5e-6),
+        ("call", "public async call", 3e-6),
+    ):
+        rows = [row for row in content["calls"] if row["what"] == what and row["ranks"] == RANKS]
+        if rows:
+            yield _absolute(f"{title}, the slower rank", max(row["median"] for row in rows), most)
+
+
+def _idle(content: dict[str, Any]) -> Iterator[Line]:
+    rows = [row["cores"] for row in content["idle"] if row["ranks"] == RANKS]
+    if rows:
+        yield Line("idle engine, the busier rank", f"{max(rows) * 100:.4f} % of a core", "0.1 %", max(rows) / 1e-3)
+
+
+def _training(content: dict[str, Any]) -> Iterator[Line]:
+    for workload in content["workloads"]:
+        for variant, title in (("engine", ""), ("engine_view", ", bucket views")):
+            share = ratio_to_peer(workload, variant)
+            if share is not None and content["settings"]["ranks"] == RANKS:
+                interval = f"[{digits(share.low / 0.25)}, {digits(share.high / 0.25)}]"
+                work = f"training overhead, {TITLES[workload['workload']]}{title}"
+                yield Line(work, f"{digits(share.value)} of DDP's", "0.25 of DDP's", share.value / 0.25, interval)
+
+
+def _absolute(work: str, seconds: float, most: float) -> Line:
+    return Line(work, duration(seconds), duration(most), seconds / most)

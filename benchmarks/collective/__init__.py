@@ -1,0 +1,1 @@
+"""Allreduce by message size, the cost of a call, and what an idle engine uses."""

@@ -1,0 +1,121 @@
+"""Uniform access to everything that is measured: the engine, its baselines, and what the machine allows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from benchmarks.collective.backends import BACKENDS
+from benchmarks.common import native
+from benchmarks.common.processes import Group, Launcher, RankError
+
+LAUNCHERS: dict[str, Launcher] = {"engine": "engine", "gloo": "plain", "mpi": "mpi"}
+NAMES = ("limits", "engine", "gloo", "mpi")
+
+
+class Contender(ABC):
+    """Ranks that stay alive between blocks."""
+
+    name: str
+    cases: tuple[str, ...]
+
+    @abstractmethod
+    def first(self, case: str, nbytes: int) -> float:
+        """Return the seconds of the first call ever at this size, checked in full."""
+
+    @abstractmethod
+    def block(self, case: str, nbytes: int, warmup: int, iterations: int) -> list[float]:
+        """Return the seconds of each iteration: the largest over the ranks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the ranks."""
+
+
+class GroupContender(Contender):
+    """Engine, gloo or MPI."""
+
+    def __init__(self, name: str, ranks: int, largest: int, processors: Sequence[int]) -> None:
+        self.name = name
+        self.cases = BACKENDS[name].cases
+        arguments = ["--contender", name, "--largest", str(largest)]
+        self.group = Group(name, ranks, "benchmarks.collective.worker", arguments, LAUNCHERS[name], processors)
+
+    def first(self, case: str, nbytes: int) -> float:
+        return max(float(seconds) for seconds in self.group.ask({"do": "first", "case": case, "bytes": nbytes}))
+
+    def block(self, case: str, nbytes: int, warmup: int, iterations: int) -> list[float]:
+        request = {"do": "block", "case": case, "bytes": nbytes, "warmup": warmup, "iterations": iterations}
+        return [max(ranks) for ranks in zip(*self.group.ask(request), strict=True)]
+
+    def close(self) -> None:
+        self.group.close()
+
+
+class Limits(Contender):
+    """`common/limits.c`."""
+
+    name = "limits"
+    cases = ("memcpy", "private_cached", "private_streaming", "in_segment")
+    LIMIT = 120.0
+
+    def __init__(self, ranks: int, largest: int, processors: Sequence[int]) -> None:
+        command = [str(native.build("limits.c")), "-n", str(ranks), "-m", str(largest)]
+        if ranks <= len(processors):
+            command += ["-b", ",".join(map(str, processors[:ranks]))]
+        command.append("-")
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+
+    def first(self, case: str, nbytes: int) -> float:
+        return self.block(case, nbytes, 0, 1)[0]
+
+    def block(self, case: str, nbytes: int, warmup: int, iterations: int) -> list[float]:
+        to, back, errors = self._pipes()
+        to.write(f"{case} {nbytes} {warmup} {iterations}\n".encode())
+        to.flush()
+        if not select.select([back], [], [], self.LIMIT)[0]:
+            raise RankError(f"limits: {case} of {nbytes} bytes took over {self.LIMIT:.0f} s")
+        line = back.readline()
+        if not line:
+            raise RankError(f"limits ended in {case} of {nbytes} bytes: {errors.read().decode()}")
+        answer: dict[str, Any] = json.loads(line)
+        return [float(seconds) for seconds in answer["seconds"]]
+
+    def close(self) -> None:
+        to, back, errors = self._pipes()
+        with contextlib.suppress(BrokenPipeError):
+            to.close()
+        try:
+            self._process.wait(3.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its other ranks die with it
+            self._process.wait()
+        back.close()
+        errors.close()
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        return self._process.stdin, self._process.stdout, self._process.stderr
+
+
+@contextlib.contextmanager
+def started(names: Sequence[str], ranks: int, largest: int, processors: Sequence[int]) -> Iterator[list[Contender]]:
+    """Start the named contenders, and end them all on any way out."""
+    with contextlib.ExitStack() as stack:
+        contenders: list[Contender] = []
+        for name in names:
+            contender: Contender
+            if name == "limits":
+                contender = Limits(ranks, largest, processors)
+            else:
+                contender = GroupContender(name, ranks, largest, processors)
+            stack.callback(contender.close)
+            contenders.append(contender)
+        yield contenders

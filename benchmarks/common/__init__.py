@@ -1,0 +1,1 @@
+"""What the benchmarks share: processes, clocks, statistics, records, tables and pictures."""

@@ -1,0 +1,27 @@
+"""Where a rank runs: the same rule for everything that is measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+
+def available() -> list[int]:
+    """Return the processors this process may use, in order."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def processors_of(rank: int, ranks: int, processors: Sequence[int]) -> list[int]:
+    """Return what a rank runs on: one processor of its own if there are enough, else any, as `enginerun` does.
+
+    >>> [processors_of(r, 2, [0, 1, 2, 3]) for r in range(2)]
+    [[0], [1]]
+    >>> processors_of(3, 4, [0, 1])
+    [0, 1]
+    """
+    return [processors[rank]] if ranks <= len(processors) else list(processors)
+
+
+def bind(rank: int, ranks: int, processors: Sequence[int]) -> None:
+    """Bind the calling thread, and every thread it starts from now on."""
+    os.sched_setaffinity(0, processors_of(rank, ranks, processors))

@@ -1,0 +1,36 @@
+"""Compiles the C programs of the benchmarks, once per source and compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+from benchmarks.common import paths
+
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-pthread")
+
+
+class NoCompilerError(RuntimeError):
+    """There is no C compiler, or it refused a source."""
+
+
+def build(source: str, *, shared: bool = False) -> Path:
+    """Compile `common/<source>` and return the program, or with `shared` the library."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise NoCompilerError("no C compiler found: install gcc or clang, or set CC")
+    path = paths.SOURCES / source
+    flags = (*FLAGS, "-shared", "-fPIC") if shared else FLAGS
+    key = hashlib.sha256("\0".join((compiler, platform.processor(), *flags)).encode() + path.read_bytes()).hexdigest()
+    target = paths.out(f"build/{path.stem}-{key[:16]}{'.so' if shared else ''}")
+    if not target.exists():
+        partial = target.with_name(f"{target.name}.{os.getpid()}")
+        done = subprocess.run([compiler, *flags, "-o", partial, path], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NoCompilerError(f"{compiler} could not compile {path.name}:\n{done.stderr}")
+        partial.replace(target)
+    return target

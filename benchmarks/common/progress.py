@@ -1,0 +1,35 @@
+"""A progress bar for minutes of measuring."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Advance = Callable[[str], None]
+"""Called with what comes next, once a step."""
+
+
+@contextlib.contextmanager
+def bar(console: Console, title: str, steps: int) -> Iterator[Advance]:
+    """Show how many of `steps` are done. Refreshes only between steps: nothing runs beside a measurement."""
+    columns = (
+        TextColumn("{task.description:<44}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        task = progress.add_task(title, total=steps)
+        progress.refresh()
+
+        def advance(now: str) -> None:
+            progress.update(task, advance=1, description=f"{title}: {now}")
+            if console.is_terminal:
+                progress.refresh()
+
+        yield advance
+        progress.refresh()

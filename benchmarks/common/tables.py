@@ -1,0 +1,88 @@
+"""Tables that print on a terminal and paste into a Markdown page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+MISSING = "-"
+
+
+@dataclass
+class Table:
+    """Cells as text. The first column is aligned left, the others right unless they are named in `left`."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    note: str = ""
+    left: Sequence[str] = ()
+
+    def show(self, console: Console) -> None:
+        """Print it."""
+        table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
+        for i, name in enumerate(self.columns):
+            table.add_column(Text(name), justify="left" if i == 0 or name in self.left else "right")
+        for row in self.rows:
+            table.add_row(*(Text(cell, style={"pass": "green", "miss": "red"}.get(cell, "")) for cell in row))
+        console.print(table)
+        if self.note:
+            console.print(Text(self.note, style="dim"))
+        console.print()
+
+    def markdown(self) -> str:
+        """Return it as Markdown."""
+        marks = ["---" if i == 0 or name in self.left else "---:" for i, name in enumerate(self.columns)]
+        lines = [f"**{self.title}**", "", *(_row(cells) for cells in (self.columns, marks, *self.rows))]
+        if self.note:
+            lines += ["", self.note]
+        return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def duration(seconds: float | None) -> str:
+    """Three significant digits and the unit that suits.
+
+    >>> duration(1.234e-6), duration(0.0123), duration(3.21e-8), duration(None)
+    ('1.23 us', '12.3 ms', '32.1 ns', '-')
+    """
+    if seconds is None:
+        return MISSING
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if abs(seconds) * scale >= 1.0:
+            return f"{digits(seconds * scale)} {unit}"
+    return f"{digits(seconds * 1e9)} ns"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, without an exponent.
+
+    >>> digits(1234.5), digits(12.345), digits(0.01234)
+    ('1234', '12.3', '0.0123')
+    """
+    magnitude = abs(value)
+    if magnitude >= 100:
+        return f"{value:.0f}"
+    if magnitude >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if magnitude >= 1 or value == 0 else f"{value:.3g}"
+
+
+def size(nbytes: int) -> str:
+    """Bytes in binary units.
+
+    >>> size(4), size(4096), size(104857600)
+    ('4 B', '4 KiB', '100 MiB')
+    """
+    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:g} {unit}"
+    return f"{nbytes} B"

@@ -1,0 +1,115 @@
+"""The rank's side of `processes.Group`: answers requests, meets the other ranks, ends when the controller does."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import mmap
+import os
+import select
+import shutil
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import binding, native
+
+SPINS = 4000
+Handler = Callable[[dict[str, Any]], Any]
+
+
+class Meeting:
+    """A barrier over a shared page, of the same kind for all contenders and outside of what is timed."""
+
+    def __init__(self, page: Path, rank: int, ranks: int, spins: int) -> None:
+        library = ctypes.CDLL(str(native.build("meet.c", shared=True)))
+        self._meet = library.meet
+        self._meet.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_ulong, ctypes.c_int)
+        self._meet.restype = None
+        with page.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), 0)
+        self._anchor = ctypes.c_char.from_buffer(self._page)
+        self._address = ctypes.addressof(self._anchor)
+        self._rank, self._ranks, self._spins, self._count = rank, ranks, spins, 0
+
+    def __call__(self) -> None:
+        """Return when every rank is here."""
+        self._count += 1
+        self._meet(self._address, self._rank, self._ranks, self._count, self._spins)
+
+
+class Worker:
+    """One rank of a group.
+
+    Attributes
+    ----------
+    rank, ranks : int
+        From the launcher's variables.
+    options : argparse.Namespace
+        What the module's own arguments said.
+    meet : Meeting
+        The barrier.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--socket", required=True)
+        parser.add_argument("--page", type=Path, required=True)
+        parser.add_argument("--processors", required=True)
+        self.options = parser.parse_args()
+        self.rank = _variable("RANK", "OMPI_COMM_WORLD_RANK")
+        self.ranks = _variable("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+        processors = [int(p) for p in self.options.processors.split(",")]
+        # Before any import that starts threads: they inherit it.
+        binding.bind(self.rank, self.ranks, processors)
+        crowded = self.ranks > len(processors)
+        self.meet = Meeting(self.options.page, self.rank, self.ranks, 0 if crowded else SPINS)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(self.options.socket)
+        threading.Thread(target=self._watch, daemon=True, name="watch").start()
+
+    def serve(self, handlers: Mapping[str, Handler]) -> None:
+        """Answer requests until told to exit. A failure is reported and ends the rank."""
+        gc.collect()
+        gc.disable()
+        self._answer({"answer": self.rank})
+        with self._socket.makefile("rb") as requests:
+            for line in requests:
+                request = json.loads(line)
+                if request["do"] == "exit":
+                    return
+                try:
+                    answer = handlers[request["do"]](request)
+                except BaseException:
+                    self._answer({"error": traceback.format_exc()})
+                    raise
+                self._answer({"answer": answer})
+                gc.collect()
+
+    def fail(self) -> None:
+        """Report the exception being handled, before `serve`."""
+        self._answer({"error": traceback.format_exc()})
+
+    def _answer(self, content: dict[str, Any]) -> None:
+        self._socket.sendall(json.dumps(content).encode() + b"\n")
+
+    def _watch(self) -> None:
+        """Sleep until the controller has gone, then end the process, whatever else it is blocked in."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        poll.poll()
+        time.sleep(1.0)  # a rank that has just been told to exit leaves in order
+        shutil.rmtree(Path(self.options.socket).parent, ignore_errors=True)  # where the controller was killed
+        os._exit(1)
+
+
+def _variable(*names: str) -> int:
+    for name in names:
+        if name in os.environ:
+            return int(os.environ[name])
+    raise SystemExit(f"{names[0]} is not set: this module is started by `python -m benchmarks`")

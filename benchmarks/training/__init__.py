@@ -1,0 +1,1 @@
+"""What data parallelism adds to a training step, beside no communication at all and beside DDP."""

@@ -1,0 +1,124 @@
+"""Runs the training benchmark: every variant in the same pair of processes, in short blocks that take turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.common import binding, environment, progress, records
+from benchmarks.common.processes import Group, Launcher
+from benchmarks.common.stats import Summary
+
+FLOOR, PEER = "floor", "ddp"
+VARIANTS = ("floor", "ddp", "ddp_view", "engine", "engine_view", "engine_view_kept")
+DEFAULT_VARIANTS = ("floor", "ddp", "engine", "engine_view")
+WORKLOADS = ("resnet50", "gpt", "tiny")
+TOLERANCE = 1e-5
+"""Largest relative difference allowed between the engine's parameters and DDP's after the warm-up."""
+
+
+class DisagreementError(RuntimeError):
+    """Ranks or variants that should hold the same parameters do not."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to train, and for how long."""
+
+    workloads: tuple[str, ...] = WORKLOADS
+    variants: tuple[str, ...] = DEFAULT_VARIANTS
+    ranks: int = 2
+    rounds: int = 15
+    block_seconds: float = 1.5
+    least: int = 3
+    most: int = 20
+    warmup: int = 4
+
+    def record(self) -> dict[str, Any]:
+        """Return them for a JSON record."""
+        return asdict(self)
+
+
+def run(settings: Settings, console: Console) -> Path:
+    """Measure, and write `out/training.json`."""
+    before = environment.record()
+    begun = time.perf_counter()
+    results = [_workload(settings, name, console) for name in settings.workloads]
+    return records.write(
+        "training", settings.record(), before, {"workloads": results, "seconds": round(time.perf_counter() - begun, 1)}
+    )
+
+
+def _workload(settings: Settings, name: str, console: Console) -> dict[str, Any]:
+    uses_engine = any(variant.startswith("engine") for variant in settings.variants)
+    arguments = ["--workload", name, *(["--engine"] if uses_engine else [])]
+    launcher: Launcher = "engine" if uses_engine else "plain"
+    with Group(
+        f"training-{name}", settings.ranks, "benchmarks.training.worker", arguments, launcher, binding.available()
+    ) as group:
+        count = len(settings.variants)
+        with progress.bar(console, name, count * (settings.rounds + 1)) as advance:
+            steps, parameters = 0, {}
+            for variant in settings.variants:
+                parameters = group.ask({"do": "build", "variant": variant})[0]
+                seconds = group.ask({"do": "block", "variant": variant, "warmup": 1, "steps": settings.warmup - 1})
+                steps = steps or _steps(settings, seconds[0])
+                advance(f"{variant}, warm-up")
+            checks = _check(settings, group)
+            rounds: dict[str, list[list[list[float]]]] = {variant: [] for variant in settings.variants}
+            for number in range(settings.rounds):
+                for i in range(count):
+                    variant = settings.variants[(i + number) % count]
+                    request = {"do": "block", "variant": variant, "warmup": 1, "steps": steps}
+                    rounds[variant].append(group.ask(request))
+                    advance(variant)
+            _check_ranks(settings, group)
+    return {
+        "workload": name,
+        **parameters,
+        "steps": steps,
+        "differences": checks,
+        "variants": {variant: _variant(blocks) for variant, blocks in rounds.items()},
+    }
+
+
+def _steps(settings: Settings, seconds: list[float]) -> int:
+    """Steps per block: the same for all variants, from the first one's warm-up."""
+    return int(min(settings.most, max(settings.least, settings.block_seconds / statistics.median(seconds))))
+
+
+def _variant(blocks: list[list[list[float]]]) -> dict[str, Any]:
+    """Summarise `blocks[round][rank][step]`. A round's figure is the mean over the ranks of the median of its steps."""
+    rounds = [statistics.fmean(statistics.median(rank) for rank in block) for block in blocks]
+    every = [seconds for block in blocks for rank in block for seconds in rank]
+    return {"rounds": rounds, **Summary.of(every).record()}
+
+
+def _check(settings: Settings, group: Group) -> dict[str, float]:
+    """Compare parameters between ranks and with DDP's: all variants have taken the same steps on the same data."""
+    _check_ranks(settings, group)
+    if PEER not in settings.variants:
+        return {}
+    differences = {}
+    for variant in settings.variants:
+        if variant not in (FLOOR, PEER):
+            differences[variant] = max(group.ask({"do": "difference", "variants": [variant, PEER]}))
+            if not differences[variant] <= TOLERANCE:
+                raise DisagreementError(
+                    f"{group.name}: after {settings.warmup} steps the parameters of {variant} differ from {PEER}'s by "
+                    f"{differences[variant]:.2g} of their size, more than {TOLERANCE:g}"
+                )
+    return differences
+
+
+def _check_ranks(settings: Settings, group: Group) -> None:
+    for variant in settings.variants:
+        if variant != FLOOR:
+            digests = group.ask({"do": "digest", "variant": variant})
+            if len(set(digests)) != 1:
+                raise DisagreementError(f"{group.name}: the ranks' parameters of {variant} differ: checksums {digests}")

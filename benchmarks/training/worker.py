@@ -1,0 +1,128 @@
+"""One rank that trains one model in several ways, a block of steps at a time. Started by `benchmarks.training.run`.
+
+All variants live in the same processes, each with its own model and optimizer, so that the drift of the machine and the
+noise of a process's memory layout meet all of them alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import time
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.common.worker import Worker
+from benchmarks.training.models import WORKLOADS, Workload
+
+BATCHES = 8
+MOMENTUM = 0.9
+
+
+class Variant:
+    """A model, how its gradients are combined, and where it is in the data."""
+
+    def __init__(self, name: str, workload: Workload, batches: list[tuple[Tensor, Tensor]]) -> None:
+        torch.manual_seed(0)
+        self._workload = workload
+        self._batches = batches
+        self._steps = 0
+        self.plain = workload.model()
+        self._model: nn.Module = self.plain
+        self._optimizer: Any = torch.optim.SGD(self.plain.parameters(), lr=workload.rate, momentum=MOMENTUM)
+        self._zero: dict[str, bool] = {}
+        if name.startswith("ddp"):
+            self._model = DistributedDataParallel(self.plain, gradient_as_bucket_view=name == "ddp_view")
+        elif name.startswith("engine"):
+            binding = importlib.import_module("engine.torch")
+            self._optimizer = binding.DistributedOptimizer(
+                self._optimizer,
+                named_parameters=[(f"{name}.{key}", value) for key, value in self.plain.named_parameters()],
+                gradient_as_bucket_view=name != "engine",
+            )
+            if name == "engine_view_kept":
+                self._zero = {"set_to_none": False}
+
+    def step(self) -> None:
+        """Take one training step."""
+        batch = self._batches[self._steps % len(self._batches)]
+        self._steps += 1
+        self._optimizer.zero_grad(**self._zero)
+        torch.autograd.backward(self._workload.loss(self._model, batch))
+        self._optimizer.step()
+
+
+class Rank:
+    """The requests that a rank answers."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._variants: dict[str, Variant] = {}
+        self._workload = WORKLOADS[worker.options.workload]
+        generator = torch.Generator().manual_seed(1000 + worker.rank)
+        self._batches = [self._workload.batch(generator) for _ in range(BATCHES)]
+
+    def build(self, request: dict[str, Any]) -> dict[str, int]:
+        """Make one variant; returns the number and the bytes of its parameters."""
+        variant = Variant(request["variant"], self._workload, self._batches)
+        self._variants[request["variant"]] = variant
+        parameters = list(variant.plain.parameters())
+        return {"tensors": len(parameters), "bytes": sum(p.numel() * p.element_size() for p in parameters)}
+
+    def block(self, request: dict[str, Any]) -> list[float]:
+        """Meet the other ranks once, take untimed and timed steps, and return the seconds of the timed ones."""
+        step, clock = self._variants[request["variant"]].step, time.perf_counter
+        self._worker.meet()
+        for _ in range(request["warmup"]):
+            step()
+        marks = [clock()]
+        for _ in range(request["steps"]):
+            step()
+            marks.append(clock())
+        return [after - before for before, after in itertools.pairwise(marks)]
+
+    def digest(self, request: dict[str, Any]) -> int:
+        """Return a checksum of all parameters of a variant."""
+        value = 0
+        for parameter in self._variants[request["variant"]].plain.parameters():
+            value = zlib.crc32(parameter.detach().contiguous().numpy().tobytes(), value)
+        return value
+
+    def difference(self, request: dict[str, Any]) -> float:
+        """Return the largest relative difference between the parameters of two variants."""
+        with torch.no_grad():
+            pairs = zip(*(self._variants[name].plain.parameters() for name in request["variants"]), strict=True)
+            return max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-12)) for a, b in pairs)
+
+
+def main() -> None:
+    """Join the other ranks and answer requests."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), required=True)
+    parser.add_argument("--engine", action="store_true")
+    worker = Worker(parser)
+    try:
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{worker.options.socket}.meeting", rank=worker.rank, world_size=worker.ranks
+        )
+        if worker.options.engine:
+            importlib.import_module("engine").init()
+        rank = Rank(worker)
+    except BaseException:
+        worker.fail()
+        raise
+    worker.serve({"build": rank.build, "block": rank.block, "digest": rank.digest, "difference": rank.difference})
+    if worker.options.engine:
+        importlib.import_module("engine").shutdown()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
