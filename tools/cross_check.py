@@ -26,14 +26,14 @@ OURS = ["-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
 
 
 def sources(build: Path) -> dict[Path, list[str]]:
-    """What to compile, with the flags that only it gets. What needs an x86-64 processor is left out, as in the build."""
+    """What to compile, with its own flags. What needs an x86-64 processor is left out, as in the build."""
     own = [path for path in (ROOT / "engine_ext").rglob("*.c") if not path.stem.endswith(("_avx2", "_avx512"))]
     generated = sorted(build.glob("engine_ext/*.p/*.pyx.c"))
     if not generated:
         sys.exit(f"{build} holds no generated sources: build the engine first")
     # pyconfig.h is this machine's; both are 64-bit and little-endian, so its sizes hold.
     headers = [f"-I{sysconfig.get_path('include')}", "-w"]
-    return {path: OURS for path in sorted(own)} | {path: headers for path in generated}
+    return dict.fromkeys(sorted(own), OURS) | dict.fromkeys(generated, headers)
 
 
 def main() -> None:
