@@ -66,4 +66,5 @@ def build_editable(
 ) -> str:
     """PEP 660 hook."""
     os.environ["NINJA"] = str(_locked_ninja())
-    return mesonpy.build_editable(wheel_directory, config_settings, metadata_directory)
+    name: str = mesonpy.build_editable(wheel_directory, config_settings, metadata_directory)
+    return name
