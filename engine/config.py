@@ -1,0 +1,244 @@
+"""Every setting of the engine, once: name, unit, default, environment variable, parser and meaning.
+
+The one place that reads the environment. A setting `name` is read from `ENGINE_NAME`, or from an alias that existing
+job scripts use; `engine.init(name=value)` overrides both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError
+
+PREFIX = "ENGINE_"
+_LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}
+_SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+Parser = Callable[[Any], Any]
+
+
+def number(low: float, high: float = float("inf")) -> Parser:
+    """A parser of finite numbers in [low, high]."""
+    expected = f"a number of at least {low:g}" if high == float("inf") else f"a number from {low:g} to {high:g}"
+
+    def parse(value: Any) -> float:
+        if isinstance(value, bool):
+            raise ValueError(expected)
+        try:
+            result = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(expected) from None
+        if not low <= result <= high or result == float("inf"):
+            raise ValueError(expected)
+        return result
+
+    return parse
+
+
+def size(value: Any) -> int:
+    """Bytes: a whole number, with k, M or G (powers of 1024, an optional i and B) when written as text."""
+    expected = "a number of bytes of at least 0, such as 67108864 or 64M"
+    text = str(value).strip().lower()
+    for ending in ("b", "i"):
+        text = text.removesuffix(ending)
+    suffix = text[-1:] if text[-1:] in ("k", "m", "g") else ""
+    digits = text.removesuffix(suffix).strip()
+    if isinstance(value, bool) or not (digits.isascii() and digits.isdigit()):
+        raise ValueError(expected)
+    return int(digits) * _SUFFIXES[suffix]
+
+
+def choice(*words: str) -> Parser:
+    """A parser of one of `words`, in any case."""
+
+    def parse(value: Any) -> str:
+        text = str(value).strip().lower()
+        if text not in words:
+            raise ValueError("one of " + ", ".join(words))
+        return text
+
+    return parse
+
+
+def level(value: Any) -> str:
+    """A level of the `logging` module, by name."""
+    text = str(value).strip().lower()
+    text = _LEVELS.get(text, text.upper())
+    if text not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+        raise ValueError("one of trace, debug, info, warning, error, fatal")
+    return text
+
+
+def directory(value: Any) -> Path:
+    """A directory, made absolute."""
+    if not str(value).strip():
+        raise ValueError("the path of a directory")
+    return Path(os.path.abspath(os.path.expanduser(value)))
+
+
+def _optional(parse: Parser, word: str) -> Parser:
+    """`parse`, except that None and `word` mean None: the engine decides."""
+
+    def parse_optional(value: Any) -> Any:
+        if value is None or str(value).strip().lower() == word:
+            return None
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise ValueError(f"{word}, or {error}") from None
+
+    return parse_optional
+
+
+def setting(default: Any, unit: str, parse: Parser, doc: str, alias: str | None = None) -> Any:
+    """A field of `Config`. `alias`: another variable that is read when ours is not set."""
+    return field(default=default, metadata={"unit": unit, "parse": parse, "doc": doc, "alias": alias})
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one engine."""
+
+    fusion_threshold: int = setting(
+        64 << 20,
+        "bytes",
+        size,
+        "Close a batch when this much is ready; 0 sends every tensor alone.",
+        "HOROVOD_FUSION_THRESHOLD",
+    )
+    cycle_time_ms: float = setting(
+        5.0,
+        "milliseconds",
+        number(0, 10_000),
+        "Close a batch when its first tensor has been ready for this long.",
+        "HOROVOD_CYCLE_TIME",
+    )
+    stall_warning: float = setting(
+        60.0,
+        "seconds",
+        number(0),
+        "Report tensors that some ranks have not brought for this long; 0 is never.",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    )
+    stall_limit: float = setting(
+        600.0,
+        "seconds",
+        number(0),
+        "Fail the world when a rank stands still, or withholds a tensor, for this long; 0 is never.",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    )
+    start_timeout: float = setting(
+        60.0,
+        "seconds",
+        number(0.001),
+        "How long `init` waits for the other ranks.",
+        "HOROVOD_START_TIMEOUT",
+    )
+    shutdown_timeout: float = setting(
+        10.0,
+        "seconds",
+        number(0),
+        "How long `shutdown` lets operations in flight finish.",
+    )
+    log_level: str = setting("WARNING", "", level, "Least level of the engine's log records.", "HOROVOD_LOG_LEVEL")
+    stores: str = setting(
+        "auto",
+        "",
+        choice("auto", "cached", "streaming"),
+        "How a reduction writes its result; auto measures.",
+    )
+    kernels: str = setting(
+        "auto",
+        "",
+        choice("auto", "plain", "avx2", "avx512"),
+        "Instruction set of the reduction kernels; the results have equal bits.",
+    )
+    spin_us: float | None = setting(
+        None,
+        "microseconds",
+        _optional(number(0, 1000), "auto"),
+        "How long a waiting thread spins before it sleeps; auto is 25, or 0 with more ranks than processors.",
+    )
+    output_dir: Path | None = setting(
+        None,
+        "",
+        _optional(directory, "auto"),
+        "Where failure reports and flight records go, in rank.N below it; auto is a new temporary directory.",
+    )
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return PREFIX + name.upper()
+
+
+def environment() -> dict[str, str]:
+    """A copy of the process's environment."""
+    return dict(os.environ)
+
+
+def parse(name: str, value: Any, source: str | None = None) -> Any:
+    """Check one value.
+
+    Parameters
+    ----------
+    name : str
+        A field of `Config`.
+    value : Any
+        Text from the environment, or what a caller gave.
+    source : str, optional
+        What to call it in an error; the setting's name by default.
+
+    Raises
+    ------
+    ConfigError
+        Naming the source, the value and the expected form.
+    """
+    for entry in fields(Config):
+        if entry.name == name:
+            try:
+                return entry.metadata["parse"](value)
+            except ValueError as error:
+                raise ConfigError(f"{source or name} is {value!r}; expected {error}") from None
+    known = ", ".join(entry.name for entry in fields(Config))
+    raise ConfigError(f"there is no setting {name!r}; there are: {known}")
+
+
+def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Config:
+    """Settings from the environment, then from the caller.
+
+    Parameters
+    ----------
+    environ : mapping
+        As from `environment()`. An empty value counts as not set.
+    overrides : mapping, optional
+        Values by setting name.
+
+    Raises
+    ------
+    ConfigError
+        A value that cannot be, or an override of a setting that does not exist.
+    """
+    values: dict[str, Any] = {}
+    for entry in fields(Config):
+        for source in (variable(entry.name), entry.metadata["alias"]):
+            if source is not None and environ.get(source):
+                values[entry.name] = parse(entry.name, environ[source], source)
+                break
+    for name, value in (overrides or {}).items():
+        values[name] = parse(name, value)
+    return Config(**values)
+
+
+def describe() -> str:
+    """The settings as a table in Markdown, for the documentation."""
+    rows = ["| setting | variable | unit | default | meaning |", "|---|---|---|---|---|"]
+    for entry in fields(Config):
+        default = "auto" if entry.default is None else entry.default
+        about = entry.metadata
+        rows.append(f"| `{entry.name}` | `{variable(entry.name)}` | {about['unit']} | {default} | {about['doc']} |")
+    return "\n".join(rows)
