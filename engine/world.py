@@ -1,0 +1,200 @@
+"""Who this process is: rank and size, from the variables of whichever launcher started it.
+
+Launchers are asked in a fixed order, and the first that has a complete answer is believed: enginerun, torchrun, Open
+MPI, PMI (MPICH, Intel MPI), Slurm. If a later one speaks of several processes and differs, that is refused. Slurm is an
+exception: it often starts one launcher per machine, and its variables also exist in a plain shell of an allocation. So
+it never contradicts, and counts only inside a step that `srun` started. With no launcher there is one rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class World:
+    """One process's place in its job."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    job: str
+    """What all ranks of this job, and of no other, have in common."""
+    secret: str | None
+    """What only the job's processes know; None if the launcher gave none."""
+    source: str
+    """The launcher that was believed."""
+
+    def key(self, generation: int) -> str:
+        """The job key of the `generation`-th `init` in this process."""
+        return f"{self.job}#{generation}"
+
+    def proof(self, generation: int) -> bytes:
+        """The key of the HMAC by which ranks prove that they belong. Without a secret it only tells jobs apart."""
+        secret = self.secret if self.secret is not None else "engine"
+        return hashlib.sha256(f"{secret}\0{self.key(generation)}".encode()).digest()
+
+
+@dataclass(frozen=True)
+class _Family:
+    """The variables of one launcher."""
+
+    source: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+    job: tuple[str, ...]
+    strict: bool = False
+    """Whether half an answer is an error; generic names may be there by chance."""
+
+
+_FAMILIES = (
+    _Family(
+        "enginerun",
+        "ENGINE_RANK",
+        "ENGINE_SIZE",
+        "ENGINE_LOCAL_RANK",
+        "ENGINE_LOCAL_SIZE",
+        ("ENGINE_JOB",),
+        strict=True,
+    ),
+    _Family(
+        "torchrun",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+    ),
+    _Family(
+        "mpirun (Open MPI)",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"),
+    ),
+    _Family("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_ID", "PMI_JOBID")),
+)
+_SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+
+
+def detect(environ: Mapping[str, str]) -> World:
+    """Find this process's place.
+
+    Parameters
+    ----------
+    environ : mapping
+        As from `engine.config.environment()`.
+
+    Raises
+    ------
+    ConfigError
+        Variables that are incomplete, impossible, or contradict each other; more than one host.
+    """
+    found = [world for family in _FAMILIES if (world := _ask(family, environ)) is not None]
+    slurm = _ask_slurm(environ)
+    if not found and slurm is not None:
+        found.append(slurm)
+    if not found:
+        job = environ.get("ENGINE_JOB") or f"alone-{os.getpid()}"
+        return World(0, 1, 0, 1, job, environ.get("ENGINE_SECRET") or None, "no launcher")
+    chosen = found[0]
+    for other in found[1:]:
+        # A world of one beneath a bigger one is a launcher started by a launcher; two different worlds are a mistake.
+        if other.size > 1 and (other.rank, other.size) != (chosen.rank, chosen.size):
+            raise ConfigError(
+                f"{chosen.source} says rank {chosen.rank} of {chosen.size}, {other.source} says rank {other.rank} of "
+                f"{other.size}. Start with one launcher, or unset the variables of the other one."
+            )
+    _check_host(chosen)
+    return chosen
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"{name} is {text!r}; expected a whole number of at least 0")
+    return int(text)
+
+
+def _ask(family: _Family, environ: Mapping[str, str]) -> World | None:
+    """One launcher's answer; None if it did not start this process."""
+    rank, size = _number(environ, family.rank), _number(environ, family.size)
+    if rank is None and size is None:
+        return None
+    if rank is None or size is None:
+        there, missing = (family.rank, family.size) if size is None else (family.size, family.rank)
+        if family.strict or (size is not None and size > 1):
+            raise ConfigError(f"{there} is {environ[there]!r}, but {missing} is not set; {family.source} sets both")
+        return None
+    local_rank, local_size = _number(environ, family.local_rank), _number(environ, family.local_size)
+    if local_rank is None and local_size is None and (size == 1 or _is_local(environ.get("MASTER_ADDR", ""))):
+        local_rank, local_size = rank, size
+    if local_rank is None or local_size is None:
+        missing = family.local_rank if local_rank is None else family.local_size
+        raise ConfigError(f"{family.size} is {size}, but {missing} is not set; {family.source} sets it")
+    world = World(rank, size, local_rank, local_size, _job(family.job, environ), _secret(environ), family.source)
+    for value, name, bound, of in (
+        (rank, family.rank, size, family.size),
+        (local_rank, family.local_rank, local_size, family.local_size),
+    ):
+        if value >= bound:
+            raise ConfigError(f"{name} is {value}, but {of} is {bound}; ranks count from 0")
+    if local_size > size:
+        raise ConfigError(f"{family.local_size} is {local_size}, more than {family.size}, which is {size}")
+    return world
+
+
+def _ask_slurm(environ: Mapping[str, str]) -> World | None:
+    """Slurm's answer, inside a step that `srun` started; elsewhere SLURM_NTASKS describes the allocation."""
+    rank, size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
+    local_rank = _number(environ, "SLURM_LOCALID")
+    if rank is None or size is None or local_rank is None or rank >= size:
+        return None
+    # "2" or "2(x3),1": tasks on each of the step's machines, in order.
+    counts: list[int] = []
+    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", str(size)).split(","):
+        tasks, _, times = part.partition("(x")
+        if not tasks.isdigit() or (times and not times.rstrip(")").isdigit()):
+            raise ConfigError(
+                f"SLURM_STEP_TASKS_PER_NODE is {environ['SLURM_STEP_TASKS_PER_NODE']!r}; expected 2(x3),1"
+            )
+        counts += [int(tasks)] * (int(times.rstrip(")")) if times else 1)
+    node = _number(environ, "SLURM_NODEID") or 0
+    local_size = counts[node] if node < len(counts) else size
+    return World(rank, size, local_rank, local_size, _job(_SLURM_JOB, environ), _secret(environ), "srun")
+
+
+def _check_host(world: World) -> None:
+    if world.local_size != world.size:
+        raise ConfigError(
+            f"{world.source} started {world.size} processes, {world.local_size} of them on this host. The engine "
+            "works on one host for now: start all processes on one machine."
+        )
+
+
+def _is_local(address: str) -> bool:
+    return address in ("localhost", "::1") or address.startswith("127.")
+
+
+def _secret(environ: Mapping[str, str]) -> str | None:
+    return environ.get("ENGINE_SECRET") or None
+
+
+def _job(names: tuple[str, ...], environ: Mapping[str, str]) -> str:
+    """The job key: ENGINE_JOB if there is one, else what the launcher gives to all processes of a job alike."""
+    if environ.get("ENGINE_JOB"):
+        names = ("ENGINE_JOB", "TORCHELASTIC_RESTART_COUNT")
+    known = [f"{name}={environ[name]}" for name in names if environ.get(name)]
+    # A launcher that names no job leaves the session: two jobs started in one terminal must then set ENGINE_JOB.
+    return " ".join(known) if known else f"session={os.getsid(0)}"
