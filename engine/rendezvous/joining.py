@@ -1,0 +1,149 @@
+"""The half of the rendezvous that every rank but 0 runs."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import socket
+import struct
+import time
+
+from engine.errors import RendezvousError
+from engine.rendezvous.messages import (
+    GRACE,
+    KINDS,
+    LIMIT,
+    Gathered,
+    Hello,
+    address,
+    close_all,
+    frame,
+    own_pidfd,
+    peer_uid,
+    readable,
+    receive,
+    sign,
+    take,
+)
+from engine.world import World
+
+
+class Joining:
+    """A rank other than 0: connect, prove, wait for the verdict."""
+
+    def __init__(self, world: World, generation: int, hello: Hello, timeout: float) -> None:
+        self.hello = hello
+        self.address = address(world, generation)
+        self.key = world.proof(generation)
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout
+
+    def run(self) -> Gathered:
+        """Returns when all ranks have come.
+
+        Raises
+        ------
+        RendezvousError
+            Somebody did not come in time, or died; the message names them.
+        IncompatibleRanksError
+            The ranks run different builds.
+        """
+        pause = 0.002
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                if self._connect(connection):
+                    answer = self._talk(connection)
+                    if answer is not None:
+                        return answer
+            if time.monotonic() >= self.deadline:
+                raise RendezvousError(
+                    f"rank {self.hello.rank}: rank 0 did not come within {self.timeout:g} s. Is it running, on this "
+                    "host, as this user, in the same job? ENGINE_START_TIMEOUT gives it more time."
+                )
+            time.sleep(pause)  # Nothing announces that a socket has appeared.
+            pause = min(pause * 1.5, 0.05)
+
+    def _connect(self, connection: socket.socket) -> bool:
+        connection.settimeout(max(0.001, self.deadline - time.monotonic()))
+        try:
+            connection.connect(self.address)
+        except (ConnectionRefusedError, BlockingIOError, TimeoutError):
+            return False
+        connection.settimeout(GRACE)
+        uid = peer_uid(connection)
+        if uid != os.getuid():
+            raise RendezvousError(
+                f"rank {self.hello.rank}: the job's socket belongs to user {uid}, not to {os.getuid()}"
+            )
+        return True
+
+    def _talk(self, connection: socket.socket) -> Gathered | None:
+        """One conversation; None if rank 0 broke off before it knew who we are."""
+        received: list[int] = []
+        buffer = bytearray()
+        try:
+            until = time.monotonic() + GRACE
+            challenge = self._message(connection, buffer, received, until)
+            if challenge is None or not received:
+                return None
+            challenged = json.loads(challenge[1])
+            hello = frame(vars(self.hello), self.key, "hello", challenged["nonce"])
+            mine = own_pidfd()
+            try:
+                sent = socket.send_fds(connection, [hello], [mine])
+                connection.sendall(hello[sent:])
+            except OSError:
+                return None
+            finally:
+                os.close(mine)
+            until = time.monotonic() + float(challenged["seconds"]) + GRACE
+            answer = self._message(connection, buffer, received, until)
+            if answer is None:
+                end = "died" if readable(received[:1], 0) else "stopped answering"
+                raise RendezvousError(f"rank 0 (pid {challenged['pid']}) {end} before all ranks had come")
+            return self._verdict(connection, answer)
+        finally:
+            close_all(received)
+
+    def _verdict(self, connection: socket.socket, answer: tuple[bytes, bytes]) -> Gathered:
+        proof, payload = answer
+        message = json.loads(payload)
+        if not hmac.compare_digest(proof, sign(self.key, "welcome", self.hello.nonce, payload)):
+            raise RendezvousError(
+                f"rank {self.hello.rank}: rank 0 does not know this job's secret. Is ENGINE_SECRET the same on both?"
+            )
+        if "refused" in message:
+            raise KINDS[message["refused"]](message["message"])
+        descriptors: list[int] = []
+        try:
+            while len(descriptors) < message["descriptors"]:
+                if not receive(connection, 1, descriptors):
+                    raise RendezvousError("rank 0 ended in the middle of its welcome")
+        except BaseException:
+            close_all(descriptors)
+            raise
+        control, arena, *peers = descriptors
+        return Gathered(control, arena, peers, message["pids"], message["processors"])
+
+    def _message(
+        self, connection: socket.socket, buffer: bytearray, descriptors: list[int], until: float
+    ) -> tuple[bytes, bytes] | None:
+        """The next message; None if the other side ends, or dies, or says nothing until then."""
+        while True:
+            whole = take(buffer)
+            if whole is not None:
+                return whole
+            # The first descriptor is rank 0's pidfd: its death shows even while a forked child holds the socket open.
+            ready = readable([connection.fileno(), *descriptors[:1]], until - time.monotonic())
+            if connection.fileno() not in ready:
+                return None
+            # Exactly this message: the bytes behind it carry descriptors.
+            length = 4 + struct.unpack_from(">I", buffer)[0] if len(buffer) >= 4 else 4
+            try:
+                data = receive(connection, min(length - len(buffer), LIMIT), descriptors)
+            except (ConnectionError, TimeoutError):
+                return None
+            if not data:
+                return None
+            buffer += data

@@ -1,0 +1,133 @@
+"""The messages of the rendezvous, their proofs, and the descriptors that travel with them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import IncompatibleRanksError, RendezvousError
+from engine.world import World
+
+GROUP = 250  # descriptors per message
+LIMIT = 1 << 20  # bytes of a message
+MAC = 32
+GRACE = 5.0  # seconds beyond rank 0's deadline in which its verdict must arrive
+KINDS = {kind.__name__: kind for kind in (RendezvousError, IncompatibleRanksError)}
+
+
+@dataclass
+class Gathered:
+    """What every rank holds when all have come. The descriptors belong to the receiver."""
+
+    control: int
+    arena: int
+    peers: list[int]
+    """A pidfd per rank."""
+    pids: list[int]
+    processors: list[list[int]]
+    """Each rank's affinity."""
+
+    def close(self) -> None:
+        """Close all descriptors; only if no engine has taken them over."""
+        close_all([self.control, self.arena, *self.peers])
+
+
+@dataclass
+class Hello:
+    """How a rank introduces itself."""
+
+    rank: int
+    size: int
+    pid: int
+    processors: list[int]
+    build: dict[str, str | int]
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+
+
+def introduce(world: World, build: dict[str, str | int]) -> Hello:
+    """This process's `Hello`."""
+    return Hello(world.rank, world.size, os.getpid(), sorted(os.sched_getaffinity(0)), build)
+
+
+def address(world: World, generation: int) -> str:
+    """The abstract socket of a job: its user and a digest of its key."""
+    digest = hashlib.sha256(world.key(generation).encode()).hexdigest()[:40]
+    return f"\0engine-{os.getuid()}-{digest}"
+
+
+def own_pidfd() -> int:
+    """A descriptor of this process that becomes readable when it ends (close-on-exec)."""
+    try:
+        return os.pidfd_open(os.getpid())
+    except OSError as error:
+        raise RendezvousError(
+            f"pidfd_open failed ({error}); the engine needs Linux 5.3, and a sandbox that allows it"
+        ) from None
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Close descriptors, whatever state they are in."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def sign(key: bytes, label: str, nonce: str, payload: bytes) -> bytes:
+    """The proof that goes with a message: only who knows `key` can make it, and only for this `nonce`."""
+    return hmac.digest(key, label.encode() + b"\0" + nonce.encode() + b"\0" + payload, "sha256")
+
+
+def frame(message: dict[str, Any], key: bytes, label: str, nonce: str) -> bytes:
+    """A message as it goes over the socket."""
+    payload = json.dumps(message).encode()
+    return struct.pack(">I", MAC + len(payload)) + sign(key, label, nonce, payload) + payload
+
+
+def take(buffer: bytearray) -> tuple[bytes, bytes] | None:
+    """Cut a whole message off the front of `buffer`: (HMAC, payload), or None as long as it is incomplete.
+
+    Raises
+    ------
+    ValueError
+        No message of ours begins like this.
+    """
+    if len(buffer) < 4:
+        return None
+    (length,) = struct.unpack_from(">I", buffer)
+    if not MAC < length <= LIMIT:
+        raise ValueError("not a message")
+    if len(buffer) < 4 + length:
+        return None
+    body = bytes(buffer[4 : 4 + length])
+    del buffer[: 4 + length]
+    return body[:MAC], body[MAC:]
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user on the other side, as the kernel knows it."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+def receive(connection: socket.socket, nbytes: int, descriptors: list[int]) -> bytes:
+    """Receive bytes, appending descriptors that come with them (close-on-exec)."""
+    data, got, _, _ = socket.recv_fds(connection, nbytes, GROUP, socket.MSG_CMSG_CLOEXEC)
+    descriptors += got
+    return data
+
+
+def readable(descriptors: list[int], timeout: float) -> set[int]:
+    """Those of `descriptors` that have data or have ended, as soon as there are any; `select` stops at number 1023."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(max(0.0, timeout) * 1000)}
