@@ -1,0 +1,275 @@
+"""The default engine of this process: made by `init`, ended by `shutdown`, refused in forked children."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from engine import config, logs
+from engine.errors import ConfigError, EngineError, ForkedError, NotInitializedError
+from engine.launch.machine import cpu_quota
+from engine.native import core
+from engine.rendezvous import Gathered, gather
+from engine.trace.flight import Recorder
+from engine.watch import Watch
+from engine.world import World, detect
+
+DEFAULT_SPIN_US = 25.0
+_FORKED = (
+    "the engine was initialised in process {parent}, and this is its forked child {child}. Use the start method "
+    "'spawn' or 'forkserver' for processes that communicate; data-loading workers must not touch the engine."
+)
+
+
+@dataclass
+class _Running:
+    """An initialised engine and what belongs to it."""
+
+    engine: core.Engine
+    world: World
+    settings: config.Config
+    watch: Watch
+    pid: int
+
+
+_lock = threading.Lock()
+_running: _Running | None = None
+_generation = 0
+
+
+def init(**settings: Any) -> None:
+    """Meet the other ranks and start the engine. Collective. Does nothing if the engine is running.
+
+    Parameters
+    ----------
+    **settings
+        Any setting of `engine.config.Config`, such as `fusion_threshold` (bytes) or `cycle_time_ms`. They go before the
+        environment.
+
+    Raises
+    ------
+    ConfigError
+        A setting or a launcher's variable that cannot be; settings for an engine that is running already.
+    RendezvousError
+        Ranks that did not come within `start_timeout`, or died, by name.
+    IncompatibleRanksError
+        Ranks that run different builds.
+    ForkedError
+        The parent of this process had initialised the engine.
+    """
+    global _running, _generation
+    with _lock:
+        if _running is not None:
+            _check_pid(_running)
+            if settings:
+                raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
+            return
+        environ = config.environment()
+        chosen = config.load(environ, settings)
+        world = detect(environ)
+        logs.configure(chosen.log_level, world.rank)
+        _generation += 1
+        _running = _start(world, chosen, _generation)
+        atexit.register(shutdown)
+    logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
+
+
+def _start(world: World, settings: config.Config, generation: int) -> _Running:
+    core.use_kernels(settings.kernels)
+
+    def create() -> tuple[int, int]:
+        control = core.create_segment(world.size, generation)
+        try:
+            return control, core.create_arena()
+        except BaseException:
+            os.close(control)
+            raise
+
+    gathered = gather(world, generation, core.segment_info(), settings.start_timeout, create)
+    try:
+        engine = core.Engine(
+            world.rank,
+            world.size,
+            gathered.control,
+            gathered.arena,
+            gathered.peers,
+            fusion_threshold=settings.fusion_threshold,
+            cycle_time_ms=settings.cycle_time_ms,
+            stall_warning=settings.stall_warning,
+            stall_limit=settings.stall_limit,
+            spin_us=_spin(gathered) if settings.spin_us is None else settings.spin_us,
+            stores=settings.stores,
+        )
+    except BaseException:
+        gathered.close()
+        raise
+    watch = Watch(engine, Recorder(settings.output_dir, world.rank))
+    watch.start()
+    return _Running(engine, world, settings, watch, os.getpid())
+
+
+def _spin(gathered: Gathered) -> float:
+    """Spinning pays when every rank has a processor; else it takes the processor from the rank that is waited for."""
+    processors: float = len({cpu for cpus in gathered.processors for cpu in cpus})
+    quota = cpu_quota()
+    if quota is not None:
+        processors = min(processors, quota)
+    return DEFAULT_SPIN_US if len(gathered.pids) <= processors else 0.0
+
+
+def shutdown() -> None:
+    """Finish what is in flight, leave the world and stop the engine. Does nothing if it is not running.
+
+    Waits at most `shutdown_timeout` for operations in flight. Runs by itself when the interpreter ends. After it,
+    `init` makes a new world.
+    """
+    global _running
+    with _lock:
+        running = _running
+        if running is None:
+            return
+        if os.getpid() != running.pid:
+            return  # A forked child has nothing to end: threads and mappings stayed with the parent.
+        _running = None
+        atexit.unregister(shutdown)
+        try:
+            running.engine.close(running.settings.shutdown_timeout)
+        finally:
+            running.watch.report_failure()
+            running.watch.stop(running.settings.shutdown_timeout)
+
+
+def _check_pid(running: _Running) -> None:
+    if os.getpid() != running.pid:
+        raise ForkedError(_FORKED.format(parent=running.pid, child=os.getpid()))
+
+
+def _current() -> _Running:
+    running = _running
+    if running is None:
+        raise NotInitializedError("call engine.init() first; it has not been called, or engine.shutdown() has")
+    if os.getpid() != running.pid:
+        _check_pid(running)
+    return running
+
+
+def engine() -> core.Engine:
+    """The native engine.
+
+    Raises
+    ------
+    NotInitializedError
+        Before `init` and after `shutdown`.
+    ForkedError
+        In a forked child.
+    """
+    return _current().engine
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called, in this very process, and `shutdown` has not."""
+    return _running is not None and _running.pid == os.getpid()
+
+
+def rank() -> int:
+    """This process's rank, from 0 to `size() - 1`."""
+    return _current().world.rank
+
+
+def size() -> int:
+    """The number of ranks: the world size."""
+    return _current().world.size
+
+
+def local_rank() -> int:
+    """This process's rank among those on its host."""
+    return _current().world.local_rank
+
+
+def local_size() -> int:
+    """The number of ranks on this host."""
+    return _current().world.local_size
+
+
+def cross_rank() -> int:
+    """The number of this host among the hosts: 0, with one host."""
+    _current()
+    return 0
+
+
+def cross_size() -> int:
+    """The number of hosts: 1."""
+    _current()
+    return 1
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has equally many ranks: True, with one host."""
+    _current()
+    return True
+
+
+def set_knobs(
+    *,
+    fusion_threshold: int | str | None = None,
+    cycle_time_ms: float | None = None,
+    stores: str | None = None,
+    chunk_bytes: int | None = None,
+) -> int:
+    """Change knobs while running. On rank 0 only: every rank sees the change at the same schedule entry.
+
+    Parameters
+    ----------
+    fusion_threshold : int, optional
+        Bytes.
+    cycle_time_ms : float, optional
+        Milliseconds.
+    stores : str, optional
+        `auto`, `cached` or `streaming`.
+    chunk_bytes : int, optional
+        Bytes that go through a slot at a time.
+
+    Returns
+    -------
+    int
+        The version that the next entry carries; `knobs()["version"]` on every rank once it has executed that entry.
+
+    Raises
+    ------
+    EngineError
+        On another rank than 0.
+    ConfigError
+        A value that cannot be.
+    """
+    running = _current()
+    if running.world.rank != 0:
+        raise EngineError(f"set_knobs was called on rank {running.world.rank}; rank 0 decides, call it there")
+    checked = {
+        name: None if value is None else config.parse(name, value)
+        for name, value in (
+            ("fusion_threshold", fusion_threshold),
+            ("cycle_time_ms", cycle_time_ms),
+            ("stores", stores),
+        )
+    }
+    return running.engine.set_knobs(
+        checked["fusion_threshold"], checked["cycle_time_ms"], checked["stores"], chunk_bytes
+    )
+
+
+def knobs() -> dict[str, Any]:
+    """The knobs as stamped on the last schedule entry that this rank executed."""
+    return engine().knobs()
+
+
+def counters() -> dict[str, int]:
+    """What the engine has done since `init`: entries, tensors, bytes, and nanoseconds `wait_ns` and `busy_ns`."""
+    return engine().counters()
+
+
+def abort(reason: str) -> None:
+    """End the world: every rank's calls raise an error that names this rank and `reason`."""
+    engine().abort(reason)

@@ -1,0 +1,77 @@
+"""Files that a rank leaves behind when something goes wrong: its failure and its last schedule entries."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.native import core
+
+
+class Recorder:
+    """Where one rank writes. The directory is made when there is something to write.
+
+    Parameters
+    ----------
+    directory : Path or None
+        Of the job; the rank writes to `rank.N` in it. None: a new temporary directory, readable by its owner only.
+    rank : int
+    """
+
+    def __init__(self, directory: Path | None, rank: int) -> None:
+        self._directory = directory
+        self._rank = rank
+
+    def write(self, name: str, content: dict[str, Any]) -> Path:
+        """Write one JSON file, readable by its owner only; whoever reads it sees all of it or the one before.
+
+        Returns
+        -------
+        Path
+            Where it is.
+        """
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="engine-"))
+        home = self._directory / f"rank.{self._rank}"
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = home / name
+        # mkstemp makes the file 0600; a link that somebody planted under a guessed name would not be followed.
+        handle, draft = tempfile.mkstemp(dir=home, prefix=f".{name}.")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(content, file, indent=1, default=str)
+            os.replace(draft, path)
+        except BaseException:
+            os.unlink(draft)
+            raise
+        return path
+
+
+def snapshot(engine: core.Engine, reason: str, time: float) -> dict[str, Any]:
+    """The content of a flight record.
+
+    Parameters
+    ----------
+    engine : core.Engine
+    reason : str
+        Why it is written: `abort`, `stall` or `signal`.
+    time : float
+        Seconds since the epoch.
+    """
+    failure = engine.failure
+    return {
+        "rank": engine.rank,
+        "size": engine.size,
+        "pid": os.getpid(),
+        "reason": reason,
+        "time": time,
+        "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
+        "knobs": engine.knobs(),
+        "counters": engine.counters(),
+        "pending": engine.pending(),
+        "history": engine.history(),
+    }

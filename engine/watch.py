@@ -1,0 +1,137 @@
+"""What one engine needs around it in a Python process: the monitor thread, the exception hook, the signal, the exit.
+
+The monitor is a daemon thread. `Watch.start` starts it; it ends when the engine has been closed, and `Watch.stop` waits
+for that. It logs what happens to the world, and writes the files about it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from engine.errors import WorldError
+from engine.logs import logger
+from engine.native import core
+from engine.trace.flight import Recorder, snapshot
+from engine_ext.errors import BY_CAUSE
+
+_CAUSES = {BY_CAUSE[code]: word for code, word in {1: "died", 2: "raised", 3: "left", 4: "stalled"}.items()}
+_NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{Path(__file__).parent}{os.sep}")
+
+
+def summary(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:
+    """An exception in one line, with the last place in the user's own code: `ValueError: bad batch at train.py:12`."""
+    text = "".join(traceback.format_exception_only(kind, value)).strip().splitlines()
+    where = ""
+    frames = traceback.extract_tb(trace)
+    if frames:
+        own = [frame for frame in frames if not any(folder in frame.filename for folder in _NOT_THE_USERS)]
+        last = (own or frames)[-1]
+        where = f" at {Path(last.filename).name}:{last.lineno}"
+    return (text[-1] if text else kind.__name__) + where
+
+
+def late(missing: list[int] | None) -> str:
+    """Who is missing, for a message."""
+    if missing is None:
+        return "ranks unknown here (rank 0 knows)"
+    return ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing)) if missing else "no rank"
+
+
+class Watch:
+    """Hooks and thread of one engine, from `start` to `stop`."""
+
+    def __init__(self, engine: core.Engine, recorder: Recorder) -> None:
+        self._engine = engine
+        self._recorder = recorder
+        self._pid = os.getpid()
+        self._reported = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="engine-monitor", daemon=True)
+        self._chained: Callable[..., Any] = sys.excepthook
+        self._handles_signal = False
+
+    def start(self) -> None:
+        """Start the thread; put the hooks in place."""
+        self._thread.start()
+        self._chained, sys.excepthook = sys.excepthook, self._excepthook
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+            # Python runs the handler when the main thread next executes Python code. A wait in the engine looks every
+            # 100 ms; somebody else's native code delays it for as long as that runs.
+            signal.signal(signal.SIGUSR1, self._on_signal)
+            self._handles_signal = True
+
+    def stop(self, timeout: float) -> None:
+        """Take the hooks away and wait for the thread. The engine must have been closed."""
+        # A hook that was wrapped around ours stays; ours then passes on, since the closed engine ignores an abort.
+        if sys.excepthook == self._excepthook:
+            sys.excepthook = self._chained
+        if self._handles_signal and threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGUSR1) == self._on_signal:
+                signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            self._handles_signal = False
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def report_failure(self) -> None:
+        """Write the world's first cause and this rank's flight record, once. A process that ends calls it too."""
+        failure = self._engine.failure
+        if failure is None or not self._reported.acquire(blocking=False):
+            return
+        rank = failure.rank if isinstance(failure, WorldError) else self._engine.rank
+        cause = next((word for kind, word in _CAUSES.items() if isinstance(failure, kind)), "raised")
+        content = {"rank": rank, "cause": cause, "message": str(failure), "time": time.time()}
+        path = self._write("failure.json", content)
+        self._flight("abort")
+        logger.error("%s (details in %s)", failure, path.parent if path else "no file")
+
+    def _run(self) -> None:
+        while True:
+            event = self._engine.monitor()
+            if event == "closed":
+                return
+            if event == "abort":
+                self.report_failure()
+            elif event == "stall":
+                self._report_stall()
+            else:
+                logger.warning("SIGUSR1: schedule entries in %s", self._flight("signal"))
+
+    def _report_stall(self) -> None:
+        lines = [
+            f"{entry['name']!r} ({entry['kind']}) has waited {entry['seconds']:.0f} s for {late(entry['missing'])}"
+            for entry in self._engine.pending()
+        ]
+        path = self._flight("stall")
+        logger.warning("stalled; schedule entries in %s\n  %s", path, "\n  ".join(lines))
+
+    def _flight(self, reason: str) -> Path | None:
+        return self._write("flight.json", snapshot(self._engine, reason, time.time()))
+
+    def _write(self, name: str, content: dict[str, Any]) -> Path | None:
+        """A full disk must not hide the failure that is being reported."""
+        try:
+            return self._recorder.write(name, content)
+        except OSError as error:
+            logger.error("cannot write %s: %s", name, error)
+            return None
+
+    def _excepthook(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        """Tell the other ranks why this one ends, before anything else happens.
+
+        `SystemExit` does not come here: a rank that exits, whatever its code, has left, and is named as such.
+        """
+        if os.getpid() == self._pid:
+            self._engine.abort(summary(kind, value, trace))
+        self._chained(kind, value, trace)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._pid:
+            self._engine.notify_signal()
