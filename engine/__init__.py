@@ -1,0 +1,149 @@
+"""Gradient communication for distributed training: `init`, collectives, `DistributedOptimizer`.
+
+Names are loaded when they are first used, so that `import engine.launch` needs no compiled extension, and that no
+framework is imported before its user does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.collectives import (
+        Handle,
+        allgather,
+        allgather_async,
+        allreduce,
+        allreduce_,
+        allreduce_async,
+        allreduce_async_,
+        barrier,
+        broadcast,
+        broadcast_,
+        broadcast_async,
+        broadcast_async_,
+        poll,
+        synchronize,
+    )
+    from engine.objects import allgather_object, broadcast_object, check_consistency
+    from engine.runtime import (
+        abort,
+        counters,
+        cross_rank,
+        cross_size,
+        init,
+        is_homogeneous,
+        is_initialized,
+        knobs,
+        local_rank,
+        local_size,
+        rank,
+        set_knobs,
+        shutdown,
+        size,
+    )
+    from engine.types import Average, Max, Min, Op, Product, Sum
+
+_MODULES = {
+    "collectives": (
+        "Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ barrier broadcast "
+        "broadcast_ broadcast_async broadcast_async_ poll synchronize"
+    ),
+    "objects": "allgather_object broadcast_object check_consistency",
+    "runtime": (
+        "abort counters cross_rank cross_size init is_homogeneous is_initialized knobs local_rank local_size rank "
+        "set_knobs shutdown size"
+    ),
+    "types": "Average Max Min Op Product Sum",
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = [
+    "Average",
+    "DistributedOptimizer",
+    "Handle",
+    "Max",
+    "Min",
+    "Op",
+    "Product",
+    "Sum",
+    "abort",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "check_consistency",
+    "counters",
+    "cross_rank",
+    "cross_size",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "knobs",
+    "local_rank",
+    "local_size",
+    "poll",
+    "rank",
+    "set_knobs",
+    "shutdown",
+    "size",
+    "synchronize",
+]
+
+
+def DistributedOptimizer(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make an optimizer reduce its gradients over all ranks, by the binding of the framework that it belongs to.
+
+    Parameters
+    ----------
+    optimizer : object
+        A `torch.optim.Optimizer`.
+    *args, **kwargs
+        As for the framework's own `DistributedOptimizer`, such as `engine.torch.DistributedOptimizer`.
+
+    Raises
+    ------
+    TypeError
+        An optimizer of a framework that the engine has no binding for.
+    """
+    for kind in type(optimizer).__mro__:
+        if kind.__module__.partition(".")[0] == "torch":
+            return import_module("engine.torch").DistributedOptimizer(optimizer, *args, **kwargs)
+    kind = type(optimizer)
+    raise TypeError(
+        f"DistributedOptimizer takes an optimizer of torch.optim, not {kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("enginerun")
+    except PackageNotFoundError:
+        return "0+unknown"  # A source tree that was never installed.
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _HOME:
+        value = getattr(import_module(f"engine.{_HOME[name]}"), name)
+    else:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
