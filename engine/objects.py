@@ -1,0 +1,197 @@
+"""Python objects over all ranks, and the check that ranks hold the same parameters.
+
+Objects travel pickled. Only ranks that have proven the job's secret take part, so that no stranger's pickle is loaded.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from engine import runtime
+from engine.collectives import adapter_of, broadcast_
+from engine.errors import EngineError, MismatchError, UnsupportedTensorError
+from engine.native import core
+
+Described = dict[str, tuple[str, int]]  # by name: what it is, and a checksum of its value where that counts
+_SHOWN = 20  # lines of a report
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """Give every rank the object of one. Collective.
+
+    Parameters
+    ----------
+    obj : object
+        Anything that can be pickled; looked at on the root only.
+    root_rank : int
+    name : str, optional
+        Equal on all ranks.
+
+    Returns
+    -------
+    object
+        `obj` itself on the root, a copy elsewhere.
+
+    Raises
+    ------
+    EngineError
+        The object cannot be pickled; every rank raises.
+    """
+    failure: Exception | None = None
+    data = b""
+    if runtime.rank() == root_rank:
+        try:
+            data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # Whatever a `__reduce__` may raise; the others must hear of it.
+            failure = error
+    header = np.array([-1 if failure else len(data)], np.int64)
+    broadcast_(header, root_rank, name and f"{name}.size")
+    if header[0] < 0:
+        raise EngineError(f"rank {root_rank} cannot pickle the object that it broadcasts") from failure
+    payload = np.frombuffer(data, np.uint8).copy() if data else np.empty(int(header[0]), np.uint8)
+    broadcast_(payload, root_rank, name and f"{name}.data")
+    return obj if data else pickle.loads(payload.data)
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Collect one object of each rank. Collective.
+
+    Parameters
+    ----------
+    obj : object
+        Anything that can be pickled.
+    name : str, optional
+        Equal on all ranks.
+
+    Returns
+    -------
+    list
+        By rank; all of them copies.
+
+    Raises
+    ------
+    EngineError
+        An object cannot be pickled; every rank raises, naming the rank.
+    """
+    failure: Exception | None = None
+    data = b""
+    try:
+        data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # As above: an empty contribution tells the others.
+        failure = error
+    handle = runtime.engine().allgather(np.frombuffer(data, np.uint8), name)
+    handle.wait()
+    payload, rows = handle.gathered
+    for rank, count in enumerate(rows):
+        if count == 0:
+            raise EngineError(f"rank {rank} cannot pickle the object that it gathers") from failure
+    objects, start = [], 0
+    for count in rows:
+        objects.append(pickle.loads(payload[start : start + count]))
+        start += count
+    return objects
+
+
+def pairs(params: Any) -> list[tuple[str, Any]]:
+    """Names and tensors of a mapping, of pairs such as `named_parameters()`, or of plain tensors (named by number)."""
+    if isinstance(params, Mapping):
+        return [(str(name), value) for name, value in params.items()]
+    if not isinstance(params, Iterable) or isinstance(params, str | bytes):
+        raise TypeError(f"expected a mapping or an iterable of (name, tensor), not {type(params).__qualname__}")
+    named = []
+    for index, entry in enumerate(params):
+        if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str):
+            named.append(entry)
+        else:
+            named.append((str(index), entry))
+    return named
+
+
+def describe(name: str, value: Any) -> str:
+    """`float32[3, 4]` for a tensor; type and value for a number or a string.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        Anything else.
+    """
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{str(value.dtype).rpartition('.')[2]}{list(value.shape)}"
+    if isinstance(value, bool | int | float | str | None):
+        return f"{type(value).__name__} {value!r}"
+    raise UnsupportedTensorError(f"{name!r} is a {type(value).__qualname__}, not a tensor")
+
+
+def check_consistency(params: Any, name: str | None = None) -> None:
+    """Check that all ranks hold the same parameters, bit by bit. Collective.
+
+    Parameters
+    ----------
+    params : mapping, or iterable of (str, tensor)
+        A `state_dict()` or `named_parameters()`; numbers and strings among the values are compared too.
+    name : str, optional
+        Equal on all ranks.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, with one text: which parameters differ in which ranks from the majority (rank 0 in doubt), by
+        presence, dtype, shape or value.
+    """
+    described: Described = {}
+    for key, value in pairs(params):
+        is_tensor = hasattr(value, "dtype")
+        described[key] = describe(key, value), core.checksum(adapter_of(value).input(value)) if is_tensor else 0
+    compare(described, "parameters differ between ranks", name)
+
+
+def compare(described: Described, title: str, name: str | None = None) -> None:
+    """Check that all ranks describe the same things alike. Collective.
+
+    Parameters
+    ----------
+    described : dict
+        By name: what it is, and a checksum of its value or 0.
+    title : str
+        First line of the error.
+
+    Raises
+    ------
+    MismatchError
+    """
+    lines = differences(allgather_object(described, name))
+    if lines:
+        more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        raise MismatchError("\n  ".join([title, *lines[:_SHOWN], *more]))
+
+
+def differences(ranks: list[Described]) -> list[str]:
+    """One line for each name that is not the same everywhere, in the order of rank 0."""
+    lines = []
+    names = dict.fromkeys(name for described in ranks for name in described)
+    for name in names:
+        values = [described.get(name) for described in ranks]
+        if all(value == values[0] for value in values):
+            continue
+        votes = Counter(values)
+        common = max(votes, key=lambda value: (votes[value], value == values[0]))
+        others: dict[tuple[str, int] | None, list[int]] = {}
+        for rank, value in enumerate(values):
+            if value != common:
+                others.setdefault(value, []).append(rank)
+        base = values.index(common)
+        lines += [f"{name!r}: {_differs(who, value, base, common)}" for value, who in others.items()]
+    return lines
+
+
+def _differs(who: list[int], value: tuple[str, int] | None, base: int, common: tuple[str, int] | None) -> str:
+    text = ("rank " if len(who) == 1 else "ranks ") + ", ".join(map(str, who)) + (" has" if len(who) == 1 else " have")
+    if value is not None and common is not None and value[0] == common[0]:
+        return f"{text} other values than rank {base} ({value[0]})"
+    mine, theirs = (f"{each[0]}" if each is not None else "no such entry" for each in (value, common))
+    return f"{text} {mine}, rank {base} has {theirs}"
