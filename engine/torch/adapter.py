@@ -1,0 +1,69 @@
+"""What the collectives must know about a `torch.Tensor`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.collectives import register
+from engine.errors import UnsupportedTensorError
+
+
+def check(tensor: torch.Tensor, what: str = "a tensor") -> None:
+    """Raise unless the engine can work on this kind of tensor."""
+    if tensor.layout is not torch.strided:
+        raise UnsupportedTensorError(
+            f"{what} has layout {tensor.layout}; the engine takes dense tensors: use to_dense()"
+        )
+    if not tensor.is_cpu:
+        raise UnsupportedTensorError(
+            f"{what} is on {tensor.device}; the engine works in main memory for now: use cpu()"
+        )
+
+
+class TorchAdapter:
+    """`torch.Tensor` and its subclasses."""
+
+    def input(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided or not tensor.is_cpu:
+            check(tensor)
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        # A lazily negated view lends memory with the other sign.
+        return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
+
+    target = input
+
+    def empty(self, source: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(source)
+
+    def store(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
+        if tensor.data_ptr() != result.data_ptr() or tensor.is_neg():
+            with torch.no_grad():
+                tensor.copy_(result)
+
+    def result(self, tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        return output
+
+    def rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        source = self.input(tensor)
+        return source if source.dim() else source.view(1)
+
+    def gathered(self, tensor: torch.Tensor, data: memoryview, rows: int) -> torch.Tensor:
+        shape = (rows, *tensor.shape[1:])
+        if not data.nbytes:  # frombuffer refuses it.
+            return torch.empty(shape, dtype=tensor.dtype)
+        return torch.frombuffer(data, dtype=tensor.dtype).view(shape)
+
+
+def tensor_over(memory: Any, like: torch.Tensor) -> torch.Tensor:
+    """A tensor that lies in `memory`, contiguous, of the dtype and shape of `like`."""
+    if isinstance(memory, torch.Tensor):
+        return memory.view(like.shape)
+    if not like.numel():
+        return torch.empty(like.shape, dtype=like.dtype)
+    return torch.frombuffer(memory, dtype=like.dtype, count=like.numel()).view(like.shape)
+
+
+register(torch.Tensor, TorchAdapter())

@@ -1,0 +1,228 @@
+"""Collectives on torch tensors, with the names, argument order and defaults that Horovod's users know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import engine.torch.adapter  # noqa: F401  (registers torch.Tensor)
+from engine import collectives
+from engine.collectives import Handle
+from engine.errors import EngineError
+from engine.types import Average, Op, Sum
+
+
+class _Compression(type):
+    def __getattr__(cls, name: str) -> Any:
+        raise NotImplementedError(f"Compression.{name} does not exist in this version; there is Compression.none")
+
+
+class Compression(metaclass=_Compression):
+    """How gradients are compressed on their way: not at all."""
+
+    none = None
+
+
+def no_compression(compression: Any) -> None:
+    """Raise if `compression` is something else than `Compression.none`."""
+    if compression is not None:
+        raise NotImplementedError(f"compression {compression!r} does not exist in this version; use Compression.none")
+
+
+def choose_op(average: bool | None, op: int | None) -> Op:
+    """The operation, from the old argument `average` or the new `op`.
+
+    Raises
+    ------
+    ValueError
+        Both are given.
+    """
+    if average is not None and op is not None:
+        raise ValueError("give either average or op, not both; op=Average is the same as average=True, op=Sum as False")
+    if average is not None:
+        return Average if average else Sum
+    return Average if op is None else Op(op)
+
+
+def _check(tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start an allreduce. `synchronize` gives its result, a new tensor. See `engine.allreduce`."""
+    _check(tensor)
+    return collectives.allreduce_async(tensor, choose_op(average, op), name, prescale_factor, postscale_factor)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start an allreduce in place; the tensor must be left alone until `synchronize` returns."""
+    _check(tensor)
+    return collectives.allreduce_async_(tensor, choose_op(average, op), name, prescale_factor, postscale_factor)
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Combine a tensor over all ranks. Collective.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        In main memory; of any shape and strides; the dtypes of `engine.allreduce`.
+    average : bool, optional
+        The old way to say `op`: True is `Average`, False is `Sum`.
+    name : str, optional
+        Equal on all ranks.
+    compression : optional
+        `Compression.none`.
+    op : Op, optional
+        `Average` by default.
+    prescale_factor, postscale_factor : float, optional
+        Multiply the inputs, and the result.
+
+    Returns
+    -------
+    torch.Tensor
+        Contiguous; of the input's dtype and shape; no gradient flows through it.
+
+    Raises
+    ------
+    EngineError
+        As for `engine.allreduce`.
+    """
+    no_compression(compression)
+    result = allreduce_async(tensor, average, name, op, prescale_factor, postscale_factor).wait()
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """As `allreduce`, in place. Returns `tensor`."""
+    allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor).wait()
+    return tensor
+
+
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+    """Start a broadcast. `synchronize` gives its result, a new tensor."""
+    _check(tensor)
+    return collectives.broadcast_async(tensor, root_rank, name)
+
+
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+    """Start a broadcast in place; the tensor must be left alone until `synchronize` returns."""
+    _check(tensor)
+    return collectives.broadcast_async_(tensor, root_rank, name)
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """A new tensor with the values of the root's. Collective. See `engine.broadcast`."""
+    result = broadcast_async(tensor, root_rank, name).wait()
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """As `broadcast`, in place. Returns `tensor`."""
+    broadcast_async_(tensor, root_rank, name).wait()
+    return tensor
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
+    """Start an allgather. `synchronize` gives its result."""
+    _check(tensor)
+    return collectives.allgather_async(tensor, name)
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+    """Concatenate over all ranks along the first dimension, which may differ by rank. See `engine.allgather`."""
+    result = allgather_async(tensor, name).wait()
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:
+    """Start the engine, as `engine.init`. Communicators and process sets do not exist in this version."""
+    from engine import runtime
+
+    if comm is not None or process_sets is not None:
+        raise EngineError("engine.torch.init takes no comm and no process_sets in this version; leave them out")
+    runtime.init(**settings)
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI supports threads: there is no MPI here."""
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Whether operations go through MPI: they go through shared memory."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Whether operations go through Gloo: they go through shared memory."""
+    return False
+
+
+def mpi_built() -> bool:
+    """Whether there is an MPI transport."""
+    return False
+
+
+def gloo_built() -> bool:
+    """Whether there is a Gloo transport."""
+    return False
+
+
+def nccl_built() -> int:
+    """The version of NCCL that the engine uses, as a number; 0 for none."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Whether there is a DDL transport."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Whether there is a oneCCL transport."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether tensors may live on CUDA devices."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Whether tensors may live on ROCm devices."""
+    return False

@@ -1,0 +1,219 @@
+"""`DistributedOptimizer` for torch: the optimizer it is given, which from then on reduces gradients over all ranks."""
+
+from __future__ import annotations
+
+import copyreg
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from engine import objects, runtime
+from engine.torch.ops import no_compression
+from engine.torch.reducer import Reducer
+from engine.types import Average, Op
+
+_numbers = itertools.count()
+
+
+class _Distributed:
+    """What the class of a wrapped optimizer has on top of its own. `_engine` is the state of one wrapping."""
+
+    _engine: _Wrapping
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's own; finishes a pass that an exception has cut short."""
+        self._engine.reducer.before_zero()
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+        self._engine.reducer.forget()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's own; the new parameters are reduced too. Collective."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self._engine.adopt(self.param_groups)  # type: ignore[attr-defined]
+
+    def synchronize(self) -> None:
+        """Wait for the gradients. `backward` has done so already; scripts may still say it."""
+        self._engine.reducer.finish()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Does nothing: `step` never reduces gradients again. Scripts that clip gradients may still say it."""
+        yield
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients on this rank; the first backward after it reduces the sum, once.
+
+        All ranks must do the same.
+        """
+        with self._engine.reducer.pause():
+            yield
+
+    def communication(self) -> float:
+        """Seconds that this rank's callers have waited in the engine since the last call (at first: since wrapping)."""
+        return self._engine.waited()
+
+    def unwrap(self) -> torch.optim.Optimizer:
+        """Take the hooks away and give the optimizer its own class back. Returns it."""
+        assert isinstance(self, torch.optim.Optimizer)
+        state: _Wrapping = self._engine
+        state.end()
+        del self._engine
+        self.__class__ = state.kind
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy, or what a pickle brings back, is a plain optimizer: hooks belong to this one's parameters.
+        return copyreg.__newobj__, (self._engine.kind,), self.__getstate__()  # type: ignore[attr-defined]
+
+
+class _Wrapping:
+    """What a wrapped optimizer remembers."""
+
+    def __init__(self, kind: type, reducer: Reducer, names: dict[int, str] | None, prefix: str) -> None:
+        self.kind = kind
+        self.reducer = reducer
+        self.names = names
+        self.prefix = prefix
+        self.handles: list[Any] = []
+        self._known: set[int] = set()
+        self._engine = runtime.engine()
+        self._waited_ns = self._engine.counters()["wait_ns"]
+
+    def adopt(self, groups: list[dict[str, Any]]) -> None:
+        """Reduce the parameters of `groups` that are not yet reduced. Collective."""
+        new: dict[str, torch.Tensor] = {}
+        for g, group in enumerate(groups):
+            for p, parameter in enumerate(group["params"]):
+                if id(parameter) in self._known:
+                    continue
+                name = f"group{g}.param{p}" if self.names is None else self.names.get(id(parameter))
+                if name is None:
+                    raise ValueError(
+                        f"named_parameters has no name for parameter {p} of group {g}, of shape "
+                        f"{list(parameter.shape)}; name all of the optimizer's parameters, or none"
+                    )
+                self._known.add(id(parameter))
+                new[self.prefix + name] = parameter
+        if new:
+            described = {
+                name: (f"{objects.describe(name, each)} requires_grad={each.requires_grad}", _layout(each))
+                for name, each in new.items()
+            }
+            objects.compare(described, "DistributedOptimizer: the ranks' optimizers have different parameters")
+            self.reducer.add(new)
+
+    def waited(self) -> float:
+        """Seconds in the engine since the last call."""
+        before, self._waited_ns = self._waited_ns, self._engine.counters()["wait_ns"]
+        return (self._waited_ns - before) / 1e9
+
+    def end(self) -> None:
+        """Undo what wrapping did, but for the class."""
+        for handle in self.handles:
+            handle.remove()
+        self.reducer.remove()
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = None,
+    *,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    gradient_as_bucket_view: bool = False,
+) -> Any:
+    """Make an optimizer reduce its parameters' gradients over all ranks. Collective.
+
+    Gradients are reduced while backward runs, and are done when `backward()` returns. A second backward before `step()`
+    is reduced again, which is right for `Average` and an error for every other operation; see `no_sync()`.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Stays the same object, with its state, hooks and schedulers; its class becomes a subclass of the same name.
+    named_parameters : iterable of (str, torch.Tensor), optional
+        `model.named_parameters()`: names for messages, equal on all ranks. Numbers by default.
+    compression : optional
+        `Compression.none`.
+    op : Op
+        `Average`, `Sum`, `Min`, `Max` or `Product`.
+    prescale_factor, postscale_factor : float
+        Multiply the local gradients, and the result.
+    gradient_as_bucket_view : bool
+        Keep gradients in shared memory, where they are reduced without copies. Takes as much of it as the gradients.
+
+    Returns
+    -------
+    torch.optim.Optimizer
+        `optimizer`, with `synchronize()`, `skip_synchronize()`, `no_sync()`, `communication()` (seconds waited) and
+        `unwrap()`. A copy or a pickle of it is a plain optimizer.
+
+    Raises
+    ------
+    TypeError
+        Not an optimizer.
+    ValueError
+        Names that are missing or given twice; an optimizer that is wrapped already.
+    MismatchError
+        The ranks' parameters differ in name, dtype or shape.
+    UnsupportedTensorError
+        Parameters on a device.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__qualname__}")
+    if isinstance(optimizer, _Distributed):
+        raise ValueError(
+            "this optimizer is wrapped in DistributedOptimizer already; wrap it once, or unwrap() it first"
+        )
+    no_compression(compression)
+    names = None if named_parameters is None else _names(named_parameters)
+    kind = type(optimizer)
+    number = next(_numbers)
+    reducer = Reducer(runtime.engine(), Op(op), prescale_factor, postscale_factor, gradient_as_bucket_view)
+    wrapping = _Wrapping(kind, reducer, names, "gradient." if number == 0 else f"gradient{number}.")
+    try:
+        wrapping.adopt(optimizer.param_groups)
+    except BaseException:
+        wrapping.end()
+        raise
+    # Schedulers keep the class's own `step`, so what must happen around it hangs on hooks, not on an override.
+    wrapping.handles = [
+        optimizer.register_step_pre_hook(lambda *_: reducer.before_step()),
+        optimizer.register_step_post_hook(lambda *_: reducer.forget()),
+    ]
+    namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    optimizer.__class__ = type(kind.__name__, (_Distributed, kind), namespace)
+    optimizer._engine = wrapping  # type: ignore[attr-defined]
+    weakref.finalize(optimizer, reducer.remove).atexit = False
+    return optimizer
+
+
+def _layout(parameter: torch.Tensor) -> int:
+    """Strides as a number to compare: gradients in shared memory are reduced as they lie."""
+    number = 0
+    for stride in parameter.stride():
+        number = (number * 1_000_003 + stride) % (1 << 61)
+    return number
+
+
+def _names(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[int, str]:
+    """Names by parameter's identity."""
+    names: dict[int, str] = {}
+    used: set[str] = set()
+    entries: list[Any] = list(named_parameters)
+    for entry in entries:
+        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+            raise ValueError("named_parameters must give (name, parameter) pairs, as model.named_parameters() does")
+        name, parameter = entry
+        if name in used:
+            raise ValueError(f"named_parameters gives the name {name!r} twice")
+        used.add(name)
+        names.setdefault(id(parameter), name)
+    return names

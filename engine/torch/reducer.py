@@ -1,0 +1,272 @@
+"""Reduces the gradients of one optimizer's parameters while backward runs, and is done when backward returns.
+
+A hook on each parameter submits its gradient the moment autograd has accumulated it. The first hook of a backward pass
+queues `finish` behind the whole pass; there the rank announces which parameters got no gradient, waits for the
+reductions, and puts things in place. So clipping, gradient scaling and `step` see averaged gradients without ceremony.
+
+**Who contributes.** Every rank contributes the gradients it has. A parameter without one here but with one elsewhere
+gets the others' result, to which this rank added zeros; without one anywhere it keeps None.
+
+**Two backwards before a step.** The second pass adds its local gradient L to the average R of the first, and the sum is
+reduced again. Ranks hold the same R, so avg(R + L) = R + avg(L): right for Average, at the price of a second reduction,
+which `no_sync` saves. For every other operation it would be wrong, and raises an error.
+
+**Nested passes.** Reentrant activation checkpointing runs a backward inside a backward. If the outer pass met a hooked
+parameter first, `finish` is queued behind the outer pass and the inner ones join it. If not, the inner pass is finished
+by itself, and what follows begins anew, as with two backwards. `use_reentrant=False` has no nested passes.
+
+**A pass that raises** never reaches `finish`. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
+the other ranks, which wait for this one's gradients, can go on.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from engine.errors import EngineError, UnsupportedTensorError
+from engine.native import core
+from engine.torch.adapter import check, tensor_over
+from engine.types import Average, Op
+
+ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
+
+
+class Once:
+    """Refuses the second reduction of a gradient, where repeating is not harmless. A hook beside the native one."""
+
+    def __init__(self, group: core.GradientGroup, op: Op) -> None:
+        self._group = group
+        self._op = op
+        # The gradient each parameter had when it was reduced: a new tensor there is a new gradient.
+        self._reduced: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def hook(self, index: int, name: str) -> Callable[[torch.Tensor], None]:
+        """The hook for one parameter."""
+
+        def check_once(parameter: torch.Tensor) -> None:
+            if not self._group.paused and not self.admit(index, parameter):
+                raise EngineError(
+                    f"the gradient of {name!r} was reduced already since the last step() or zero_grad(). With op="
+                    f"{self._op.name.title()} a second backward would count it twice: run all but the last backward "
+                    "in optimizer.no_sync(), or use op=Average"
+                )
+
+        return check_once
+
+    def admit(self, index: int, parameter: torch.Tensor) -> bool:
+        """Note that a gradient is being reduced; False if that has happened to it before."""
+        gradient = parameter.grad
+        before = self._reduced.get(index)
+        if gradient is None or (before is not None and before() is gradient):
+            return False
+        self._reduced[index] = weakref.ref(gradient)
+        return True
+
+    def forget(self) -> None:
+        """The gradients have been used, or zeroed."""
+        self._reduced.clear()
+
+
+class Reducer:
+    """Hooks and state for the parameters of one optimizer. It knows nothing of the optimizer itself.
+
+    Parameters
+    ----------
+    engine : core.Engine
+    op : Op
+    prescale, postscale : float
+        Multiply the local gradients, and the result.
+    views : bool
+        Keep gradients in shared memory.
+    """
+
+    def __init__(self, engine: core.Engine, op: Op, prescale: float, postscale: float, views: bool) -> None:
+        self._engine = engine
+        self._op = op
+        self._scales = prescale, postscale
+        self._views = views
+        self.group = core.GradientGroup(engine, int(op), prescale, postscale, self._on_first, self._on_slow)
+        self._once = None if op is Average else Once(self.group, op)
+        self._parameters: list[torch.Tensor] = []
+        self._names: list[str] = []
+        self._bucket: list[torch.Tensor | None] = []
+        self._native: list[core.GradientHook] = []
+        self._hooks: list[Any] = []
+        self._frozen: dict[str, torch.Tensor] = {}
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, named: dict[str, torch.Tensor]) -> None:
+        """Hook parameters. Collective if gradients live in shared memory."""
+        active = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        self._frozen.update({name: parameter for name, parameter in named.items() if not parameter.requires_grad})
+        views = share(self._engine, active) if self._views else dict.fromkeys(active)
+        for name, parameter in active.items():
+            check(parameter, f"parameter {name!r}")
+            index = len(self._parameters)
+            hook = self.group.add(parameter, name, views[name])
+            if self._once is not None:
+                self._hooks.append(_hook(parameter, self._once.hook(index, name)))
+            self._hooks.append(_hook(parameter, hook))
+            self._native.append(hook)
+            self._parameters.append(parameter)
+            self._names.append(name)
+            self._bucket.append(views[name])
+
+    def before_step(self) -> None:
+        """Finish what a pass could not; take over parameters that have been unfrozen since."""
+        self.finish()
+        for name, parameter in self._thaw().items():
+            if parameter.grad is not None:  # From passes before there was a hook.
+                self._reduce_now(name, parameter.grad)
+
+    def before_zero(self) -> None:
+        """As `before_step`, except that old gradients do not matter any more."""
+        self.finish()
+        self._thaw()
+
+    def forget(self) -> None:
+        """The gradients have been used, or zeroed."""
+        if self._once is not None:
+            self._once.forget()
+
+    def finish(self) -> None:
+        """Complete the pass that is under way on this rank, if any."""
+        if not self.group.active:
+            return
+        try:
+            self._submit_rest()
+            brought = self.group.finish()
+            with torch.no_grad():
+                for gradient, copy in self._copies:
+                    gradient.copy_(copy)
+                for index, memory in brought:
+                    self._bring(index, memory)
+        finally:
+            self._copies.clear()
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Accumulate locally."""
+        before = self.group.paused
+        self.group.paused = True
+        try:
+            yield
+        finally:
+            self.group.paused = before
+
+    def _submit_rest(self) -> None:
+        """Submit gradients that this pass did not touch: accumulated in `no_sync`, or by an earlier pass.
+
+        The earlier result R must be contributed by every rank when one adds to it; else R would lose this rank's share.
+        """
+        rest = self.group.missing()
+        if not rest:
+            return
+        paused, self.group.paused = self.group.paused, False
+        try:
+            for index in rest:
+                parameter = self._parameters[index]
+                if parameter.grad is not None and (self._once is None or self._once.admit(index, parameter)):
+                    self._native[index](parameter)
+        finally:
+            self.group.paused = paused
+
+    def _thaw(self) -> dict[str, torch.Tensor]:
+        """Hook parameters that require a gradient by now."""
+        thawed = {name: parameter for name, parameter in self._frozen.items() if parameter.requires_grad}
+        if thawed:
+            for name in thawed:
+                del self._frozen[name]
+            self.add(thawed)
+        return thawed
+
+    def _bring(self, index: int, memory: Any) -> None:
+        """Give a parameter that had no gradient here the result of the ranks where it had one."""
+        parameter, view = self._parameters[index], self._bucket[index]
+        gradient = tensor_over(memory, parameter)
+        if view is not None:
+            if view.data_ptr() != gradient.data_ptr():
+                view.copy_(gradient)
+            gradient = view
+        parameter.grad = gradient
+
+    def _on_first(self) -> None:
+        """Queue `finish` behind the pass that is running."""
+        # Compiled autograd runs hooks outside any pass and takes no callbacks; `before_step` finishes then.
+        if torch._C._current_graph_task_id() != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+
+    def _on_slow(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy of a gradient that cannot be reduced where it is."""
+        if gradient.layout is not torch.strided:
+            raise UnsupportedTensorError(
+                f"the gradient of {self._names[index]!r} is sparse, which this version does not reduce: make the layer "
+                "with sparse=False"
+            )
+        check(gradient, f"the gradient of {self._names[index]!r}")
+        gradient = gradient.detach()
+        copy = gradient.contiguous()
+        if copy.data_ptr() != gradient.data_ptr():
+            self._copies.append((gradient, copy))
+        return copy
+
+    def _reduce_now(self, name: str, gradient: torch.Tensor) -> None:
+        check(gradient, f"the gradient of {name!r}")
+        flat = gradient.detach().contiguous()
+        self._engine.allreduce(flat, flat, f"{name}.thawed", int(self._op), *self._scales).wait()
+        if flat.data_ptr() != gradient.data_ptr():
+            gradient.copy_(flat)
+
+
+def _hook(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def share(engine: core.Engine, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A tensor in shared memory for each parameter, zeroed, with its dtype, shape and strides. Collective.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        A parameter whose elements do not lie densely in memory.
+    """
+    places, total = {}, 0
+    for name, parameter in named.items():
+        if not _is_dense(parameter):
+            raise UnsupportedTensorError(
+                f"parameter {name!r} has strides {parameter.stride()}, with gaps or overlaps; "
+                "gradient_as_bucket_view needs dense parameters"
+            )
+        places[name] = total
+        total += -(-parameter.numel() * parameter.element_size() // ALIGNMENT) * ALIGNMENT
+    if not total:
+        return {name: torch.empty_like(parameter) for name, parameter in named.items()}
+    memory = torch.frombuffer(engine.share(total), dtype=torch.uint8)
+    views = {}
+    for name, parameter in named.items():
+        start, nbytes = places[name], parameter.numel() * parameter.element_size()
+        flat = memory[start : start + nbytes].view(parameter.dtype)
+        views[name] = flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
+    return views
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the strides are a permutation of those of a contiguous tensor."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True

@@ -1,0 +1,122 @@
+"""Give every rank the state of one: parameters, buffers, optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine import objects, runtime
+from engine.collectives import broadcast_async_
+from engine.errors import UnsupportedTensorError
+from engine.torch.ops import broadcast_async_ as broadcast_tensor
+
+
+class _Slot:
+    """Where a tensor was in a structure that travels without its tensors."""
+
+    def __init__(self, index: int, tensor: torch.Tensor) -> None:
+        self.index = index
+        self.dtype = tensor.dtype
+        self.shape = tuple(tensor.shape)
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Give every rank the parameters of one, in place. Collective.
+
+    Parameters
+    ----------
+    params : mapping, or iterable of (str, torch.Tensor)
+        `model.state_dict()`, which includes buffers, or `model.named_parameters()`, or a list of tensors.
+    root_rank : int
+        Whose values.
+
+    Raises
+    ------
+    MismatchError
+        The ranks' names, dtypes or shapes differ; all ranks raise it, before anything is changed.
+    UnsupportedTensorError
+        An entry that is no tensor, or on a device.
+    """
+    named = [(name, tensor) for name, tensor in objects.pairs(params) if tensor is not None]
+    for name, tensor in named:
+        if not isinstance(tensor, torch.Tensor):
+            raise UnsupportedTensorError(
+                f"{name!r} is a {type(tensor).__qualname__}, not a torch.Tensor; send it with broadcast_object"
+            )
+    described = {name: (objects.describe(name, tensor), 0) for name, tensor in named}
+    if len(described) < len(named):
+        raise ValueError("broadcast_parameters: two entries have one name")
+    objects.compare(described, "broadcast_parameters: the ranks do not hold the same model")
+    handles = [broadcast_tensor(tensor, root_rank) for _, tensor in named]
+    for handle in handles:
+        handle.wait()
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+    """Give every rank the optimizer state of one: moments, step counts, learning rates. Collective.
+
+    The other ranks may have no state yet, as when only the root has loaded a checkpoint.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Wrapped or not; with the same parameter groups on every rank.
+    root_rank : int
+        Whose state.
+    model : optional
+        Not needed; accepted because scripts pass it.
+
+    Raises
+    ------
+    MismatchError
+        The ranks' parameter groups have different parameters; all ranks raise it, before anything is changed.
+    """
+    described = {
+        f"param_groups[{g}].params[{p}]": (objects.describe("", parameter), 0)
+        for g, group in enumerate(optimizer.param_groups)
+        for p, parameter in enumerate(group["params"])
+    }
+    objects.compare(described, "broadcast_optimizer_state: the ranks' optimizers have different parameters")
+    tensors: list[torch.Tensor] = []
+    is_root = runtime.rank() == root_rank
+    skeleton = objects.broadcast_object(_strip(optimizer.state_dict(), tensors) if is_root else None, root_rank)
+    if not is_root:
+        tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in _slots(skeleton)]
+    handles = [broadcast_async_(tensor, root_rank) for tensor in tensors]
+    for handle in handles:
+        handle.wait()
+    if not is_root:
+        optimizer.load_state_dict(_fill(skeleton, tensors))
+
+
+def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """`value` with its tensors moved to the list."""
+    if isinstance(value, torch.Tensor):
+        # The operations are in place; the root's own state must not be aliased by two of them.
+        tensors.append(value.detach().cpu().contiguous())
+        return _Slot(len(tensors) - 1, value)
+    if isinstance(value, dict):
+        return {key: _strip(entry, tensors) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_strip(entry, tensors) for entry in value)
+    return value
+
+
+def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of `_strip`."""
+    if isinstance(value, _Slot):
+        return tensors[value.index]
+    if isinstance(value, dict):
+        return {key: _fill(entry, tensors) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_fill(entry, tensors) for entry in value)
+    return value
+
+
+def _slots(value: Any) -> list[_Slot]:
+    """The places of tensors, in the order of the list."""
+    if isinstance(value, _Slot):
+        return [value]
+    entries = value.values() if isinstance(value, dict) else value if type(value) in (list, tuple) else ()
+    return [slot for entry in entries for slot in _slots(entry)]
