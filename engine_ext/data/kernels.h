@@ -6,7 +6,8 @@
  *
  * What is computed (docs/operations.md has the table for users):
  * - float16 and bfloat16 accumulate in float32 and are rounded once; float32 and float64 accumulate in themselves.
- * - Integers wrap. Average truncates the quotient toward zero; its sum is exact, except that int64 wraps.
+ * - Integers wrap. Average truncates the quotient toward zero (and saturates, should the divisor be less than the number of
+ *   sources); its sum is exact, except that int64 wraps.
  * - Bool: any nonzero byte is true; Sum and Max are OR, Min and Product are AND; results are 0 or 1. No Average, no factors.
  * - Min and Max of NaN and anything are NaN; of equal values (-0 and +0 too) the later rank's is taken.
  *

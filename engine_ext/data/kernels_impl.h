@@ -98,64 +98,71 @@ static enum finish how_to_finish(double *divisor, double *factor) {
   return MULTIPLY;
 }
 
+/* Of a number or a vector. */
 #define KEPT(x) (x)
 #define MULTIPLIED(x) ((x) * m)
 #define DIVIDED(x) ((x) / d)
 #define DIVIDED_MULTIPLIED(x) ((x) / d * m)
-#define LANES_KEPT(x) (x)
-#define LANES_MULTIPLIED(x) product_lanes((x), lanes_of(m))
-#define LANES_DIVIDED(x) quotient_lanes((x), lanes_of(d))
-#define LANES_DIVIDED_MULTIPLIED(x) product_lanes(quotient_lanes((x), lanes_of(d)), lanes_of(m))
 
-/* dst = finished x, where X and LANES_X give x of element i and of the vector at i. */
-#define FINISHED(T, done, X, LANES_X)                                                         \
+#define FINISH_CASE(how, T, X, VECTORS_X)                                                     \
   {                                                                                           \
-    VECTORS(T, store_lanes_##T(t + i, LANES_##done(LANES_X)))                                 \
-    REST t[i] = store_##T(done(X));                                                           \
+    VECTORS_X                                                                                 \
+    REST t[i] = store_##T(how(X));                                                            \
     break;                                                                                    \
   }
-#define FINISH_BODY(T, A, X, LANES_X)                                                         \
+/* t = finished X, where X is of element i; VECTORS_X(how, ...) does the same by vectors. */
+#define FINISH_BODY(T, A, X, VECTORS_X, ...)                                                  \
   enum finish how = how_to_finish(&divisor, &factor);                                         \
   A d = (A)divisor, m = (A)factor;                                                            \
   size_t i = 0;                                                                               \
   (void)d, (void)m;                                                                           \
   switch (how) {                                                                              \
-    case KEEP: FINISHED(T, KEPT, X, LANES_X)                                                  \
-    case MULTIPLY: FINISHED(T, MULTIPLIED, X, LANES_X)                                        \
-    case DIVIDE: FINISHED(T, DIVIDED, X, LANES_X)                                             \
-    case DIVIDE_MULTIPLY: FINISHED(T, DIVIDED_MULTIPLIED, X, LANES_X)                         \
+    case KEEP: FINISH_CASE(KEPT, T, X, VECTORS_X(KEPT, __VA_ARGS__))                          \
+    case MULTIPLY: FINISH_CASE(MULTIPLIED, T, X, VECTORS_X(MULTIPLIED, __VA_ARGS__))          \
+    case DIVIDE: FINISH_CASE(DIVIDED, T, X, VECTORS_X(DIVIDED, __VA_ARGS__))                  \
+    case DIVIDE_MULTIPLY: FINISH_CASE(DIVIDED_MULTIPLIED, T, X, VECTORS_X(DIVIDED_MULTIPLIED, __VA_ARGS__)) \
   }
 
+#define FINISH_VECTORS(how, T, A) VECTORS(T, store_lanes_##T(t + i, how(load_lanes_##A(a + i))))
 #define FINISH_FLOAT(T, A)                                                                    \
   static void finish_##T(void *dst, const void *acc, double divisor, double factor, size_t n) { \
     T *t = dst;                                                                               \
     const A *a = acc;                                                                         \
-    FINISH_BODY(T, A, a[i], load_lanes_##A(a + i))                                            \
+    FINISH_BODY(T, A, a[i], FINISH_VECTORS, T, A)                                             \
   }                                                                                           \
   static void scale_##T(void *dst, const void *src, double factor, size_t n) {                \
     T *t = dst;                                                                               \
     const T *s = src;                                                                         \
     A m = (A)factor;                                                                          \
     size_t i = 0;                                                                             \
-    VECTORS(T, store_lanes_##T(t + i, LANES_MULTIPLIED(load_lanes_##T(s + i))))               \
+    VECTORS(T, store_lanes_##T(t + i, MULTIPLIED(load_lanes_##T(s + i))))                     \
     REST t[i] = store_##T(MULTIPLIED(load_##T(s[i])));                                        \
   }
 
-/* Two sources in one pass: no accumulator in memory. */
-#define PAIR(op, T, A)                                                                        \
-  static void pair_##op##_##T(void *dst, const void *first, const void *second, double divisor, double factor, size_t n) { \
+/* The usual case, the sum or average of two ranks, in one pass: no accumulator in memory. */
+#define PAIR_SUM(T, A)                                                                        \
+  static void pair_sum_##T(void *dst, const void *first, const void *second, double divisor, double factor, size_t n) { \
     T *t = dst;                                                                               \
     const T *a = first, *b = second;                                                          \
-    FINISH_BODY(T, A, op##_##A(load_##T(a[i]), load_##T(b[i])),                               \
-                op##_lanes(load_lanes_##T(a + i), load_lanes_##T(b + i)))                     \
+    FINISH_BODY(T, A, load_##T(a[i]) + load_##T(b[i]), PAIR_VECTORS_##T, )                    \
   }
+#define PAIR_VECTORS_f16(how, ...) VECTORS_f16(store_lanes_f16(t + i, how(load_lanes_f16(a + i) + load_lanes_f16(b + i))))
+#define PAIR_VECTORS_bf16(how, ...)                                                           \
+  for (; i + 2 * LANES <= n; i += 2 * LANES) {                                                \
+    halves x = load_halves(a + i), y = load_halves(b + i);                                    \
+    store_halves(t + i, how(x.upper + y.upper), how(x.lower + y.lower));                      \
+  }
+#define PAIR_VECTORS_f32(...)
+#define PAIR_VECTORS_f64(...)
 
-#define FINISH(T, A) FINISH_FLOAT(T, A) PAIR(sum, T, A) PAIR(min, T, A) PAIR(max, T, A) PAIR(product, T, A)
-
-FINISH(f16, f32)
-FINISH(bf16, f32)
-FINISH(f32, f32)
-FINISH(f64, f64)
+FINISH_FLOAT(f16, f32)
+FINISH_FLOAT(bf16, f32)
+FINISH_FLOAT(f32, f32)
+FINISH_FLOAT(f64, f64)
+PAIR_SUM(f16, f32)
+PAIR_SUM(bf16, f32)
+PAIR_SUM(f32, f32)
+PAIR_SUM(f64, f64)
 
 /* ---- finishing integers ---------------------------------------------------------------------------------------------------- */
 
@@ -258,13 +265,11 @@ static void copy_streaming(void *dst, const void *src, size_t bytes) {
 
 extern const engine_kernels ENGINE_KERNELS;
 
-typedef void pair_kernel(void *dst, const void *first, const void *second, double divisor, double factor, size_t n);
-#define PAIRS(T) {pair_sum_##T, pair_sum_##T, pair_min_##T, pair_max_##T, pair_product_##T}
-static pair_kernel *const pairs[][ENGINE_OPS] = {
-    [ENGINE_FLOAT16] = PAIRS(f16),
-    [ENGINE_BFLOAT16] = PAIRS(bf16),
-    [ENGINE_FLOAT32] = PAIRS(f32),
-    [ENGINE_FLOAT64] = PAIRS(f64),
+static void (*const pair_sums[])(void *dst, const void *first, const void *second, double divisor, double factor, size_t n) = {
+    [ENGINE_FLOAT16] = pair_sum_f16,
+    [ENGINE_BFLOAT16] = pair_sum_bf16,
+    [ENGINE_FLOAT32] = pair_sum_f32,
+    [ENGINE_FLOAT64] = pair_sum_f64,
 };
 
 /* Work is done in blocks that stay in the first-level cache: at most BLOCK bytes of T and ACCUMULATORS of A. */
@@ -306,8 +311,8 @@ static void reduce_block(const engine_reduction *r, const void *const *sources, 
     acc->combine(dst, first, second, n);
     return;
   }
-  if (r->count == 2 && r->dtype <= ENGINE_FLOAT64) {
-    pairs[r->dtype][r->op](dst, first, second, r->divisor, r->postscale, n);
+  if (r->count == 2 && r->dtype <= ENGINE_FLOAT64 && r->op <= ENGINE_AVERAGE) {
+    pair_sums[r->dtype](dst, first, second, r->divisor, r->postscale, n);
     return;
   }
   acc->combine(b->accumulators, first, second, n);

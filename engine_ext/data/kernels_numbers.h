@@ -44,6 +44,21 @@ static inline uint32_t choose(int yes, uint32_t a, uint32_t b) {
   return (mask & a) | (~mask & b);
 }
 
+#if defined(__aarch64__)
+/* Part of every aarch64, and vectorised. memcpy, because __fp16 is a storage type. */
+static inline float load_f16(uint16_t h) {
+  __fp16 x;
+  memcpy(&x, &h, sizeof x);
+  return x;
+}
+
+static inline uint16_t store_f16(float x) {
+  __fp16 half = (__fp16)x;
+  uint16_t h;
+  memcpy(&h, &half, sizeof h);
+  return h;
+}
+#else
 /* Magnitudes are compared as signed integers because SSE2 has no other comparison. */
 static inline float load_f16(uint16_t h) {
   int32_t magnitude = h & 0x7fff;
@@ -68,6 +83,7 @@ static inline uint16_t store_f16(float x) {
   half = choose(magnitude > 0x7f800000, nan, half);
   return (uint16_t)(half | sign);
 }
+#endif
 
 static inline float load_bf16(uint16_t h) { return of_bits((uint32_t)h << 16); }
 
@@ -91,8 +107,8 @@ static inline u8 load_b8(u8 x) { return x != 0; }
 
 /* sum_A, product_A, min_A, max_A. `x != x` makes NaN win whichever side it is on; `|` avoids a branch. */
 #define ORDER(A)                                                                              \
-  static inline A min_##A(A x, A y) { return (x < y) | (x != x) ? x : y; }                    \
-  static inline A max_##A(A x, A y) { return (x > y) | (x != x) ? x : y; }
+  static inline A min_##A(A x, A y) { return ((x < y) | (x != x)) ? x : y; }                  \
+  static inline A max_##A(A x, A y) { return ((x > y) | (x != x)) ? x : y; }
 #define FLOAT(A)                                                                              \
   static inline A sum_##A(A x, A y) { return x + y; }                                         \
   static inline A product_##A(A x, A y) { return x * y; }                                     \
@@ -139,70 +155,101 @@ static inline double exact_reciprocal(double x) {
   return (bits & 0xfffffffffffffull) == 0 && x >= 0x1p-60 && x <= 0x1p60 ? 1 / x : 0;
 }
 
-/* Vectors of float32 and their loads and stores, for the dtypes whose conversions compilers vectorise badly or not at all. */
+/* ---- vectors of float32, for the dtypes whose conversions compilers vectorise badly or not at all ---- */
+
 #if defined(__AVX512F__)
 enum { LANES = 16 };
-typedef __m512 lanes;
-static inline lanes lanes_of(float x) { return _mm512_set1_ps(x); }
-static inline lanes load_lanes_f32(const f32 *p) { return _mm512_loadu_ps(p); }
+#elif defined(__AVX2__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+typedef float lanes __attribute__((vector_size(LANES * 4)));
+typedef uint32_t words __attribute__((vector_size(LANES * 4)));
+
+static inline lanes load_lanes_f32(const f32 *p) {
+  lanes x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+static inline void store_lanes_f32(f32 *p, lanes x) { memcpy(p, &x, sizeof x); }
+
+static inline lanes sum_lanes(lanes x, lanes y) { return x + y; }
+static inline lanes product_lanes(lanes x, lanes y) { return x * y; }
+
+/* MINPS is x < y ? x : y, so only a NaN in x needs care. */
+#if defined(__AVX512F__)
+#define ORDER(name, instruction)                                                                              \
+  static inline lanes name(lanes x, lanes y) {                                                                \
+    return _mm512_mask_mov_ps(_mm512_##instruction##_ps(x, y), _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);    \
+  }
+#elif defined(__AVX2__)
+#define ORDER(name, instruction)                                                                              \
+  static inline lanes name(lanes x, lanes y) {                                                                \
+    return _mm256_blendv_ps(_mm256_##instruction##_ps(x, y), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));           \
+  }
+#else
+#define COMPARES_min <
+#define COMPARES_max >
+#define ORDER(name, instruction)                                                                              \
+  static inline lanes name(lanes x, lanes y) {                                                                \
+    words first = (words)(x COMPARES_##instruction y) | (words)(x != x);                                      \
+    return (lanes)((first & (words)x) | (~first & (words)y));                                                 \
+  }
+#endif
+ORDER(min_lanes, min)
+ORDER(max_lanes, max)
+#undef ORDER
+
+#if defined(__AVX512F__)
 static inline lanes load_lanes_f16(const f16 *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
-static inline void store_lanes_f32(f32 *p, lanes x) { _mm512_storeu_ps(p, x); }
 static inline void store_lanes_f16(f16 *p, lanes x) {
   _mm256_storeu_si256((void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 static inline lanes load_lanes_bf16(const bf16 *p) {
-  __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  return (lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16);
 }
 static inline void store_lanes_bf16(bf16 *p, lanes x) {
-  __m512i bits = _mm512_castps_si512(x), high = _mm512_srli_epi32(bits, 16);
-  __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
-  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+  words bits = (words)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  rounded = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
-  _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(rounded));
+  __m512i half = _mm512_mask_mov_epi32((__m512i)rounded, nan, (__m512i)(bits >> 16 | 0x40));
+  _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(half));
 }
-static inline lanes sum_lanes(lanes x, lanes y) { return _mm512_add_ps(x, y); }
-static inline lanes product_lanes(lanes x, lanes y) { return _mm512_mul_ps(x, y); }
-static inline lanes quotient_lanes(lanes x, lanes y) { return _mm512_div_ps(x, y); }
-static inline lanes min_lanes(lanes x, lanes y) {
-  return _mm512_mask_mov_ps(_mm512_min_ps(x, y), _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
-}
-static inline lanes max_lanes(lanes x, lanes y) {
-  return _mm512_mask_mov_ps(_mm512_max_ps(x, y), _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
-}
-#elif defined(__AVX2__) && defined(__F16C__)
-enum { LANES = 8 };
-typedef __m256 lanes;
-static inline lanes lanes_of(float x) { return _mm256_set1_ps(x); }
-static inline lanes load_lanes_f32(const f32 *p) { return _mm256_loadu_ps(p); }
+#elif defined(__AVX2__)
 static inline lanes load_lanes_f16(const f16 *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const void *)p)); }
-static inline void store_lanes_f32(f32 *p, lanes x) { _mm256_storeu_ps(p, x); }
 static inline void store_lanes_f16(f16 *p, lanes x) {
   _mm_storeu_si128((void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 static inline lanes load_lanes_bf16(const bf16 *p) {
-  __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  return (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16);
 }
 static inline void store_lanes_bf16(bf16 *p, lanes x) {
-  __m256i bits = _mm256_castps_si256(x), high = _mm256_srli_epi32(bits, 16);
-  __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-  __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
-  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-  rounded = _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
-  _mm_storeu_si128((void *)p, _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
-}
-static inline lanes sum_lanes(lanes x, lanes y) { return _mm256_add_ps(x, y); }
-static inline lanes product_lanes(lanes x, lanes y) { return _mm256_mul_ps(x, y); }
-static inline lanes quotient_lanes(lanes x, lanes y) { return _mm256_div_ps(x, y); }
-/* MINPS is x < y ? x : y, so only a NaN in x needs care. */
-static inline lanes min_lanes(lanes x, lanes y) {
-  return _mm256_blendv_ps(_mm256_min_ps(x, y), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-}
-static inline lanes max_lanes(lanes x, lanes y) {
-  return _mm256_blendv_ps(_mm256_max_ps(x, y), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  words bits = (words)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  words nan = (words)(x != x);
+  __m256i half = (__m256i)((nan & (bits >> 16 | 0x40)) | (~nan & rounded));
+  _mm_storeu_si128((void *)p, _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
 }
 #endif
+
+/* 2 * LANES bfloat16 as they lie in memory: in every 32-bit word one is the upper half and one the lower, and the upper half of
+ * a float is a bfloat16. No shuffles, so every processor is good at it. */
+typedef struct halves {
+  lanes upper, lower;
+} halves;
+
+static inline halves load_halves(const bf16 *p) {
+  words both;
+  memcpy(&both, p, sizeof both);
+  return (halves){(lanes)(both & 0xffff0000u), (lanes)(both << 16)};
+}
+
+/* Of floats computed from bfloat16 alone: the lower half of a NaN is zero then, so rounding leaves it a NaN. */
+static inline void store_halves(bf16 *p, lanes upper, lanes lower) {
+  words u = (words)upper, l = (words)lower;
+  u += (u >> 16 & 1) + 0x7fff;
+  l += (l >> 16 & 1) + 0x7fff;
+  words both = (u & 0xffff0000u) | l >> 16;
+  memcpy(p, &both, sizeof both);
+}
 
 #endif

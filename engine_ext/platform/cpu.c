@@ -1,11 +1,14 @@
 #include "platform/cpu.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 
-/* __builtin_cpu_supports also asks the operating system (XGETBV) whether it saves the registers. */
+/* __builtin_cpu_supports also asks the operating system (XGETBV) whether it saves the registers. Not every compiler's knows
+ * F16C, whose registers are AVX's. */
 int engine_cpu_has_avx2(void) {
+  unsigned a, b, c, d;
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
 int engine_cpu_has_avx512(void) {
