@@ -14,6 +14,16 @@ def test_installed_package_is_used_from_anywhere_else(installed: Environment) ->
         assert Path(path).is_relative_to(installed.path)
 
 
+def test_every_extension_module_imports_by_itself(installed: Environment) -> None:
+    """In any order, and with every symbol bound: nothing that a module calls was left out of it."""
+    packages = Path(installed.python_says("import engine_ext; print(engine_ext.__path__[0])")).parent
+    extensions = sorted(packages.rglob("*.so"))
+    assert extensions
+    for path in extensions:
+        module = ".".join(path.relative_to(packages).with_name(path.name.partition(".")[0]).parts)
+        installed.python_says(f"import {module}")
+
+
 def test_command_is_installed(installed: Environment) -> None:
     script = installed.path / "bin" / "enginerun"
     assert "usage: enginerun" in installed.python_says(
