@@ -40,8 +40,9 @@ _SCRIPT = """\
 #!/bin/sh
 export PATH={path}:"$PATH" NINJA=ninja
 command -v ninja >/dev/null && command -v cython >/dev/null || {{
-    echo "FAILED: ninja or cython is gone. Install meson-python, Cython and ninja in this environment, then run"
-    echo "    pip install --no-build-isolation -e ."
+    echo "FAILED: rebuild" # meson-python shows what follows such a line
+    echo "ninja or cython is gone: with build isolation they were there for the installation alone. Run"
+    echo "    pip install meson-python Cython ninja && pip install --no-build-isolation -e ."
     exit 127
 }}
 exec flock -o . ninja "$@"
