@@ -1,7 +1,7 @@
 """The reduction kernels of kernels.h. Everything is callable without the GIL and raises nothing."""
 
 cdef extern from "data/kernels.h" nogil:
-    enum engine_dtype:
+    enum:  # engine_dtype
         ENGINE_FLOAT16
         ENGINE_BFLOAT16
         ENGINE_FLOAT32
@@ -13,7 +13,7 @@ cdef extern from "data/kernels.h" nogil:
         ENGINE_BOOL
         ENGINE_DTYPES
 
-    enum engine_op:
+    enum:  # engine_op
         ENGINE_SUM
         ENGINE_AVERAGE
         ENGINE_MIN
@@ -21,7 +21,7 @@ cdef extern from "data/kernels.h" nogil:
         ENGINE_PRODUCT
         ENGINE_OPS
 
-    enum engine_level:
+    enum:  # engine_level
         ENGINE_PLAIN
         ENGINE_AVX2
         ENGINE_AVX512

@@ -1,0 +1,50 @@
+/* The parts of the DLPack 1.x ABI that are read here: a borrowed view of a tensor, and the table through which a type gives one
+ * without a capsule (`__dlpack_c_exchange_api__`). Layouts as the DLPack specification defines them. */
+#ifndef ENGINE_BINDINGS_DLPACK_H
+#define ENGINE_BINDINGS_DLPACK_H
+
+#include <stdint.h>
+
+enum { DL_CPU = 1, DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
+
+typedef struct dl_tensor {
+  void *data;
+  struct {
+    int32_t type, id;
+  } device;
+  int32_t ndim;
+  struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+  } dtype;
+  int64_t *shape, *strides; /* strides in elements; null: row-major */
+  uint64_t byte_offset;
+} dl_tensor;
+
+typedef struct dl_managed {
+  dl_tensor tensor;
+  void *context;
+  void (*deleter)(struct dl_managed *);
+} dl_managed;
+
+typedef struct dl_managed_versioned {
+  struct {
+    uint32_t major, minor;
+  } version;
+  void *context;
+  void (*deleter)(struct dl_managed_versioned *);
+  uint64_t flags; /* bit 0: read-only */
+  dl_tensor tensor;
+} dl_managed_versioned;
+
+typedef struct dl_exchange_api {
+  struct {
+    uint32_t major, minor;
+  } version;
+  struct dl_exchange_api *previous;
+  void *allocate, *managed_from, *managed_to;
+  int (*borrow)(void *object, dl_tensor *out); /* 0, or -1 with a Python exception set */
+  void *current_stream;
+} dl_exchange_api;
+
+#endif

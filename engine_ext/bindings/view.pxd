@@ -1,0 +1,17 @@
+"""What memory a tensor is: pointer, dtype, shape and layout, borrowed."""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+
+cdef struct View:
+    char* data
+    uint64_t nbytes
+    uint64_t count          # elements
+    int32_t ndim
+    int64_t[12] dims        # MAX_DIMS; more dimensions are described as one
+    uint8_t dtype
+    int8_t_layout layout    # 0 row-major, 1 channels_last, 2 channels_last_3d, -1 neither
+    bint readonly
+
+ctypedef signed char int8_t_layout
+
+cdef object view_of(object tensor, View* view)
+cdef int expect_dense(object tensor, const View* view, str role) except -1

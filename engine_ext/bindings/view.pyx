@@ -1,0 +1,254 @@
+"""Borrow a view of any tensor: through the type's DLPack exchange table, the buffer protocol, or a DLPack capsule.
+
+The fastest way that an object offers is taken. What comes back beside the view keeps the memory in place; where it is the tensor
+itself, a reference to the tensor is enough.
+"""
+from cpython.buffer cimport Py_buffer
+from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from engine_ext.control.describe cimport dtype_name
+from engine_ext.control.layout cimport MAX_DIMS
+from engine_ext.data.kernels cimport (
+    ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_INT8, ENGINE_INT32, ENGINE_INT64,
+    ENGINE_UINT8,
+)
+
+from engine_ext.errors import UnsupportedTensorError
+
+cdef extern from "engine_ext/bindings/dlpack.h":
+    enum:
+        DL_CPU, DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT, DL_BOOL
+    struct dl_device:
+        int32_t type
+    struct dl_dtype:
+        uint8_t code, bits
+        uint16_t lanes
+    ctypedef struct dl_tensor:
+        void* data
+        dl_device device
+        int32_t ndim
+        dl_dtype dtype
+        int64_t* shape
+        int64_t* strides
+        uint64_t byte_offset
+    struct dl_version:
+        uint32_t major
+    ctypedef struct dl_managed:
+        dl_tensor tensor
+    ctypedef struct dl_managed_versioned:
+        dl_version version
+        uint64_t flags
+        dl_tensor tensor
+    ctypedef struct dl_exchange_api:
+        dl_version version
+        dl_exchange_api* previous
+        int (*borrow)(void* tensor, dl_tensor* out) except -1
+
+cdef enum:
+    KNOWN_TYPES = 8
+
+# Types whose exchange table has been found: a lookup in a type costs more than the view itself. Types live as long as the process.
+cdef PyObject*[KNOWN_TYPES] known_types
+cdef dl_exchange_api*[KNOWN_TYPES] known_tables
+cdef list known_references = []
+
+
+cdef dl_exchange_api* exchange_table(object tensor):
+    """The table of a tensor's type, or NULL."""
+    cdef type kind = type(tensor)
+    cdef dl_exchange_api* table
+    cdef object capsule
+    cdef int k
+    for k in range(len(known_references)):
+        if known_types[k] == <PyObject*>kind:
+            return known_tables[k]
+    capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if capsule is None or not PyCapsule_IsValid(capsule, b"dlpack_exchange_api"):
+        return NULL
+    table = <dl_exchange_api*>PyCapsule_GetPointer(capsule, b"dlpack_exchange_api")
+    while table != NULL and table.version.major != 1:
+        table = table.previous
+    if table != NULL and table.borrow != NULL and len(known_references) < KNOWN_TYPES:
+        known_types[len(known_references)] = <PyObject*>kind
+        known_tables[len(known_references)] = table
+        known_references.append(kind)
+    return table
+
+
+cdef int refuse(object tensor, str why) except -1:
+    raise UnsupportedTensorError(
+        f"{type(tensor).__module__}.{type(tensor).__qualname__} cannot be communicated: {why}"
+    )
+
+
+cdef int dtype_of_dlpack(object tensor, dl_dtype dtype) except -1:
+    cdef int code = dtype.code, bits = dtype.bits
+    if dtype.lanes == 1:
+        if code == DL_FLOAT and bits == 32:
+            return ENGINE_FLOAT32
+        if code == DL_BFLOAT and bits == 16:
+            return ENGINE_BFLOAT16
+        if code == DL_FLOAT and bits == 16:
+            return ENGINE_FLOAT16
+        if code == DL_FLOAT and bits == 64:
+            return ENGINE_FLOAT64
+        if code == DL_INT and bits in (8, 32, 64):
+            return ENGINE_INT8 if bits == 8 else ENGINE_INT32 if bits == 32 else ENGINE_INT64
+        if code == DL_UINT and bits == 8:
+            return ENGINE_UINT8
+        if code == DL_BOOL:
+            return ENGINE_BOOL
+    return refuse(tensor, f"its dtype {getattr(tensor, 'dtype', '?')} is not one of float16, bfloat16, float32, float64, int8, "
+                          "uint8, int32, int64, bool; convert it first")
+
+
+cdef int dtype_of_buffer(object tensor, const Py_buffer* buffer) except -1:
+    cdef bytes form = buffer.format if buffer.format != NULL else b"B"
+    form = form.lstrip(b"@=<" if ENDIAN_LITTLE else b"@=>")
+    if form == b"f":
+        return ENGINE_FLOAT32
+    if form == b"d":
+        return ENGINE_FLOAT64
+    if form == b"e":
+        return ENGINE_FLOAT16
+    if form == b"?":
+        return ENGINE_BOOL
+    if form == b"b":
+        return ENGINE_INT8
+    if form == b"B":
+        return ENGINE_UINT8
+    if form in (b"i", b"l", b"q") and buffer.itemsize in (4, 8):
+        return ENGINE_INT32 if buffer.itemsize == 4 else ENGINE_INT64
+    return refuse(tensor, f"its dtype {getattr(tensor, 'dtype', form.decode())} is not one of float16, float32, float64, int8, "
+                          "uint8, int32, int64, bool; convert it first")
+
+cdef extern from *:
+    """
+    #define ENDIAN_LITTLE (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
+    """
+    bint ENDIAN_LITTLE
+
+
+cdef bint dense(const int64_t* dims, const int64_t* strides, const int* order, int ndim) noexcept:
+    """Whether memory runs through the dimensions in `order`, the last fastest, without gaps. Strides in elements."""
+    cdef int64_t expected = 1
+    cdef int k = ndim - 1, d
+    while k >= 0:
+        d = order[k]
+        if dims[d] != 1:
+            if strides[d] != expected:
+                return False
+            expected *= dims[d]
+        k -= 1
+    return True
+
+
+cdef int* ROW_MAJOR = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+cdef int* CHANNELS_LAST = [0, 2, 3, 1]
+cdef int* CHANNELS_LAST_3D = [0, 2, 3, 4, 1]
+
+
+cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* strides, int itemsize) except -1:
+    """Fill in shape and layout."""
+    cdef int k
+    view.count, view.layout = 1, 0
+    memset(view.dims, 0, sizeof(view.dims))
+    for k in range(ndim):
+        view.count *= <uint64_t>dims[k]
+    view.nbytes = view.count * <uint64_t>itemsize
+    if ndim > MAX_DIMS:
+        view.ndim, view.dims[0] = 1, <int64_t>view.count
+        if strides != NULL:
+            view.layout = -1        # the caller makes it row-major
+        return 0
+    view.ndim = ndim
+    for k in range(ndim):
+        view.dims[k] = dims[k]
+    if strides == NULL or view.count == 0 or dense(dims, strides, ROW_MAJOR, ndim):
+        view.layout = 0
+    elif ndim == 4 and dense(dims, strides, CHANNELS_LAST, 4):
+        view.layout = 1
+    elif ndim == 5 and dense(dims, strides, CHANNELS_LAST_3D, 5):
+        view.layout = 2
+    else:
+        view.layout = -1
+    return 0
+
+
+cdef int from_dlpack(object tensor, const dl_tensor* t, View* view) except -1:
+    if t.device.type != DL_CPU:
+        refuse(tensor, f"it is on device {getattr(tensor, 'device', t.device.type)}, and only CPU memory is supported; "
+                       "move it with .cpu()")
+    view.dtype = <uint8_t>dtype_of_dlpack(tensor, t.dtype)
+    view.data = <char*>t.data + t.byte_offset
+    return describe(view, t.ndim, t.shape, t.strides, (t.dtype.bits + 7) // 8)
+
+
+cdef int from_buffer(object tensor, const Py_buffer* buffer, View* view) except -1:
+    cdef int64_t[64] strides
+    cdef int k
+    if buffer.ndim > 64:
+        refuse(tensor, f"it has {buffer.ndim} dimensions, more than 64")
+    view.dtype = <uint8_t>dtype_of_buffer(tensor, buffer)
+    view.data, view.readonly = <char*>buffer.buf, buffer.readonly
+    if buffer.strides != NULL:
+        for k in range(buffer.ndim):
+            strides[k] = buffer.strides[k] // buffer.itemsize
+    describe(view, buffer.ndim, <const int64_t*>buffer.shape, strides if buffer.strides != NULL else NULL, <int>buffer.itemsize)
+    if buffer.strides != NULL:
+        for k in range(buffer.ndim):
+            if buffer.strides[k] % buffer.itemsize:
+                view.layout = -1
+    return 0
+
+
+cdef object view_of(object tensor, View* view):
+    """Fill `view`; returns what must be kept alive beside the tensor itself, or None."""
+    cdef dl_exchange_api* table = exchange_table(tensor)
+    cdef dl_tensor borrowed
+    cdef object keeper
+    view.readonly = False
+    if table != NULL and table.borrow != NULL:
+        try:
+            table.borrow(<void*>tensor, &borrowed)
+        except BufferError as cause:        # sparse, conjugated, on no device: the type's own words say which
+            refuse(tensor, str(cause))
+        from_dlpack(tensor, &borrowed, view)
+        return None
+    try:
+        keeper = PyMemoryView_FromObject(tensor)
+    except TypeError:
+        keeper = None
+    except (ValueError, BufferError) as cause:
+        refuse(tensor, str(cause))
+    if keeper is not None:
+        from_buffer(tensor, PyMemoryView_GET_BUFFER(keeper), view)
+        return keeper
+    if not hasattr(tensor, "__dlpack__"):
+        refuse(tensor, "it speaks neither DLPack nor the buffer protocol; wrap it with numpy.asarray or torch.as_tensor")
+    keeper = tensor.__dlpack__()
+    view_of_capsule(tensor, keeper, view)
+    return keeper
+
+
+cdef int view_of_capsule(object tensor, object capsule, View* view) except -1:
+    """Read a capsule without consuming it: it gives the memory back when it is dropped."""
+    cdef dl_managed_versioned* versioned
+    if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
+        versioned = <dl_managed_versioned*>PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+        if versioned.version.major != 1:
+            refuse(tensor, f"it speaks DLPack {versioned.version.major}, this build speaks 1")
+        view.readonly = versioned.flags & 1 != 0
+        return from_dlpack(tensor, &versioned.tensor, view)
+    return from_dlpack(tensor, &(<dl_managed*>PyCapsule_GetPointer(capsule, b"dltensor")).tensor, view)
+
+
+cdef int expect_dense(object tensor, const View* view, str role) except -1:
+    """Refuse a view whose elements do not fill their memory in an order that all ranks can share."""
+    if view.layout < 0:
+        refuse(tensor, f"{role} is not contiguous ({dtype_name(view.dtype).decode()}); make it contiguous first")
+    return 0

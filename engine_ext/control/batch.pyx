@@ -1,0 +1,155 @@
+"""Fusion: when the open batch closes, and which tensors travel in one entry.
+
+A batch never mixes what cannot be reduced by one pass: kind, dtype, operation, root, scales, shared or private. Tensors that no
+rank brought are told so in a SKIP entry and move no data.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from engine_ext.control.coordinator cimport Coordinator, Name, stamp
+from engine_ext.control.layout cimport (
+    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH, ENTRY_NEEDS_PACK, ENTRY_SKIP,
+    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, MAX_DIMS, SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry,
+    engine_meta, rank_page,
+)
+from engine_ext.control.schedule cimport schedule_append, schedule_reserve
+from engine_ext.control.stores cimport stores_choose
+from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns
+
+cdef enum:
+    ONE_SHOT_BYTES = 32768      # of all ranks together: below it a second handshake costs more than the extra reading
+    SMALLEST_CHUNK = 65536
+
+cdef int* ITEM_BYTES = [2, 2, 4, 8, 1, 1, 4, 8, 1]
+
+
+cdef int64_t meta_bytes(const engine_meta* meta) noexcept nogil:
+    """Bytes of a tensor; of one row for an allgather, of nothing for a barrier."""
+    cdef int64_t n = ITEM_BYTES[meta.dtype]
+    cdef uint32_t d
+    if meta.kind == KIND_BARRIER:
+        return 0
+    for d in range(1 if meta.kind == KIND_ALLGATHER else 0, min(meta.ndim, <uint32_t>MAX_DIMS)):
+        n *= meta.dims[d]
+    return n
+
+
+cdef bint somebody_waits(Coordinator* c) noexcept nogil:
+    """Whether a thread of any rank waits for a member of the open batch, or for nothing that is not in it."""
+    cdef rank_page* page
+    cdef Name* name
+    cdef uint64_t outstanding
+    cdef int32_t w
+    cdef int r
+    for r in range(c.segment.size):
+        page = c.segment.pages[r]
+        if load32_relaxed(&page.wait_requests):
+            return True         # for a name that has no bit yet: it may be any of them
+        for w in range(c.words):
+            if c.queued[w] & load_relaxed(&page.awaited[w]):
+                return True
+        if load32_relaxed(&page.wait_all):
+            outstanding = 0
+            for w in range(c.words):
+                outstanding |= (load_relaxed(&page.ready[w]) ^ c.phase[w]) & c.defined[w] & ~c.queued[w]
+            name = c.open
+            while name != NULL and outstanding == 0:
+                outstanding = name.requests[r] != NULL
+                name = name.next
+            if outstanding == 0:
+                return True
+    return False
+
+
+cdef bint due(Coordinator* c) noexcept nogil:
+    if c.queue_bytes >= c.knobs.fusion_threshold or c.queue_count >= BATCH_ITEMS:
+        return True
+    if c.usual_items and c.step_items + <uint64_t>c.queue_count >= c.usual_items:
+        return True             # all that a step brings is there
+    if somebody_waits(c):
+        return True
+    return now_ns() - c.queue_since >= <uint64_t>(c.knobs.cycle_time_ms * 1e6)
+
+
+cdef bint fuses(Coordinator* c, const Name* a, const Name* b) noexcept nogil:
+    """Whether `b` may travel in an entry that `a` opened."""
+    cdef const engine_meta* x = &a.meta
+    cdef const engine_meta* y = &b.meta
+    if x.kind != y.kind or x.kind == KIND_ALLGATHER or (a.absent == c.segment.size) != (b.absent == c.segment.size):
+        return False
+    return (x.dtype == y.dtype and x.op == y.op and x.root == y.root and x.prescale == y.prescale
+            and x.postscale == y.postscale and (x.shared >= 0) == (y.shared >= 0)) or x.kind == KIND_BARRIER
+
+
+cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nbytes) noexcept nogil:
+    """One entry for `ids`, which fuse. False: the schedule is full."""
+    cdef Name* name = c.by_id[ids[0]]
+    cdef int gathers = name.meta.kind == KIND_ALLGATHER
+    cdef uint32_t id_words = <uint32_t>(items + 1) // 2
+    cdef uint32_t words = <uint32_t>sizeof(engine_entry) // 8 + id_words + (<uint32_t>c.segment.size if gathers else 0)
+    cdef engine_entry* entry = schedule_reserve(&c.writer, words)
+    cdef char* body
+    cdef int32_t i
+    if entry == NULL:
+        return False
+    entry.type = ENTRY_SKIP if name.meta.kind == KIND_ALLREDUCE and name.absent == c.segment.size else ENTRY_BATCH
+    entry.kind, entry.items, entry.bytes, entry.meta = name.meta.kind, <uint32_t>items, nbytes, name.meta
+    body = <char*>entry + sizeof(engine_entry)
+    memcpy(body, ids, <size_t>items * sizeof(int32_t))
+    if gathers:
+        memcpy(body + id_words * 8, name.rows, <size_t>c.segment.size * sizeof(int64_t))
+    if name.meta.shared >= 0 and name.meta.kind == KIND_ALLREDUCE:
+        entry.algorithm = ALGORITHM_SHARED
+    elif name.meta.kind == KIND_ALLREDUCE and nbytes * <uint64_t>c.segment.size <= ONE_SHOT_BYTES:
+        entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
+    else:
+        entry.algorithm = ALGORITHM_TWO_SHOT
+        entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>min(nbytes // 2, <uint64_t>SLOT_BYTES)))
+        entry.chunk = (entry.chunk + 4095) & ~<uint32_t>4095
+        entry.stores = stores_choose(&c.chooser, nbytes) if c.knobs.stores == STORES_AUTO else c.knobs.stores
+    for i in range(items):
+        name = c.by_id[ids[i]]
+        if name.absent:
+            entry.flags |= ENTRY_NEEDS_PACK
+        name.used = c.writer.sequence
+        c.phase[ids[i] >> 6] ^= <uint64_t>1 << (ids[i] & 63)
+        c.queued[ids[i] >> 6] &= ~(<uint64_t>1 << (ids[i] & 63))
+    c.queue_bytes -= nbytes
+    c.step_items += <uint64_t>items
+    stamp(c, entry)
+    schedule_append(&c.writer, entry)
+    return True
+
+
+cdef bint close_batches(Coordinator* c) noexcept nogil:
+    """If the open batch is due, append it, as one entry for each set that fuses, none above the fusion threshold.
+
+    False: the schedule is full and something that is due is left.
+    """
+    cdef int32_t i, kept, items
+    cdef uint64_t nbytes
+    cdef Name* first
+    cdef Name* name
+    if not due(c):
+        return True
+    while c.queue_count:
+        first = c.by_id[c.queue[0]]
+        kept = items = 0
+        nbytes = 0
+        # Members to the front of the queue, the others to `rest`; both keep their order.
+        for i in range(c.queue_count):
+            name = c.by_id[c.queue[i]]
+            if items == 0 or (fuses(c, first, name) and items < BATCH_ITEMS
+                              and nbytes + name.nbytes <= c.knobs.fusion_threshold):
+                c.queue[items] = c.queue[i]
+                items += 1
+                nbytes += name.nbytes
+            else:
+                c.rest[kept] = c.queue[i]
+                kept += 1
+        if not append(c, c.queue, items, nbytes):
+            memcpy(c.queue + items, c.rest, <size_t>kept * sizeof(int32_t))
+            return False
+        memcpy(c.queue, c.rest, <size_t>kept * sizeof(int32_t))
+        c.queue_count = kept
+    return True

@@ -1,0 +1,79 @@
+"""The coordinator: what runs next, and who is late. A function of rank 0 that never waits."""
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
+
+from engine_ext.control.layout cimport engine_entry, engine_meta
+from engine_ext.control.schedule cimport Writer
+from engine_ext.control.segment cimport Segment
+from engine_ext.control.stores cimport StoreChooser
+
+cdef struct Knobs:
+    uint32_t version
+    uint64_t fusion_threshold   # bytes
+    double cycle_time_ms
+    uint8_t stores              # STORES_*: AUTO leaves it to the measurements
+    uint32_t chunk              # bytes
+
+cdef struct Request:
+    engine_meta meta
+    int64_t rows
+    bint absent
+
+cdef struct Name:
+    Name* chain                 # of its hash bucket
+    Name* next                  # list of names with open requests
+    char* name
+    uint32_t name_bytes
+    uint64_t hash
+    int32_t id                  # -1: none yet
+    bint listed
+    engine_meta meta            # as defined, when id >= 0
+    uint64_t nbytes             # of the round that is queued
+    int absent                  # ranks that bring no tensor to it
+    int64_t* rows               # allgather: rows of each rank in it
+    uint64_t used               # entry that last carried it: the oldest is evicted first
+    Request** requests          # by rank; NULL where that rank has none open
+    int brought                 # how many ranks have
+    uint64_t since              # nanoseconds: when the first open request came
+
+cdef struct Coordinator:
+    Segment* segment
+    Writer writer
+    Knobs knobs
+    StoreChooser chooser
+    Name** buckets
+    Name** by_id
+    Name* open                  # names with open requests
+    int32_t* free_ids           # a stack
+    int32_t free_count
+    int32_t evicting            # an id between its EVICT entry and the last cursor passing it, or -1
+    uint64_t evicted_at
+    int32_t clock_hand
+    uint64_t* phase             # bits
+    uint64_t* queued
+    uint64_t* defined
+    int32_t words               # bit words in use
+    int32_t* queue              # ids ready on all ranks, not yet scheduled, in order of discovery
+    int32_t* rest               # scratch of the same size
+    int32_t queue_count
+    uint64_t queue_bytes
+    uint64_t queue_since        # nanoseconds
+    uint64_t* seen              # arrivals + waits of each rank at the last scan
+    uint64_t* request_tail      # bytes drained of each rank's request ring
+    bint drained                # requests were taken in: their ranks may wait for room
+    bint stuck                  # something could not be appended: try again at the next step
+    uint64_t step               # rank 0's steps at the last look
+    uint64_t step_items         # tensors scheduled since it
+    uint64_t usual_items        # tensors scheduled in the step before
+
+cdef int coordinator_open(Coordinator* c, Segment* segment, const Knobs* knobs) noexcept nogil
+cdef void coordinator_close(Coordinator* c) noexcept nogil
+cdef bint coordinator_step(Coordinator* c) noexcept nogil
+cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil
+cdef bint coordinator_unseen(Coordinator* c) noexcept nogil
+cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil
+
+cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:
+    """The knobs in force, on every entry: all ranks see a change at the same one."""
+    entry.knob_version, entry.fusion_threshold = c.knobs.version, c.knobs.fusion_threshold
+    entry.cycle_time_ms, entry.stores_knob = c.knobs.cycle_time_ms, c.knobs.stores
+    entry.chunk_knob = c.knobs.chunk

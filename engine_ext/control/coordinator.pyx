@@ -1,0 +1,440 @@
+"""The coordinator. It reads readiness and requests, closes batches and appends entries; it never waits and never fails.
+
+Whoever holds rank 0's driver role calls it; its state needs no lock. When the schedule is full it appends nothing, sets
+`stuck`, and readiness stays where it is: in the bits and in the names with open requests.
+"""
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy, memset
+
+from engine_ext.control.batch cimport close_batches, meta_bytes
+from engine_ext.control.describe cimport describe_meta, describe_ranks
+from engine_ext.control.layout cimport (
+    BATCH_ITEMS, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ID_WORDS, IDS, KIND_ALLGATHER,
+    KIND_ALLREDUCE, MAX_RANKS, REQUEST_BYTES, engine_entry,
+    engine_meta, engine_request, rank_page,
+)
+from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
+from engine_ext.control.table cimport Status, bit, hash_name
+from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_release
+
+cdef enum:
+    BUCKETS = 16384
+    TEXT_BYTES = 4096
+
+
+cdef int coordinator_open(Coordinator* c, Segment* segment, const Knobs* knobs) noexcept nogil:
+    cdef int32_t i
+    memset(c, 0, sizeof(Coordinator))
+    c.segment = c.writer.segment = segment
+    c.knobs = knobs[0]
+    c.buckets = <Name**>calloc(BUCKETS, sizeof(Name*))
+    c.by_id = <Name**>calloc(IDS, sizeof(Name*))
+    c.free_ids = <int32_t*>malloc(IDS * sizeof(int32_t))
+    c.phase = <uint64_t*>calloc(ID_WORDS, 8)
+    c.queued = <uint64_t*>calloc(ID_WORDS, 8)
+    c.defined = <uint64_t*>calloc(ID_WORDS, 8)
+    c.queue = <int32_t*>malloc(IDS * sizeof(int32_t))
+    c.rest = <int32_t*>malloc(IDS * sizeof(int32_t))
+    c.seen = <uint64_t*>calloc(segment.size, 8)
+    c.request_tail = <uint64_t*>calloc(segment.size, 8)
+    if (c.buckets == NULL or c.by_id == NULL or c.free_ids == NULL or c.phase == NULL or c.queued == NULL or c.defined == NULL
+            or c.queue == NULL or c.rest == NULL or c.seen == NULL or c.request_tail == NULL):
+        return Status.NO_MEMORY
+    for i in range(IDS):
+        c.free_ids[i] = IDS - 1 - i         # the stack gives out the lowest first: few words to scan
+    c.free_count = IDS
+    c.evicting = -1
+    return Status.OK
+
+
+cdef void forget(Coordinator* c, Name* name) noexcept nogil:
+    """Take a name without open requests out of the table."""
+    cdef Name** link = &c.buckets[name.hash % BUCKETS]
+    while link[0] != name:
+        link = &link[0].chain
+    link[0] = name.chain
+    free(name.requests)
+    free(name.rows)
+    free(name.name)
+    free(name)
+
+
+cdef void coordinator_close(Coordinator* c) noexcept nogil:
+    cdef int b
+    if c.buckets != NULL:
+        for b in range(BUCKETS):
+            while c.buckets[b] != NULL:
+                clear_requests(c, c.buckets[b])
+                forget(c, c.buckets[b])
+    free(c.buckets)
+    free(c.by_id)
+    free(c.free_ids)
+    free(c.phase)
+    free(c.queued)
+    free(c.defined)
+    free(c.queue)
+    free(c.rest)
+    free(c.seen)
+    free(c.request_tail)
+    memset(c, 0, sizeof(Coordinator))
+
+
+cdef Name* name_of(Coordinator* c, const char* text, uint32_t name_bytes) noexcept nogil:
+    cdef uint64_t h = hash_name(text, name_bytes)
+    cdef Name* name = c.buckets[h % BUCKETS]
+    while name != NULL:
+        if name.hash == h and name.name_bytes == name_bytes and memcmp(name.name, text, name_bytes) == 0:
+            return name
+        name = name.chain
+    name = <Name*>calloc(1, sizeof(Name))
+    if name == NULL:
+        return NULL
+    name.name = <char*>malloc(name_bytes)
+    name.requests = <Request**>calloc(c.segment.size, sizeof(Request*))
+    if name.name == NULL or name.requests == NULL:
+        free(name.name)
+        free(name.requests)
+        free(name)
+        return NULL
+    memcpy(name.name, text, name_bytes)
+    name.name_bytes, name.hash, name.id = name_bytes, h, -1
+    name.chain = c.buckets[h % BUCKETS]
+    c.buckets[h % BUCKETS] = name
+    return name
+
+
+cdef void clear_requests(Coordinator* c, Name* name) noexcept nogil:
+    cdef Name** link
+    cdef int r
+    for r in range(c.segment.size):
+        free(name.requests[r])
+        name.requests[r] = NULL
+    name.brought = 0
+    if name.listed:
+        link = &c.open
+        while link[0] != name:
+            link = &link[0].next
+        link[0] = name.next
+        name.listed = False
+
+
+cdef bint drain(Coordinator* c, int rank) noexcept nogil:
+    """Take in the requests of one rank; whether there were any."""
+    cdef rank_page* page = c.segment.pages[rank]
+    cdef uint64_t head = load_acquire(&page.request_head)           # pairs with write_request
+    cdef uint64_t tail = c.request_tail[rank]
+    cdef engine_request* request
+    cdef Request* kept
+    cdef Name* name
+    if head == tail:
+        return False
+    while tail < head:
+        request = <engine_request*>(page.requests + tail % REQUEST_BYTES)
+        if request.bytes == 0:
+            tail += REQUEST_BYTES - tail % REQUEST_BYTES
+            continue
+        name = name_of(c, <const char*>request + sizeof(engine_request), request.name_bytes)
+        kept = <Request*>malloc(sizeof(Request))
+        if name == NULL or kept == NULL:        # out of memory: leave it on the ring, and see next time
+            free(kept)
+            break
+        kept.meta, kept.rows, kept.absent = request.meta, request.rows, request.absent
+        name.requests[rank] = kept
+        if name.brought == 0:
+            name.since = now_ns()
+            name.next, c.open, name.listed = c.open, name, True
+        name.brought += 1
+        tail += request.bytes
+    c.request_tail[rank], c.drained = tail, True
+    store_release(&c.segment.coordinator.drained[rank], tail)       # pairs with write_request: the bytes may be reused
+    return True
+
+
+cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:
+    """Equal but for where in the arena the tensor lies."""
+    cdef engine_meta x = a[0]
+    x.shared = b.shared
+    return memcmp(&x, b, sizeof(engine_meta)) == 0
+
+
+cdef inline const engine_meta* sent_by(Name* name, int rank) noexcept nogil:
+    """What `rank` brought: its open request, or by its bit the metadata on file."""
+    return &name.requests[rank].meta if name.requests[rank] != NULL else &name.meta
+
+
+cdef int complain(Coordinator* c, Name* name, char* text) noexcept nogil:
+    """What each rank sent, equal ranks together. Empty when all sent the same."""
+    cdef bint[MAX_RANKS] group
+    cdef bint[MAX_RANKS] told
+    cdef int at = 0, r, q, groups = 0
+    memset(told, 0, sizeof(told))
+    for r in range(c.segment.size):
+        if told[r]:
+            continue
+        memset(group, 0, sizeof(group))
+        for q in range(r, c.segment.size):
+            if not told[q] and same(sent_by(name, q), sent_by(name, r)):
+                group[q] = told[q] = True
+        if groups:
+            at += snprintf(text + at, TEXT_BYTES - at, ", ")
+        at += describe_ranks(group, c.segment.size, text + at, TEXT_BYTES - at)
+        at += snprintf(text + at, TEXT_BYTES - at, " sent ")
+        at += describe_meta(sent_by(name, r), text + at, TEXT_BYTES - at)
+        groups += 1
+        if at > TEXT_BYTES - 512:
+            break
+    return at if groups > 1 else 0
+
+
+cdef bint append_error(Coordinator* c, Name* name, const char* text, int text_bytes) noexcept nogil:
+    cdef uint32_t words = <uint32_t>(sizeof(engine_entry) + name.name_bytes + text_bytes + 7) // 8
+    cdef engine_entry* entry = schedule_reserve(&c.writer, words)
+    cdef char* body
+    if entry == NULL:
+        return False
+    entry.type, entry.id = ENTRY_ERROR, name.id
+    entry.name_bytes, entry.bytes = <int32_t>name.name_bytes, <uint64_t>text_bytes
+    body = <char*>entry + sizeof(engine_entry)
+    memcpy(body, name.name, name.name_bytes)
+    memcpy(body + name.name_bytes, text, text_bytes)
+    stamp(c, entry)
+    schedule_append(&c.writer, entry)
+    return True
+
+
+cdef bint append_definition(Coordinator* c, Name* name, const engine_meta* meta, int32_t id) noexcept nogil:
+    cdef uint32_t words = <uint32_t>(sizeof(engine_entry) + name.name_bytes + 7) // 8
+    cdef engine_entry* entry = schedule_reserve(&c.writer, words)
+    if entry == NULL:
+        return False
+    entry.type, entry.id, entry.meta = ENTRY_DEFINE, id, meta[0]
+    entry.name_bytes = <int32_t>name.name_bytes
+    memcpy(<char*>entry + sizeof(engine_entry), name.name, name.name_bytes)
+    stamp(c, entry)
+    schedule_append(&c.writer, entry)
+    return True
+
+
+cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
+    """Every rank has brought `name`, at least one by a request: define and queue it, or complain. False: try again later."""
+    cdef char[TEXT_BYTES] text
+    cdef int length = complain(c, name, text)
+    cdef engine_meta meta
+    cdef int32_t id = name.id
+    cdef bint first = id < 0
+    cdef int r
+    if length:
+        if not append_error(c, name, text, length):
+            return False
+        clear_requests(c, name)
+        if id >= 0:
+            c.phase[id >> 6] ^= <uint64_t>1 << (id & 63)
+        else:
+            forget(c, name)
+        return True
+    meta = sent_by(name, 0)[0]
+    for r in range(c.segment.size):
+        if sent_by(name, r).shared != meta.shared:
+            meta.shared = -1            # not in the arena everywhere, or not at the same place: a private tensor
+            break
+    if id < 0:
+        if c.free_count == 0:
+            evict(c)
+            return False
+        id = c.free_ids[c.free_count - 1]
+    if name.id < 0 or memcmp(&meta, &name.meta, sizeof(engine_meta)) != 0:
+        if not append_definition(c, name, &meta, id):
+            return False
+    if first:
+        c.free_count -= 1
+        c.by_id[id] = name
+        c.defined[id >> 6] |= <uint64_t>1 << (id & 63)
+        c.words = max(c.words, (id >> 6) + 1)
+        # No rank has toggled a bit for it: appending flips the phase of every member, so start one flip away.
+        c.phase[id >> 6] ^= <uint64_t>1 << (id & 63)
+    name.id, name.meta = id, meta
+    if not enqueue(c, name, first):
+        return False
+    clear_requests(c, name)
+    return True
+
+
+cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
+    """Put a name that every rank has brought into the open batch, with what varies per call.
+
+    The `first` time it comes from the requests, since no rank knew the id; then from the ranks' pages.
+    """
+    cdef rank_page* page
+    cdef int64_t rows
+    cdef int r
+    name.nbytes, name.absent = <uint64_t>meta_bytes(&name.meta), 0
+    if name.meta.kind == KIND_ALLGATHER:
+        if name.rows == NULL:
+            name.rows = <int64_t*>calloc(c.segment.size, sizeof(int64_t))
+            if name.rows == NULL:
+                return False
+        rows = 0
+        for r in range(c.segment.size):
+            page = c.segment.pages[r]
+            name.rows[r] = name.requests[r].rows if first else <int64_t>load_relaxed(&page.rows[name.id])
+            rows += name.rows[r]
+        name.nbytes *= <uint64_t>rows
+    elif name.meta.kind == KIND_ALLREDUCE:
+        for r in range(c.segment.size):
+            name.absent += name.requests[r].absent if first else bit(c.segment.pages[r].absent, name.id)
+    if c.queue_count == 0:
+        c.queue_since = now_ns()
+    c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)
+    c.queue[c.queue_count] = name.id
+    c.queue_count += 1
+    c.queue_bytes += name.nbytes
+    return True
+
+
+cdef void evict(Coordinator* c) noexcept nogil:
+    """Start to free the id that was used longest ago among a sample of idle ones."""
+    cdef engine_entry* entry
+    cdef Name* name
+    cdef Name* oldest = NULL
+    cdef int tried = 0, found = 0, r
+    cdef bint idle
+    if c.evicting >= 0:
+        return
+    while tried < IDS and found < 64:
+        c.clock_hand = (c.clock_hand + 1) % IDS
+        tried += 1
+        name = c.by_id[c.clock_hand]
+        if name == NULL or name.listed or bit(c.queued, name.id):
+            continue
+        idle = True
+        for r in range(c.segment.size):
+            if bit(c.segment.pages[r].ready, name.id) != bit(c.phase, name.id):
+                idle = False
+                break
+        if idle:
+            found += 1
+            if oldest == NULL or name.used < oldest.used:
+                oldest = name
+    if oldest == NULL:
+        return
+    entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8)
+    if entry == NULL:
+        return
+    entry.type, entry.id = ENTRY_EVICT, oldest.id
+    stamp(c, entry)
+    schedule_append(&c.writer, entry)
+    c.evicting, c.evicted_at = oldest.id, c.writer.tail
+    c.defined[oldest.id >> 6] &= ~(<uint64_t>1 << (oldest.id & 63))
+    c.by_id[oldest.id] = NULL
+    forget(c, oldest)
+
+
+cdef bint find_ready(Coordinator* c) noexcept nogil:
+    """Queue every defined name whose bit all ranks have toggled; whether there was any."""
+    cdef uint64_t[ID_WORDS] fresh
+    cdef uint64_t ready, any_fresh = 0
+    cdef int32_t w, id
+    cdef int r
+    cdef Name* name
+    for w in range(c.words):
+        ready = c.defined[w] & ~c.queued[w]
+        for r in range(c.segment.size):
+            if ready == 0:
+                break
+            ready &= load_acquire(&c.segment.pages[r].ready[w]) ^ c.phase[w]     # pairs with announce(): rows, absent, data
+        fresh[w] = ready
+        any_fresh |= ready
+    # A request with changed metadata is on its ring before its bit is set, so drain after the bits are read.
+    for r in range(c.segment.size):
+        drain(c, r)
+    if any_fresh == 0:
+        return False
+    for w in range(c.words):
+        ready = fresh[w]
+        while ready:
+            id = w * 64 + count_trailing_zeros(ready)
+            ready &= ready - 1
+            name = c.by_id[id]
+            if not (enqueue(c, name, False) if name.brought == 0 else settle(c, name)):
+                c.stuck = True
+    return True
+
+cdef extern from * nogil:
+    """
+    #define count_trailing_zeros(x) __builtin_ctzll(x)
+    """
+    int count_trailing_zeros(uint64_t x)
+
+
+cdef bint coordinator_unseen(Coordinator* c) noexcept nogil:
+    """Whether some rank has submitted, or begun to wait, since the last step."""
+    cdef int r
+    for r in range(c.segment.size):
+        if load_acquire(&c.segment.pages[r].arrivals) + load_acquire(&c.segment.pages[r].waits) != c.seen[r]:
+            return True
+    return False
+
+
+cdef bint coordinator_step(Coordinator* c) noexcept nogil:
+    """Do all that can be done now; whether anything was appended. Never waits."""
+    cdef Segment* segment = c.segment
+    cdef uint64_t tail = c.writer.tail, seen, steps
+    cdef bint changed = c.stuck
+    cdef Name* name
+    cdef Name* after
+    cdef int r
+    for r in range(segment.size):
+        seen = load_acquire(&segment.pages[r].arrivals) + load_acquire(&segment.pages[r].waits)     # pairs with announce()
+        if seen != c.seen[r]:
+            c.seen[r] = seen
+            changed = True
+    steps = load_acquire(&segment.pages[0].steps)
+    if steps != c.step:
+        c.step, c.usual_items, c.step_items = steps, c.step_items, 0
+    if changed:
+        c.stuck = False
+        if c.evicting >= 0 and schedule_slowest(&c.writer) >= c.evicted_at:
+            c.free_ids[c.free_count] = c.evicting       # every rank has forgotten it (I5)
+            c.free_count += 1
+            c.evicting = -1
+        find_ready(c)
+        name = c.open
+        while name != NULL:
+            after = name.next
+            if name.id < 0 and name.brought == segment.size and not settle(c, name):
+                c.stuck = True
+            name = after
+    if c.queue_count and not close_batches(c):
+        c.stuck = True
+    return c.writer.tail != tail
+
+
+cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil:
+    """When the open batch has to be closed, in nanoseconds; 0: there is none."""
+    return c.queue_since + <uint64_t>(c.knobs.cycle_time_ms * 1e6) if c.queue_count else 0
+
+
+cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil:
+    """A rank that has not requested what another requested before `older_than`; -1: none. `text` says what is missing.
+
+    With `older_than` 0 only ranks that have left count.
+    """
+    cdef bint[MAX_RANKS] missing
+    cdef Name* name = c.open
+    cdef int r, first, at
+    while name != NULL:
+        first = -1
+        memset(missing, 0, sizeof(missing))
+        for r in range(c.segment.size):
+            if name.requests[r] == NULL and (name.id < 0 or bit(c.segment.pages[r].ready, name.id) == bit(c.phase, name.id)):
+                missing[r] = True
+                if first < 0 and (name.since < older_than or load32_relaxed(&c.segment.pages[r].left)):
+                    first = r
+        if first >= 0:
+            at = snprintf(text, room, "'%.*s' was not brought by ", <int>name.name_bytes, name.name)
+            describe_ranks(missing, c.segment.size, text + at, room - at)
+            return first
+        name = name.next
+    return -1

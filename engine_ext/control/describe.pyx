@@ -1,0 +1,65 @@
+"""Metadata in words: `allreduce sum float32[3, 4]`, `ranks 0, 2`. Functions return the bytes written, never past `room`."""
+from libc.stdio cimport snprintf
+
+from engine_ext.control.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, MAX_DIMS, engine_meta
+
+cdef const char** KIND_NAMES = ["allreduce", "broadcast", "allgather", "barrier"]
+cdef const char** OP_NAMES = ["sum", "average", "min", "max", "product"]
+cdef const char** LAYOUT_NAMES = ["", " channels_last", " channels_last_3d"]
+cdef const char** DTYPE_NAMES = [
+    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool",
+]
+
+
+cdef const char* kind_name(int kind) noexcept nogil:
+    return KIND_NAMES[kind]
+
+
+cdef const char* dtype_name(int dtype) noexcept nogil:
+    return DTYPE_NAMES[dtype]
+
+
+cdef inline int fit(int at, int written, int room) noexcept nogil:
+    return at + written if at + written < room else room - 1
+
+
+cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept nogil:
+    cdef int at = 0
+    cdef int d
+    at = fit(at, snprintf(text, room, "%s", KIND_NAMES[meta.kind]), room)
+    if meta.kind == KIND_BARRIER:
+        if meta.ndim:       # an internal barrier that agrees on a size
+            at = fit(at, snprintf(text + at, room - at, " of %lld bytes", <long long>meta.dims[0]), room)
+        return at
+    if meta.kind == KIND_ALLREDUCE:
+        at = fit(at, snprintf(text + at, room - at, " %s", OP_NAMES[meta.op]), room)
+    elif meta.kind == KIND_BROADCAST:
+        at = fit(at, snprintf(text + at, room - at, " from root %d", meta.root), room)
+    at = fit(at, snprintf(text + at, room - at, " %s[", DTYPE_NAMES[meta.dtype]), room)
+    for d in range(<int>meta.ndim if meta.ndim < MAX_DIMS else MAX_DIMS):
+        if d == 0 and meta.kind == KIND_ALLGATHER:
+            at = fit(at, snprintf(text + at, room - at, "*"), room)
+        else:
+            at = fit(at, snprintf(text + at, room - at, "%s%lld", b", " if d else b"", <long long>meta.dims[d]), room)
+    at = fit(at, snprintf(text + at, room - at, "]%s", LAYOUT_NAMES[meta.layout]), room)
+    if meta.prescale != 1.0:
+        at = fit(at, snprintf(text + at, room - at, " prescale %g", meta.prescale), room)
+    if meta.postscale != 1.0:
+        at = fit(at, snprintf(text + at, room - at, " postscale %g", meta.postscale), room)
+    return at
+
+
+cdef int describe_ranks(const bint* chosen, int size, char* text, int room) noexcept nogil:
+    """`rank 3`, `ranks 0, 1, 2 and 61 more`."""
+    cdef int at = 0, count = 0, shown = 0
+    cdef int r
+    for r in range(size):
+        count += chosen[r]
+    at = fit(at, snprintf(text, room, "rank%s ", b"" if count == 1 else b"s"), room)
+    for r in range(size):
+        if chosen[r] and shown < 8:
+            at = fit(at, snprintf(text + at, room - at, "%s%d", b", " if shown else b"", r), room)
+            shown += 1
+    if count > shown:
+        at = fit(at, snprintf(text + at, room - at, " and %d more", count - shown), room)
+    return at

@@ -1,0 +1,468 @@
+"""The driver's role, and the one wait (ARCHITECTURE.md, "The one wait").
+
+The role is one word. The engine thread holds it, asleep on its own door, when nobody waits; a thread in a blocking call takes it
+over without waking it. What a pass touches (coordinator, executor, the entry in progress) belongs to the role's holder and
+needs no lock.
+
+The engine thread: started by driver_start, woken by ring() on door 1, stopped by driver_stop, which joins it; it never takes the
+GIL, never spins, and sleeps without a timeout unless a batch is open or an entry is in progress.
+"""
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.string cimport memset
+
+from engine_ext.control.coordinator cimport coordinator_absentee, coordinator_deadline, coordinator_step, coordinator_unseen
+from engine_ext.control.execute cimport fail_everything, run_schedule
+from engine_ext.control.layout cimport (
+    CAUSE_LEFT, CAUSE_STALLED, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
+)
+from engine_ext.control.segment cimport abort_world, ring, ring_others, ring_unfenced
+from engine_ext.control.state cimport Role, State, pthread_mutex_lock, pthread_mutex_unlock, pthread_t
+from engine_ext.control.table cimport (
+    OP_DONE, Op, Record, Status, bit, table_await, table_brought_by_all, table_record, table_release,
+    table_submit,
+)
+from engine_ext.data.executor cimport executor_laggard
+from engine_ext.platform.atomics cimport (
+    add32, cas32, full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, now_ns, spin_pause,
+    store32_relaxed, store32_release, store_release,
+)
+
+cdef extern from "<signal.h>" nogil:
+    ctypedef struct sigset_t:
+        pass
+    enum: SIG_SETMASK
+    int sigfillset(sigset_t* signals)
+    int pthread_sigmask(int how, const sigset_t* signals, sigset_t* old)
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_create(pthread_t* thread, const void* attributes, void* (*start)(void*) noexcept nogil, void* argument)
+    int pthread_join(pthread_t thread, void** result)
+
+cdef extern from "platform/cpu.h" nogil:
+    uint64_t engine_float_enter()
+    void engine_float_leave(uint64_t theirs)
+
+cdef enum:
+    DOOR_ENGINE = SLEEP_ENGINE
+    DOOR_WAITER = SLEEP_WAITER
+    NEVER = 0
+    TEXT_BYTES = 1024
+    GRACE_NS = 1000000000
+    STOP_POLL_NS = 1000000
+
+
+# ---- a pass -----------------------------------------------------------------------------------------------------------------
+
+cdef bint drive_once(State* e) noexcept nogil:
+    """All that can be done now, without waiting; whether it was anything. The caller holds the role."""
+    cdef bint moved = False, stuck
+    cdef uint64_t tail
+    cdef int32_t waiting
+    if load_acquire(&e.segment.header.abort) != 0:          # pairs with the compare-and-swap of abort_world
+        if load32_relaxed(&e.failed):
+            return False
+        fail_everything(e)
+        return True
+    if e.segment.rank == 0:
+        if e.wanted_new:
+            pthread_mutex_lock(&e.lock)
+            e.coordinator.knobs, e.wanted_new = e.wanted, False
+            pthread_mutex_unlock(&e.lock)
+        tail, waiting, stuck = e.coordinator.writer.tail, e.coordinator.queue_count, e.coordinator.stuck
+        coordinator_step(&e.coordinator)
+        if e.coordinator.writer.tail != tail:
+            ring_others(&e.segment, 0)
+            moved = True
+        elif e.coordinator.drained:
+            ring_others(&e.segment, 0)
+        e.coordinator.drained = False
+        # What announce_sleep publishes has changed: announce again before sleeping on it.
+        moved |= e.coordinator.queue_count != waiting or e.coordinator.stuck != stuck
+    return run_schedule(e) or moved
+
+
+cdef uint64_t deadline(State* e) noexcept nogil:
+    """When the holder of the role has to look again by itself, in nanoseconds; NEVER if only others can bring news."""
+    cdef uint64_t when = coordinator_deadline(&e.coordinator) if e.segment.rank == 0 else NEVER
+    cdef uint64_t limit
+    if e.entry != NULL and e.stall_limit_ns:
+        limit = e.executor.progressed + e.stall_limit_ns
+        if when == NEVER or limit < when:
+            when = limit
+    return when
+
+
+cdef void check_progress(State* e) noexcept nogil:
+    """End the world when an entry has stood still for the stall limit: the fault of whoever has passed least of it. On the
+    coordinator also when a name has been withheld for that long, or by a rank that has left."""
+    cdef char[TEXT_BYTES] text
+    cdef uint64_t now
+    cdef int culprit
+    if e.entry == NULL and (e.segment.rank != 0 or e.coordinator.open == NULL):
+        return
+    now = now_ns()
+    if e.entry != NULL and e.stall_limit_ns and now - e.executor.progressed >= e.stall_limit_ns:
+        culprit = executor_laggard(&e.executor)
+        snprintf(text, TEXT_BYTES, "has stood still for %.1f s in the middle of schedule entry %llu",
+                 <double>(now - e.executor.progressed) / 1e9, <unsigned long long>e.entry.sequence)
+        abort_world(&e.segment, culprit, CAUSE_STALLED, text)
+    elif e.segment.rank == 0 and e.coordinator.open != NULL:
+        culprit = coordinator_absentee(&e.coordinator, now - e.stall_limit_ns if e.stall_limit_ns else 0, text, TEXT_BYTES)
+        if culprit >= 0:
+            abort_world(&e.segment, culprit,
+                        CAUSE_LEFT if load32_acquire(&e.segment.pages[culprit].left) else CAUSE_STALLED, text)
+
+
+cdef void announce_sleep(State* e, uint32_t door) noexcept nogil:
+    """Say that this rank is about to sleep, and on what. The caller fences and looks again (I8)."""
+    cdef uint32_t asleep = door
+    if e.entry != NULL:
+        asleep |= SLEEP_IN_ENTRY
+    if e.segment.rank == 0:
+        if e.coordinator.stuck:
+            asleep |= SLEEP_STUCK
+        if e.coordinator.queue_count:
+            asleep |= SLEEP_CYCLE
+    store32_release(&e.segment.mine.asleep, asleep)
+
+
+cdef uint64_t until(uint64_t when) noexcept nogil:
+    """Nanoseconds from now, for futex_wait: at least 1, and 0 for no limit."""
+    cdef uint64_t now
+    if when == NEVER:
+        return 0
+    now = now_ns()
+    return when - now if when > now else 1
+
+
+# ---- the engine thread ------------------------------------------------------------------------------------------------------
+
+cdef void* engine_thread(void* argument) noexcept nogil:
+    cdef State* e = <State*>argument
+    cdef rank_page* mine = e.segment.mine
+    cdef uint32_t door
+    cdef uint64_t when = NEVER
+    cdef bint moved
+    engine_float_enter()
+    while not load32_acquire(&e.stop):          # pairs with driver_stop
+        door = load32_acquire(&mine.door[DOOR_ENGINE])
+        when = NEVER                            # if a waiter drives: it rings this door if it leaves something behind
+        if cas32(&e.role, Role.ENGINE_ASLEEP, Role.ENGINE):
+            store32_relaxed(&mine.asleep, 0)
+            while drive_once(e) and not load32_relaxed(&e.waiters):
+                pass
+            announce_sleep(e, DOOR_ENGINE)
+            full_fence()                        # announcement before the look; pairs with the fence in ring()
+            moved = drive_once(e)
+            check_progress(e)
+            when = deadline(e)
+            store32_release(&e.role, Role.ENGINE_ASLEEP)
+            full_fence()                        # role given up before looking for waiters; pairs with the fence in driver_wait
+            if load32_relaxed(&e.waiters):
+                add32(&e.local_door, 1)
+                futex_wake(&e.local_door, 1 << 30)
+            if moved:
+                continue
+        futex_wait(&mine.door[DOOR_ENGINE], door, until(when))
+    return NULL
+
+
+cdef int driver_start(State* e) noexcept nogil:
+    """Start the engine thread, with all signals blocked: they are for the user's threads. 0 or an errno."""
+    cdef sigset_t everything, theirs
+    cdef int status
+    announce_sleep(e, DOOR_ENGINE)
+    sigfillset(&everything)
+    pthread_sigmask(SIG_SETMASK, &everything, &theirs)
+    status = pthread_create(&e.thread, NULL, engine_thread, e)
+    pthread_sigmask(SIG_SETMASK, &theirs, NULL)
+    e.threaded = status == 0
+    return status
+
+
+cdef void driver_stop(State* e) noexcept nogil:
+    """End the engine thread and wait for it; it is at most one pass away. Then fail what is in flight, so that no thread of this
+    process waits any longer; a thread that drives gives the role back within its tick."""
+    if e.threaded:
+        store32_release(&e.stop, 1)
+        add32(&e.segment.mine.door[DOOR_ENGINE], 1)
+        futex_wake(&e.segment.mine.door[DOOR_ENGINE], 1)
+        pthread_join(e.thread, NULL)
+        e.threaded = False
+    while not cas32(&e.role, Role.ENGINE_ASLEEP, Role.ENGINE):
+        futex_wait(&e.local_door, load32_acquire(&e.local_door), STOP_POLL_NS)
+    fail_everything(e)
+    store32_release(&e.role, Role.ENGINE_ASLEEP)
+
+
+# ---- submitting -------------------------------------------------------------------------------------------------------------
+
+cdef int submit(State* e, const Name* name, Op* op, int32_t* id) noexcept nogil:
+    """Bring an operation; the id it travels under, -1 for a request. On success it may be done and gone at once."""
+    cdef Record* record = name.record
+    cdef int status
+    pthread_mutex_lock(&e.lock)
+    if load32_relaxed(&e.failed):
+        status = Status.FAILED_WORLD
+    else:
+        if record == NULL:
+            record = table_record(&e.table, name.text, name.text_bytes)
+        status = table_submit(&e.table, record, op) if record != NULL else Status.NO_MEMORY
+        if status == Status.OK:
+            id[0] = record.id
+    pthread_mutex_unlock(&e.lock)
+    return status
+
+
+cdef Record* driver_pin(State* e, const char* text, uint32_t text_bytes) noexcept nogil:
+    """The record of a name, kept until driver_unpin; NULL without memory."""
+    cdef Record* record
+    pthread_mutex_lock(&e.lock)
+    record = table_record(&e.table, text, text_bytes)
+    if record != NULL:
+        record.pins += 1
+    pthread_mutex_unlock(&e.lock)
+    return record
+
+
+cdef void driver_unpin(State* e, Record* record) noexcept nogil:
+    pthread_mutex_lock(&e.lock)
+    record.pins -= 1
+    table_release(&e.table, record)
+    pthread_mutex_unlock(&e.lock)
+
+
+cdef void notify_leader(State* e, int32_t id, uint64_t nbytes, bint awaited) noexcept nogil:
+    """Wake the leader only if it sleeps and this may be what it sleeps for (protocol, rule 10)."""
+    cdef uint32_t asleep
+    cdef int r
+    full_fence()                                # as in ring(): the bit before the look at `asleep`
+    asleep = load32_relaxed(&e.segment.pages[0].asleep)
+    if asleep == 0 or (id >= 0 and not table_brought_by_all(&e.table, id)):
+        return
+    e.brought_bytes += nbytes
+    if asleep & SLEEP_CYCLE and not awaited and e.brought_bytes < e.seen.fusion_threshold:
+        for r in range(e.segment.size):
+            if id >= 0 and bit(e.segment.pages[r].awaited, id):
+                break
+        else:
+            return                              # the cycle ends soon enough
+    e.brought_bytes = 0
+    ring_unfenced(&e.segment, 0, 0)
+
+
+cdef int driver_submit(State* e, const Name* name, Op* op) noexcept nogil:
+    """Bring an operation and return at once."""
+    cdef bint awaited = op.awaited
+    cdef uint64_t nbytes = op.nbytes
+    cdef int32_t id = -1
+    cdef int status = submit(e, name, op, &id)
+    if status == Status.OK:
+        notify_leader(e, id, nbytes, awaited)
+    return status
+
+
+cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept nogil:
+    """Bring an operation and wait for it, at most `ns`: OK when it is done, TICK, or why it was not brought.
+
+    The role is taken before the bit is set, so that the coordinator finds this rank awake and wakes nobody.
+    """
+    cdef uint64_t tick = now_ns() + ns
+    cdef uint64_t theirs
+    cdef Goal goal
+    cdef int32_t id = -1
+    cdef int status
+    memset(&goal, 0, sizeof(Goal))
+    goal.op = op
+    op.awaited = True
+    add32(&e.waiters, 1)
+    if cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
+        theirs = engine_float_enter()
+        store32_relaxed(&e.segment.mine.asleep, 0)
+        status = submit(e, name, op, &id)
+        if status == Status.OK:
+            if e.segment.rank != 0:
+                notify_leader(e, id, op.nbytes, True)
+            drive_until(e, &goal, tick)
+        give_back(e)
+        add32(&e.waiters, <uint32_t>-1)
+        engine_float_leave(theirs)
+        e.counters.wait_ns += now_ns() - (tick - ns)
+    else:
+        add32(&e.waiters, <uint32_t>-1)
+        status = driver_submit(e, name, op)
+    if status == Status.OK and not met(e, &goal):
+        return driver_wait(e, &goal, ns)
+    return status
+
+
+# ---- waiting ----------------------------------------------------------------------------------------------------------------
+
+cdef inline bint done(Op* op) noexcept nogil:
+    return load32_acquire(&op.flags) & OP_DONE      # pairs with complete(): results are in place
+
+
+cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
+    if goal.op != NULL:
+        return done(goal.op)
+    if load32_relaxed(&e.failed):
+        return True
+    if goal.record != NULL:
+        return goal.record.inflight == NULL
+    if goal.idle:
+        return e.table.inflight == NULL
+    return load_acquire(&e.segment.coordinator.drained[e.segment.rank]) > goal.drained
+
+
+cdef void give_back(State* e) noexcept nogil:
+    """Return the role to the sleeping engine thread; wake it only if something is left to do."""
+    cdef bint busy = e.entry != NULL or (e.segment.rank == 0 and (e.coordinator.queue_count or e.coordinator.stuck))
+    cdef uint64_t cursor = e.segment.mine.cursor
+    announce_sleep(e, DOOR_ENGINE)
+    store32_release(&e.role, Role.ENGINE_ASLEEP)
+    full_fence()                                    # announced and given back before the look; pairs with ring() and driver_wait
+    if load32_relaxed(&e.waiters) > 1:              # one of them may take the role, or be on its way out
+        add32(&e.local_door, 1)
+        futex_wake(&e.local_door, 1 << 30)
+    if (busy or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(&e.segment.header.abort) != 0
+            or (e.segment.rank == 0 and coordinator_unseen(&e.coordinator))):
+        add32(&e.segment.mine.door[DOOR_ENGINE], 1)
+        futex_wake(&e.segment.mine.door[DOOR_ENGINE], 1)
+
+
+cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
+    """Drive until the goal is met or the time `tick` has come. The caller holds the role."""
+    cdef rank_page* mine = e.segment.mine
+    cdef uint64_t spin_end = 0, when
+    cdef uint32_t door
+    cdef int k
+    while not met(e, goal):
+        if drive_once(e):
+            spin_end = 0
+            if now_ns() >= tick:
+                return
+            continue
+        if e.spin_ns:
+            if spin_end == 0:
+                spin_end = now_ns() + e.spin_ns
+            for k in range(8):
+                spin_pause()
+            if now_ns() < spin_end:
+                continue
+        spin_end = 0
+        door = load32_acquire(&mine.door[DOOR_WAITER])
+        announce_sleep(e, DOOR_WAITER)
+        full_fence()                                # pairs with the fence in ring()
+        if not drive_once(e) and not met(e, goal):
+            if now_ns() >= tick:
+                store32_relaxed(&mine.asleep, 0)
+                return
+            check_progress(e)
+            when = deadline(e)
+            futex_wait(&mine.door[DOOR_WAITER], door, until(tick if when == NEVER else min(when, tick)))
+        store32_relaxed(&mine.asleep, 0)
+
+
+cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
+    """Wait for the goal, at most `ns`: OK when it is met, whatever came of it, or TICK."""
+    cdef uint64_t begun, tick, theirs
+    cdef uint32_t door
+    if met(e, goal):
+        return Status.OK
+    begun = now_ns()
+    tick = begun + ns
+    theirs = engine_float_enter()
+    add32(&e.waiters, 1)
+    while not met(e, goal):
+        full_fence()                                # counted as a waiter before the look at the role
+        door = load32_acquire(&e.local_door)
+        if cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
+            store32_relaxed(&e.segment.mine.asleep, 0)
+            drive_until(e, goal, tick)
+            give_back(e)
+        elif not met(e, goal):
+            futex_wait(&e.local_door, door, until(tick))
+        if now_ns() >= tick:
+            break
+    add32(&e.waiters, <uint32_t>-1)
+    engine_float_leave(theirs)
+    e.counters.wait_ns += now_ns() - begun          # statistics: a lost update between two waiting threads does no harm
+    return Status.OK if met(e, goal) else Status.TICK
+
+
+cdef void ring_timed_leader(State* e) noexcept nogil:
+    """Somebody waits now: a leader that sleeps until the end of a cycle has to reconsider."""
+    ring(&e.segment, 0, SLEEP_CYCLE)
+
+
+cdef void driver_await(State* e, Op* op) noexcept nogil:
+    """Publish that a thread waits for `op`: its batch closes at once."""
+    cdef bint news = False
+    pthread_mutex_lock(&e.lock)
+    if not done(op) and not op.awaited and op.record.inflight == op:
+        table_await(&e.table, op, True)
+        news = True
+    pthread_mutex_unlock(&e.lock)
+    if news:
+        ring_timed_leader(e)
+
+
+cdef void driver_wait_for_all(State* e, bint on) noexcept nogil:
+    """Publish that a thread of this rank waits for all that the rank has in flight, or no longer does."""
+    cdef rank_page* mine = e.segment.mine
+    pthread_mutex_lock(&e.lock)
+    store32_relaxed(&mine.wait_all, mine.wait_all + (1 if on else -1))
+    store_release(&mine.waits, mine.waits + 1)      # pairs with the coordinator's acquire
+    pthread_mutex_unlock(&e.lock)
+    if on:
+        ring_timed_leader(e)
+
+
+cdef int blame(State* e, Op* op, uint64_t older_than, int* cause) noexcept nogil:
+    """Who keeps `op` from being done, or -1: nobody yet, or it is not for this rank to tell. The caller holds the lock."""
+    cdef int32_t id = op.record.id
+    cdef bint overdue = op.submitted < older_than
+    cdef int r
+    if e.segment.mine.cursor != load_acquire(&e.segment.coordinator.tail):
+        return -1                   # there are entries to execute: check_progress watches over those
+    cause[0] = CAUSE_LEFT
+    for r in range(e.segment.size):
+        if load32_acquire(&e.segment.pages[r].left) and (r == 0 or (id >= 0 and withheld(e, r, id))):
+            return r
+    if not overdue:
+        return -1
+    cause[0] = CAUSE_STALLED
+    if id >= 0:
+        for r in range(e.segment.size):
+            if withheld(e, r, id):
+                return r
+        return 0                    # everybody has brought it and nothing is scheduled
+    if load_acquire(&e.segment.coordinator.drained[e.segment.rank]) != e.segment.mine.request_head:
+        return 0                    # the coordinator does not read requests
+    # Only the coordinator knows who has not requested a new name. It has been asked; if it does not answer, it is the one.
+    return 0 if op.submitted + GRACE_NS < older_than else -1
+
+
+cdef void driver_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil:
+    """Called between two ticks of a wait for `op`. Ends the world when a rank that it needs has left, or when `op` was brought
+    before `older_than` (0: never) and some rank withholds it."""
+    cdef char[TEXT_BYTES] text
+    cdef int culprit = -1, cause = CAUSE_STALLED
+    cdef bint asked = False
+    pthread_mutex_lock(&e.lock)
+    if not done(op) and op.record != NULL and op.record.inflight == op:
+        culprit = blame(e, op, older_than, &cause)
+        asked = op.record.id < 0
+        snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
+                 b"scheduled" if culprit == 0 and not (op.record.id >= 0 and withheld(e, 0, op.record.id)) else b"brought")
+    pthread_mutex_unlock(&e.lock)
+    if culprit >= 0:
+        abort_world(&e.segment, culprit, cause, text)
+    elif asked:
+        ring(&e.segment, 0, 0)
+
+
+cdef inline bint withheld(State* e, int rank, int32_t id) noexcept nogil:
+    """Whether `rank` has not brought `id` as often as this rank."""
+    return bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id)

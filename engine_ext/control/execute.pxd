@@ -1,0 +1,6 @@
+"""What each entry of the schedule does on this rank."""
+from engine_ext.control.state cimport State
+
+cdef bint run_schedule(State* e) noexcept nogil
+cdef void fail_everything(State* e) noexcept nogil
+cdef void raise_event(State* e, int event) noexcept nogil

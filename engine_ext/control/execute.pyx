@@ -1,0 +1,290 @@
+"""Read the schedule in order; execute its entries; complete operations. The caller holds the driver's role."""
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport malloc, realloc
+from libc.string cimport memcpy, memset, strncpy
+
+from engine_ext.control.layout cimport (
+    ALGORITHM_TWO_SHOT, CAUSE_RAISED, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_NEEDS_PACK, ENTRY_SKIP,
+    KIND_ALLGATHER, SLEEP_STUCK, STORES_STREAMING, engine_entry,
+)
+from engine_ext.control.schedule cimport schedule_advance, schedule_next
+from engine_ext.control.segment cimport abort_world, ring
+from engine_ext.control.state cimport (
+    EVENT_ABORT, HISTORY, HISTORY_NAME, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
+)
+from engine_ext.control.stores cimport stores_measured
+from engine_ext.control.table cimport (
+    OP_ABANDONED, OP_DONE, Op, Record, Status, table_define, table_evict, table_finish, table_record,
+)
+from engine_ext.data.executor cimport executor_progress, executor_start
+from engine_ext.data.kernels cimport ENGINE_AVERAGE
+from engine_ext.data.plan cimport plan_add, plan_clear
+from engine_ext.platform.atomics cimport (
+    add32, cas_pointer, full_fence, futex_wake, load32_relaxed, now_ns, or32, store32_release,
+)
+from engine_ext.transport.arena cimport arena_privatise
+
+cdef extern from "<unistd.h>" nogil:
+    long write(int fd, const void* data, size_t count)
+
+
+cdef void raise_event(State* e, int event) noexcept nogil:
+    """Give the monitor thread something to do."""
+    cdef uint64_t one = 1
+    or32(&e.events, <unsigned int>event)
+    write(e.events_fd, &one, 8)
+
+
+cdef void complete(State* e, Op* op) noexcept nogil:
+    """Let go of an operation. Nothing may touch it afterwards: its owner frees it."""
+    cdef void* head
+    if or32(&op.flags, OP_DONE) & OP_ABANDONED:
+        while True:                     # nobody holds a handle: for the next call that has the GIL (I9)
+            head = e.graveyard
+            op.next = <Op*>head
+            if cas_pointer(&e.graveyard, head, op):
+                break
+
+
+cdef void wake_waiters(State* e) noexcept nogil:
+    """Waiters that do not drive look whether theirs is done. The driver itself is one of the waiters when it is one."""
+    full_fence()                            # done before the look for waiters; pairs with the fence in driver_wait
+    if load32_relaxed(&e.waiters):
+        add32(&e.local_door, 1)
+        futex_wake(&e.local_door, 1 << 30)
+
+
+cdef void fail_everything(State* e) noexcept nogil:
+    """The world has failed: complete all that is in flight with that, and share nothing any more."""
+    cdef Op* op
+    e.executor.active, e.entry = False, NULL
+    arena_privatise(&e.arena)
+    pthread_mutex_lock(&e.lock)
+    store32_release(&e.failed, 1)       # under the lock: no submission comes after this loop
+    while e.table.inflight != NULL:
+        op = e.table.inflight
+        table_finish(&e.table, op, Status.FAILED_WORLD)
+        complete(e, op)
+    pthread_mutex_unlock(&e.lock)
+    wake_waiters(e)
+    raise_event(e, EVENT_ABORT)
+
+
+cdef inline const int32_t* ids_of(const engine_entry* entry) noexcept nogil:
+    return <const int32_t*>(<const char*>entry + sizeof(engine_entry))
+
+
+cdef inline const int64_t* rows_of(const engine_entry* entry) noexcept nogil:
+    return <const int64_t*>(<const char*>entry + sizeof(engine_entry)) + (entry.items + 1) // 2
+
+
+cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
+    """The operations of an entry's members into `batch`. False: this rank does not have one, which is a defect of ours."""
+    cdef const int32_t* ids = ids_of(entry)
+    cdef Record* record
+    cdef Op** batch
+    cdef int32_t i
+    cdef bint whole = True
+    if <int32_t>entry.items > e.batch_room:
+        batch = <Op**>realloc(e.batch, entry.items * sizeof(Op*))
+        if batch == NULL:
+            return False
+        e.batch, e.batch_room = batch, <int32_t>entry.items
+    pthread_mutex_lock(&e.lock)
+    for i in range(<int32_t>entry.items):
+        record = e.table.by_id[ids[i]]
+        if record == NULL or record.inflight == NULL:
+            whole = False
+            break
+        e.batch[i] = record.inflight
+    pthread_mutex_unlock(&e.lock)
+    return whole
+
+
+cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
+    """An allgather: one tensor, whose result is allocated here because only the entry knows its size."""
+    cdef Op* op = e.batch[0]
+    cdef const int64_t* rows = rows_of(entry)
+    cdef uint64_t total = 0, longest = 0
+    cdef int r
+    for r in range(e.segment.size):
+        e.executor.gather_bytes[r] = <uint64_t>rows[r] * op.row_bytes
+        e.executor.gather_start[r] = total
+        total += e.executor.gather_bytes[r]
+        longest = max(longest, e.executor.gather_bytes[r])
+    op.row_counts = <int64_t*>malloc(e.segment.size * sizeof(int64_t))
+    op.memory = <char*>malloc(max(total, <uint64_t>1))
+    if op.row_counts == NULL or op.memory == NULL:
+        return False
+    memcpy(op.row_counts, rows, e.segment.size * sizeof(int64_t))
+    op.memory_bytes = total
+    if plan_add(&e.executor.plan, op.source, op.memory, op.nbytes, -1) == NULL:
+        return False
+    executor_start(&e.executor, (longest + entry.chunk - 1) // entry.chunk)
+    return True
+
+
+cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
+    cdef Op* op
+    cdef uint64_t total
+    cdef int32_t i
+    cdef bint shared = entry.meta.shared >= 0
+    for i in range(<int32_t>entry.items):
+        op = e.batch[i]
+        if op.target == NULL and op.nbytes:         # absent here, present elsewhere: there is a result after all
+            op.memory = <char*>malloc(op.nbytes)
+            if op.memory == NULL:
+                return False
+            op.memory_bytes, op.target = op.nbytes, op.memory
+        if plan_add(&e.executor.plan, op.source, op.target, op.nbytes, op.meta.shared if shared else -1) == NULL:
+            return False
+    total = e.executor.plan.total
+    if shared:                                      # one chunk, cut by rank only
+        e.executor.chunk = total
+    executor_start(&e.executor, (total + e.executor.chunk - 1) // e.executor.chunk if total else 0)
+    return True
+
+
+cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
+    """Start a BATCH. False when memory or a member is missing."""
+    if not collect(e, entry):
+        return False
+    plan_clear(&e.executor.plan)
+    e.executor.kind, e.executor.algorithm = entry.kind, entry.algorithm
+    e.executor.streaming = entry.stores == STORES_STREAMING
+    e.executor.needs_pack = entry.flags & ENTRY_NEEDS_PACK != 0
+    e.executor.root, e.executor.chunk = entry.meta.root, entry.chunk
+    memset(&e.executor.reduction, 0, sizeof(e.executor.reduction))
+    e.executor.reduction.dtype, e.executor.reduction.op = entry.meta.dtype, entry.meta.op
+    e.executor.reduction.count, e.executor.reduction.streaming = e.segment.size, e.executor.streaming
+    e.executor.reduction.prescale, e.executor.reduction.postscale = entry.meta.prescale, entry.meta.postscale
+    e.executor.reduction.divisor = e.segment.size if entry.meta.op == ENGINE_AVERAGE else 1
+    e.executor.element = e.executor.kernels.types[entry.meta.dtype].size
+    return plan_gather(e, entry) if entry.kind == KIND_ALLGATHER else plan_fused(e, entry)
+
+
+cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil:
+    """Complete every operation in `batch`."""
+    cdef int32_t i
+    pthread_mutex_lock(&e.lock)
+    for i in range(<int32_t>entry.items):
+        table_finish(&e.table, e.batch[i], status)
+    e.counters.tensors += entry.items
+    pthread_mutex_unlock(&e.lock)
+    for i in range(<int32_t>entry.items):
+        complete(e, e.batch[i])
+    wake_waiters(e)
+
+
+cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
+    """An ERROR entry: the operation fails on every rank, and that is all that happens."""
+    cdef const char* body = <const char*>entry + sizeof(engine_entry)
+    cdef Record* record
+    cdef Op* op = NULL
+    pthread_mutex_lock(&e.lock)
+    record = table_record(&e.table, body, <unsigned int>entry.name_bytes)
+    if record != NULL:
+        op = record.inflight
+    if op != NULL:
+        op.text = <char*>malloc(entry.bytes + 1)
+        if op.text != NULL:
+            memcpy(op.text, body + entry.name_bytes, entry.bytes)
+            op.text[entry.bytes] = 0
+        table_finish(&e.table, op, Status.MISMATCH)
+    pthread_mutex_unlock(&e.lock)
+    if op != NULL:
+        complete(e, op)
+        wake_waiters(e)
+
+
+cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
+    """A row of the history, open until the entry is done."""
+    cdef Row* row = &e.history[e.rows % HISTORY]
+    cdef Record* record
+    memset(row, 0, sizeof(Row))
+    row.sequence, row.type, row.kind = entry.sequence, entry.type, entry.kind
+    row.algorithm, row.stores, row.items, row.nbytes = entry.algorithm, entry.stores, entry.items, entry.bytes
+    row.knob_version, row.started = entry.knob_version, now_ns()
+    if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
+        record = e.table.by_id[ids_of(entry)[0]]
+        if record != NULL:
+            strncpy(row.name, record.name, HISTORY_NAME - 1)
+    elif entry.name_bytes:
+        memcpy(row.name, <const char*>entry + sizeof(engine_entry), min(entry.name_bytes, <int32_t>HISTORY_NAME - 1))
+    e.rows += 1
+
+
+cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
+    if entry.knob_version != e.seen.version:
+        e.seen_entry = entry.sequence
+    e.seen.version, e.seen.fusion_threshold = entry.knob_version, entry.fusion_threshold
+    e.seen.cycle_time_ms, e.seen.stores, e.seen.chunk = entry.cycle_time_ms, entry.stores_knob, entry.chunk_knob
+
+
+cdef void leave(State* e, engine_entry* entry) noexcept nogil:
+    """Done with an entry: the last words about it, and on to the next."""
+    cdef Row* row = &e.history[(e.rows - 1) % HISTORY]
+    row.ended = now_ns()
+    e.counters.entries += 1
+    if entry.type == ENTRY_BATCH:
+        e.counters.nbytes += entry.bytes
+        e.counters.busy_ns += row.ended - row.started
+        if e.segment.rank == 0 and entry.algorithm == ALGORITHM_TWO_SHOT:
+            stores_measured(&e.coordinator.chooser, entry.bytes, entry.stores, row.ended - row.started)
+    e.entry = NULL
+    schedule_advance(&e.segment, entry)
+
+
+cdef bint apply(State* e, engine_entry* entry) noexcept nogil:
+    """Execute `entry`, or begin to. False: it cannot be left yet."""
+    cdef int status = Status.OK
+    if entry.type == ENTRY_BATCH:
+        if not begin(e, entry):
+            abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for a result, or an operation is missing")
+        return False
+    if entry.type == ENTRY_SKIP:
+        if collect(e, entry):
+            finish(e, entry, Status.ABSENT)
+    elif entry.type == ENTRY_ERROR:
+        report_mismatch(e, entry)
+    elif entry.type == ENTRY_DEFINE or entry.type == ENTRY_EVICT:
+        pthread_mutex_lock(&e.lock)
+        if entry.type == ENTRY_DEFINE:
+            table_define(&e.table, entry.id, <const char*>entry + sizeof(engine_entry), <unsigned int>entry.name_bytes,
+                         &entry.meta)
+        else:
+            status = table_evict(&e.table, entry.id)
+        pthread_mutex_unlock(&e.lock)
+    return status == Status.OK
+
+
+cdef bint run_schedule(State* e) noexcept nogil:
+    """Execute all that can be executed now; whether anything was."""
+    cdef bint moved = False
+    cdef engine_entry* entry
+    while True:
+        if e.entry != NULL:
+            moved |= executor_progress(&e.executor)
+            if e.executor.active:
+                return moved
+            entry = e.entry
+            finish(e, entry, Status.OK)
+            leave(e, entry)
+        else:
+            entry = schedule_next(&e.segment)
+            if entry == NULL:
+                break
+            pthread_mutex_lock(&e.lock)
+            remember(e, entry)
+            note_knobs(e, entry)
+            pthread_mutex_unlock(&e.lock)
+            if apply(e, entry):
+                leave(e, entry)
+            elif e.executor.active:
+                e.entry = entry
+            else:
+                return moved            # an eviction without room for its request, or a failure: look again later
+        moved = True
+    if moved and e.segment.rank != 0:
+        ring(&e.segment, 0, SLEEP_STUCK)    # the coordinator may wait for cursors to pass
+    return moved

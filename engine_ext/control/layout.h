@@ -1,0 +1,143 @@
+/* The words that the processes of one world share: the control segment. ARCHITECTURE.md says who writes which, and why.
+ *
+ *   header | coordinator | schedule ring | one page group per rank | the slots of every rank
+ *
+ * A memfd is sparse: what nobody touches costs nothing. Any change here changes ENGINE_LAYOUT, and ranks with different
+ * layouts refuse each other.
+ */
+#ifndef ENGINE_CONTROL_LAYOUT_H
+#define ENGINE_CONTROL_LAYOUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+  ENGINE_PROTOCOL = 1,
+  MAX_RANKS = 256,
+  MAX_DIMS = 12,
+  IDS = 16384,                 /* names that travel as one bit */
+  ID_WORDS = IDS / 64,
+  RING_WORDS = 1 << 17,        /* schedule: 1 MiB of 64-bit words */
+  BATCH_ITEMS = 8192,          /* members of one entry; with the rows of MAX_RANKS it still fits the ring */
+  REQUEST_BYTES = 1 << 18,     /* request ring of one rank */
+  NAME_BYTES = 1024,           /* longest name of a tensor */
+  REASON_BYTES = 1024,
+  SLOTS = 4,
+  SLOT_BYTES = 1 << 20,        /* no chunk is larger */
+  DOORS = 3                    /* 0 unused, 1 the engine thread sleeps, 2 a caller sleeps */
+};
+
+enum { KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KINDS };
+enum { ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP };
+enum { ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED };
+enum { STORES_CACHED, STORES_STREAMING, STORES_AUTO };
+enum { CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED };
+/* rank_page.asleep: which door sleeps, and what would be news to it besides a new entry. */
+enum {
+  SLEEP_ENGINE = 1,            /* the engine thread, on door 1 */
+  SLEEP_WAITER = 2,            /* a caller, on door 2 */
+  SLEEP_DOORS = 3,             /* mask */
+  SLEEP_IN_ENTRY = 4,          /* an entry is in progress: the stages of other ranks */
+  SLEEP_CYCLE = 8,             /* coordinator: a batch is open, and the sleep ends with the cycle */
+  SLEEP_STUCK = 16             /* coordinator: the schedule is full, cursors have to pass */
+};
+enum { ENTRY_NEEDS_PACK = 1 };  /* entry flag: a shared entry in which some rank must write before others read */
+
+/* What the ranks must agree on for one operation. Zero-filled before it is set, compared as bytes. */
+typedef struct engine_meta {
+  uint8_t kind, dtype, op, layout;
+  int32_t root;
+  double prescale, postscale;
+  int64_t shared;              /* where in the arena, the same on every rank, or -1 */
+  uint32_t ndim, reserved;
+  int64_t dims[MAX_DIMS];      /* dims[0] of an allgather is 0: it may differ */
+} engine_meta;
+
+typedef struct engine_request {
+  uint32_t bytes;              /* of the whole record, a multiple of 8 */
+  uint16_t name_bytes, absent;
+  int64_t rows;
+  engine_meta meta;
+  /* the name follows */
+} engine_request;
+
+typedef struct engine_entry {
+  uint32_t words;              /* of the whole entry */
+  uint8_t type, kind, algorithm, stores;
+  uint32_t items, flags;
+  uint64_t sequence;
+  uint64_t bytes;              /* BATCH: of the tensors; ERROR: of the text */
+  uint32_t chunk, knob_version;
+  uint64_t fusion_threshold;
+  double cycle_time_ms;
+  uint8_t stores_knob, padding[3];
+  uint32_t chunk_knob;
+  int32_t id, name_bytes;
+  engine_meta meta;            /* of every member */
+  /* BATCH, SKIP: uint32 ids[items], padded to 8; an allgather adds uint64 rows[size]. DEFINE: the name. ERROR: name, text. */
+} engine_entry;
+
+typedef struct segment_header {
+  uint64_t magic, layout, bytes;
+  uint32_t protocol, size, generation, reserved;
+  _Alignas(64) uint64_t abort; /* 0, or culprit + 1 | cause << 16 | reporter << 32 */
+} segment_header;
+
+typedef struct coordinator_page {
+  _Alignas(64) uint64_t tail;
+  _Alignas(64) uint64_t drained[MAX_RANKS];
+} coordinator_page;
+
+typedef struct rank_page {
+  _Alignas(64) uint64_t arrivals;
+  uint64_t waits;              /* changes of awaited, wait_all and wait_requests */
+  uint64_t request_head;
+  uint64_t steps;
+  uint32_t wait_all, wait_requests, left, joined;
+  _Alignas(64) uint32_t asleep; /* SLEEP_*; 0: some thread of the rank drives */
+  _Alignas(64) uint32_t door[DOORS];
+  _Alignas(64) uint64_t cursor;
+  _Alignas(64) uint64_t packed;
+  uint64_t reduced, copied;
+  _Alignas(64) char reason[REASON_BYTES];
+  _Alignas(64) uint64_t ready[ID_WORDS];
+  uint64_t absent[ID_WORDS], awaited[ID_WORDS];
+  uint64_t rows[IDS];
+  _Alignas(4096) unsigned char requests[REQUEST_BYTES];
+} rank_page;
+
+#define SEGMENT_MAGIC 0x31656e69676e6567u /* "gengine1" */
+#define COORDINATOR_OFFSET 4096u
+#define RING_OFFSET (COORDINATOR_OFFSET + 4096u)
+#define PAGES_OFFSET (RING_OFFSET + RING_WORDS * 8u)
+_Static_assert(sizeof(segment_header) <= 4096 && sizeof(coordinator_page) <= 4096, "header and coordinator have a page each");
+_Static_assert(sizeof(rank_page) % 4096 == 0, "pages of ranks are whole pages");
+_Static_assert(sizeof(engine_entry) % 8 == 0 && sizeof(engine_request) % 8 == 0 && sizeof(engine_meta) % 8 == 0, "words");
+_Static_assert(sizeof(engine_entry) / 8 + BATCH_ITEMS / 2 + MAX_RANKS < RING_WORDS / 4, "the largest entry fits the ring");
+
+/* Changes with every size and offset that another process would read. */
+#define MIX(h, x) (((uint64_t)(h) * 1099511628211u) ^ (uint64_t)(x))
+static const uint64_t ENGINE_LAYOUT =
+    MIX(MIX(MIX(MIX(MIX(MIX(MIX(MIX(MIX(MIX(14695981039346656037u, ENGINE_PROTOCOL), sizeof(rank_page)), sizeof(engine_entry)),
+                                    sizeof(engine_request)),
+                                offsetof(rank_page, ready)),
+                            offsetof(rank_page, packed)),
+                        offsetof(rank_page, requests)),
+                    RING_WORDS),
+                SLOTS *(uint64_t)SLOT_BYTES),
+            offsetof(engine_entry, meta));
+
+static inline uint64_t segment_bytes(uint32_t size) {
+  return PAGES_OFFSET + (uint64_t)size * (sizeof(rank_page) + (uint64_t)SLOTS * SLOT_BYTES);
+}
+static inline coordinator_page *segment_coordinator(segment_header *h) {
+  return (coordinator_page *)((char *)h + COORDINATOR_OFFSET);
+}
+static inline uint64_t *segment_ring(segment_header *h) { return (uint64_t *)((char *)h + RING_OFFSET); }
+static inline rank_page *segment_page(segment_header *h, int rank) {
+  return (rank_page *)((char *)h + PAGES_OFFSET + (size_t)rank * sizeof(rank_page));
+}
+static inline char *segment_slot(segment_header *h, int rank, uint64_t chunk) {
+  return (char *)h + PAGES_OFFSET + h->size * sizeof(rank_page) + ((size_t)rank * SLOTS + chunk % SLOTS) * SLOT_BYTES;
+}
+#endif

@@ -1,0 +1,70 @@
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef extern from "engine_ext/control/layout.h" nogil:
+    enum:
+        ENGINE_PROTOCOL, MAX_RANKS, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
+        REASON_BYTES, SLOTS, SLOT_BYTES
+        KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KINDS
+        ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP
+        ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED
+        STORES_CACHED, STORES_STREAMING, STORES_AUTO
+        CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED
+        ENTRY_NEEDS_PACK
+        SLEEP_ENGINE, SLEEP_WAITER, SLEEP_DOORS, SLEEP_IN_ENTRY, SLEEP_CYCLE, SLEEP_STUCK
+    const uint64_t ENGINE_LAYOUT
+    const uint64_t SEGMENT_MAGIC
+
+    ctypedef struct engine_meta:
+        uint8_t kind, dtype, op, layout
+        int32_t root
+        double prescale, postscale
+        int64_t shared
+        uint32_t ndim
+        int64_t dims[12]
+
+    ctypedef struct engine_request:
+        uint32_t bytes
+        uint16_t name_bytes, absent
+        int64_t rows
+        engine_meta meta
+
+    ctypedef struct engine_entry:
+        uint32_t words
+        uint8_t type, kind, algorithm, stores
+        uint32_t items, flags
+        uint64_t sequence, bytes
+        uint32_t chunk, knob_version
+        uint64_t fusion_threshold
+        double cycle_time_ms
+        uint8_t stores_knob
+        uint32_t chunk_knob
+        int32_t id, name_bytes
+        engine_meta meta
+
+    ctypedef struct segment_header:
+        uint64_t magic, layout, bytes
+        uint32_t protocol, size, generation
+        uint64_t abort
+
+    ctypedef struct coordinator_page:
+        uint64_t tail
+        uint64_t* drained
+
+    ctypedef struct rank_page:
+        uint64_t arrivals, waits, request_head, steps
+        uint32_t wait_all, wait_requests, left, joined
+        uint32_t asleep
+        uint32_t* door
+        uint64_t cursor, packed, reduced, copied
+        char* reason
+        uint64_t* ready
+        uint64_t* absent
+        uint64_t* awaited
+        uint64_t* rows
+        unsigned char* requests
+
+    uint64_t segment_bytes(uint32_t size)
+    coordinator_page* segment_coordinator(segment_header* h)
+    uint64_t* segment_ring(segment_header* h)
+    rank_page* segment_page(segment_header* h, int rank)
+    char* segment_slot(segment_header* h, int rank, uint64_t chunk)

@@ -1,0 +1,62 @@
+"""The monitor blocks in poll() on the pidfds of all other ranks and on this process's event counter.
+
+A socket's end of file does not come while a forked child of a dead rank lives, and a thread asleep on a futex cannot poll: hence
+pidfds, and a thread for them (protocol, rule 2). The thread itself is Python's; it calls monitor_wait without the GIL.
+"""
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from engine_ext.control.layout cimport CAUSE_DIED
+from engine_ext.control.segment cimport abort_world
+from engine_ext.control.state cimport EVENT_CLOSED, State
+from engine_ext.platform.atomics cimport load32_acquire
+
+cdef extern from "<poll.h>" nogil:
+    cdef struct pollfd:
+        int fd
+        short events
+        short revents
+    enum: POLLIN
+    int poll(pollfd* fds, unsigned long count, int timeout)
+
+cdef extern from "<unistd.h>" nogil:
+    long read(int fd, void* data, size_t count)
+
+cdef extern from * nogil:
+    """
+    static inline uint32_t take32(uint32_t *p) { return __atomic_exchange_n(p, 0, __ATOMIC_ACQ_REL); }
+    """
+    uint32_t take32(uint32_t* p)
+
+
+cdef int monitor_wait(State* e) noexcept nogil:
+    """Block until there is something for Python to do: a set of EVENT_*. A rank's death ends the world on the way."""
+    cdef int n = e.segment.size, r
+    cdef uint32_t events
+    cdef uint64_t count
+    cdef pollfd* fds = <pollfd*>calloc(n + 1, sizeof(pollfd))
+    if fds == NULL:
+        return EVENT_CLOSED
+    for r in range(n):
+        fds[r].fd = e.peers[r] if r != e.segment.rank else -1       # negative: poll looks past it
+        fds[r].events = POLLIN
+    fds[n].fd, fds[n].events = e.events_fd, POLLIN
+    while True:
+        events = take32(&e.events)
+        if events:
+            break
+        if poll(fds, n + 1, -1) < 0:
+            if errno != EINTR:
+                events = EVENT_CLOSED
+                break
+            continue
+        if fds[n].revents:
+            read(e.events_fd, &count, 8)
+        for r in range(n):
+            if fds[r].fd >= 0 and fds[r].revents:
+                fds[r].fd = e.peers[r] = -1 - e.peers[r]            # once; the descriptor can still be told for closing
+                if not load32_acquire(&e.segment.pages[r].left):    # pairs with the release in close: it said goodbye
+                    abort_world(&e.segment, r, CAUSE_DIED, b"its process ended without a word")
+    free(fds)
+    return <int>events

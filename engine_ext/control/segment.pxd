@@ -1,0 +1,45 @@
+"""The mapped control segment of one process: where the words are, and how to wake who waits on them."""
+from libc.stdint cimport uint32_t, uint64_t
+
+from engine_ext.control.layout cimport SLEEP_DOORS, coordinator_page, rank_page, segment_header
+from engine_ext.platform.atomics cimport add32, full_fence, futex_wake, load32_relaxed
+
+cdef struct Segment:
+    int rank
+    int size
+    segment_header* header
+    coordinator_page* coordinator
+    uint64_t* ring
+    rank_page** pages           # by rank
+    rank_page* mine
+    uint32_t reason_claimed     # this process has written its reason
+    uint64_t wakes              # futex calls made to wake somebody; statistics
+
+cdef int segment_create(int size, uint32_t generation) noexcept nogil
+cdef int segment_map(Segment* segment, int fd, int rank, int size) noexcept nogil
+cdef void segment_unmap(Segment* segment) noexcept nogil
+cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil
+cdef void ring_everybody(Segment* segment) noexcept nogil
+
+cdef inline void ring_unfenced(Segment* segment, int rank, uint32_t only) noexcept nogil:
+    """Wake `rank` if it sleeps and, when `only` is not 0, has announced one of those reasons. The caller has fenced since it
+    made true what `rank` may be waiting for."""
+    cdef rank_page* page = segment.pages[rank]
+    cdef uint32_t asleep = load32_relaxed(&page.asleep)
+    cdef uint32_t door = asleep & SLEEP_DOORS
+    if door != 0 and (only == 0 or asleep & only):
+        add32(&page.door[door], 1)      # pairs with the expected value given to futex_wait
+        futex_wake(&page.door[door], 1)
+        segment.wakes += 1
+
+cdef inline void ring(Segment* segment, int rank, uint32_t only) noexcept nogil:
+    full_fence()                        # pairs with the fence after `asleep` is announced (I8)
+    ring_unfenced(segment, rank, only)
+
+cdef inline void ring_others(Segment* segment, uint32_t only) noexcept nogil:
+    """Wake the other ranks that sleep, as ring() does."""
+    cdef int r
+    full_fence()                        # as in ring()
+    for r in range(segment.size):
+        if r != segment.rank:
+            ring_unfenced(segment, r, only)

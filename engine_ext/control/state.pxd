@@ -1,0 +1,91 @@
+"""All that one rank's engine holds, outside of Python."""
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
+
+from engine_ext.control.coordinator cimport Coordinator, Knobs
+from engine_ext.control.layout cimport engine_entry
+from engine_ext.control.segment cimport Segment
+from engine_ext.control.table cimport Op, Table
+from engine_ext.data.executor cimport Executor
+from engine_ext.transport.arena cimport Arena
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_t:
+        pass
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t* mutex, const void* attributes)
+    int pthread_mutex_destroy(pthread_mutex_t* mutex)
+    int pthread_mutex_lock(pthread_mutex_t* mutex)
+    int pthread_mutex_unlock(pthread_mutex_t* mutex)
+
+cdef enum Role:             # who drives: one word
+    ENGINE_ASLEEP = 0       # the engine thread, asleep on its door: a waiter may take the role by compare-and-swap
+    ENGINE = 1              # the engine thread, in a pass
+    WAITER = 2              # a thread in a blocking call
+
+cdef enum:                  # for the monitor thread
+    EVENT_ABORT = 1
+    EVENT_SIGNAL = 2
+    EVENT_STALL = 4
+    EVENT_CLOSED = 8
+
+cdef enum:
+    HISTORY = 512           # entries remembered
+    HISTORY_NAME = 64
+
+cdef struct Row:            # of the history
+    uint64_t sequence
+    uint8_t type
+    uint8_t kind
+    uint8_t algorithm
+    uint8_t stores
+    uint32_t items
+    uint64_t nbytes
+    uint32_t knob_version
+    uint64_t started        # nanoseconds, monotonic
+    uint64_t ended          # 0: not yet
+    char[HISTORY_NAME] name  # of its first member
+
+cdef struct Counters:
+    uint64_t entries
+    uint64_t tensors
+    uint64_t nbytes
+    uint64_t wait_ns        # callers blocked in the engine
+    uint64_t busy_ns        # from the start to the end of entries
+
+cdef struct State:
+    Segment segment
+    Table table
+    Arena arena
+    Executor executor
+    Coordinator coordinator     # rank 0
+    pthread_mutex_t lock        # table, knobs to come, history
+    # the driver's role
+    uint32_t role               # atomic
+    uint32_t waiters            # atomic: threads in a blocking call
+    uint32_t local_door         # event count of waiters that do not drive
+    uint32_t stop               # atomic: the engine thread is to end
+    bint threaded
+    pthread_t thread
+    # the entry in progress, owned by whoever holds the role
+    engine_entry* entry
+    Op** batch
+    int32_t batch_room
+    uint64_t brought_bytes      # since this rank last woke the leader
+    Knobs seen                  # as stamped on the last entry
+    uint64_t seen_entry         # the entry that brought this version
+    Knobs wanted                # rank 0: to be used from the next step on
+    bint wanted_new
+    # failure and the monitor
+    uint32_t failed             # atomic
+    int events_fd
+    uint32_t events             # atomic
+    int* peers                  # pidfds
+    uint64_t spin_ns
+    uint64_t stall_warning_ns
+    uint64_t stall_limit_ns
+    void* graveyard             # atomic stack of operations that are done and abandoned
+    uint64_t* alive             # a page that a forked child finds zero
+    Counters counters
+    Row[HISTORY] history
+    uint64_t rows

@@ -1,0 +1,72 @@
+"""Names on one rank: which are known to the coordinator by an id, and which are in flight."""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from engine_ext.control.layout cimport engine_meta
+from engine_ext.control.segment cimport Segment
+
+cdef enum:
+    OP_DONE = 1         # flags of an operation: the engine has let go of it
+    OP_ABANDONED = 2    # nobody holds its handle
+
+cdef enum Status:
+    OK = 0
+    FAILED_WORLD = -1
+    DUPLICATE = -2
+    NO_ROOM = -3        # the request ring is full: drive, and try again
+    NO_MEMORY = -4
+    MISMATCH = -5
+    TICK = -6           # not done yet: look for signals and come back
+    ABSENT = -7         # no rank brought a tensor; not an error
+
+cdef struct Op:
+    Record* record
+    Op* previous        # list of what is in flight on this rank
+    Op* next            # the same; or the graveyard's
+    engine_meta meta
+    const char* source  # NULL: absent, contributes the identity of the operation
+    char* target        # NULL: the engine allocates `memory`
+    uint64_t nbytes
+    uint64_t row_bytes  # allgather
+    int64_t rows        # allgather
+    char* memory        # malloc'ed result
+    uint64_t memory_bytes
+    int64_t* row_counts  # malloc'ed, allgather: rows of each rank
+    char* text          # malloc'ed, of an error
+    void* owner         # a Python reference, dropped under the GIL
+    uint64_t submitted  # nanoseconds
+    uint32_t flags      # atomic
+    int32_t status
+    bint awaited
+
+cdef struct Record:
+    Record* chain       # of its hash bucket
+    char* name
+    uint32_t name_bytes
+    int32_t id          # -1: the coordinator has not given one
+    uint64_t hash
+    Op* inflight
+    uint32_t pins       # hooks that hold this record
+    engine_meta meta    # as defined, when id >= 0
+
+cdef struct Table:
+    Segment* segment
+    Record** buckets
+    Record** by_id
+    Op* inflight        # all operations in flight, newest first
+    uint64_t inflight_count
+    uint64_t names
+
+cdef int table_open(Table* table, Segment* segment) noexcept nogil
+cdef void table_close(Table* table) noexcept nogil
+cdef Record* table_record(Table* table, const char* name, uint32_t name_bytes) noexcept nogil
+cdef void table_release(Table* table, Record* record) noexcept nogil
+cdef int table_submit(Table* table, Record* record, Op* op) noexcept nogil
+cdef void table_await(Table* table, Op* op, bint on) noexcept nogil
+cdef void table_finish(Table* table, Op* op, int status) noexcept nogil
+cdef void table_define(Table* table, int32_t id, const char* name, uint32_t name_bytes, const engine_meta* meta) noexcept nogil
+cdef int table_evict(Table* table, int32_t id) noexcept nogil
+cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil
+cdef uint64_t hash_name(const char* name, uint32_t name_bytes) noexcept nogil
+
+cdef inline bint bit(const uint64_t* words, int32_t id) noexcept nogil:
+    return (words[id >> 6] >> (id & 63)) & 1

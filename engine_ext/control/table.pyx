@@ -1,0 +1,246 @@
+"""Names on one rank. The caller holds the engine's lock; nothing here waits."""
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy, memset
+
+from engine_ext.control.layout cimport (
+    IDS, KIND_ALLGATHER, REQUEST_BYTES, engine_meta, engine_request, rank_page,
+)
+from engine_ext.platform.atomics cimport (
+    load_acquire, load_relaxed, now_ns, store32_relaxed, store_relaxed, store_release,
+)
+
+cdef enum:
+    BUCKETS = 16384
+
+
+cdef int table_open(Table* table, Segment* segment) noexcept nogil:
+    memset(table, 0, sizeof(Table))
+    table.segment = segment
+    table.buckets = <Record**>calloc(BUCKETS, sizeof(Record*))
+    table.by_id = <Record**>calloc(IDS, sizeof(Record*))
+    return Status.OK if table.buckets != NULL and table.by_id != NULL else Status.NO_MEMORY
+
+
+cdef void table_close(Table* table) noexcept nogil:
+    cdef Record* record
+    cdef Record* after
+    cdef int b
+    if table.buckets != NULL:
+        for b in range(BUCKETS):
+            record = table.buckets[b]
+            while record != NULL:
+                after = record.chain
+                free(record.name)
+                free(record)
+                record = after
+    free(table.buckets)
+    free(table.by_id)
+    memset(table, 0, sizeof(Table))
+
+
+cdef uint64_t hash_name(const char* name, uint32_t name_bytes) noexcept nogil:
+    """FNV-1a."""
+    cdef uint64_t h = 14695981039346656037u
+    cdef uint32_t i
+    for i in range(name_bytes):
+        h = (h ^ <unsigned char>name[i]) * 1099511628211u
+    return h
+
+
+cdef Record* find(Table* table, const char* name, uint32_t name_bytes, uint64_t h) noexcept nogil:
+    cdef Record* record = table.buckets[h % BUCKETS]
+    while record != NULL:
+        if record.hash == h and record.name_bytes == name_bytes and memcmp(record.name, name, name_bytes) == 0:
+            return record
+        record = record.chain
+    return NULL
+
+
+cdef Record* table_record(Table* table, const char* name, uint32_t name_bytes) noexcept nogil:
+    """The record of `name`, made if it is new; NULL without memory."""
+    cdef uint64_t h = hash_name(name, name_bytes)
+    cdef Record* record = find(table, name, name_bytes, h)
+    if record != NULL:
+        return record
+    record = <Record*>calloc(1, sizeof(Record))
+    if record == NULL:
+        return NULL
+    record.name = <char*>malloc(name_bytes + 1)
+    if record.name == NULL:
+        free(record)
+        return NULL
+    memcpy(record.name, name, name_bytes)
+    record.name[name_bytes] = 0
+    record.name_bytes, record.hash, record.id = name_bytes, h, -1
+    record.chain = table.buckets[h % BUCKETS]
+    table.buckets[h % BUCKETS] = record
+    table.names += 1
+    return record
+
+
+cdef void table_release(Table* table, Record* record) noexcept nogil:
+    """Forget a name that nothing refers to any more."""
+    cdef Record** link
+    if record.id >= 0 or record.inflight != NULL or record.pins != 0:
+        return
+    link = &table.buckets[record.hash % BUCKETS]
+    while link[0] != record:
+        link = &link[0].chain
+    link[0] = record.chain
+    table.names -= 1
+    free(record.name)
+    free(record)
+
+
+cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
+    """Put the full request on this rank's ring; NO_ROOM when the coordinator has to drain it first."""
+    cdef rank_page* page = table.segment.mine
+    cdef uint64_t head = page.request_head
+    cdef uint64_t tail = load_acquire(&table.segment.coordinator.drained[table.segment.rank])  # pairs with the drain's release
+    cdef uint32_t bytes = (<uint32_t>sizeof(engine_request) + record.name_bytes + 7) & ~<uint32_t>7
+    cdef uint32_t left = REQUEST_BYTES - <uint32_t>(head % REQUEST_BYTES)
+    cdef engine_request* request
+    if head + bytes + (left if left < bytes else 0) - tail > REQUEST_BYTES:
+        return Status.NO_ROOM
+    if left < bytes:            # does not fit before the end: say so, and go on at the start
+        (<uint32_t*>(page.requests + head % REQUEST_BYTES))[0] = 0
+        head += left
+    request = <engine_request*>(page.requests + head % REQUEST_BYTES)
+    request.bytes, request.name_bytes = bytes, <uint16_t>record.name_bytes
+    request.absent = op.source == NULL and op.nbytes > 0
+    request.rows = op.rows
+    request.meta = op.meta
+    memcpy(<char*>request + sizeof(engine_request), record.name, record.name_bytes)
+    store_release(&page.request_head, head + bytes)         # pairs with the coordinator's acquire
+    return Status.OK
+
+
+cdef int announce(Table* table, Record* record, Op* op) noexcept nogil:
+    """Say that this rank is ready: a request if the coordinator cannot know the metadata, the bit if there is one."""
+    cdef rank_page* page = table.segment.mine
+    cdef int32_t id = record.id
+    cdef uint64_t mask
+    cdef bint absent
+    cdef int status
+    if id < 0 or memcmp(&op.meta, &record.meta, sizeof(engine_meta)) != 0:
+        status = write_request(table, record, op)
+        if status != Status.OK:
+            return status
+    if id >= 0:
+        mask = <uint64_t>1 << (id & 63)
+        absent = op.source == NULL and op.nbytes > 0
+        if absent != bit(page.absent, id):
+            store_relaxed(&page.absent[id >> 6], page.absent[id >> 6] ^ mask)
+        if op.meta.kind == KIND_ALLGATHER:
+            store_relaxed(&page.rows[id], <uint64_t>op.rows)
+        # Release: rows, absent, the request and the tensor itself are visible to whoever sees the bit.
+        store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ mask)
+    if op.awaited:
+        table_await(table, op, True)
+    store_release(&page.arrivals, page.arrivals + 1)        # pairs with the coordinator's acquire: a reason to scan
+    return Status.OK
+
+
+cdef int table_submit(Table* table, Record* record, Op* op) noexcept nogil:
+    """Bring `op` under `record`'s name. On success the engine holds `op` until OP_DONE."""
+    cdef int status
+    if record.inflight != NULL:
+        return Status.DUPLICATE
+    op.record, op.status = record, Status.OK
+    op.submitted = now_ns()
+    record.inflight = op            # before the bit: the entry may come at once
+    status = announce(table, record, op)
+    if status != Status.OK:
+        record.inflight = NULL
+        return status
+    op.previous, op.next = NULL, table.inflight
+    if table.inflight != NULL:
+        table.inflight.previous = op
+    table.inflight = op
+    table.inflight_count += 1
+    return Status.OK
+
+
+cdef void table_await(Table* table, Op* op, bint on) noexcept nogil:
+    """Publish that a thread of this rank waits for `op`, or no longer does."""
+    cdef rank_page* page = table.segment.mine
+    cdef int32_t id = op.record.id
+    op.awaited = on
+    if id >= 0:
+        if on != bit(page.awaited, id):
+            store_relaxed(&page.awaited[id >> 6], page.awaited[id >> 6] ^ (<uint64_t>1 << (id & 63)))
+    if on:
+        if id < 0:
+            store32_relaxed(&page.wait_requests, 1)
+        store_release(&page.waits, page.waits + 1)          # pairs with the coordinator's acquire
+    elif page.wait_requests:
+        store32_relaxed(&page.wait_requests, 0)
+
+
+cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
+    """Take `op` off its name. The caller sets OP_DONE afterwards, the last touch of the operation."""
+    cdef Record* record = op.record
+    if op.awaited:
+        table_await(table, op, False)
+    op.status = status
+    if op.previous != NULL:
+        op.previous.next = op.next
+    else:
+        table.inflight = op.next
+    if op.next != NULL:
+        op.next.previous = op.previous
+    op.next = NULL
+    table.inflight_count -= 1
+    record.inflight = NULL
+    table_release(table, record)
+
+
+cdef void table_define(Table* table, int32_t id, const char* name, uint32_t name_bytes, const engine_meta* meta) noexcept nogil:
+    """A DEFINE entry: from now on `name` travels as bit `id`."""
+    cdef Record* record = table_record(table, name, name_bytes)
+    cdef Op* op
+    if record == NULL:
+        return
+    record.meta = meta[0]
+    record.id = id
+    table.by_id[id] = record
+    op = record.inflight
+    if op != NULL and op.awaited:
+        table_await(table, op, True)
+
+
+cdef int table_evict(Table* table, int32_t id) noexcept nogil:
+    """An EVICT entry: the id is about to mean something else. What was submitted under it goes up again as a request."""
+    cdef Record* record = table.by_id[id]
+    cdef rank_page* page = table.segment.mine
+    cdef uint64_t mask = <uint64_t>1 << (id & 63)
+    cdef Op* op
+    if record == NULL:
+        return Status.OK
+    op = record.inflight
+    if op != NULL:
+        if write_request(table, record, op) != Status.OK:
+            return Status.NO_ROOM
+        store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ mask)     # taken back: equal to the phase again
+        store_release(&page.arrivals, page.arrivals + 1)
+    if bit(page.awaited, id):
+        store_relaxed(&page.awaited[id >> 6], page.awaited[id >> 6] ^ mask)
+        store32_relaxed(&page.wait_requests, 1)
+    table.by_id[id] = NULL
+    record.id = -1
+    table_release(table, record)
+    return Status.OK
+
+
+cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil:
+    """Whether every rank has toggled the bit of `id` as often as this one: the arrival that completes a set."""
+    cdef uint64_t mine
+    cdef int r
+    if id < 0:
+        return True             # a request: only the coordinator can tell
+    mine = table.segment.mine.ready[id >> 6]
+    for r in range(table.segment.size):
+        if r != table.segment.rank and (load_relaxed(&table.segment.pages[r].ready[id >> 6]) ^ mine) >> (id & 63) & 1:
+            return False
+    return True

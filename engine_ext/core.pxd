@@ -1,0 +1,23 @@
+from libc.stdint cimport uint64_t
+
+from engine_ext.control.state cimport State
+from engine_ext.control.table cimport Op
+
+cdef class Engine:
+    cdef State* state
+    cdef readonly int rank
+    cdef readonly int size
+    cdef uint64_t[4] unnamed        # operations without a name so far, by kind
+    cdef uint64_t regions
+    cdef list shared                # this rank's parts of the arena
+    cdef set warned                 # names whose stall has been reported
+    cdef bint closed
+
+    cdef int check(self) except -1
+    cdef int between_ticks(self, Op* op) except -1
+    cdef int finish(self, Op* op) except -1
+    cdef int refuse(self, int status, str name) except -1
+    cdef void bury(self) noexcept
+
+cdef Op* new_op() except NULL
+cdef void free_op(Op* op) noexcept

@@ -1,0 +1,767 @@
+"""Engine and Handle: the one owner of native state, and the border to Python.
+
+Reference counts are touched under the GIL only. An operation holds one reference to what keeps its tensors alive; its handle
+frees it, or, when the handle went first, the graveyard does at the next call (ARCHITECTURE.md, I9).
+"""
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF, Py_INCREF
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+from libc.errno cimport EPROTO
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset, strlen
+
+from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.control.coordinator cimport Knobs, coordinator_close, coordinator_open
+from engine_ext.control.describe cimport kind_name
+from engine_ext.control.driver cimport (
+    Goal, Name, driver_await, driver_call, driver_look_after, driver_pin, driver_start, driver_stop, driver_submit,
+    driver_unpin, driver_wait,
+)
+from engine_ext.control.execute cimport raise_event
+from engine_ext.control.layout cimport (
+    CAUSE_RAISED, ENGINE_LAYOUT, ENGINE_PROTOCOL, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, MAX_RANKS,
+    NAME_BYTES, SLOT_BYTES, STORES_AUTO, engine_meta,
+)
+from engine_ext.control.monitor cimport monitor_wait
+from engine_ext.control.segment cimport abort_world, ring_others, segment_create, segment_map, segment_unmap
+from engine_ext.control.state cimport (
+    EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, HISTORY, Row, State, pthread_mutex_destroy, pthread_mutex_init,
+    pthread_mutex_lock, pthread_mutex_unlock,
+)
+from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Record, Status, bit, table_close, table_open
+from engine_ext.data.executor cimport executor_close, executor_open
+from engine_ext.data.kernels cimport (
+    ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_LEVELS, ENGINE_PRODUCT, engine_kernels_best, engine_kernels_get, engine_kernels_level,
+    engine_kernels_name,
+)
+from engine_ext.platform.atomics cimport (
+    load32_acquire, load_acquire, now_ns, or32, store32_release, store_release, swap_pointer,
+)
+from engine_ext.transport.arena cimport arena_close, arena_grow, arena_locate, arena_map, arena_open, arena_unmap
+
+import os
+
+from engine_ext.errors import (
+    BY_CAUSE, DuplicateNameError, EngineError, ForkedError, IncompatibleRanksError, MismatchError, NotInitializedError,
+    UnsupportedTensorError,
+)
+
+cdef extern from "<sys/mman.h>" nogil:
+    enum: PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS, MADV_WIPEONFORK, MFD_CLOEXEC
+    void* MAP_FAILED
+    void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
+    int munmap(void* addr, size_t length)
+    int madvise(void* addr, size_t length, int advice)
+    int memfd_create(const char* name, unsigned int flags)
+
+cdef extern from "<sys/eventfd.h>" nogil:
+    enum: EFD_CLOEXEC, EFD_NONBLOCK
+    int eventfd(unsigned int initial, int flags)
+
+cdef extern from *:
+    """
+    #ifndef MADV_POPULATE_WRITE
+    #define MADV_POPULATE_WRITE 23
+    #endif
+    """
+    enum: MADV_POPULATE_WRITE
+
+cdef enum:
+    TICK_NS = 100000000         # how often a blocking call comes back for signals
+    UNNAMED = 256               # operations without a name that can be outstanding
+    PAGE = 4096
+
+cdef int chosen_level = -1      # of the kernels; -1: the best
+STORES = ("cached", "streaming", "auto")
+CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
+
+
+# ---- the build and the processor ----------------------------------------------------------------------------------------------
+
+def kernel_levels():
+    """Kernel sets this processor can run, the best last."""
+    return [engine_kernels_name(k).decode() for k in range(ENGINE_LEVELS) if engine_kernels_get(k) != NULL]
+
+
+def use_kernels(str level):
+    """Choose the kernel set of engines made from now on; `auto` is the best."""
+    global chosen_level
+    cdef int k = -1
+    if level != "auto":
+        k = engine_kernels_level(level.encode())
+        if k < 0 or engine_kernels_get(k) == NULL:
+            raise EngineError(f"kernels {level!r} cannot run on this processor; it can run {', '.join(kernel_levels())}")
+    chosen_level = k
+
+
+cdef int level() noexcept:
+    return engine_kernels_best() if chosen_level < 0 else chosen_level
+
+
+def segment_info():
+    """What two ranks must share to work together."""
+    return {"protocol": ENGINE_PROTOCOL, "layout": f"{ENGINE_LAYOUT:016x}", "kernels": engine_kernels_name(level()).decode()}
+
+
+def create_segment(int size, unsigned int generation):
+    """Make the control segment of a world; its descriptor."""
+    if not 1 <= size <= MAX_RANKS:
+        raise EngineError(f"a host carries 1 to {MAX_RANKS} ranks, not {size}")
+    cdef int fd = segment_create(size, generation)
+    if fd < 0:
+        raise OSError(-fd, f"cannot make the control segment: {os.strerror(-fd)}")
+    return fd
+
+
+def create_arena():
+    """Make the empty file in which shared tensors are allocated; its descriptor."""
+    cdef int fd = memfd_create(b"engine-arena", MFD_CLOEXEC)
+    if fd < 0:
+        raise OSError("cannot make the memory file for shared tensors")
+    return fd
+
+
+def checksum(tensor):
+    """64-bit checksum of the bytes of a tensor (FNV-1a over words, the rest over bytes)."""
+    cdef View view
+    keeper = view_of(tensor, &view)
+    expect_dense(tensor, &view, "it")
+    cdef uint64_t h = 14695981039346656037u, lane
+    cdef uint64_t words = view.nbytes // 8, i
+    cdef const unsigned char* rest
+    with nogil:
+        for i in range(words):
+            lane = (<const Unaligned*>(view.data + 8 * i)).value
+            h = (h ^ lane) * 1099511628211u
+            h ^= h >> 32
+        rest = <const unsigned char*>view.data + 8 * words
+        for i in range(view.nbytes % 8):
+            h = (h ^ rest[i]) * 1099511628211u
+    return h
+
+cdef extern from *:
+    """
+    typedef struct __attribute__((packed)) { uint64_t value; } Unaligned;
+    """
+    ctypedef struct Unaligned:
+        uint64_t value
+
+
+# ---- operations -----------------------------------------------------------------------------------------------------------------
+
+cdef Op* new_op() except NULL:
+    cdef Op* op = <Op*>calloc(1, sizeof(Op))
+    if op == NULL:
+        raise MemoryError("no memory for an operation")
+    op.meta.shared, op.meta.prescale, op.meta.postscale = -1, 1.0, 1.0
+    return op
+
+
+cdef void free_op(Op* op) noexcept:
+    """The GIL is held and the engine has let go of `op`."""
+    Py_XDECREF(<PyObject*>op.owner)
+    free(op.memory)
+    free(op.row_counts)
+    free(op.text)
+    free(op)
+
+
+cdef class Memory:
+    """Bytes that an operation allocated, now owned by whoever holds this."""
+    cdef char* data
+    cdef uint64_t nbytes
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.data, <Py_ssize_t>self.nbytes, False, flags)
+
+    def __dealloc__(self):
+        free(self.data)
+
+
+cdef Memory take_memory(Op* op):
+    cdef Memory memory = Memory.__new__(Memory)
+    memory.data, memory.nbytes = op.memory, op.memory_bytes
+    op.memory = NULL
+    return memory
+
+
+cdef class Part:
+    """This rank's part of a region of the arena. The engine holds it until it closes."""
+    cdef char* base
+    cdef uint64_t nbytes
+    cdef bint detached          # the arena is gone: the mapping is this object's
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.base, <Py_ssize_t>self.nbytes, False, flags)
+
+    def __dealloc__(self):
+        if self.detached:
+            arena_unmap(self.base, self.nbytes)
+
+
+cdef class Handle:
+    """One submitted operation."""
+    cdef Op* op
+    cdef Engine engine
+    cdef readonly str name
+    cdef readonly object output
+    cdef object memory
+    cdef tuple rows
+
+    def __dealloc__(self):
+        if self.op != NULL:
+            if or32(&self.op.flags, OP_ABANDONED) & OP_DONE:
+                free_op(self.op)
+            self.op = NULL      # else complete() buries it
+
+    @property
+    def done(self):
+        return self.op == NULL or load32_acquire(&self.op.flags) & OP_DONE != 0
+
+    @property
+    def gathered(self):
+        if self.memory is None:
+            raise EngineError(f"'{self.name}' has nothing gathered: call wait() first")
+        return memoryview(self.memory), self.rows
+
+    def wait(self):
+        """Drive the engine until the operation is done; raise what went wrong with it."""
+        if self.op == NULL:
+            return
+        self.engine.finish(self.op)
+        cdef Op* op = self.op
+        cdef int status = op.status
+        cdef str text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
+        if op.memory != NULL and status == Status.OK:
+            self.rows = tuple([op.row_counts[r] for r in range(self.engine.size)])
+            self.memory = take_memory(op)
+        if status == Status.MISMATCH:
+            raise MismatchError(f"ranks disagree on '{self.name}': {text}")
+        if status != Status.OK:
+            self.engine.refuse(status, self.name)
+        self.op = NULL
+        free_op(op)
+
+
+# ---- the engine -------------------------------------------------------------------------------------------------------------------
+
+cdef class Engine:
+    """One rank's engine."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.state = <State*>calloc(1, sizeof(State))
+        if self.state == NULL:
+            raise MemoryError("no memory for the engine")
+        self.state.events_fd = self.state.arena.fd = -1
+        self.shared, self.warned = [], set()
+
+    def __init__(self, int rank, int size, int control, int arena, peers, *, fusion_threshold, cycle_time_ms, stall_warning,
+                 stall_limit, spin_us, stores):
+        cdef State* e = self.state
+        cdef Knobs knobs
+        cdef int status, r
+        if e.segment.header != NULL:
+            raise EngineError("an engine is initialised once")
+        self.rank, self.size = rank, size
+        arena_open(&e.arena, arena, rank, size)
+        e.peers = <int*>calloc(size, sizeof(int))
+        e.alive = <uint64_t*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        if e.peers == NULL or <void*>e.alive == MAP_FAILED:
+            raise MemoryError("no memory for the engine")
+        madvise(e.alive, PAGE, MADV_WIPEONFORK)
+        e.alive[0] = 1
+        for r in range(size):
+            e.peers[r] = peers[r]
+        memset(&knobs, 0, sizeof(Knobs))
+        knobs.fusion_threshold, knobs.cycle_time_ms = fusion_threshold, cycle_time_ms
+        knobs.stores, knobs.chunk = STORES.index(stores), SLOT_BYTES // 2
+        e.wanted = e.seen = knobs
+        e.spin_ns = <uint64_t>(<double>spin_us * 1e3)
+        e.stall_warning_ns, e.stall_limit_ns = <uint64_t>(<double>stall_warning * 1e9), <uint64_t>(<double>stall_limit * 1e9)
+        pthread_mutex_init(&e.lock, NULL)
+        e.events_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        status = segment_map(&e.segment, control, rank, size)
+        os.close(control)
+        if status == -EPROTO:
+            raise IncompatibleRanksError(f"rank {rank} was given a control segment of another layout than {segment_info()}")
+        if status < 0 or e.events_fd < 0:
+            raise OSError(-status, "cannot map the control segment")
+        if (table_open(&e.table, &e.segment) != Status.OK
+                or executor_open(&e.executor, &e.segment, &e.arena, engine_kernels_get(level())) != Status.OK
+                or (rank == 0 and coordinator_open(&e.coordinator, &e.segment, &knobs) != Status.OK)):
+            raise MemoryError("no memory for the engine's tables")
+        status = driver_start(e)
+        if status:
+            raise OSError(status, "cannot start the engine thread")
+
+    def __dealloc__(self):
+        cdef State* e = self.state
+        cdef int r
+        if e == NULL:
+            return
+        if e.alive != NULL and e.alive[0] == 1:     # not in a forked child: there nothing of this is ours
+            if not self.closed and e.segment.header != NULL:
+                driver_stop(e)
+            arena_close(&e.arena)
+            if e.segment.header != NULL:
+                table_close(&e.table)
+                executor_close(&e.executor)
+                coordinator_close(&e.coordinator)
+                pthread_mutex_destroy(&e.lock)
+            segment_unmap(&e.segment)
+            for r in range(self.size if e.peers != NULL else 0):
+                try:
+                    os.close(e.peers[r] if e.peers[r] >= 0 else -1 - e.peers[r])
+                except OSError:
+                    pass                            # never opened: __init__ failed half-way
+            if e.events_fd >= 0:
+                os.close(e.events_fd)
+            munmap(e.alive, PAGE)
+        free(e.peers)
+        free(e.batch)
+        free(e)
+        self.state = NULL
+
+    cdef int check(self) except -1:
+        """Every native entry: not in a forked child, not after close."""
+        if self.state.alive == NULL or self.state.segment.header == NULL:
+            raise NotInitializedError("this engine was never initialised")
+        if self.state.alive[0] != 1:
+            raise ForkedError(
+                f"rank {self.rank}'s engine was used in a forked child of its process; a child has no rank. Use the engine in the "
+                "parent only, or start the child with the 'spawn' method"
+            )
+        if self.closed:
+            raise NotInitializedError("this engine was shut down; call engine.init() again")
+        self.bury()
+        return 0
+
+    cdef void bury(self) noexcept:
+        """Free operations that are done and that nobody holds."""
+        cdef Op* op
+        cdef Op* after
+        if self.state.graveyard == NULL:
+            return
+        op = <Op*>swap_pointer(&self.state.graveyard, NULL)
+        while op != NULL:
+            after = op.next
+            free_op(op)
+            op = after
+
+    cdef object world_error(self):
+        """The first cause, as every call raises it."""
+        cdef uint64_t word = load_acquire(&self.state.segment.header.abort)     # pairs with abort_world
+        if word == 0:
+            return NotInitializedError("the engine was shut down while the operation was in flight")
+        cdef int culprit = <int>(word & 0xFFFF) - 1, cause = <int>(word >> 16 & 0xFFFF), reporter = <int>(word >> 32)
+        cdef str text = (<bytes>self.state.segment.pages[reporter].reason).decode("utf-8", "replace")
+        seen = "" if reporter == culprit else f" (rank {reporter} noticed it first)"
+        return BY_CAUSE[cause](f"rank {culprit} {CAUSES[cause]}: {text}{seen}", culprit)
+
+    @property
+    def failure(self):
+        if self.state.segment.header == NULL or self.state.alive[0] != 1 or load_acquire(&self.state.segment.header.abort) == 0:
+            return None
+        return self.world_error()
+
+    cdef int refuse(self, int status, str name) except -1:
+        if status == Status.FAILED_WORLD:
+            raise self.world_error()
+        if status == Status.DUPLICATE:
+            raise DuplicateNameError(
+                f"rank {self.rank} submitted '{name}' again before its operation had completed; synchronize its handle first, or "
+                "give each call a name of its own"
+            )
+        if status == Status.NO_MEMORY:
+            raise MemoryError(f"no memory to submit '{name}'")
+        raise EngineError(f"'{name}' ended with status {status}, which is a defect of the engine")
+
+    cdef int between_ticks(self, Op* op) except -1:
+        """A wait has lasted a tick: signals, stall report, stall limit, ranks that left."""
+        cdef State* e = self.state
+        cdef uint64_t now = now_ns()
+        PyErr_CheckSignals()
+        if op == NULL:
+            return 0
+        if e.stall_warning_ns and now - op.submitted > e.stall_warning_ns and op.record != NULL:
+            name = (<bytes>op.record.name).decode("utf-8", "replace")
+            if name not in self.warned:
+                self.warned.add(name)
+                raise_event(e, EVENT_STALL)
+        with nogil:
+            driver_look_after(e, op, now - e.stall_limit_ns if e.stall_limit_ns else 0)
+        return 0
+
+    cdef int finish(self, Op* op) except -1:
+        """Wait until the engine has let go of `op`, whatever came of it."""
+        cdef State* e = self.state
+        cdef Goal goal
+        cdef int status
+        if load32_acquire(&op.flags) & OP_DONE:
+            return 0
+        self.check()
+        memset(&goal, 0, sizeof(Goal))
+        goal.op = op
+        with nogil:
+            driver_await(e, op)
+            status = driver_wait(e, &goal, TICK_NS)
+        while status == Status.TICK:
+            self.between_ticks(op)
+            with nogil:
+                status = driver_wait(e, &goal, TICK_NS)
+        return 0
+
+    cdef Handle start(self, Op* op, object name, bint blocking, object owner, object output):
+        """Bring an operation under `name`, or the next of the unnamed. With `blocking`, wait up to a tick for it."""
+        cdef State* e = self.state
+        cdef Handle handle = Handle.__new__(Handle)
+        cdef char[64] buffer
+        cdef Name brought
+        cdef Py_ssize_t length
+        cdef int status
+        memset(&brought, 0, sizeof(Name))
+        handle.engine, handle.output, handle.op = self, output, op
+        op.flags = OP_DONE                          # until it is brought, the handle alone owns it
+        if owner is not None:
+            Py_INCREF(owner)
+            op.owner = <void*>owner
+        if name is None:
+            brought.text = buffer
+            brought.text_bytes = <uint32_t>snprintf(buffer, 64, "%s.noname.%llu", kind_name(op.meta.kind),
+                                                    <unsigned long long>(self.unnamed[op.meta.kind] % UNNAMED))
+            handle.name = buffer[:brought.text_bytes].decode()
+        else:
+            brought.text = PyUnicode_AsUTF8AndSize(name, &length)
+            brought.text_bytes, handle.name = <uint32_t>length, name
+            if not 0 < length <= NAME_BYTES:
+                raise ValueError(f"a name has 1 to {NAME_BYTES} bytes of UTF-8; this one has {length}")
+        while True:
+            op.flags = 0
+            with nogil:
+                status = driver_call(e, &brought, op, TICK_NS) if blocking else driver_submit(e, &brought, op)
+            if status == Status.OK or status == Status.TICK:
+                break
+            op.flags = OP_DONE
+            if status == Status.NO_ROOM or (status == Status.DUPLICATE and name is None):
+                self.make_room(&brought, status)
+            else:
+                self.refuse(status, handle.name)
+        if name is None:
+            self.unnamed[op.meta.kind] += 1
+        return handle
+
+    cdef int make_room(self, const Name* name, int status) except -1:
+        """Flow control: wait until the coordinator has read requests, or the oldest unnamed operation is done."""
+        cdef State* e = self.state
+        cdef Goal goal
+        cdef int waited
+        memset(&goal, 0, sizeof(Goal))
+        if status == Status.NO_ROOM:
+            goal.drained = load_acquire(&e.segment.coordinator.drained[self.rank])
+        else:
+            goal.record = driver_pin(e, name.text, name.text_bytes)
+            if goal.record == NULL:
+                raise MemoryError("no memory for a name")
+        try:
+            while True:
+                with nogil:
+                    waited = driver_wait(e, &goal, TICK_NS)
+                if waited == Status.OK:
+                    return 0
+                self.between_ticks(goal.record.inflight if goal.record != NULL else NULL)
+        finally:
+            if goal.record != NULL:
+                driver_unpin(e, goal.record)
+
+    # ---- collectives
+
+    def allreduce(self, tensor, output, name, int op, double prescale, double postscale, bint blocking=False):
+        cdef View source, target
+        cdef Op* brought
+        cdef object keeper, kept
+        self.check()
+        keeper = view_of(tensor, &source)
+        expect_dense(tensor, &source, "the tensor")
+        if not ENGINE_AVERAGE * 0 <= op <= ENGINE_PRODUCT:
+            raise ValueError(f"there is no reduction number {op}; use Sum, Average, Min, Max or Product")
+        if source.dtype == ENGINE_BOOL and (op == ENGINE_AVERAGE or prescale != 1.0 or postscale != 1.0):
+            raise UnsupportedTensorError(
+                "a bool tensor has no Average and no scale; use Sum or Max (any rank), Min or Product (all ranks), or convert it"
+            )
+        kept = same_shape(tensor, &source, output, &target)
+        brought = new_op()
+        fill_meta(&brought.meta, KIND_ALLREDUCE, &source)
+        brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
+        fill_memory(brought, &source, &target)
+        if source.data == target.data:
+            brought.meta.shared = arena_locate(&self.state.arena, source.data, source.nbytes)
+        return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
+
+    def broadcast(self, tensor, output, name, int root, bint blocking=False):
+        cdef View source, target
+        cdef Op* brought
+        cdef object keeper, kept
+        self.check()
+        if not 0 <= root < self.size:
+            raise ValueError(f"root rank {root} is not in this world of {self.size} ranks (0 to {self.size - 1})")
+        keeper = view_of(tensor, &source)
+        expect_dense(tensor, &source, "the tensor")
+        kept = same_shape(tensor, &source, output, &target)
+        brought = new_op()
+        fill_meta(&brought.meta, KIND_BROADCAST, &source)
+        brought.meta.root = root
+        fill_memory(brought, &source, &target)
+        return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
+
+    def allgather(self, tensor, name, bint blocking=False):
+        cdef View source
+        cdef Op* brought
+        cdef uint64_t rows
+        cdef object keeper
+        self.check()
+        keeper = view_of(tensor, &source)
+        if source.layout != 0:
+            expect_dense(tensor, &source, "the tensor")
+            raise UnsupportedTensorError("an allgather joins rows; make the channels_last tensor row-major first")
+        if source.ndim == 0:
+            raise UnsupportedTensorError("an allgather joins rows, and a scalar has none; reshape it to one row")
+        brought = new_op()
+        fill_meta(&brought.meta, KIND_ALLGATHER, &source)
+        brought.meta.dims[0] = 0
+        brought.rows = source.dims[0]
+        brought.row_bytes = self.state.executor.kernels.types[source.dtype].size
+        for d in range(1, source.ndim):
+            brought.row_bytes *= <uint64_t>source.dims[d]
+        fill_memory(brought, &source, &source)
+        brought.target = NULL
+        return self.start(brought, name, blocking, (tensor, keeper), None)
+
+    def barrier(self, name, bint blocking=False):
+        cdef Op* brought
+        self.check()
+        brought = new_op()
+        brought.meta.kind = KIND_BARRIER
+        return self.start(brought, name, blocking, None, None)
+
+    def share(self, uint64_t nbytes):
+        cdef State* e = self.state
+        cdef Part part
+        cdef Op* op
+        cdef int status = 0, region, r
+        self.check()
+        if nbytes == 0:
+            raise ValueError("a shared region has at least one byte")
+        # Rank 0 makes the file long enough before it brings the barrier, so every rank finds it so after.
+        if self.rank == 0:
+            status = arena_grow(&e.arena, nbytes)
+            if status < 0:
+                raise OSError(-status, f"cannot allocate {nbytes} shared bytes for each of {self.size} ranks")
+        self.regions += 1
+        for populate in (True, False):
+            op = new_op()
+            op.meta.kind, op.meta.ndim, op.meta.dims[0] = KIND_BARRIER, 1, <int64_t>nbytes
+            (<Handle>self.start(op, f"engine.share.{self.regions}", True, None, None)).wait()
+            if populate:
+                region = arena_map(&e.arena, nbytes)
+                if region < 0:
+                    raise OSError(-region, f"cannot map {nbytes} shared bytes of each of {self.size} ranks")
+                with nogil:     # own pages now, the others' after everybody has made theirs: not in the first step
+                    madvise(e.arena.regions[region].bases[e.segment.rank], e.arena.regions[region].part, MADV_POPULATE_WRITE)
+        with nogil:
+            for r in range(e.segment.size):
+                madvise(e.arena.regions[region].bases[r], e.arena.regions[region].part, MADV_POPULATE_WRITE)
+        part = Part.__new__(Part)
+        part.base, part.nbytes = e.arena.regions[region].bases[self.rank], nbytes
+        self.shared.append(part)
+        return memoryview(part)
+
+    # ---- knobs and what is known
+
+    def set_knobs(self, fusion_threshold=None, cycle_time_ms=None, stores=None, chunk_bytes=None):
+        cdef State* e = self.state
+        self.check()
+        if self.rank != 0:
+            raise EngineError(f"knobs are set on the coordinator, rank 0; this is rank {self.rank}")
+        if fusion_threshold is not None and int(fusion_threshold) < 0:
+            raise ValueError(f"fusion_threshold is a number of bytes, 0 or more, not {fusion_threshold}")
+        if cycle_time_ms is not None and not 0 <= float(cycle_time_ms) <= 1e6:
+            raise ValueError(f"cycle_time_ms is a time in milliseconds, 0 to 1e6, not {cycle_time_ms}")
+        if stores is not None and stores not in STORES:
+            raise ValueError(f"stores is one of {', '.join(STORES)}, not {stores!r}")
+        if chunk_bytes is not None and not 4096 <= int(chunk_bytes) <= SLOT_BYTES:
+            raise ValueError(f"chunk_bytes is 4096 to {SLOT_BYTES}, not {chunk_bytes}")
+        pthread_mutex_lock(&e.lock)
+        e.wanted.version += 1
+        if fusion_threshold is not None:
+            e.wanted.fusion_threshold = <uint64_t>int(fusion_threshold)
+        if cycle_time_ms is not None:
+            e.wanted.cycle_time_ms = float(cycle_time_ms)
+        if stores is not None:
+            e.wanted.stores = STORES.index(stores)
+        if chunk_bytes is not None:
+            e.wanted.chunk = <uint32_t>int(chunk_bytes)
+        e.wanted_new = True
+        version = e.wanted.version
+        pthread_mutex_unlock(&e.lock)
+        return version
+
+    def knobs(self):
+        cdef State* e = self.state
+        cdef Knobs seen
+        self.check()
+        pthread_mutex_lock(&e.lock)
+        seen, entry = e.seen, e.seen_entry
+        pthread_mutex_unlock(&e.lock)
+        return {"version": seen.version, "entry": entry, "fusion_threshold": seen.fusion_threshold,
+                "cycle_time_ms": seen.cycle_time_ms, "stores": STORES[seen.stores], "chunk_bytes": seen.chunk}
+
+    def mark_step(self):
+        self.check()
+        store_release(&self.state.segment.mine.steps, self.state.segment.mine.steps + 1)    # pairs with coordinator_step
+
+    def counters(self):
+        cdef State* e = self.state
+        return {"entries": e.counters.entries, "tensors": e.counters.tensors, "bytes": e.counters.nbytes,
+                "wait_ns": e.counters.wait_ns, "busy_ns": e.counters.busy_ns, "wakes": e.segment.wakes}
+
+    def history(self):
+        cdef State* e = self.state
+        cdef Row* row
+        cdef uint64_t k
+        types = ("pad", "batch", "define", "evict", "error", "skip")
+        algorithms = ("one-shot", "two-shot", "shared")
+        rows = []
+        pthread_mutex_lock(&e.lock)
+        try:
+            for k in range(e.rows - HISTORY if e.rows > HISTORY else 0, e.rows):
+                row = &e.history[k % HISTORY]
+                rows.append({
+                    "entry": row.sequence, "type": types[row.type], "kind": kind_name(row.kind).decode(),
+                    "algorithm": algorithms[row.algorithm], "stores": STORES[row.stores], "tensors": row.items,
+                    "bytes": row.nbytes, "knob_version": row.knob_version, "name": (<bytes>row.name).decode("utf-8", "replace"),
+                    "started": row.started / 1e9, "ended": row.ended / 1e9 if row.ended else None,
+                })
+        finally:
+            pthread_mutex_unlock(&e.lock)
+        return rows
+
+    def pending(self):
+        cdef State* e = self.state
+        cdef Op* op
+        cdef Record* record
+        cdef uint64_t now = now_ns()
+        cdef bint behind
+        found = []
+        if e.segment.header == NULL or e.alive[0] != 1:
+            return found
+        pthread_mutex_lock(&e.lock)
+        try:
+            # With entries still to execute, another rank's bit may already speak of the next round.
+            behind = e.segment.mine.cursor != load_acquire(&e.segment.coordinator.tail)
+            op = e.table.inflight
+            while op != NULL:
+                record = op.record
+                missing = None
+                if record.id >= 0 and not behind:
+                    missing = [r for r in range(self.size)
+                               if bit(e.segment.pages[r].ready, record.id) != bit(e.segment.mine.ready, record.id)]
+                found.append({"name": (<bytes>record.name[:record.name_bytes]).decode("utf-8", "replace"),
+                              "kind": kind_name(op.meta.kind).decode(), "seconds": (now - op.submitted) / 1e9,
+                              "missing": missing})
+                op = op.next
+        finally:
+            pthread_mutex_unlock(&e.lock)
+        found.reverse()
+        return found
+
+    # ---- failure and the end
+
+    def monitor(self):
+        cdef int events
+        if self.state.alive[0] != 1:
+            return "closed"
+        with nogil:
+            events = monitor_wait(self.state)
+        if events & EVENT_CLOSED:
+            return "closed"
+        # One at a time, the gravest first; what is left comes with the next call.
+        for event, name in ((EVENT_ABORT, "abort"), (EVENT_STALL, "stall"), (EVENT_SIGNAL, "signal")):
+            if events & event:
+                if events & ~event:
+                    raise_event(self.state, events & ~event)
+                return name
+        return "closed"
+
+    def notify_signal(self):
+        if self.state.alive[0] == 1 and not self.closed:
+            raise_event(self.state, EVENT_SIGNAL)
+
+    def abort(self, str reason):
+        cdef bytes text
+        if self.state.alive[0] == 1 and not self.closed:
+            text = reason.encode("utf-8", "replace")
+            abort_world(&self.state.segment, self.rank, CAUSE_RAISED, text)
+
+    def close(self, double timeout):
+        cdef State* e = self.state
+        cdef Goal goal
+        cdef uint64_t end
+        if self.closed or e.alive == NULL or e.alive[0] != 1 or e.segment.header == NULL:
+            return
+        memset(&goal, 0, sizeof(Goal))
+        goal.idle = True
+        end = now_ns() + <uint64_t>(timeout * 1e9)
+        try:
+            while now_ns() < end:
+                with nogil:
+                    status = driver_wait(e, &goal, TICK_NS)
+                if status == Status.OK:
+                    break
+                PyErr_CheckSignals()
+        finally:
+            self.closed = True
+            store32_release(&e.segment.mine.left, 1)        # pairs with the acquire of whoever needs this rank, and of monitors
+            ring_others(&e.segment, 0)
+            with nogil:
+                driver_stop(e)
+            for part in self.shared:
+                (<Part>part).detached = True
+            arena_close(&e.arena)
+            self.shared = []
+            raise_event(e, EVENT_CLOSED)
+            self.bury()
+
+
+cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept:
+    cdef int d
+    meta.kind, meta.dtype, meta.layout, meta.ndim = <unsigned char>kind, view.dtype, <unsigned char>view.layout, <uint32_t>view.ndim
+    for d in range(view.ndim):
+        meta.dims[d] = view.dims[d]
+
+
+cdef void fill_memory(Op* op, const View* source, const View* target) noexcept:
+    op.source, op.target, op.nbytes = source.data, target.data, source.nbytes
+
+
+cdef object same_shape(object tensor, const View* source, object output, View* target):
+    """View the output and hold it against the input."""
+    cdef int d
+    cdef object keeper
+    if output is tensor:
+        target[0] = source[0]
+        keeper = None
+    else:
+        keeper = view_of(output, target)
+        expect_dense(output, target, "the output")
+        if target.dtype != source.dtype or target.ndim != source.ndim or target.layout != source.layout:
+            raise ValueError("the output has another dtype or shape than the tensor")
+        for d in range(source.ndim):
+            if target.dims[d] != source.dims[d]:
+                raise ValueError("the output has another shape than the tensor")
+    if target.readonly:
+        raise ValueError("the output is read-only")
+    return keeper

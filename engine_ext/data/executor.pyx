@@ -1,0 +1,129 @@
+"""The data plane's state machine (ARCHITECTURE.md, "A data-plane entry").
+
+Chunk numbers count over the whole schedule, so that the words `packed`, `reduced` and `copied` of a rank say how many chunks
+it has passed at each stage, whatever the entry. A stage that has nothing to do is passed all the same.
+"""
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from engine_ext.control.layout cimport (
+    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLREDUCE, SLEEP_IN_ENTRY, SLOTS, rank_page,
+)
+from engine_ext.control.segment cimport ring_others
+from engine_ext.control.table cimport Status
+from engine_ext.data.plan cimport plan_free
+from engine_ext.data.stages cimport copy_chunk, pack_chunk, reduce_chunk
+from engine_ext.platform.atomics cimport load_acquire, now_ns, store_release
+
+cdef enum Stage:
+    PACKED = 0
+    REDUCED = 1
+    COPIED = 2
+
+
+cdef int executor_open(Executor* x, Segment* segment, Arena* arena, const engine_kernels* kernels) noexcept nogil:
+    memset(x, 0, sizeof(Executor))
+    x.segment, x.arena, x.kernels = segment, arena, kernels
+    x.sources = <const void**>calloc(segment.size, sizeof(void*))
+    x.targets = <void**>calloc(segment.size, sizeof(void*))
+    x.gather_bytes = <uint64_t*>calloc(segment.size, 8)
+    x.gather_start = <uint64_t*>calloc(segment.size, 8)
+    if x.sources == NULL or x.targets == NULL or x.gather_bytes == NULL or x.gather_start == NULL:
+        return Status.NO_MEMORY
+    return Status.OK
+
+
+cdef void executor_close(Executor* x) noexcept nogil:
+    plan_free(&x.plan)
+    free(<void*>x.sources)
+    free(x.targets)
+    free(x.gather_bytes)
+    free(x.gather_start)
+    memset(x, 0, sizeof(Executor))
+
+
+cdef void executor_start(Executor* x, uint64_t chunks) noexcept nogil:
+    """Begin the entry that the fields and the plan describe."""
+    x.first = x.packed
+    x.end = x.first + chunks
+    x.active = True
+    x.progressed = now_ns()
+
+
+cdef bint reached(Executor* x, Stage stage, uint64_t chunks) noexcept nogil:
+    """Whether every rank has passed `stage` for that many chunks."""
+    cdef uint64_t least, passed
+    cdef rank_page* page
+    cdef int r
+    if x.known[<int>stage] >= chunks:
+        return True
+    least = <uint64_t>-1
+    for r in range(x.segment.size):
+        page = x.segment.pages[r]
+        passed = load_acquire(&page.packed + <int>stage)     # pairs with publish(): that rank's reads and writes are done
+        if passed < least:
+            least = passed
+    x.known[<int>stage] = least
+    return least >= chunks
+
+
+cdef inline void publish(Executor* x) noexcept nogil:
+    """Say how far this rank is; release: what it wrote to its slot, or read from others', comes first."""
+    cdef rank_page* mine = x.segment.mine
+    store_release(&mine.packed, x.packed)
+    store_release(&mine.reduced, x.reduced)
+    store_release(&mine.copied, x.copied)
+    ring_others(x.segment, SLEEP_IN_ENTRY)
+
+
+cdef bint step(Executor* x) noexcept nogil:
+    """Pass one stage of one chunk, the latest stage first, so that few chunks are on the way at once."""
+    if x.copied < x.reduced:
+        if x.kind != KIND_ALLREDUCE or reached(x, Stage.REDUCED, x.copied + 1):
+            copy_chunk(x, x.copied - x.first)
+            x.copied += 1
+            return True
+    if x.reduced < x.packed:
+        if (x.algorithm == ALGORITHM_SHARED and not x.needs_pack) or reached(x, Stage.PACKED, x.reduced + 1):
+            if x.kind == KIND_ALLREDUCE:
+                reduce_chunk(x, x.reduced - x.first)
+                if x.algorithm == ALGORITHM_ONE_SHOT:
+                    x.copied += 1
+            x.reduced += 1
+            return True
+    if x.packed < x.end:
+        if x.algorithm == ALGORITHM_SHARED or x.packed < SLOTS or reached(x, Stage.COPIED, x.packed + 1 - SLOTS):
+            pack_chunk(x, x.packed - x.first)
+            x.packed += 1
+            return True
+    return False
+
+
+cdef bint executor_progress(Executor* x) noexcept nogil:
+    """Pass every stage that can be passed now; whether any was. Clears `active` when the entry is done on this rank."""
+    cdef bint moved = False
+    while x.active:
+        if x.copied == x.end:
+            x.active = False
+            break
+        if not step(x):
+            break
+        publish(x)
+        moved = True
+    if moved:
+        x.progressed = now_ns()
+    return moved
+
+
+cdef int executor_laggard(Executor* x) noexcept nogil:
+    """The rank that has passed least of the entry in progress, itself excepted."""
+    cdef rank_page* page
+    cdef uint64_t passed, least = <uint64_t>-1
+    cdef int r, slowest = -1
+    for r in range(x.segment.size):
+        page = x.segment.pages[r]
+        passed = load_acquire(&page.packed) + load_acquire(&page.reduced) + load_acquire(&page.copied)
+        if r != x.segment.rank and passed < least:
+            slowest, least = r, passed
+    return slowest

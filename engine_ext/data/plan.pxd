@@ -1,0 +1,23 @@
+"""The fusion plan: the tensors of one entry as one logical buffer."""
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+cdef struct Piece:
+    const char* source      # NULL: absent here, contributes the identity of the operation
+    char* target
+    uint64_t start          # in the logical buffer, a multiple of PIECE_ALIGNMENT
+    uint64_t nbytes
+    int64_t shared          # place in the arena, or -1
+
+cdef struct Plan:
+    Piece* pieces
+    int32_t count
+    int32_t room
+    uint64_t total          # bytes of the logical buffer, gaps included
+
+cdef enum:
+    PIECE_ALIGNMENT = 64
+
+cdef void plan_clear(Plan* plan) noexcept nogil
+cdef void plan_free(Plan* plan) noexcept nogil
+cdef Piece* plan_add(Plan* plan, const char* source, char* target, uint64_t nbytes, int64_t shared) noexcept nogil
+cdef int32_t plan_find(const Plan* plan, uint64_t at) noexcept nogil

@@ -1,0 +1,41 @@
+"""The fusion plan. Pieces lie one after another, each at a multiple of 64 bytes; the gaps carry nothing."""
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+
+cdef void plan_clear(Plan* plan) noexcept nogil:
+    plan.count, plan.total = 0, 0
+
+
+cdef void plan_free(Plan* plan) noexcept nogil:
+    free(plan.pieces)
+    memset(plan, 0, sizeof(Plan))
+
+
+cdef Piece* plan_add(Plan* plan, const char* source, char* target, uint64_t nbytes, int64_t shared) noexcept nogil:
+    """Append a tensor; NULL without memory."""
+    cdef Piece* pieces
+    cdef Piece* piece
+    if plan.count == plan.room:
+        pieces = <Piece*>realloc(plan.pieces, (<size_t>plan.room * 2 + 64) * sizeof(Piece))
+        if pieces == NULL:
+            return NULL
+        plan.pieces, plan.room = pieces, plan.room * 2 + 64
+    piece = &plan.pieces[plan.count]
+    piece.source, piece.target, piece.start, piece.nbytes, piece.shared = source, target, plan.total, nbytes, shared
+    plan.count += 1
+    plan.total += (nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT
+    return piece
+
+
+cdef int32_t plan_find(const Plan* plan, uint64_t at) noexcept nogil:
+    """The last piece that starts at or before `at`."""
+    cdef int32_t low = 0, high = plan.count, middle
+    while high - low > 1:
+        middle = (low + high) // 2
+        if plan.pieces[middle].start <= at:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,22 @@
+from libc.stdint cimport uint32_t, uint64_t
+
+cdef extern from "engine_ext/platform/atomics.h" nogil:
+    uint64_t load_relaxed(const uint64_t* p)
+    uint64_t load_acquire(const uint64_t* p)
+    void store_relaxed(uint64_t* p, uint64_t v)
+    void store_release(uint64_t* p, uint64_t v)
+    uint32_t load32_relaxed(const uint32_t* p)
+    uint32_t load32_acquire(const uint32_t* p)
+    void store32_relaxed(uint32_t* p, uint32_t v)
+    void store32_release(uint32_t* p, uint32_t v)
+    uint32_t add32(uint32_t* p, uint32_t v)
+    uint32_t or32(uint32_t* p, uint32_t v)
+    bint cas(uint64_t* p, uint64_t old, uint64_t v)
+    bint cas32(uint32_t* p, uint32_t old, uint32_t v)
+    void* swap_pointer(void** p, void* v)
+    bint cas_pointer(void** p, void* old, void* v)
+    void full_fence()
+    void spin_pause()
+    uint64_t now_ns()
+    void futex_wait(uint32_t* word, uint32_t expected, uint64_t timeout_ns)
+    void futex_wake(uint32_t* word, int count)

@@ -1,0 +1,123 @@
+"""The arena: one sparse memfd of all ranks, mapped region by region. Every rank maps every part.
+
+A place is (region << 40 | offset in a part), so it is the same number on every rank.
+"""
+from libc.errno cimport ENOMEM, errno
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+cdef extern from "<sys/mman.h>" nogil:
+    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MADV_HUGEPAGE
+    enum: MREMAP_MAYMOVE, MREMAP_FIXED
+    void* MAP_FAILED
+    void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
+    void* mremap(void* old, size_t old_size, size_t new_size, int flags, ...)
+    int munmap(void* addr, size_t length)
+    int madvise(void* addr, size_t length, int advice)
+
+cdef extern from "<unistd.h>" nogil:
+    int ftruncate(int fd, long length)
+    int close(int fd)
+
+cdef enum:
+    PAGE = 4096
+
+
+cdef void arena_open(Arena* arena, int fd, int rank, int size) noexcept nogil:
+    memset(arena, 0, sizeof(Arena))
+    arena.fd, arena.rank, arena.size = fd, rank, size
+
+
+cdef inline uint64_t part_bytes(uint64_t nbytes) noexcept nogil:
+    return (nbytes + PAGE - 1) // PAGE * PAGE
+
+
+cdef int arena_grow(Arena* arena, uint64_t nbytes) noexcept nogil:
+    """Make the file long enough for the next region. One rank does it, before the others map."""
+    if ftruncate(arena.fd, <long>(arena.end + part_bytes(nbytes) * <uint64_t>arena.size)) != 0:
+        return -errno
+    return 0
+
+
+cdef int arena_map(Arena* arena, uint64_t nbytes) noexcept nogil:
+    """Map the next region of every rank; its index, or -errno."""
+    cdef uint64_t part = part_bytes(nbytes)
+    cdef Region* region
+    cdef void* base
+    cdef int r
+    if arena.count == arena.room:
+        region = <Region*>realloc(arena.regions, (arena.room * 2 + 8) * sizeof(Region))
+        if region == NULL:
+            return -ENOMEM
+        arena.regions, arena.room = region, arena.room * 2 + 8
+    region = &arena.regions[arena.count]
+    region.part, region.shared = part, True
+    region.bases = <char**>malloc(arena.size * sizeof(char*))
+    if region.bases == NULL:
+        return -ENOMEM
+    for r in range(arena.size):
+        base = mmap(NULL, part, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, arena.fd,
+                    <long>(arena.end + part * <uint64_t>r))
+        if base == MAP_FAILED:
+            r -= 1
+            while r >= 0:
+                munmap(region.bases[r], part)
+                r -= 1
+            free(region.bases)
+            return -errno
+        madvise(base, part, MADV_HUGEPAGE)      # where the host allows it; no harm elsewhere
+        region.bases[r] = <char*>base
+    arena.end += part * <uint64_t>arena.size
+    arena.count += 1
+    return arena.count - 1
+
+
+cdef int64_t arena_locate(Arena* arena, const char* address, uint64_t nbytes) noexcept nogil:
+    """The place of memory in this rank's part, or -1."""
+    cdef Region* region
+    cdef int k
+    for k in range(arena.count):
+        region = &arena.regions[k]
+        if region.shared and region.bases[arena.rank] <= address and (
+                address + nbytes <= region.bases[arena.rank] + region.part):
+            return <int64_t>k << 40 | <int64_t>(address - region.bases[arena.rank])
+    return -1
+
+
+cdef void privatise(Arena* arena, Region* region) noexcept nogil:
+    cdef char* own = region.bases[arena.rank]
+    cdef void* copy = mmap(NULL, region.part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    cdef int r
+    if copy != MAP_FAILED:
+        memcpy(copy, own, region.part)
+        mremap(copy, region.part, region.part, MREMAP_MAYMOVE | MREMAP_FIXED, <void*>own)
+    region.shared = False
+    for r in range(arena.size):
+        if r != arena.rank:
+            munmap(region.bases[r], region.part)
+
+
+cdef void arena_privatise(Arena* arena) noexcept nogil:
+    """A rank of a failed world may still write: put private copies at the same addresses, and let go of the others' parts."""
+    cdef int k
+    for k in range(arena.count):
+        if arena.regions[k].shared:
+            privatise(arena, &arena.regions[k])
+
+
+cdef void arena_close(Arena* arena) noexcept nogil:
+    """Let go of the file. This rank's parts stay mapped, privately, for whoever still holds a view of them."""
+    cdef int k
+    arena_privatise(arena)
+    for k in range(arena.count):
+        free(arena.regions[k].bases)
+    free(arena.regions)
+    if arena.fd >= 0:
+        close(arena.fd)
+    memset(arena, 0, sizeof(Arena))
+    arena.fd = -1
+
+
+cdef void arena_unmap(char* base, uint64_t nbytes) noexcept nogil:
+    munmap(base, part_bytes(nbytes))
