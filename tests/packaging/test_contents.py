@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)  # the first test builds
+
 LIBC_FAMILY = re.compile(r"(lib(c|m|pthread|rt|dl)|ld-linux-[\w-]+|ld64)\.so\.\d+")
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from environments import FAST, Environment, copy_tree, make_environment
 
+pytestmark = pytest.mark.timeout(600)  # the first test builds
+
 MARKS = "import engine_ext.core as core; print(core.mark_pyx, core.mark_pxd, core.mark_h)"
 RANKS = 8
 

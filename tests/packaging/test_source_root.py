@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from environments import Environment
+
+pytestmark = pytest.mark.timeout(600)  # the first test builds
 
 WHERE = "import engine, engine_ext.core as core; print(engine.__file__); print(core.__file__)"
 
