@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -24,13 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0; 2 for a job that cannot start; otherwise as `JobRun.run` says.
     """
     try:
-        return JobRun(parse(sys.argv[1:] if argv is None else argv, _version())).run()
+        return JobRun(parse(sys.argv[1:] if argv is None else argv)).run()
     except LaunchError as error:
         print(f"enginerun: error: {error}", file=sys.stderr)
         return 2
-
-
-def _version() -> str:
-    import engine
-
-    return str(getattr(engine, "__version__", "unknown"))
+    except KeyboardInterrupt:  # before the ranks are started, or while their last output waits for its reader
+        return 128 + signal.SIGINT

@@ -39,7 +39,7 @@ class JobRun:
         self._out = Console(1)
         self._err = Console(2)
         self._streams: list[Stream] = []
-        self._keep = options.directory is not None
+        self._keep = True
 
     def run(self) -> int:
         """Run it.
@@ -104,6 +104,7 @@ class JobRun:
             except LaunchError:
                 supervisor.abandon()
                 guardian.dismiss()
+                self._keep = self._options.directory is not None
                 raise
             outcome = supervisor.run()
         guardian.dismiss()
@@ -128,13 +129,14 @@ class JobRun:
         if self._out.broken or self._err.broken:
             lines.append("the output could not all be shown, because nobody reads it or the disk is full")
         flights = flight_records(directory)
-        if verdict is not None or outcome.signum is not None or flights or lines:
-            self._keep = True
+        failed = verdict is not None or outcome.signum is not None
+        self._keep = bool(self._options.directory or failed or flights or lines)
         if self._keep and not (self._options.quiet and verdict is None):
             lines.append(f"each rank's stdout and stderr: {directory}/rank.N/")
         if flights:
             lines.append(
-                f"flight records of rank{'s' * (len(flights) > 1)} {format_set(flights)}: {directory}/rank.N/flight.json"
+                f"flight records of rank{'s' * (len(flights) > 1)} {format_set(flights)}: "
+                f"{directory}/rank.N/flight.json"
             )
         if verdict is not None:
             return verdict.exit_code, lines + failure_lines(verdict, outcome.ends, directory, started)
@@ -147,9 +149,9 @@ class JobRun:
     def _directory(self) -> Iterator[Path]:
         """Give the job a directory of its own; remove a temporary one after success."""
         chosen = self._options.directory
-        directory = Path(tempfile.mkdtemp(prefix="enginerun-")) if chosen is None else chosen.absolute()
         lock = None
         try:
+            directory = Path(tempfile.mkdtemp(prefix="enginerun-")) if chosen is None else chosen.absolute()
             if chosen is not None:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 lock = _lock(directory)
@@ -160,7 +162,7 @@ class JobRun:
                     for old in home.glob(pattern):
                         old.unlink()
         except OSError as error:
-            raise LaunchError(f"--output-dir: cannot use {str(directory)!r}: {error}") from error
+            raise LaunchError(f"no directory for the job's files: {error}; choose one with --output-dir") from error
         try:
             yield directory
         finally:

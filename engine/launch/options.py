@@ -80,15 +80,27 @@ class _Ignored(argparse.Action):
         namespace.ignored = [*namespace.ignored, option_string]
 
 
-def parse(arguments: Sequence[str], version: str) -> Options:
+class _Version(argparse.Action):
+    """Look the version up only when asked: it takes longer than starting a rank."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            known = version(parser.prog)
+        except PackageNotFoundError:
+            known = "(a source tree that was never installed)"
+        print(parser.prog, known)
+        parser.exit()
+
+
+def parse(arguments: Sequence[str]) -> Options:
     """Read the command line.
 
     Parameters
     ----------
     arguments : sequence of str
         Without the program's name.
-    version : str
-        What `--version` shows.
 
     Returns
     -------
@@ -101,7 +113,7 @@ def parse(arguments: Sequence[str], version: str) -> Options:
     SystemExit
         After `--help` and `--version`.
     """
-    given = _parser(version).parse_args(arguments)
+    given = _parser().parse_args(arguments)
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not command:
         raise LaunchError("no command to run: write it after the options, as in 'enginerun -np 4 python train.py'")
@@ -120,7 +132,7 @@ def parse(arguments: Sequence[str], version: str) -> Options:
     )
 
 
-def _parser(version: str) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="enginerun",
         usage="enginerun -np N [options] [--] command [arguments]",
@@ -142,7 +154,7 @@ def _parser(version: str) -> argparse.ArgumentParser:
     )
     add("--verbose", "-v", action="store_true", help="say what is started")
     add("--quiet", "-q", action="store_true", help="say nothing unless something fails")
-    add("--version", action="version", version=f"enginerun {version}")
+    add("--version", action=_Version, nargs=0, help="show the version and exit")
     _add_placement(parser)
     _add_settings(parser)
     for option in IGNORED_FLAGS:

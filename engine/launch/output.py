@@ -84,7 +84,7 @@ class Lines:
     def _progress(self) -> bytes:
         """Forget what was overwritten; now and then, show the last of it."""
         text = bytes(self._held)
-        *overwritten, _ = text.split(b"\r")
+        *overwritten, _ = text.rstrip(b"\r").split(b"\r")  # a newline may follow the last return: DOS
         last = next((part for part in reversed(overwritten) if part.strip()), b"")
         start = text.rstrip(b"\r").rfind(b"\r") + 1
         del self._held[:start]

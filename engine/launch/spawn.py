@@ -89,6 +89,8 @@ def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
     path = Path(name)
     if path.is_dir():
         raise LaunchError(f"{name!r} is a directory: name a program to run, as in 'python train.py'")
+    if path.is_file() and os.access(path, os.X_OK):
+        raise LaunchError(f"{name!r} is here, but not on PATH: write './{name}'")
     if path.is_file():
         mend = f"write 'python {name}'" if path.suffix == ".py" else f"run 'chmod +x {name}'"
         raise LaunchError(f"{name!r} is not executable: {mend}")

@@ -154,12 +154,15 @@ def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
 
 
 def _root(rank: int, blames: Mapping[int, int | None]) -> int:
-    """Follow blame to its end; ranks that blame each other in a circle end where it began."""
+    """Follow blame to its end; where ranks blame each other in a circle, stay with the first."""
     seen = {rank}
-    while (blamed := blames.get(rank)) is not None and blamed not in seen:
-        rank = blamed
-        seen.add(rank)
-    return rank
+    last = rank
+    while (blamed := blames.get(last)) is not None:
+        if blamed in seen:
+            return rank
+        last = blamed
+        seen.add(last)
+    return last
 
 
 def claim_of(rank: int, stderr: Sequence[str], time: float) -> Claim | None:

@@ -1,0 +1,130 @@
+"""Jobs of real processes, for tests of the launcher."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import engine
+
+DEADLINE = 20.0
+MARK = "LAUNCH_TEST"
+
+
+def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
+    """Look until something has become true."""
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline} s: {what}"
+        time.sleep(0.005)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that were started below a test."""
+    found = []
+    needle = f"{MARK}={mark}".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and needle in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@dataclass
+class Finished:
+    """What a job gave."""
+
+    code: int
+    out: str
+    err: str
+
+    def lines(self, rank: int, name: str = "stdout") -> list[str]:
+        """What the launcher showed of one rank's stream."""
+        tag = f"[{rank}]<{name}>:"
+        text = self.out if name == "stdout" else self.err
+        return [line.removeprefix(tag) for line in text.split("\n") if line.startswith(tag)]
+
+    @property
+    def verdict(self) -> list[str]:
+        """The report's last part: the first failure."""
+        lines = self.err.rstrip("\n").split("\n")
+        starts = [index for index, line in enumerate(lines) if line.startswith("enginerun: first failure:")]
+        assert len(starts) == 1, self.err
+        return lines[starts[0] :]
+
+
+class Launcher:
+    """Starts jobs for one test."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.temporary = home / "tmp"
+        self.temporary.mkdir()
+        self.mark = uuid.uuid4().hex
+        root = str(Path(engine.__file__).parents[1])
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "OMP_"))},
+            "PYTHONPATH": root,
+            "TMPDIR": str(self.temporary),
+            "HERE": str(home),
+            MARK: self.mark,
+        }
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def script(self, text: str, name: str = "rank.py") -> str:
+        """Write a rank's program; `rank`, `here`, `touch` and `wait_for` are there."""
+        prelude = """
+            import os, pathlib, signal, subprocess, sys, time
+            rank = int(os.environ["RANK"]); size = int(os.environ["WORLD_SIZE"])
+            here = pathlib.Path(os.environ["HERE"])
+            def touch(name): (here / name).touch()
+            def wait_for(*names):
+                end = time.monotonic() + 20
+                while not all((here / name).exists() for name in names):
+                    if time.monotonic() > end: sys.exit(99)
+                    time.sleep(0.002)
+        """
+        path = self.home / name
+        path.write_text(textwrap.dedent(prelude) + textwrap.dedent(text))
+        return str(path)
+
+    def start(self, *arguments: object, python: str = "", **options: object) -> subprocess.Popen[bytes]:
+        """Start `enginerun`; with `python`, its ranks run that program."""
+        command = [sys.executable, "-m", "engine.launch", *map(str, arguments)]
+        if python:
+            command += [sys.executable, self.script(python)]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+        settings = {"env": self.environment, "cwd": self.home, **streams, **options}
+        process = subprocess.Popen(command, **settings)  # type: ignore[call-overload]
+        self.started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[bytes]) -> Finished:
+        """Wait for a job."""
+        out, err = process.communicate(timeout=DEADLINE)
+        return Finished(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+    def run(self, *arguments: object, python: str = "") -> Finished:
+        """Start a job and wait for it."""
+        return self.finish(self.start(*arguments, python=python))
+
+    def wait_for(self, *names: str) -> None:
+        """Wait until ranks have touched files."""
+        until(lambda: all((self.home / name).exists() for name in names), f"files {names}")
+
+    def nothing_left(self) -> None:
+        """Check that no process of the test is left."""
+        until(lambda: not marked(self.mark), "no process left", 5.0)
+
+    def kept(self) -> list[Path]:
+        """Temporary directories that are still there."""
+        return sorted(self.temporary.iterdir())

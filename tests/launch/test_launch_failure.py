@@ -1,0 +1,215 @@
+"""The first cause is named, last on the screen, and its code is the job's."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+ENGINE_ERRORS = """
+class WorldError(RuntimeError): pass
+class RankDiedError(WorldError): pass
+class RankStalledError(WorldError): pass
+class RankLeftError(WorldError): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "words"),
+    [
+        ("sys.exit(3)", 3, "exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
+        ("os.abort()", 134, "killed by SIGABRT"),
+        ("raise ValueError('boom')", 1, "exit code 1"),
+        ("os._exit(255)", 255, "exit code 255"),
+    ],
+)
+def test_the_failing_rank_is_named_and_gives_the_code(launcher, ending, code, words):
+    job = launcher.run("-np", 3, python=f"if rank == 1: {ending}")
+    assert job.code == code
+    assert job.verdict[0].startswith("enginerun: first failure: rank 1 on ")
+    assert words in job.verdict[0]
+    assert "enginerun: other ranks: ranks 0,2: exit code 0" in job.err
+
+
+def test_the_report_is_last_and_has_the_end_of_stderr_and_the_traceback(launcher):
+    job = launcher.run(
+        "-np",
+        2,
+        python="""
+            if rank == 1:
+                for number in range(100): print("line", number, file=sys.stderr)
+                def f(): raise ValueError("boom")
+                f()
+        """,
+    )
+    quoted = [line.removeprefix("  | ") for line in job.verdict[1:]]
+    assert len(quoted) == 20
+    assert quoted[-1] == "ValueError: boom"
+    assert quoted.count("Traceback (most recent call last):") == 1
+    assert "line 99" in quoted
+    assert all(line.startswith("  | ") for line in job.verdict[1:])
+
+
+def test_the_first_by_time_not_by_number(launcher):
+    job = launcher.run(
+        "-np",
+        3,
+        python="""
+            if rank == 2:
+                (here / "draft").write_text(str(os.getpid())); os.rename(here / "draft", here / "pid"); sys.exit(5)
+            if rank == 0:
+                wait_for("pid")
+                pid = (here / "pid").read_text()
+                while os.path.exists(f"/proc/{pid}"): time.sleep(0.002)  # until the launcher has reaped rank 2
+                sys.exit(4)
+        """,
+    )
+    assert job.code == 5
+    assert "rank 2 " in job.verdict[0]
+    assert "rank 0: exit code 4" in job.err
+
+
+def test_ranks_that_fail_because_of_another_are_not_the_cause(launcher):
+    # Rank 1 ends only after both others have raised because of it: by time it is the last.
+    job = launcher.run(
+        "-np",
+        3,
+        python=ENGINE_ERRORS
+        + """
+if rank == 1:
+    pids = [int((wait_for(f"pid.{other}"), (here / f"pid.{other}").read_text())[1]) for other in (0, 2)]
+    for pid in pids:
+        while os.path.exists(f"/proc/{pid}"): time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGKILL)
+(here / f"tmp.{rank}").write_text(str(os.getpid())); os.rename(here / f"tmp.{rank}", here / f"pid.{rank}")
+raise RankDiedError(f"rank 1 died (SIGKILL) while rank {rank} waited for 'fc.weight'")
+""",
+    )
+    assert job.code == 137
+    assert "rank 1 " in job.verdict[0]
+    assert "killed by SIGKILL" in job.verdict[0]
+    assert "other ranks: ranks 0,2: exit code 1, because of rank 1" in job.err
+
+
+def test_a_stopped_rank_is_named_and_ended(launcher):
+    began = time.monotonic()
+    job = launcher.run(
+        "-np",
+        3,
+        "--grace-period",
+        0.3,
+        python=ENGINE_ERRORS
+        + """
+if rank == 2:
+    touch("stopping"); os.kill(os.getpid(), signal.SIGSTOP)
+wait_for("stopping")
+raise RankStalledError("rank 2 stood still for 10 s")
+""",
+    )
+    assert job.code == 1
+    assert "first failure: rank 2 " in job.verdict[0]
+    assert "stood still; the launcher ended it" in job.verdict[0]
+    assert "rank 2 stood still for 10 s" in job.verdict[0]
+    assert time.monotonic() - began < 10
+
+
+def test_a_rank_that_left_is_named_though_it_ended_well(launcher):
+    job = launcher.run(
+        "-np",
+        2,
+        python=ENGINE_ERRORS
+        + """
+if rank == 1: touch("left"); sys.exit(0)
+wait_for("left"); raise RankLeftError("rank 1 left while 'x' was needed")
+""",
+    )
+    assert job.code == 1
+    assert "first failure: rank 1 " in job.verdict[0]
+    assert "left while others needed it, exit code 0" in job.verdict[0]
+
+
+def test_reports_of_the_engine_are_believed(launcher):
+    job = launcher.run(
+        "-np",
+        3,
+        "--grace-period",
+        0.3,
+        python="""
+            import json
+            if rank == 1: time.sleep(600)
+            home = pathlib.Path(os.environ["ENGINE_OUTPUT_DIR"]) / f"rank.{rank}"
+            (home / "failure.json").write_text(
+                json.dumps({"rank": 1, "cause": "stalled", "message": "rank 1 withheld 'x'", "time": time.time()}))
+            (home / "flight.json").write_text("{}")
+            sys.exit(4)
+        """,
+    )
+    assert job.code == 4
+    assert "first failure: rank 1 " in job.verdict[0]
+    assert "withheld 'x'" in job.verdict[0]
+    assert "ranks 0,2: exit code 4, because of rank 1" in job.err
+    [kept] = launcher.kept()
+    assert f"flight records of ranks 0,2: {kept}/rank.N/flight.json" in job.err
+    assert json.loads((kept / "rank.0/failure.json").read_text())["rank"] == 1
+
+
+def test_the_rest_gets_a_grace_then_sigterm_then_sigkill(launcher):
+    job = launcher.run(
+        "-np",
+        4,
+        "--grace-period",
+        0.4,
+        python="""
+            def on_term(*_): touch(f"term.{rank}"); sys.exit(0)
+            if rank == 1: signal.signal(signal.SIGTERM, on_term)
+            if rank == 2: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if rank == 3: wait_for("failed"); touch("ended"); sys.exit(0)
+            if rank == 0: wait_for("up.1", "up.2"); touch("failed"); sys.exit(9)
+            touch(f"up.{rank}")
+            while True: time.sleep(600)
+        """,
+    )
+    assert job.code == 9
+    assert (launcher.home / "term.1").exists()
+    assert (launcher.home / "ended").exists()
+    assert "rank 1: ended by the launcher (exit code 0)" in job.err
+    assert "rank 2: ended by the launcher, killed by SIGKILL" in job.err
+    assert "rank 3: exit code 0" in job.err
+    assert (
+        "ranks 1-2 did not end within the grace period after the first rank failed (rank 0, exit code 9): SIGTERM"
+        in (job.err)
+    )
+    assert (
+        "rank 2 did not end within the grace period after the first rank failed (rank 0, exit code 9): SIGKILL"
+        in job.err
+    )
+
+
+def test_a_failed_job_keeps_its_directory_and_says_where(launcher):
+    job = launcher.run("-np", 2, python="print('out', rank); sys.exit(rank)")
+    [kept] = launcher.kept()
+    assert f"each rank's stdout and stderr: {kept}/rank.N/" in job.err
+    assert (kept / "rank.1/stdout").read_text() == "out 1\n"
+    assert kept.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_job_that_went_well_leaves_no_directory(launcher):
+    assert launcher.run("-np", 2, python="print('x')").code == 0
+    assert launcher.kept() == []
+
+
+def test_flight_records_of_a_job_that_went_well_are_kept(launcher):
+    job = launcher.run(
+        "-np", 2, python="if rank: pathlib.Path(os.environ['ENGINE_OUTPUT_DIR'], 'rank.1/flight.json').write_text('{}')"
+    )
+    assert job.code == 0
+    [kept] = launcher.kept()
+    assert f"flight records of rank 1: {kept}/rank.N/flight.json" in job.err
+
+
+def test_a_rank_that_wrote_nothing_says_so(launcher):
+    job = launcher.run("-np", 1, "false")
+    assert job.code == 1
+    assert job.verdict[0].endswith("it wrote nothing to stderr")

@@ -1,0 +1,136 @@
+"""What each rank is started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.launch.errors import LaunchError
+from engine.launch.hosts import parse_hosts, read_hostfile, slots_here
+from engine.launch.options import parse
+from engine.launch.plan import Job, plan
+from engine.launch.policy import Allotment
+
+JOB = Job(2, "job-1", "5e" * 32, 1234, Path("/jobs/1"), {"ENGINE_CYCLE_TIME_MS": "2"})
+ALLOTMENT = Allotment(3, ((0, 1), (2, 3)), "")
+
+
+def test_every_rank_knows_its_place_in_both_dialects():
+    first, second = plan(JOB, ALLOTMENT, {"HOME": "/h"})
+    assert second.environment == {
+        "HOME": "/h",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "3",
+        "ENGINE_CYCLE_TIME_MS": "2",
+        "ENGINE_RANK": "1",
+        "ENGINE_SIZE": "2",
+        "ENGINE_LOCAL_RANK": "1",
+        "ENGINE_LOCAL_SIZE": "2",
+        "ENGINE_JOB": "job-1",
+        "ENGINE_SECRET": "5e" * 32,
+        "ENGINE_OUTPUT_DIR": "/jobs/1",
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1234",
+    }
+    assert (first.cpus, second.cpus) == ((0, 1), (2, 3))
+    assert second.directory == Path("/jobs/1/rank.1")
+
+
+def test_what_the_user_set_stays():
+    users = {"PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "7", "ENGINE_FUSION_THRESHOLD": "5"}
+    rank = plan(JOB, Allotment(None, None, ""), users)[0]
+    assert {name: rank.environment[name] for name in users} == users
+    assert rank.cpus is None
+
+
+def test_another_launchers_word_does_not_reach_the_ranks():
+    outer = {
+        "SLURM_PROCID": "0",
+        "SLURM_JOB_ID": "7",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "PMI_RANK": "0",
+        "RANK": "5",
+    }
+    environment = plan(JOB, ALLOTMENT, outer)[0].environment
+    assert environment["RANK"] == "0"
+    assert environment["SLURM_JOB_ID"] == "7"
+    assert not {"SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "TORCHELASTIC_USE_AGENT_STORE", "PMI_RANK"} & set(environment)
+
+
+def test_the_secret_is_not_in_what_is_printed():
+    assert JOB.secret not in repr(JOB)
+    assert JOB.secret not in repr(plan(JOB, ALLOTMENT, {}))
+
+
+def test_options_become_settings():
+    options = parse(
+        "-np 2 --fusion-threshold-mb 1.5 --cycle-time-ms 2.5 --stall-check-warning-time-seconds 30 "
+        "--stall-check-shutdown-time-seconds 90 --log-level DEBUG --start-timeout 9 python x.py -np 3".split()
+    )
+    assert options.settings == {
+        "ENGINE_FUSION_THRESHOLD": "1572864",
+        "ENGINE_CYCLE_TIME_MS": "2.5",
+        "ENGINE_STALL_WARNING": "30",
+        "ENGINE_STALL_LIMIT": "90",
+        "ENGINE_LOG_LEVEL": "debug",
+        "ENGINE_START_TIMEOUT": "9",
+    }
+    assert options.command == ("python", "x.py", "-np", "3")
+
+
+def test_without_options_the_environment_decides():
+    assert parse(["-np", "2", "true"]).settings == {}
+
+
+def test_no_stall_check():
+    settings = parse("-np 2 --no-stall-check --stall-check-warning-time-seconds 5 -- true".split()).settings
+    assert settings == {"ENGINE_STALL_WARNING": "0", "ENGINE_STALL_LIMIT": "0"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "no command to run"),
+        ("-np 2", "no command to run"),
+        ("-np 2 --", "no command to run"),
+        ("python x.py", "number of ranks is missing"),
+        ("-np 0 true", "'0' is not a whole number of at least 1"),
+        ("-np -1 true", "'-1' is not a whole number"),
+        ("-np two true", "'two' is not a whole number"),
+        ("-np 1.5 true", "'1.5' is not a whole number"),
+        ("-np 2 --grace-period nan true", "'nan' is not a number of seconds"),
+        ("-np 2 --cycle-time-ms inf true", "'inf' is not a number"),
+        ("-np 2 --log-level loud true", "'loud'"),
+        ("-np 2 --unheard-of true", "--unheard-of"),
+        ("-np 4 -H localhost:2 true", "needs more slots than the 2"),
+        ("-H elsewhere:2 true", "'elsewhere' is another host"),
+        ("-H :2 true", "is not 'name:slots'"),
+        ("-H localhost:0 true", "is not 'name:slots'"),
+    ],
+)
+def test_errors_say_what_is_wrong(line, message):
+    with pytest.raises(LaunchError) as caught:
+        parse(line.split())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_of_horovodrun_without_a_meaning_are_accepted_and_counted():
+    options = parse(
+        "-np 2 --autotune --mpi-args=--x -p 22 --blacklist-cooldown-range 1 2 --min-np 1 --gloo true".split()
+    )
+    assert options.ignored == ("--autotune", "--mpi-args", "-p", "--blacklist-cooldown-range", "--min-np", "--gloo")
+    assert options.command == ("true",)
+
+
+def test_hosts():
+    assert parse_hosts("a:2, b") == [("a", 2), ("b", 1)]
+    assert slots_here("localhost:2,me:3", {"me"}) == 5
+    assert read_hostfile("# all\nlocalhost slots=2 # here\n\nme\n") == "localhost:2,me"
+    assert parse(["-H", "localhost:3", "true"]).size == 3

@@ -1,0 +1,180 @@
+"""Who is to blame, from ends and words alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.launch.report import failure_lines, investigate, read_tail
+from engine.launch.verdict import Claim, End, claim_of, judge, traceback_span
+
+
+def died(source, culprit, time, cause="died"):
+    return Claim(source, culprit, cause, f"rank {culprit} {cause}", time)
+
+
+@pytest.mark.parametrize(
+    ("ends", "claims", "culprit", "code"),
+    [
+        # by time, not by number
+        ([End(0, 4, 2.0), End(1, 0, 0.5), End(2, 3, 1.0)], [], 2, 3),
+        # killed: the others raise because of it, and are seen first
+        ([End(0, 1, 1.0), End(1, -9, 1.1)], [died(0, 1, 1.0)], 1, 137),
+        # the same moment: the one that blames nobody
+        ([End(0, 1, 1.0), End(1, 7, 1.0), End(2, 1, 1.0)], [died(0, 1, 1.0), died(2, 1, 1.0)], 1, 7),
+        # the same moment, nobody says a word: who was killed
+        ([End(0, 1, 1.0), End(1, -11, 1.0)], [], 1, 139),
+        # stopped: ended by the launcher long after; the code is that of the first who failed
+        ([End(0, 1, 1.0), End(1, 1, 1.01), End(2, -9, 6.0, True)], [died(0, 2, 1.0), died(1, 2, 1.0)], 2, 1),
+        # left well while others needed it
+        ([End(0, 5, 1.0), End(1, 0, 0.2)], [died(0, 1, 1.0, "left")], 1, 5),
+        # a claim that names nobody only clears its source
+        ([End(0, 1, 1.0), End(1, 6, 1.2)], [Claim(0, None, "", "", 1.0)], 1, 6),
+        ([End(0, 1, 1.0), End(1, 0, 1.2)], [Claim(0, None, "", "", 1.0)], 0, 1),
+        # blame follows a chain
+        ([End(0, 1, 1.0), End(1, 1, 1.1), End(2, -9, 1.2)], [died(0, 1, 1.0), died(1, 2, 0.9)], 2, 137),
+        # a circle ends
+        ([End(0, 1, 1.0), End(1, 2, 1.1)], [died(0, 1, 1.0), died(1, 0, 1.1)], 1, 2),
+        # its own report makes it the culprit since then
+        ([End(0, 1, 1.5), End(1, 2, 1.4)], [Claim(0, 0, "raised", "", 1.0)], 0, 1),
+        # a rank that does not exist is nobody's cause
+        ([End(0, 1, 1.0), End(1, 2, 1.1)], [died(0, 9, 1.0)], 0, 1),
+        # an unrelated failure that came before the claim
+        ([End(0, 3, 0.5), End(1, 1, 1.0), End(2, -9, 0.9)], [died(1, 2, 1.0)], 0, 3),
+    ],
+)
+def test_the_first_cause(ends, claims, culprit, code):
+    verdict = judge(ends, claims)
+    assert verdict is not None
+    assert (verdict.culprit, verdict.exit_code) == (culprit, code)
+
+
+def test_no_failure_no_verdict():
+    assert judge([End(0, 0, 1.0), End(1, -15, 1.0, True)], []) is None
+
+
+PLAIN = """noise
+Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+    f()
+{}
+""".split("\n")[:-1]
+
+
+def trace(last: str) -> list[str]:
+    return [*PLAIN[:-1], *last.split("\n")]
+
+
+@pytest.mark.parametrize("name", ["RankDiedError", "engine.errors.RankLeftError", "engine_ext.errors.RankStalledError"])
+def test_the_engines_errors_name_the_culprit(name):
+    claim = claim_of(0, trace(f"{name}: rank 12 (of 16) is gone; rank 0 waits"), 1.0)
+    assert claim is not None
+    assert (claim.source, claim.culprit) == (0, 12)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["RankDiedError: rank 1 died"],  # no traceback: a log line
+        trace("ValueError: rank 1 is wrong"),
+        trace("MyRankDiedError: rank 1"),
+        trace("RankDiedError: rank 0 died"),  # itself
+    ],
+)
+def test_other_words_are_no_claims(lines):
+    assert claim_of(0, lines, 1.0) is None
+
+
+def test_an_error_raised_from_an_engine_error_is_a_consequence():
+    lines = [
+        *trace("engine.errors.RankRaisedError: rank 3 raised ValueError"),
+        "",
+        "The above exception was the direct cause of the following exception:",
+        "",
+        *trace("RuntimeError: training failed")[1:],
+    ]
+    claim = claim_of(0, lines, 1.0)
+    assert claim is not None
+    assert claim.culprit == 3
+    assert traceback_span(lines) == (1, len(lines))
+
+
+def test_the_last_of_two_tracebacks_counts():
+    lines = [*trace("ValueError: caught and printed"), "going on", *trace("KeyError: 'x'")]
+    assert traceback_span(lines) == (7, 11)
+
+
+def job(tmp_path: Path, **stderr: str) -> Path:
+    for name, text in stderr.items():
+        home = tmp_path / f"rank.{name[1:]}"
+        home.mkdir()
+        (home / "stderr").write_text(text)
+    return tmp_path
+
+
+def test_reports_are_believed_before_exceptions(tmp_path):
+    directory = job(tmp_path, r0="\n".join(trace("RankDiedError: rank 1 died")), r1="", r2="")
+    ends = [End(0, 1, 10.0), End(1, 1, 10.1), End(2, 1, 10.05)]
+    for rank in (0, 1):
+        report = {"rank": 2, "cause": "raised", "message": "rank 2 raised", "time": 9.9}
+        (directory / f"rank.{rank}/failure.json").write_text(json.dumps(report))
+    verdict = investigate(ends, directory)
+    assert verdict is not None
+    assert verdict.culprit == 2
+    assert verdict.blames == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": null}', '{"rank": 1, "cause": "died"}'])
+def test_half_a_report_is_no_report(tmp_path, text):
+    directory = job(tmp_path, r0="", r1="")
+    (directory / "rank.0/failure.json").write_text(text)
+    verdict = investigate([End(0, 3, 1.0), End(1, 0, 2.0)], directory)
+    assert verdict is not None
+    assert verdict.culprit == 0
+
+
+def lines_of(tmp_path: Path, stderr: str) -> list[str]:
+    ends = [End(0, 1, 2.0), End(1, 0, 2.0)]
+    verdict = judge(ends, [])
+    assert verdict is not None
+    return failure_lines(verdict, ends, job(tmp_path, r0=stderr, r1=""), 0.0)
+
+
+def test_twenty_last_lines(tmp_path):
+    lines = lines_of(tmp_path, "".join(f"line {number}\n" for number in range(100)))
+    assert lines[-20:] == [f"  | line {number}" for number in range(80, 100)]
+    assert "line 79" not in "\n".join(lines)
+    assert lines[-21].startswith("first failure: rank 0 ")
+
+
+def test_a_traceback_within_the_last_lines_is_there_once(tmp_path):
+    lines = lines_of(tmp_path, "before\n" + "\n".join(trace("ValueError: boom")) + "\n")
+    assert sum("ValueError: boom" in line for line in lines) == 1
+    assert "  | before" in lines
+
+
+def test_a_traceback_before_the_last_lines_is_shown_too(tmp_path):
+    after = [f"after {number}" for number in range(50)]
+    lines = lines_of(tmp_path, "\n".join([*trace("ValueError: boom"), *after]))
+    start = lines.index("  | Traceback (most recent call last):")
+    assert lines[start + 3] == "  | ValueError: boom"
+    assert lines[start + 4 :] == ["  | ...", *(f"  | {line}" for line in after[30:])]
+
+
+def test_a_traceback_that_reaches_into_the_last_lines_is_whole(tmp_path):
+    frames = [f'  File "deep.py", line {number}, in f' for number in range(40)]
+    stack = ["Traceback (most recent call last):", *frames, "RecursionError: too deep"]
+    lines = lines_of(tmp_path, "\n".join(["x"] * 5 + stack))
+    assert lines[-42:] == [f"  | {line}" for line in stack]
+
+
+def test_the_tail_of_a_huge_file_begins_with_a_whole_line(tmp_path):
+    path = tmp_path / "stderr"
+    path.write_bytes(b"".join(b"%08d\n" % number for number in range(100_000)) + b"\xff\n\n")
+    tail = read_tail(path)
+    assert all(len(line) == 8 for line in tail[:-1])
+    assert tail[-1] == "\\xff"
+    assert read_tail(tmp_path / "none") == []
