@@ -22,8 +22,8 @@ COMMANDS = {
 }
 
 
-# import-linter looks for packages as directories on the path, which is not how an editable install offers them: with its
-# loader out of the way, the root of the sources, the working directory, is found.
+# import-linter looks for directories on the path, which is not how an editable install offers a package. With its
+# loader out of the way the working directory, the root of the sources, is searched.
 EDITABLE_BUILD = ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
 VARIABLES = {"import-linter": {"MESONPY_EDITABLE_SKIP": str(EDITABLE_BUILD)}}
 
