@@ -92,7 +92,8 @@ class Joining:
             mine = own_pidfd()
             try:
                 sent = socket.send_fds(connection, [hello], [mine])
-                connection.sendall(hello[sent:])
+                if sent < len(hello):  # Sending nothing would still fail if the verdict is here and rank 0 gone.
+                    connection.sendall(hello[sent:])
             except OSError:
                 return None
             finally:
@@ -100,7 +101,8 @@ class Joining:
             until = time.monotonic() + float(challenged["seconds"]) + GRACE
             answer = self._message(connection, buffer, received, until)
             if answer is None:
-                end = "died" if readable(received[:1], 0) else "stopped answering"
+                # A dying process closes its sockets a moment before its pidfd tells.
+                end = "died" if readable(received[:1], 1.0) else "stopped answering"
                 raise RendezvousError(f"rank 0 (pid {challenged['pid']}) {end} before all ranks had come")
             return self._verdict(connection, answer)
         finally:

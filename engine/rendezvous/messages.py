@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import hashlib
 import hmac
@@ -120,8 +121,14 @@ def peer_uid(connection: socket.socket) -> int:
 
 def receive(connection: socket.socket, nbytes: int, descriptors: list[int]) -> bytes:
     """Receive bytes, appending descriptors that come with them (close-on-exec)."""
-    data, got, _, _ = socket.recv_fds(connection, nbytes, GROUP, socket.MSG_CMSG_CLOEXEC)
-    descriptors += got
+    # socket.recv_fds ignores its flags in some versions of Python, and would leave them open across exec.
+    numbers = array.array("i")
+    room = socket.CMSG_LEN(GROUP * numbers.itemsize)
+    data, ancillary, _, _ = connection.recvmsg(nbytes, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
+    descriptors += numbers
     return data
 
 

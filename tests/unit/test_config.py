@@ -1,0 +1,102 @@
+"""Settings: where they come from, which wins, and what a bad one is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import config
+from engine.errors import ConfigError
+
+
+def test_defaults_need_no_environment() -> None:
+    chosen = config.load({})
+    assert chosen.fusion_threshold == 64 << 20
+    assert chosen.stall_limit == 600
+    assert chosen.spin_us is None
+    assert chosen.output_dir is None
+
+
+def test_every_default_is_a_value_that_its_parser_accepts() -> None:
+    for entry in dataclasses.fields(config.Config):
+        assert config.parse(entry.name, entry.default) == entry.default
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("0", 0),
+        ("67108864", 1 << 26),
+        ("64M", 1 << 26),
+        ("64MiB", 1 << 26),
+        ("64 mb", 1 << 26),
+        ("1k", 1024),
+        ("2G", 2 << 30),
+    ],
+)
+def test_bytes_may_have_a_suffix(text: str, nbytes: int) -> None:
+    assert config.load({"ENGINE_FUSION_THRESHOLD": text}).fusion_threshold == nbytes
+
+
+def test_our_variable_goes_before_its_alias_and_a_caller_before_both() -> None:
+    environ = {"HOROVOD_CYCLE_TIME": "3.5", "HOROVOD_LOG_LEVEL": "trace"}
+    assert config.load(environ).cycle_time_ms == 3.5
+    assert config.load(environ).log_level == "DEBUG"
+    environ["ENGINE_CYCLE_TIME_MS"] = "2"
+    assert config.load(environ).cycle_time_ms == 2.0
+    assert config.load(environ, {"cycle_time_ms": 1}).cycle_time_ms == 1.0
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert config.load({"ENGINE_CYCLE_TIME_MS": "", "HOROVOD_CYCLE_TIME": "4"}).cycle_time_ms == 4.0
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("ENGINE_FUSION_THRESHOLD", "-1", "a number of bytes"),
+        ("ENGINE_FUSION_THRESHOLD", "1.5M", "a number of bytes"),
+        ("ENGINE_FUSION_THRESHOLD", "MM", "a number of bytes"),
+        ("ENGINE_CYCLE_TIME_MS", "fast", "a number from 0 to 10000"),
+        ("ENGINE_CYCLE_TIME_MS", "nan", "a number from 0 to 10000"),
+        ("ENGINE_STALL_LIMIT", "inf", "a number of at least 0"),
+        ("ENGINE_START_TIMEOUT", "0", "a number of at least 0.001"),
+        ("ENGINE_LOG_LEVEL", "loud", "one of trace, debug"),
+        ("ENGINE_STORES", "fast", "one of auto, cached, streaming"),
+        ("ENGINE_KERNELS", "sse", "one of auto, plain, avx2, avx512"),
+        ("ENGINE_SPIN_US", "-1", "auto, or a number from 0 to 1000"),
+        ("HOROVOD_CYCLE_TIME", "x", "a number from 0 to 10000"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_variable_and_the_expected_form(variable: str, value: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.load({variable: value})
+    assert variable in str(caught.value)
+    assert repr(value) in str(caught.value)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, True, "x", -1, [1]])
+def test_a_bad_override_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ConfigError, match="cycle_time_ms is "):
+        config.load({}, {"cycle_time_ms": value})
+
+
+def test_an_override_of_no_setting_lists_the_settings() -> None:
+    with pytest.raises(ConfigError, match=r"no setting 'cycle_time'; there are: .*cycle_time_ms"):
+        config.load({}, {"cycle_time": 1})
+
+
+def test_auto_is_left_to_the_engine_and_a_directory_is_absolute() -> None:
+    chosen = config.load({"ENGINE_SPIN_US": "auto", "ENGINE_OUTPUT_DIR": "there"})
+    assert chosen.spin_us is None
+    assert chosen.output_dir == Path.cwd() / "there"
+
+
+def test_the_table_names_every_variable() -> None:
+    table = config.describe()
+    for entry in dataclasses.fields(config.Config):
+        assert f"`{config.variable(entry.name)}`" in table

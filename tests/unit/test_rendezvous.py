@@ -1,0 +1,240 @@
+"""Ranks finding each other: who comes, who does not, who must not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.errors import IncompatibleRanksError, RendezvousError
+from engine.rendezvous import Gathered, gather, hosting, joining
+from engine.rendezvous.messages import address
+from engine.world import World
+
+BUILD: dict[str, str | int] = {"protocol": 1, "layout": "abc", "kernels": "avx2"}
+
+
+@pytest.fixture
+def job() -> Callable[..., World]:
+    """Makes the worlds of one job of its own."""
+    key = uuid.uuid4().hex
+
+    def world(rank: int, size: int, secret: str | None = "s") -> World:
+        return World(rank, size, rank, size, key, secret, "test")
+
+    return world
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def create() -> tuple[int, int]:
+    control, arena = os.memfd_create("control"), os.memfd_create("arena")
+    os.write(control, b"control")
+    return control, arena
+
+
+def meet(*ranks: tuple[World, dict[str, str | int]], timeout: float = 10.0) -> list[Any]:
+    """Run ranks as threads; what each returned or raised."""
+    results: list[Any] = [None] * len(ranks)
+
+    def run(index: int, world: World, build: dict[str, str | int]) -> None:
+        try:
+            results[index] = gather(world, 1, build, timeout, create)
+        except RendezvousError as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index, *rank)) for index, rank in enumerate(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        if isinstance(result, Gathered):
+            result.close()
+    return results
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_all_ranks_hold_the_same_segment_and_a_pidfd_of_each(job: Callable[..., World], size: int) -> None:
+    seen: list[Any] = []
+
+    def run(rank: int) -> None:
+        gathered = gather(job(rank, size), 1, BUILD, 10.0, create)
+        fds = [gathered.control, gathered.arena, *gathered.peers]
+        links = [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]
+        seen.append((os.fstat(gathered.control).st_ino, links, gathered.pids, [os.get_inheritable(fd) for fd in fds]))
+        gathered.close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == size
+    assert len({inode for inode, *_ in seen}) == 1
+    for _, links, pids, inheritable in seen:
+        assert [link.split(":")[1].split()[0] for link in links[:2]] == ["control", "arena"]
+        assert all("pidfd" in link for link in links[2:])
+        assert pids == [os.getpid()] * size
+        assert not any(inheritable)
+
+
+def test_more_ranks_than_one_message_may_carry_descriptors(
+    job: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "GROUP", 2)
+    results = meet(*((job(rank, 6), BUILD) for rank in range(6)))
+    assert all(isinstance(result, Gathered) and len(result.peers) == 6 for result in results)
+
+
+def test_whoever_did_not_come_is_named_on_every_rank_that_came(job: Callable[..., World]) -> None:
+    results = meet((job(0, 4), BUILD), (job(2, 4), BUILD), timeout=0.3)
+    assert all(type(result) is RendezvousError for result in results)
+    assert [str(result) for result in results] == ["ranks 1, 3 did not come within 0.3 s (ENGINE_START_TIMEOUT)"] * 2
+
+
+def test_without_rank_0_the_others_say_so(job: Callable[..., World]) -> None:
+    with pytest.raises(RendezvousError, match=r"rank 1: rank 0 did not come within 0\.2 s"):
+        gather(job(1, 2), 1, BUILD, 0.2, create)
+
+
+def test_ranks_of_different_builds_are_all_refused_with_a_table(job: Callable[..., World]) -> None:
+    newer: dict[str, str | int] = {**BUILD, "protocol": 2, "kernels": "plain"}
+    results = meet((job(0, 3), BUILD), (job(1, 3), newer), (job(2, 3), BUILD))
+    assert all(type(result) is IncompatibleRanksError for result in results)
+    assert len({str(result) for result in results}) == 1
+    assert "rank 1 has protocol 2, rank 0 has protocol 1: install the same version" in str(results[0])
+    assert "rank 1 has kernels plain, rank 0 has kernels avx2: set the same ENGINE_KERNELS" in str(results[0])
+    assert "rank 2" not in str(results[0])
+
+
+def test_two_processes_of_one_rank_are_refused(job: Callable[..., World]) -> None:
+    results = meet((job(0, 3), BUILD), (job(1, 3), BUILD), (job(1, 3), BUILD))
+    assert all("two processes say they are rank 1" in str(result) for result in results)
+
+
+def test_worlds_of_different_size_are_refused(job: Callable[..., World]) -> None:
+    results = meet((job(0, 3), BUILD), (job(1, 2), BUILD))
+    assert all("says it is rank 1 of 2, but rank 0" in str(result) for result in results)
+    assert all("belongs to a world of 3" in str(result) for result in results)
+
+
+def test_a_second_rank_0_is_told(job: Callable[..., World]) -> None:
+    results = meet((job(0, 2), BUILD), (job(0, 2), BUILD), timeout=0.3)
+    assert sum("another process holds this job's socket" in str(result) for result in results) == 1
+
+
+def test_another_secret_is_refused_and_does_not_disturb(job: Callable[..., World]) -> None:
+    results = meet((job(0, 2), BUILD), (job(1, 2, "t"), BUILD), (job(1, 2), BUILD))
+    assert isinstance(results[0], Gathered)
+    assert isinstance(results[2], Gathered)
+    assert "does not know this job's secret" in str(results[1])
+
+
+def test_strangers_neither_break_nor_stall_the_others(job: Callable[..., World]) -> None:
+    """Junk, silence, half a message, and connections by the hundred."""
+    stop = threading.Event()
+    held: list[socket.socket] = []
+    lock = threading.Lock()
+
+    def annoy(junk: bytes) -> None:
+        while not stop.is_set():
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            stranger.settimeout(1.0)
+            try:
+                stranger.connect(address(job(0, 2), 1))
+                stranger.sendall(junk)
+            except OSError:
+                stranger.close()
+                stop.wait(0.001)
+                continue
+            with lock:
+                held.append(stranger)
+                if len(held) > 150:
+                    held.pop(0).close()
+
+    threads = [
+        threading.Thread(target=annoy, args=(junk,))
+        for junk in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x40half", b"\0\0\0\x22" + b"x" * 34)
+    ]
+    for thread in threads:
+        thread.start()
+    began = time.monotonic()
+    late = threading.Timer(0.3, lambda: results.extend(meet((job(1, 2), BUILD))))
+    results: list[Any] = []
+    late.start()
+    results += meet((job(0, 2), BUILD))
+    late.join()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    for stranger in held:
+        stranger.close()
+    assert [type(result) for result in results] == [Gathered, Gathered]
+    assert time.monotonic() - began < joining.GRACE
+
+
+RANK = """
+import os, sys
+from engine.rendezvous import gather
+from engine.world import World
+rank, size, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+try:
+    gather(World(rank, size, rank, size, key, "s", "test"), 1, {"protocol": 1}, 20.0, lambda: (0, 0))
+except Exception as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+def start(rank: int, size: int, key: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", RANK, str(rank), str(size), key]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for_members(process: subprocess.Popen[str], count: int) -> None:
+    """Until rank 0 holds the pidfds of so many ranks, its own included."""
+    deadline = time.monotonic() + 20
+    folder = f"/proc/{process.pid}/fd"
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError):
+            links = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
+            if sum("pidfd" in link for link in links) == count:
+                return
+        time.sleep(0.005)
+    pytest.fail("the ranks never came")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_while_they_gather_is_named(victim: int) -> None:
+    key = uuid.uuid4().hex
+    processes = [start(rank, 4, key) for rank in (0, 1, 2)]
+    wait_for_members(processes[0], 3)
+    processes[victim].send_signal(signal.SIGKILL)
+    texts = [process.communicate(timeout=20)[0].strip() for process in processes]
+    del texts[victim]
+    ended = "died before all ranks had come" if victim == 0 else "ended while the ranks were gathering"
+    for text in texts:
+        assert text.startswith(f"RendezvousError: rank {victim} (pid {processes[victim].pid}) {ended}")
+    if victim != 0:
+        assert all("rank 3 had not come yet" in text for text in texts)
+
+
+def test_the_generation_keeps_worlds_apart(job: Callable[..., World]) -> None:
+    assert address(job(0, 2), 1) != address(job(0, 2), 2)
+    assert address(job(0, 2), 1) != address(replace(job(0, 2), job="other"), 1)

@@ -1,0 +1,151 @@
+"""Who this process is, by the variables of each launcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.errors import ConfigError
+from engine.world import World, detect
+
+OURS = {"ENGINE_RANK": "1", "ENGINE_SIZE": "2", "ENGINE_LOCAL_RANK": "1", "ENGINE_LOCAL_SIZE": "2", "ENGINE_JOB": "a"}
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "run",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+OMPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-host-1@1",
+}
+PMI = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SRUN = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+}
+
+
+def place(world: World) -> tuple[int, int, int, int]:
+    return world.rank, world.size, world.local_rank, world.local_size
+
+
+@pytest.mark.parametrize(
+    ("environ", "source"),
+    [(OURS, "enginerun"), (TORCHRUN, "torchrun"), (OMPI, "mpirun"), (PMI, "mpiexec"), (SRUN, "srun")],
+)
+def test_each_launcher_is_believed(environ: dict[str, str], source: str) -> None:
+    world = detect(environ)
+    assert place(world) == (1, 2, 1, 2)
+    assert world.source.startswith(source)
+
+
+def test_without_a_launcher_there_is_one_rank() -> None:
+    assert place(detect({})) == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"},
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+        {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"},
+        {"WORLD_SIZE": "1"},
+        {"RANK": "3"},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},
+        {"PMIX_RANK": "0"},
+    ],
+)
+def test_stray_variables_leave_a_plain_script_alone(environ: dict[str, str]) -> None:
+    assert place(detect(environ)) == (0, 1, 0, 1)
+
+
+def test_our_launcher_may_also_speak_for_torchrun() -> None:
+    assert detect({**OURS, **TORCHRUN}).source == "enginerun"
+
+
+@pytest.mark.parametrize("other", [TORCHRUN, OMPI, PMI])
+def test_two_launchers_that_differ_are_refused(other: dict[str, str]) -> None:
+    ours = {**OURS, "ENGINE_RANK": "0", "ENGINE_LOCAL_RANK": "0"}
+    with pytest.raises(ConfigError, match=r"enginerun says rank 0 of 2, .* says rank 1 of 2"):
+        detect({**ours, **other})
+
+
+def test_one_rank_of_a_launcher_does_not_hide_the_world_of_another() -> None:
+    alone = {"ENGINE_RANK": "0", "ENGINE_SIZE": "1", "ENGINE_LOCAL_RANK": "0", "ENGINE_LOCAL_SIZE": "1"}
+    with pytest.raises(ConfigError, match="Start with one launcher"):
+        detect({**alone, **OMPI})
+    assert place(detect({**TORCHRUN, "PMI_RANK": "0", "PMI_SIZE": "1"})) == (1, 2, 1, 2)
+
+
+def test_slurm_may_start_another_launcher() -> None:
+    assert detect({**TORCHRUN, **SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}).source == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ENGINE_SIZE": ""}, "ENGINE_RANK is '1', but ENGINE_SIZE is not set"),
+        ({"ENGINE_RANK": ""}, "ENGINE_SIZE is '2', but ENGINE_RANK is not set"),
+        ({"ENGINE_LOCAL_SIZE": ""}, "ENGINE_LOCAL_SIZE is not set"),
+        ({"ENGINE_RANK": "one"}, "ENGINE_RANK is 'one'; expected a whole number"),
+        ({"ENGINE_RANK": "-1"}, "ENGINE_RANK is '-1'; expected a whole number"),
+        ({"ENGINE_RANK": "2"}, "ENGINE_RANK is 2, but ENGINE_SIZE is 2; ranks count from 0"),
+        ({"ENGINE_LOCAL_RANK": "2"}, "ENGINE_LOCAL_RANK is 2, but ENGINE_LOCAL_SIZE is 2"),
+        ({"ENGINE_LOCAL_SIZE": "3"}, "ENGINE_LOCAL_SIZE is 3, more than ENGINE_SIZE"),
+        ({"ENGINE_SIZE": "4"}, "one host for now"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        detect({**OURS, **change})
+
+
+def test_a_world_of_several_without_a_rank_is_refused() -> None:
+    with pytest.raises(ConfigError, match="WORLD_SIZE is '2', but RANK is not set"):
+        detect({"WORLD_SIZE": "2"})
+
+
+def test_ranks_set_by_hand_on_the_loopback_need_no_local_rank() -> None:
+    assert place(detect({"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost"})) == (1, 3, 1, 3)
+    with pytest.raises(ConfigError, match="LOCAL_RANK is not set"):
+        detect({"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "node1"})
+
+
+@pytest.mark.parametrize(("text", "refused"), [("4", False), ("2(x2)", True), ("3,1", True)])
+def test_slurm_says_how_many_tasks_a_machine_has(text: str, refused: bool) -> None:
+    environ = {**SRUN, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": text}
+    if refused:
+        with pytest.raises(ConfigError, match="one host for now"):
+            detect(environ)
+    else:
+        assert place(detect(environ)) == (1, 4, 1, 4)
+
+
+def test_a_restart_and_a_second_init_get_keys_of_their_own() -> None:
+    first, again = detect(TORCHRUN), detect({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert len({first.key(1), first.key(2), again.key(1)}) == 3
+    assert detect({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}).key(1) == first.key(1)
+
+
+def test_the_job_may_be_named_under_any_launcher() -> None:
+    assert detect({**PMI, "ENGINE_JOB": "mine"}).job == "ENGINE_JOB=mine"
+
+
+def test_the_proof_depends_on_secret_job_and_generation() -> None:
+    world, other = detect({**OURS, "ENGINE_SECRET": "s"}), detect({**OURS, "ENGINE_SECRET": "t"})
+    without = detect(OURS)
+    assert len({world.proof(1), world.proof(2), other.proof(1), without.proof(1)}) == 4
+    assert world.proof(1) == detect({**OURS, "ENGINE_SECRET": "s"}).proof(1)
