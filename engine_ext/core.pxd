@@ -1,7 +1,18 @@
 from libc.stdint cimport uint64_t
 
+from engine_ext.control.driver cimport Name
 from engine_ext.control.state cimport State
 from engine_ext.control.table cimport Op
+
+cdef class Engine
+
+cdef class Handle:
+    cdef Op* op
+    cdef Engine engine
+    cdef readonly str name
+    cdef readonly object output
+    cdef object memory
+    cdef tuple rows
 
 cdef class Engine:
     cdef State* state
@@ -18,6 +29,9 @@ cdef class Engine:
     cdef int finish(self, Op* op) except -1
     cdef int refuse(self, int status, str name) except -1
     cdef void bury(self) noexcept
+    cdef object world_error(self)
+    cdef Handle start(self, Op* op, object name, bint blocking, object owner, object output)
+    cdef int make_room(self, const Name* name, int status) except -1
 
 cdef Op* new_op() except NULL
 cdef void free_op(Op* op) noexcept

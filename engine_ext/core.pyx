@@ -205,12 +205,6 @@ cdef class Part:
 
 cdef class Handle:
     """One submitted operation."""
-    cdef Op* op
-    cdef Engine engine
-    cdef readonly str name
-    cdef readonly object output
-    cdef object memory
-    cdef tuple rows
 
     def __dealloc__(self):
         if self.op != NULL:
@@ -551,7 +545,7 @@ cdef class Engine:
         cdef State* e = self.state
         cdef Part part
         cdef Op* op
-        cdef int status = 0, region, r
+        cdef int status = 0, region = 0, r
         self.check()
         if nbytes == 0:
             raise ValueError("a shared region has at least one byte")

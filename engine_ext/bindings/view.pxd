@@ -8,10 +8,9 @@ cdef struct View:
     int32_t ndim
     int64_t[12] dims        # MAX_DIMS; more dimensions are described as one
     uint8_t dtype
-    int8_t_layout layout    # 0 row-major, 1 channels_last, 2 channels_last_3d, -1 neither
+    signed char layout      # 0 row-major, 1 channels_last, 2 channels_last_3d, -1 neither
     bint readonly
 
-ctypedef signed char int8_t_layout
 
 cdef object view_of(object tensor, View* view)
 cdef int expect_dense(object tensor, const View* view, str role) except -1

@@ -52,8 +52,8 @@ cdef enum:
     KNOWN_TYPES = 8
 
 # Types whose exchange table has been found: a lookup in a type costs more than the view itself. Types live as long as the process.
-cdef PyObject*[KNOWN_TYPES] known_types
-cdef dl_exchange_api*[KNOWN_TYPES] known_tables
+cdef (PyObject*)[KNOWN_TYPES] known_types
+cdef (dl_exchange_api*)[KNOWN_TYPES] known_tables
 cdef list known_references = []
 
 
@@ -85,9 +85,9 @@ cdef int refuse(object tensor, str why) except -1:
     )
 
 
-cdef int dtype_of_dlpack(object tensor, dl_dtype dtype) except -1:
-    cdef int code = dtype.code, bits = dtype.bits
-    if dtype.lanes == 1:
+cdef int dtype_of_dlpack(object tensor, const dl_tensor* t) except -1:
+    cdef int code = t.dtype.code, bits = t.dtype.bits
+    if t.dtype.lanes == 1:
         if code == DL_FLOAT and bits == 32:
             return ENGINE_FLOAT32
         if code == DL_BFLOAT and bits == 16:
@@ -183,7 +183,7 @@ cdef int from_dlpack(object tensor, const dl_tensor* t, View* view) except -1:
     if t.device.type != DL_CPU:
         refuse(tensor, f"it is on device {getattr(tensor, 'device', t.device.type)}, and only CPU memory is supported; "
                        "move it with .cpu()")
-    view.dtype = <uint8_t>dtype_of_dlpack(tensor, t.dtype)
+    view.dtype = <uint8_t>dtype_of_dlpack(tensor, t)
     view.data = <char*>t.data + t.byte_offset
     return describe(view, t.ndim, t.shape, t.strides, (t.dtype.bits + 7) // 8)
 
