@@ -99,6 +99,8 @@ class Console:
         self.descriptor = descriptor
         self.broken = False
         self._backlog = Backlog()
+        self._poller = select.poll()
+        self._poller.register(descriptor, select.POLLOUT)
         try:
             mode = os.fstat(descriptor).st_mode
         except OSError:  # started with it closed
@@ -132,19 +134,15 @@ class Console:
 
     def pump(self) -> None:
         """Write what can be written without waiting."""
-        poller = select.poll()
-        poller.register(self.descriptor, select.POLLOUT)
-        while self.waiting and (not self._polled or poller.poll(0)):
+        while self.waiting and (not self._polled or self._poller.poll(0)):
             if not self._write_portion():
                 break
 
     def drain(self) -> None:
         """Write everything, waiting for the reader."""
-        poller = select.poll()
-        poller.register(self.descriptor, select.POLLOUT)
         while self.waiting:
             if self._polled:
-                poller.poll()
+                self._poller.poll()
             self._write_portion()
 
     def _write_portion(self) -> bool:

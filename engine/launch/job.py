@@ -97,7 +97,7 @@ class JobRun:
             try:
                 for rank_plan in plans:
                     rank = spawn.start(rank_plan, self._options.command, program, descriptors)
-                    supervisor.add(rank, self._open(rank))
+                    self._watch(supervisor, rank)
                     if self._options.verbose:
                         cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {format_set(rank_plan.cpus)}"
                         self._say(f"rank {rank.number}: pid {rank.pid}, {cpus}, files in {rank_plan.directory}")
@@ -111,14 +111,19 @@ class JobRun:
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
         return outcome
 
-    def _open(self, rank: spawn.Rank) -> list[Stream]:
-        """Open the files of a rank's streams."""
-        streams = [
-            Stream(rank.number, name, pipe, rank.plan.directory / name, console, timestamps=self._options.timestamps)
-            for name, pipe, console in (("stdout", rank.stdout, self._out), ("stderr", rank.stderr, self._err))
-        ]
-        self._streams += streams
-        return streams
+    def _watch(self, supervisor: Supervisor, rank: spawn.Rank) -> None:
+        """Have a rank and its streams watched."""
+        supervisor.add(rank)
+        for name, pipe, console in (("stdout", rank.stdout, self._out), ("stderr", rank.stderr, self._err)):
+            path = rank.plan.directory / name
+            try:
+                stream = Stream(rank.number, name, pipe, path, console, timestamps=self._options.timestamps)
+            except OSError as error:
+                raise LaunchError(
+                    f"cannot write {str(path)!r}: {error.strerror}; choose another --output-dir"
+                ) from error
+            self._streams.append(stream)
+            supervisor.listen(stream)
 
     def _conclude(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
         """Find the exit code and what to tell the user."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from engine.launch.errors import LaunchError
 
+SHOWN_SLICES = 8
 PLACEMENT = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
@@ -104,7 +105,7 @@ def allot(
     own = environment.get("OMP_NUM_THREADS")
     quota = "" if facts.quota is None else f", quota {facts.quota:g}"
     having = f"OMP_NUM_THREADS={own} as set by you" if own else f"OMP_NUM_THREADS={threads}"
-    place = f"not bound ({why_free})" if slices is None else "bound to CPUs " + " | ".join(map(format_set, slices))
+    place = f"not bound ({why_free})" if slices is None else "bound to CPUs " + _show(slices)
     return Allotment(
         threads=None if own else threads,
         slices=slices,
@@ -134,6 +135,12 @@ def _slices(cpus: tuple[int, ...], ranks: int, width: int | None) -> tuple[tuple
     if width is not None:
         return tuple(cpus[rank * width : (rank + 1) * width] for rank in range(ranks))
     return tuple(cpus[rank * len(cpus) // ranks : (rank + 1) * len(cpus) // ranks] for rank in range(ranks))
+
+
+def _show(slices: tuple[tuple[int, ...], ...]) -> str:
+    """Write slices, the first and the last of many."""
+    shown = [format_set(part) for part in slices]
+    return " | ".join(shown if len(shown) <= SHOWN_SLICES else [*shown[: SHOWN_SLICES - 2], "...", shown[-1]])
 
 
 def format_set(numbers: tuple[int, ...] | list[int]) -> str:

@@ -132,23 +132,30 @@ class Supervisor:
         self._hurry = False
         self._foreign = {process.pid for process in processes.processes() if process.parent == os.getpid()}
 
-    def add(self, rank: Rank, streams: list[Stream]) -> None:
+    def add(self, rank: Rank) -> None:
         """Watch one more rank.
 
         Parameters
         ----------
         rank : Rank
             Just started.
-        streams : list of Stream
-            Of its pipes.
         """
         self._guardian.watch(rank.pid)
         self._groups.add(rank.pid)
         self._alive[rank.number] = rank
-        self._streams[rank.number] = streams
+        self._streams[rank.number] = []
         self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
-        for stream in streams:
-            self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
+
+    def listen(self, stream: Stream) -> None:
+        """Relay one more stream.
+
+        Parameters
+        ----------
+        stream : Stream
+            Of a rank that is watched.
+        """
+        self._streams[stream.rank].append(stream)
+        self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
 
     def run(self) -> Outcome:
         """Return when every rank has ended and nothing of them is left.
