@@ -114,7 +114,7 @@ def _calls(content: dict[str, Any]) -> Iterator[Line]:
 
 
 def _idle(content: dict[str, Any]) -> Iterator[Line]:
-    rows = [row["cores"] for row in content["idle"] if row["ranks"] == RANKS]
+    rows = [row["cores"] for row in content["idle"] if row["ranks"] == RANKS and row["contender"] == "engine"]
     if rows:
         yield Line("idle engine, the busier rank", f"{max(rows) * 100:.4f} % of a core", "0.1 %", max(rows) / 1e-3)
 

@@ -101,7 +101,9 @@ class Limits(Contender):
         errors.close()
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
-        assert self._process.stdin and self._process.stdout and self._process.stderr
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
         return self._process.stdin, self._process.stdout, self._process.stderr
 
 

@@ -54,8 +54,11 @@ def tables(content: dict[str, Any]) -> list[Table]:
     if content["calls"]:
         found.append(_calls(content))
     if content["idle"]:
-        table = Table("Idle engine", ["rank", "CPU, % of a core"])
-        table.rows = [[f"{row['rank']} of {row['ranks']}", f"{row['cores'] * 100:.4f}"] for row in content["idle"]]
+        table = Table("A process with nothing to do", ["after init of", "rank", "CPU, % of a core"])
+        table.rows = [
+            [row["contender"], f"{row['rank']} of {row['ranks']}", f"{row['cores'] * 100:.4f}"]
+            for row in content["idle"]
+        ]
         found.append(table)
     if found:
         found[-1].note = describe(content["environment"])

@@ -34,8 +34,8 @@ class Settings:
     busy_sizes: tuple[int, ...] = BUSY_SIZES
     contenders: tuple[str, ...] = NAMES
     parts: tuple[str, ...] = PARTS
-    rounds: int = 8
-    block_seconds: float = 0.25
+    rounds: int = 7
+    block_seconds: float = 0.2
     least: int = 5
     most: int = 1000
     tensors: int = 2000
@@ -168,6 +168,9 @@ def _engine_only(
                 for rank, means in enumerate(answers)
             ]
     if "idle" in settings.parts:
-        console.print(f"{ranks} ranks: idle for {settings.idle_seconds:g} s")
-        answers = engine.group.ask({"do": "idle", "seconds": settings.idle_seconds})
-        results["idle"] += [{"ranks": ranks, "rank": rank, "cores": cores} for rank, cores in enumerate(answers)]
+        for contender in contenders:
+            if isinstance(contender, GroupContender):
+                console.print(f"{ranks} ranks: {contender.name} idle for {settings.idle_seconds:g} s")
+                answers = contender.group.ask({"do": "idle", "seconds": settings.idle_seconds})
+                row = {"ranks": ranks, "contender": contender.name}
+                results["idle"] += [{**row, "rank": rank, "cores": cores} for rank, cores in enumerate(answers)]

@@ -90,9 +90,9 @@ def main() -> None:
         worker.fail()
         raise
     rank = Rank(worker, backend)
-    handlers = {"first": rank.first, "block": rank.block}
+    handlers = {"first": rank.first, "block": rank.block, "idle": calls.idle}
     if worker.options.contender == "engine":
-        handlers |= {"hook": calls.Hook(worker), "call": calls.AsyncCall(worker), "idle": calls.idle}
+        handlers |= {"hook": calls.Hook(worker), "call": calls.AsyncCall(worker)}
     worker.serve(handlers)
     backend.close()
 
