@@ -139,6 +139,8 @@ def __getattr__(name: str) -> Any:
         value: Any = _version()
     elif name in _HOME:
         value = getattr(import_module(f"engine.{_HOME[name]}"), name)
+    elif name == "errors":
+        value = import_module("engine.errors")
     else:
         raise AttributeError(f"module 'engine' has no attribute {name!r}")
     globals()[name] = value

@@ -29,14 +29,14 @@ _NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{Path(__file__).parent}{os
 
 def summary(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:
     """An exception in one line, with the last place in the user's own code: `ValueError: bad batch at train.py:12`."""
-    text = "".join(traceback.format_exception_only(kind, value)).strip().splitlines()
+    text = str(value).strip().splitlines()
     where = ""
     frames = traceback.extract_tb(trace)
     if frames:
         own = [frame for frame in frames if not any(folder in frame.filename for folder in _NOT_THE_USERS)]
         last = (own or frames)[-1]
         where = f" at {Path(last.filename).name}:{last.lineno}"
-    return (text[-1] if text else kind.__name__) + where
+    return kind.__name__ + (f": {text[0]}" if text else "") + where
 
 
 def late(missing: list[int] | None) -> str:

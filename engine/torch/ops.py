@@ -15,7 +15,7 @@ from engine.types import Average, Op, Sum
 
 class _Compression(type):
     def __getattr__(cls, name: str) -> Any:
-        raise NotImplementedError(f"Compression.{name} does not exist in this version; there is Compression.none")
+        raise AttributeError(f"Compression.{name} does not exist in this version; there is Compression.none")
 
 
 class Compression(metaclass=_Compression):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import itertools
 import weakref
 from collections.abc import Iterable, Iterator
@@ -68,7 +67,7 @@ class _Distributed:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A copy, or what a pickle brings back, is a plain optimizer: hooks belong to this one's parameters.
-        return copyreg.__newobj__, (self._engine.kind,), self.__getstate__()  # type: ignore[attr-defined]
+        return _plain, (self._engine.kind,), self.__getstate__()  # type: ignore[attr-defined]
 
 
 class _Wrapping:
@@ -193,6 +192,11 @@ def DistributedOptimizer(
     optimizer._engine = wrapping  # type: ignore[attr-defined]
     weakref.finalize(optimizer, reducer.remove).atexit = False
     return optimizer
+
+
+def _plain(kind: type) -> Any:
+    """An empty optimizer, for `copy` and `pickle` to fill."""
+    return kind.__new__(kind)
 
 
 def _layout(parameter: torch.Tensor) -> int:
