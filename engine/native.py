@@ -21,7 +21,8 @@ def _how_to_build(cause: ImportError) -> str:
 
 try:
     from engine_ext import core
+    from engine_ext.bindings import gradients
 except ImportError as cause:
     raise ImportError(_how_to_build(cause)) from cause
 
-__all__ = ["core"]
+__all__ = ["core", "gradients"]

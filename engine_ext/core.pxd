@@ -26,12 +26,17 @@ cdef class Engine:
 
     cdef int check(self) except -1
     cdef int between_ticks(self, Op* op) except -1
-    cdef int finish(self, Op* op) except -1
+    cdef int finish(self, Op* op, bint urgent) except -1
     cdef int refuse(self, int status, str name) except -1
     cdef void bury(self) noexcept
     cdef object world_error(self)
     cdef Handle start(self, Op* op, object name, bint blocking, object owner, object output)
     cdef int make_room(self, const Name* name, int status) except -1
 
+cdef class Memory:
+    cdef char* data
+    cdef uint64_t nbytes
+
 cdef Op* new_op() except NULL
 cdef void free_op(Op* op) noexcept
+cdef Memory take_memory(Op* op)

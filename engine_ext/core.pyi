@@ -1,6 +1,6 @@
 """Types of the native engine. `engine` wraps it; users do not import it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 def segment_info() -> dict[str, str | int]:
@@ -60,12 +60,13 @@ class Engine:
     rank: int
     size: int
 
+    # `blocking` submits and waits in one native call, so that nobody is woken: `wait` then returns at once.
     def allreduce(
-        self, tensor: Any, output: Any, name: str | None, op: int, prescale: float, postscale: float
+        self, tensor: Any, output: Any, name: str | None, op: int, prescale: float, postscale: float, blocking: bool = False
     ) -> Handle: ...
-    def broadcast(self, tensor: Any, output: Any, name: str | None, root: int) -> Handle: ...
-    def allgather(self, tensor: Any, name: str | None) -> Handle: ...
-    def barrier(self, name: str | None) -> Handle: ...
+    def broadcast(self, tensor: Any, output: Any, name: str | None, root: int, blocking: bool = False) -> Handle: ...
+    def allgather(self, tensor: Any, name: str | None, blocking: bool = False) -> Handle: ...
+    def barrier(self, name: str | None, blocking: bool = False) -> Handle: ...
     def share(self, nbytes: int) -> memoryview:
         """Collective: `nbytes` of zeroed memory at the same offset in every rank's part of the arena."""
     def set_knobs(
@@ -93,34 +94,3 @@ class Engine:
         """The world's first cause, as the exception every call raises; None while the world is well."""
     def close(self, timeout: float) -> None:
         """Finish what is in flight (up to `timeout` seconds), publish that this rank left, stop the engine thread."""
-
-class GradientHook:
-    """Callable for `register_post_accumulate_grad_hook`: submits the gradient of one parameter, in C."""
-
-    def __init__(self, group: GradientGroup, name: str, index: int) -> None: ...
-    def __call__(self, parameter: Any, /) -> None: ...
-
-class GradientGroup:
-    """The gradients that one optimizer reduces together."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        op: int,
-        prescale: float,
-        postscale: float,
-        on_first: Callable[[], None],
-        on_slow: Callable[[int, Any, Any], Any],
-    ) -> None:
-        """`on_first()` runs before the first submission of a backward pass. `on_slow(index, parameter, gradient)` returns the
-        contiguous tensor to submit in place of a gradient that cannot be submitted as it is, and is expected to remember it."""
-    def add(self, parameter: Any, name: str, view: Any | None) -> GradientHook:
-        """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to."""
-    paused: bool
-    active: bool
-    """True from the first hook of a backward pass to `finish`."""
-    def finish(self) -> list[tuple[int, Any]]:
-        """Submit *absent* for what got no gradient, wait for all of it, mark the step's communication done.
-
-        Returns (index, memory) for parameters without a gradient here whose result exists because another rank had one.
-        """

@@ -172,8 +172,6 @@ cdef void free_op(Op* op) noexcept:
 
 cdef class Memory:
     """Bytes that an operation allocated, now owned by whoever holds this."""
-    cdef char* data
-    cdef uint64_t nbytes
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.data, <Py_ssize_t>self.nbytes, False, flags)
@@ -226,7 +224,7 @@ cdef class Handle:
         """Drive the engine until the operation is done; raise what went wrong with it."""
         if self.op == NULL:
             return
-        self.engine.finish(self.op)
+        self.engine.finish(self.op, True)
         cdef Op* op = self.op
         cdef int status = op.status
         cdef str text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
@@ -390,8 +388,8 @@ cdef class Engine:
             driver_look_after(e, op, now - e.stall_limit_ns if e.stall_limit_ns else 0)
         return 0
 
-    cdef int finish(self, Op* op) except -1:
-        """Wait until the engine has let go of `op`, whatever came of it."""
+    cdef int finish(self, Op* op, bint urgent) except -1:
+        """Wait until the engine has let go of `op`, whatever came of it. `urgent`: its batch closes as soon as it can."""
         cdef State* e = self.state
         cdef Goal goal
         cdef int status
@@ -401,7 +399,8 @@ cdef class Engine:
         memset(&goal, 0, sizeof(Goal))
         goal.op = op
         with nogil:
-            driver_await(e, op)
+            if urgent:
+                driver_await(e, op)
             status = driver_wait(e, &goal, TICK_NS)
         while status == Status.TICK:
             self.between_ticks(op)

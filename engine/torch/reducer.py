@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from engine.errors import EngineError, UnsupportedTensorError
-from engine.native import core
+from engine.native import core, gradients
 from engine.torch.adapter import check, tensor_over
 from engine.types import Average, Op
 
@@ -39,7 +39,7 @@ ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
 class Once:
     """Refuses the second reduction of a gradient, where repeating is not harmless. A hook beside the native one."""
 
-    def __init__(self, group: core.GradientGroup, op: Op) -> None:
+    def __init__(self, group: gradients.GradientGroup, op: Op) -> None:
         self._group = group
         self._op = op
         # The gradient each parameter had when it was reduced: a new tensor there is a new gradient.
@@ -90,12 +90,12 @@ class Reducer:
         self._op = op
         self._scales = prescale, postscale
         self._views = views
-        self.group = core.GradientGroup(engine, int(op), prescale, postscale, self._on_first, self._on_slow)
+        self.group = gradients.GradientGroup(engine, int(op), prescale, postscale, self._on_first, self._on_slow)
         self._once = None if op is Average else Once(self.group, op)
         self._parameters: list[torch.Tensor] = []
         self._names: list[str] = []
         self._bucket: list[torch.Tensor | None] = []
-        self._native: list[core.GradientHook] = []
+        self._native: list[gradients.GradientHook] = []
         self._hooks: list[Any] = []
         self._frozen: dict[str, torch.Tensor] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -1,0 +1,40 @@
+"""Types of the gradient hooks. A framework's binding wraps them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine_ext.core import Engine
+
+class GradientHook:
+    """Callable for `register_post_accumulate_grad_hook`: submits the gradient of one parameter, in C."""
+
+    label: str
+    index: int
+    def __call__(self, parameter: Any, /) -> None: ...
+
+class GradientGroup:
+    """The gradients that one optimizer reduces together."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        op: int,
+        prescale: float,
+        postscale: float,
+        on_first: Callable[[], None],
+        on_slow: Callable[[int, Any, Any], Any],
+    ) -> None:
+        """`on_first()` runs before the first submission of a backward pass. `on_slow(index, parameter, gradient)` returns the
+        contiguous tensor to submit in place of a gradient that cannot be submitted as it is, and is expected to remember it."""
+    def add(self, parameter: Any, name: str, view: Any | None) -> GradientHook:
+        """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to."""
+    paused: bool
+    active: bool
+    """True from the first hook of a backward pass to `finish`."""
+    def missing(self) -> list[int]:
+        """Indices of the parameters whose gradient was not brought in this pass."""
+    def finish(self) -> list[tuple[int, Any]]:
+        """Submit *absent* for what got no gradient, wait for all of it, mark the step's communication done.
+
+        Returns (index, memory) for parameters without a gradient here whose result exists because another rank had one.
+        """

@@ -1,0 +1,228 @@
+"""Gradient hooks: what runs in a backward pass for each parameter, in C.
+
+A hook holds one operation, its parameter's record and what the coordinator is told about it, all prepared when the parameter is
+registered. Calling it costs a view of the gradient, a comparison and a bit.
+"""
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcmp, memcpy, memset
+
+from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
+from engine_ext.control.layout cimport KIND_ALLREDUCE, NAME_BYTES, engine_meta
+from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status
+from engine_ext.core cimport Engine, Memory, free_op, new_op, take_memory
+from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL
+from engine_ext.platform.atomics cimport or32
+from engine_ext.transport.arena cimport arena_locate
+
+from engine_ext.errors import MismatchError, UnsupportedTensorError
+
+
+cdef class GradientHook:
+    """Submits the gradient of one parameter; made by GradientGroup.add."""
+    cdef GradientGroup group
+    cdef Op* op
+    cdef Name name                  # pinned
+    cdef readonly str label
+    cdef readonly int index
+    cdef engine_meta meta           # of the parameter: what an absent gradient would have been
+    cdef uint64_t nbytes
+    cdef object view                # a tensor in shared memory, or None
+    cdef char* place                # of the view
+    cdef bint flying                # brought in this pass
+
+    def __dealloc__(self):
+        if self.op != NULL:
+            if or32(&self.op.flags, OP_ABANDONED) & OP_DONE:
+                free_op(self.op)
+            self.op = NULL          # else complete() buries it
+        if self.name.record != NULL and self.group is not None and self.group.engine.state.alive[0] == 1:
+            driver_unpin(self.group.engine.state, self.name.record)
+
+    def __call__(self, parameter):
+        cdef GradientGroup group = self.group
+        cdef object gradient
+        if group.paused:
+            return
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        if not group.active:
+            group.engine.check()
+            group.active = True
+            group.on_first()
+        if self.flying:             # a second pass within this one: the first result is the base of the second
+            group.engine.finish(self.op, True)
+            self.raise_error()
+        self.bring(parameter, gradient)
+
+    cdef int bring(self, parameter, gradient) except -1:
+        cdef View view
+        cdef object keeper = None
+        cdef bint slow = False
+        try:
+            keeper = view_of(gradient, &view)
+        except UnsupportedTensorError:
+            slow = True             # sparse, or on a device: the binding knows better what to say
+        if slow or not self.fits(&view):
+            gradient = self.group.on_slow(self.index, parameter, gradient)
+            keeper = view_of(gradient, &view)
+            expect_dense(gradient, &view, f"the gradient of '{self.label}'")
+        if self.view is not None and self.fits(&view):
+            if view.data != self.place:
+                memcpy(self.place, view.data, view.nbytes)      # still in the cache
+                parameter.grad = self.view
+                view.data, gradient = self.place, self.view
+        self.op.meta = self.meta
+        if not self.fits(&view):
+            self.op.meta.dtype, self.op.meta.layout = view.dtype, <unsigned char>view.layout
+            self.op.meta.ndim = <uint32_t>view.ndim
+            memcpy(self.op.meta.dims, view.dims, sizeof(view.dims))
+            self.op.meta.shared = -1
+        self.own(gradient if keeper is None else (gradient, keeper))
+        self.op.source = self.op.target = view.data
+        self.op.nbytes = view.nbytes
+        return self.submit()
+
+    cdef inline bint fits(self, const View* view) noexcept:
+        """Whether a gradient has its parameter's dtype, shape and layout."""
+        return (view.dtype == self.meta.dtype and view.layout == <signed char>self.meta.layout
+                and <uint32_t>view.ndim == self.meta.ndim
+                and memcmp(view.dims, self.meta.dims, <size_t>view.ndim * sizeof(int64_t)) == 0)
+
+    cdef void own(self, object keeper) noexcept:
+        """Keep the gradient's memory in place until the operation is finished."""
+        cdef PyObject* before = <PyObject*>self.op.owner
+        Py_INCREF(keeper)
+        self.op.owner = <void*>keeper
+        Py_XDECREF(before)
+
+    cdef int bring_nothing(self) except -1:
+        """This rank has no gradient: say so, and have the others' result, if there is one, put where it belongs."""
+        self.op.meta, self.op.nbytes = self.meta, self.nbytes
+        self.op.source, self.op.target = NULL, self.place
+        return self.submit()
+
+    cdef int submit(self) except -1:
+        cdef Engine engine = self.group.engine
+        cdef int status
+        self.op.flags = 0
+        while True:
+            status = driver_submit(engine.state, &self.name, self.op)
+            if status == Status.OK:
+                self.flying = True
+                return 0
+            if status != Status.NO_ROOM:
+                self.op.flags = OP_DONE
+                engine.refuse(status, self.label)
+            engine.make_room(&self.name, status)
+
+    cdef int raise_error(self) except -1:
+        """The operation is finished: raise what went wrong with it."""
+        cdef Op* op = self.op
+        cdef str text
+        self.flying = False
+        if op.status == Status.MISMATCH:
+            text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
+            free(op.text)
+            op.text = NULL
+            raise MismatchError(f"ranks disagree on the gradient of '{self.label}': {text}")
+        if op.status != Status.OK and op.status != Status.ABSENT:
+            self.group.engine.refuse(op.status, self.label)
+        return 0
+
+
+cdef class GradientGroup:
+    """The gradients that one optimizer reduces together."""
+    cdef Engine engine
+    cdef engine_meta scales
+    cdef object on_first
+    cdef object on_slow
+    cdef list hooks
+    cdef public bint paused
+    cdef readonly bint active
+
+    def __init__(self, Engine engine, int op, double prescale, double postscale, on_first, on_slow):
+        engine.check()
+        memset(&self.scales, 0, sizeof(engine_meta))
+        self.engine, self.on_first, self.on_slow, self.hooks = engine, on_first, on_slow, []
+        self.scales.kind, self.scales.op = KIND_ALLREDUCE, <unsigned char>op
+        self.scales.prescale, self.scales.postscale, self.scales.shared = prescale, postscale, -1
+
+    def add(self, parameter, str name, view):
+        """Register a parameter; the hook to give to the framework."""
+        cdef GradientHook hook = GradientHook.__new__(GradientHook)
+        cdef View memory
+        cdef Py_ssize_t length
+        cdef const char* text = PyUnicode_AsUTF8AndSize(name, &length)
+        cdef uint32_t k
+        self.engine.check()
+        if not 0 < length <= NAME_BYTES:
+            raise ValueError(f"a name has 1 to {NAME_BYTES} bytes of UTF-8; '{name}' has {length}")
+        view_of(parameter, &memory)
+        if memory.dtype == ENGINE_BOOL and self.scales.op == ENGINE_AVERAGE:
+            raise UnsupportedTensorError(f"parameter '{name}' is bool, which has no Average")
+        hook.meta = self.scales
+        hook.meta.dtype, hook.meta.layout = memory.dtype, <unsigned char>max(memory.layout, 0)
+        hook.meta.ndim, hook.nbytes = <uint32_t>memory.ndim, memory.nbytes
+        for k in range(hook.meta.ndim):
+            hook.meta.dims[k] = memory.dims[k]
+        hook.label, hook.index, hook.view = name, len(self.hooks), view
+        if view is not None:
+            view_of(view, &memory)
+            hook.place = memory.data
+            hook.meta.shared = arena_locate(&self.engine.state.arena, memory.data, memory.nbytes)
+        hook.op = new_op()
+        hook.op.flags = OP_DONE
+        hook.name.record = driver_pin(self.engine.state, text, <uint32_t>length)
+        if hook.name.record == NULL:
+            raise MemoryError("no memory for a name")
+        hook.group = self
+        self.hooks.append(hook)
+        return hook
+
+    def missing(self):
+        """Indices of the parameters whose gradient was not brought in this pass."""
+        cdef GradientHook hook
+        return [hook.index for hook in self.hooks if not hook.flying]
+
+    def finish(self):
+        """Bring *absent* for what got no gradient, wait for all, mark the step.
+
+        Returns
+        -------
+        list of (int, memory)
+            For parameters without a gradient here whose result exists because another rank had one: index, and the shared
+            view or the memory that holds it.
+        """
+        cdef Engine engine = self.engine
+        cdef GradientHook hook
+        cdef list found = []
+        cdef object error = None
+        engine.check()
+        for hook in self.hooks:
+            if not hook.flying:
+                hook.bring_nothing()
+        driver_wait_for_all(engine.state, True)
+        try:
+            for hook in self.hooks:
+                engine.finish(hook.op, False)     # wait_all says when to close batches
+        finally:
+            driver_wait_for_all(engine.state, False)
+            self.active = False
+        for hook in self.hooks:
+            try:
+                hook.raise_error()
+            except Exception as cause:          # every hook is left in order; the first error is what is raised
+                error = error or cause
+            if hook.op.source == NULL and hook.nbytes and hook.op.status == Status.OK:
+                found.append((hook.index, hook.view if hook.view is not None else take_memory(hook.op)))
+            hook.own(None)
+        if error is not None:
+            raise error
+        engine.mark_step()
+        return found
