@@ -333,8 +333,7 @@ class Supervisor:
             self._step(SWEEP_LOOK)
 
     def _left_behind(self) -> list[processes.Process]:
-        """List what is left of the ranks, and reap what has ended."""
-        self._reap_orphans()
+        """List what is left of the ranks."""
         found = processes.descendants(os.getpid(), self._foreign)
         return [process for process in found if process.state != "Z"]
 

@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from launch_jobs import DEADLINE, marked, until
@@ -16,6 +17,15 @@ subprocess.Popen(["sleep", "600"])
 subprocess.Popen(["sleep", "600"], start_new_session=True)
 subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600 & exit 0"], start_new_session=True).wait()
 """
+
+
+def name_of(pid: int) -> str:
+    """A process's name; empty for one that is gone, or ended and not yet reaped."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return "" if ") Z " in text else text.partition("(")[2].rpartition(")")[0]
 
 
 @pytest.mark.parametrize(
@@ -170,6 +180,50 @@ def test_killing_the_launcher_leaves_no_process(launcher):
     process.kill()
     process.wait()
     launcher.nothing_left()
+
+
+def test_the_ranks_die_with_the_launcher_without_the_guardian_too(launcher):
+    process = launcher.start(
+        "-np",
+        2,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        python="touch(f'up.{rank}'); time.sleep(600)",
+    )
+    launcher.wait_for("up.0", "up.1")
+    [guardian] = [pid for pid in marked(launcher.mark) if name_of(pid) == "enginerun-guard"]
+    os.kill(guardian, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    launcher.nothing_left()
+
+
+def test_a_job_goes_on_without_its_guardian(launcher):
+    process = launcher.start("-np", 2, python="touch(f'up.{rank}'); wait_for('end')")
+    launcher.wait_for("up.0", "up.1")
+    [guardian] = [pid for pid in marked(launcher.mark) if name_of(pid) == "enginerun-guard"]
+    os.kill(guardian, signal.SIGKILL)
+    (launcher.home / "end").touch()
+    assert launcher.finish(process).code == 0
+
+
+def test_killing_the_launcher_ends_what_has_wiped_its_environment(launcher):
+    process = launcher.start(
+        "-np",
+        1,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        python="""
+            child = subprocess.Popen(["sleep", "600"], env={})
+            (here / "pid").write_text(str(child.pid)); touch("up"); time.sleep(600)
+        """,
+    )
+    launcher.wait_for("up")
+    child = int((launcher.home / "pid").read_text())
+    assert name_of(child) == "sleep"
+    process.kill()
+    process.wait()
+    until(lambda: name_of(child) != "sleep", "the grandchild's end")
 
 
 def test_killing_the_launcher_while_it_starts_leaves_no_process(launcher):
