@@ -78,8 +78,11 @@ class Limits(Contender):
 
     def block(self, case: str, nbytes: int, warmup: int, iterations: int) -> list[float]:
         to, back, errors = self._pipes()
-        to.write(f"{case} {nbytes} {warmup} {iterations}\n".encode())
-        to.flush()
+        try:
+            to.write(f"{case} {nbytes} {warmup} {iterations}\n".encode())
+            to.flush()
+        except BrokenPipeError:
+            raise RankError(f"limits has ended: {errors.read().decode()}") from None
         if not select.select([back], [], [], self.LIMIT)[0]:
             raise RankError(f"limits: {case} of {nbytes} bytes took over {self.LIMIT:.0f} s")
         line = back.readline()

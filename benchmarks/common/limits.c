@@ -328,8 +328,17 @@ static int numbers(char *text, size_t *values, int limit) {
   return n;
 }
 
+/* A rank that ends before rank 0 has failed: nobody will meet it again. */
+static void child_ended(int number) {
+  static const char text[] = "limits: a rank died\n";
+  ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
+  (void)ignored, (void)number;
+  _exit(1);
+}
+
 static void start_ranks(struct job *j, const size_t *cpus, int bound) {
   pid_t parent = getpid();
+  signal(SIGCHLD, child_ended);
   for (int r = 1; r < j->ranks && j->rank == 0; r++) {
     pid_t child = fork();
     if (child < 0) fail("fork");
@@ -380,6 +389,7 @@ int main(int argc, char **argv) {
       for (int k = 0; k < count; k++) command(&j, (enum row)row, sizes[k], 2, iterations);
     if (j.ranks > 1) command(&j, FUTEX, 4, 1, iterations);
   }
+  signal(SIGCHLD, SIG_DFL);
   for (int r = 1; r < j.ranks; r++) {
     kill(j.children[r], SIGKILL);
     waitpid(j.children[r], NULL, 0);

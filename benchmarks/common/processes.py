@@ -96,7 +96,10 @@ class Group:
         """Send a request to every rank at once and return their answers in rank order."""
         line = json.dumps(request).encode() + b"\n"
         for connection in self._connections:
-            connection.socket.sendall(line)
+            try:
+                connection.socket.sendall(line)
+            except OSError as error:
+                raise RankError(self._message(f"rank {connection.rank} has ended: {error}")) from None
         deadline = time.monotonic() + limit
         answers: dict[int, Any] = {}
         with selectors.DefaultSelector() as selector:
@@ -176,7 +179,10 @@ class Group:
                 return int(answer)
 
     def _read(self, connection: _Connection, request: dict[str, Any]) -> Iterator[Any]:
-        data = connection.socket.recv(1 << 20)
+        try:
+            data = connection.socket.recv(1 << 20)
+        except ConnectionError:
+            data = b""
         if not data:
             raise RankError(self._message(f"rank {connection.rank} ended during {request}"))
         *lines, connection.rest = (connection.rest + data).split(b"\n")
