@@ -1,163 +1,14 @@
-"""Collectives for NumPy arrays, for tensors of a framework with a binding, and for whatever speaks DLPack or buffers.
-
-What is particular to a framework is an `Adapter` of a few methods. Here are the one for NumPy and the one for whatever
-is unknown; a framework's package registers its own, and is imported when its first tensor comes.
-"""
+"""Collectives for NumPy arrays, tensors of a framework with a binding, and whatever speaks DLPack or buffers."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from engine import runtime
-from engine.errors import UnsupportedTensorError
+from engine.adapters import Adapter, adapter_of
 from engine.native import core
 from engine.types import Average, Op
-
-
-class Adapter(Protocol):
-    """What the collectives must know about one kind of tensor."""
-
-    def input(self, tensor: Any) -> Any:
-        """`tensor`, or a contiguous copy of it, as the native engine takes it. Raises if it is nothing for us."""
-
-    def target(self, tensor: Any) -> Any:
-        """As `input`, to be written in place: `tensor`, or a copy that `store` brings back. Raises if read-only."""
-
-    def empty(self, source: Any) -> Any:
-        """Memory for a result like `source`, which came from `input`."""
-
-    def store(self, tensor: Any, result: Any) -> None:
-        """Copy `result` into `tensor`; called when `target` gave a copy."""
-
-    def result(self, tensor: Any, output: Any) -> Any:
-        """`output`, which came from `empty`, as something of the framework of `tensor`."""
-
-    def rows(self, tensor: Any) -> Any:
-        """As `input`, with at least one dimension."""
-
-    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
-        """The bytes of an allgather, as a tensor of `rows` rows like those of `tensor`."""
-
-
-class NumpyAdapter:
-    """`numpy.ndarray`, its subclasses (results are plain arrays) and NumPy's scalars (results are 0-d arrays)."""
-
-    def input(self, tensor: Any) -> Any:
-        return np.asarray(tensor, order="C")
-
-    def target(self, tensor: Any) -> Any:
-        if not isinstance(tensor, np.ndarray) or not tensor.flags.writeable:
-            raise UnsupportedTensorError(
-                "this array is read-only and cannot receive a result; use the call without '_'"
-            )
-        return np.asarray(tensor, order="C")
-
-    def empty(self, source: Any) -> Any:
-        return np.empty_like(source)
-
-    def store(self, tensor: Any, result: Any) -> None:
-        tensor[...] = result
-
-    def result(self, tensor: Any, output: Any) -> Any:
-        return output
-
-    def rows(self, tensor: Any) -> Any:
-        return np.atleast_1d(self.input(tensor))
-
-    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
-        return np.ndarray((rows, *np.shape(tensor)[1:]), np.asarray(tensor).dtype, data)
-
-
-class ProtocolAdapter(NumpyAdapter):
-    """Anything else that lends its memory, through a NumPy view of it.
-
-    Results are of the array's own library if it follows the array API standard, else NumPy's.
-    """
-
-    def _view(self, tensor: Any) -> Any:
-        try:
-            if hasattr(tensor, "__dlpack__"):
-                return np.from_dlpack(tensor)
-            return np.asarray(memoryview(tensor))
-        except (TypeError, ValueError, BufferError, RuntimeError) as error:
-            kind = type(tensor)
-            raise UnsupportedTensorError(
-                f"{kind.__module__}.{kind.__qualname__} does not lend its memory as the engine needs it: {error}"
-            ) from error
-
-    def input(self, tensor: Any) -> Any:
-        return super().input(self._view(tensor))
-
-    def target(self, tensor: Any) -> Any:
-        return super().target(self._view(tensor))
-
-    def store(self, tensor: Any, result: Any) -> None:
-        self._view(tensor)[...] = result
-
-    def result(self, tensor: Any, output: Any) -> Any:
-        if not hasattr(tensor, "__array_namespace__"):
-            return output
-        return tensor.__array_namespace__().from_dlpack(output)
-
-    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
-        return self.result(tensor, super().gathered(self._view(tensor), data, rows))
-
-
-_adapters: dict[type, Adapter] = {}
-_bindings = {"torch": "engine.torch"}
-
-
-def register(kind: type, adapter: Adapter) -> None:
-    """Use `adapter` for tensors of `kind` and of its subclasses."""
-    _adapters[kind] = adapter
-
-
-def adapter_of(tensor: Any) -> Adapter:
-    """The adapter for a tensor.
-
-    Raises
-    ------
-    UnsupportedTensorError
-        Numbers, lists, and objects that do not lend their memory.
-    """
-    kind = type(tensor)
-    adapter = _adapters.get(kind)
-    if adapter is None:
-        adapter = _adapters[kind] = _find(tensor)
-    return adapter
-
-
-def _find(tensor: Any) -> Adapter:
-    kind = type(tensor)
-    for base in kind.__mro__:
-        binding = _bindings.get(base.__module__.partition(".")[0])
-        # A class that only claims the framework's name is no tensor of it unless the binding knows one of its bases.
-        if binding is not None and base.__module__.partition(".")[0] in sys.modules:
-            import_module(binding)
-        if base in _adapters:
-            return _adapters[base]
-    if isinstance(tensor, bool | int | float | complex | list | tuple):
-        raise UnsupportedTensorError(
-            f"a {kind.__name__} is no tensor; make it one, for example numpy.array(value, dtype='float32')"
-        )
-    try:
-        if not hasattr(tensor, "__dlpack__"):
-            memoryview(tensor)
-    except TypeError:
-        raise UnsupportedTensorError(
-            f"{kind.__module__}.{kind.__qualname__} is no tensor: it speaks neither DLPack nor the buffer protocol; "
-            "numpy.asarray may convert it"
-        ) from None
-    return ProtocolAdapter()
-
-
-register(np.ndarray, NumpyAdapter())
-register(np.generic, NumpyAdapter())
 
 
 class Handle:
@@ -201,10 +52,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start `allreduce_`; see there. The tensor must be left alone until `synchronize` returns."""
-    adapter = adapter_of(tensor)
-    target = adapter.target(tensor)
-    native = runtime.engine().allreduce(target, target, name, _op(op), prescale_factor, postscale_factor)
-    return _in_place(native, adapter, tensor, target)
+    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, blocking=False)
 
 
 def allreduce_async(
@@ -215,11 +63,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start `allreduce`; see there. The tensor must not be written to until `synchronize` returns."""
-    adapter = adapter_of(tensor)
-    source = adapter.input(tensor)
-    output = adapter.empty(source)
-    native = runtime.engine().allreduce(source, output, name, _op(op), prescale_factor, postscale_factor)
-    return Handle(native, output, lambda output: adapter.result(tensor, output))
+    return _reduce(tensor, op, name, prescale_factor, postscale_factor, blocking=False)
 
 
 def allreduce(
@@ -259,7 +103,7 @@ def allreduce(
     WorldError
         A rank died, raised, left or stalled.
     """
-    return allreduce_async(tensor, op, name, prescale_factor, postscale_factor).wait()
+    return _reduce(tensor, op, name, prescale_factor, postscale_factor, blocking=True).wait()
 
 
 def allreduce_(
@@ -270,24 +114,17 @@ def allreduce_(
     postscale_factor: float = 1.0,
 ) -> Any:
     """As `allreduce`, in place. Returns `tensor`."""
-    return allreduce_async_(tensor, op, name, prescale_factor, postscale_factor).wait()
+    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, blocking=True).wait()
 
 
 def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
     """Start `broadcast_`; see `broadcast`. The tensor must be left alone until `synchronize` returns."""
-    adapter = adapter_of(tensor)
-    target = adapter.target(tensor)
-    native = runtime.engine().broadcast(target, target, name, root_rank)
-    return _in_place(native, adapter, tensor, target)
+    return _spread_in_place(tensor, root_rank, name, blocking=False)
 
 
 def broadcast_async(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
     """Start `broadcast`; see there. The tensor must not be written to until `synchronize` returns."""
-    adapter = adapter_of(tensor)
-    source = adapter.input(tensor)
-    output = adapter.empty(source)
-    native = runtime.engine().broadcast(source, output, name, root_rank)
-    return Handle(native, output, lambda output: adapter.result(tensor, output))
+    return _spread(tensor, root_rank, name, blocking=False)
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
@@ -312,24 +149,17 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
     EngineError
         As for `allreduce`, and for a root that is no rank.
     """
-    return broadcast_async(tensor, root_rank, name).wait()
+    return _spread(tensor, root_rank, name, blocking=True).wait()
 
 
 def broadcast_(tensor: Any, root_rank: int, name: str | None = None) -> Any:
     """As `broadcast`, in place. Returns `tensor`."""
-    return broadcast_async_(tensor, root_rank, name).wait()
+    return _spread_in_place(tensor, root_rank, name, blocking=True).wait()
 
 
 def allgather_async(tensor: Any, name: str | None = None) -> Handle:
     """Start `allgather`; see there. The tensor must not be written to until `synchronize` returns."""
-    adapter = adapter_of(tensor)
-    native = runtime.engine().allgather(adapter.rows(tensor), name)
-
-    def fetch(_: Any) -> Any:
-        data, rows = native.gathered
-        return adapter.gathered(tensor, data, sum(rows))
-
-    return Handle(native, None, fetch)
+    return _join(tensor, name, blocking=False)
 
 
 def allgather(tensor: Any, name: str | None = None) -> Any:
@@ -352,12 +182,12 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
     EngineError
         As for `allreduce`.
     """
-    return allgather_async(tensor, name).wait()
+    return _join(tensor, name, blocking=True).wait()
 
 
 def barrier(name: str | None = None) -> None:
     """Return when every rank has called it. Collective."""
-    runtime.engine().barrier(name).wait()
+    runtime.engine().barrier(name, True).wait()
 
 
 def poll(handle: Handle) -> bool:
@@ -372,6 +202,52 @@ def synchronize(handle: Handle) -> Any:
 
 def _op(op: int | None) -> int:
     return Average if op is None else op if type(op) is Op else Op(op)
+
+
+# `blocking`: the caller is about to wait, so the engine submits and waits in one step and wakes nobody for it.
+
+
+def _reduce(tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool) -> Handle:
+    adapter = adapter_of(tensor)
+    source = adapter.input(tensor)
+    output = adapter.empty(source)
+    native = runtime.engine().allreduce(source, output, name, _op(op), prescale, postscale, blocking)
+    return Handle(native, output, lambda output: adapter.result(tensor, output))
+
+
+def _reduce_in_place(
+    tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool
+) -> Handle:
+    adapter = adapter_of(tensor)
+    target = adapter.target(tensor)
+    native = runtime.engine().allreduce(target, target, name, _op(op), prescale, postscale, blocking)
+    return _in_place(native, adapter, tensor, target)
+
+
+def _spread(tensor: Any, root: int, name: str | None, blocking: bool) -> Handle:
+    adapter = adapter_of(tensor)
+    source = adapter.input(tensor)
+    output = adapter.empty(source)
+    native = runtime.engine().broadcast(source, output, name, root, blocking)
+    return Handle(native, output, lambda output: adapter.result(tensor, output))
+
+
+def _spread_in_place(tensor: Any, root: int, name: str | None, blocking: bool) -> Handle:
+    adapter = adapter_of(tensor)
+    target = adapter.target(tensor)
+    native = runtime.engine().broadcast(target, target, name, root, blocking)
+    return _in_place(native, adapter, tensor, target)
+
+
+def _join(tensor: Any, name: str | None, blocking: bool) -> Handle:
+    adapter = adapter_of(tensor)
+    native = runtime.engine().allgather(adapter.rows(tensor), name, blocking)
+
+    def fetch(_: Any) -> Any:
+        data, rows = native.gathered
+        return adapter.gathered(tensor, data, sum(rows))
+
+    return Handle(native, None, fetch)
 
 
 def _in_place(native: core.Handle, adapter: Adapter, tensor: Any, target: Any) -> Handle:

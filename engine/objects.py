@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from engine import runtime
-from engine.collectives import adapter_of, broadcast_
+from engine.adapters import adapter_of
+from engine.collectives import broadcast_
 from engine.errors import EngineError, MismatchError, UnsupportedTensorError
 from engine.native import core
 
@@ -84,7 +85,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # As above: an empty contribution tells the others.
         failure = error
-    handle = runtime.engine().allgather(np.frombuffer(data, np.uint8), name)
+    handle = runtime.engine().allgather(np.frombuffer(data, np.uint8), name, True)
     handle.wait()
     payload, rows = handle.gathered
     for rank, count in enumerate(rows):

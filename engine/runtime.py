@@ -89,23 +89,20 @@ def _start(world: World, settings: config.Config, generation: int) -> _Running:
             raise
 
     gathered = gather(world, generation, core.segment_info(), settings.start_timeout, create)
-    try:
-        engine = core.Engine(
-            world.rank,
-            world.size,
-            gathered.control,
-            gathered.arena,
-            gathered.peers,
-            fusion_threshold=settings.fusion_threshold,
-            cycle_time_ms=settings.cycle_time_ms,
-            stall_warning=settings.stall_warning,
-            stall_limit=settings.stall_limit,
-            spin_us=_spin(gathered) if settings.spin_us is None else settings.spin_us,
-            stores=settings.stores,
-        )
-    except BaseException:
-        gathered.close()
-        raise
+    # From here on the engine owns the descriptors, whether it succeeds or not.
+    engine = core.Engine(
+        world.rank,
+        world.size,
+        gathered.control,
+        gathered.arena,
+        gathered.peers,
+        fusion_threshold=settings.fusion_threshold,
+        cycle_time_ms=settings.cycle_time_ms,
+        stall_warning=settings.stall_warning,
+        stall_limit=settings.stall_limit,
+        spin_us=_spin(gathered) if settings.spin_us is None else settings.spin_us,
+        stores=settings.stores,
+    )
     watch = Watch(engine, Recorder(settings.output_dir, world.rank))
     watch.start()
     return _Running(engine, world, settings, watch, os.getpid())

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from engine.collectives import register
+from engine.adapters import register
 from engine.errors import UnsupportedTensorError
 
 

@@ -113,7 +113,8 @@ def allreduce(
         As for `engine.allreduce`.
     """
     no_compression(compression)
-    result = allreduce_async(tensor, average, name, op, prescale_factor, postscale_factor).wait()
+    _check(tensor)
+    result = collectives.allreduce(tensor, choose_op(average, op), name, prescale_factor, postscale_factor)
     assert isinstance(result, torch.Tensor)
     return result
 
@@ -127,7 +128,8 @@ def allreduce_(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """As `allreduce`, in place. Returns `tensor`."""
-    allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor).wait()
+    _check(tensor)
+    collectives.allreduce_(tensor, choose_op(average, op), name, prescale_factor, postscale_factor)
     return tensor
 
 
@@ -145,14 +147,16 @@ def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = No
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """A new tensor with the values of the root's. Collective. See `engine.broadcast`."""
-    result = broadcast_async(tensor, root_rank, name).wait()
+    _check(tensor)
+    result = collectives.broadcast(tensor, root_rank, name)
     assert isinstance(result, torch.Tensor)
     return result
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """As `broadcast`, in place. Returns `tensor`."""
-    broadcast_async_(tensor, root_rank, name).wait()
+    _check(tensor)
+    collectives.broadcast_(tensor, root_rank, name)
     return tensor
 
 
@@ -164,7 +168,8 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """Concatenate over all ranks along the first dimension, which may differ by rank. See `engine.allgather`."""
-    result = allgather_async(tensor, name).wait()
+    _check(tensor)
+    result = collectives.allgather(tensor, name)
     assert isinstance(result, torch.Tensor)
     return result
 

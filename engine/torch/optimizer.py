@@ -67,7 +67,7 @@ class _Distributed:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A copy, or what a pickle brings back, is a plain optimizer: hooks belong to this one's parameters.
-        return _plain, (self._engine.kind,), self.__getstate__()  # type: ignore[attr-defined]
+        return _plain, (self._engine.kind,), self.__getstate__()
 
 
 class _Wrapping:
@@ -196,7 +196,7 @@ def DistributedOptimizer(
 
 def _plain(kind: type) -> Any:
     """An empty optimizer, for `copy` and `pickle` to fill."""
-    return kind.__new__(kind)
+    return object.__new__(kind)
 
 
 def _layout(parameter: torch.Tensor) -> int:

@@ -224,7 +224,7 @@ class Reducer:
     def _reduce_now(self, name: str, gradient: torch.Tensor) -> None:
         check(gradient, f"the gradient of {name!r}")
         flat = gradient.detach().contiguous()
-        self._engine.allreduce(flat, flat, f"{name}.thawed", int(self._op), *self._scales).wait()
+        self._engine.allreduce(flat, flat, f"{name}.thawed", int(self._op), *self._scales, True).wait()
         if flat.data_ptr() != gradient.data_ptr():
             gradient.copy_(flat)
 

@@ -1,0 +1,156 @@
+"""What the collectives must know about each kind of tensor.
+
+An `Adapter` is a few methods. Here are the one for NumPy and the one for whatever is unknown and lends its memory; a
+framework's package registers its own, and is imported when its first tensor comes.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.errors import UnsupportedTensorError
+
+
+class Adapter(Protocol):
+    """What the collectives must know about one kind of tensor."""
+
+    def input(self, tensor: Any) -> Any:
+        """`tensor`, or a contiguous copy of it, as the native engine takes it. Raises if it is nothing for us."""
+
+    def target(self, tensor: Any) -> Any:
+        """As `input`, to be written in place: `tensor`, or a copy that `store` brings back. Raises if read-only."""
+
+    def empty(self, source: Any) -> Any:
+        """Memory for a result like `source`, which came from `input`."""
+
+    def store(self, tensor: Any, result: Any) -> None:
+        """Copy `result` into `tensor`; called when `target` gave a copy."""
+
+    def result(self, tensor: Any, output: Any) -> Any:
+        """`output`, which came from `empty`, as something of the framework of `tensor`."""
+
+    def rows(self, tensor: Any) -> Any:
+        """As `input`, with at least one dimension."""
+
+    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
+        """The bytes of an allgather, as a tensor of `rows` rows like those of `tensor`."""
+
+
+class NumpyAdapter:
+    """`numpy.ndarray`, its subclasses (results are plain arrays) and NumPy's scalars (results are 0-d arrays)."""
+
+    def input(self, tensor: Any) -> Any:
+        return np.asarray(tensor, order="C")
+
+    def target(self, tensor: Any) -> Any:
+        if not isinstance(tensor, np.ndarray) or not tensor.flags.writeable:
+            raise UnsupportedTensorError(
+                "this array is read-only and cannot receive a result; use the call without '_'"
+            )
+        return np.asarray(tensor, order="C")
+
+    def empty(self, source: Any) -> Any:
+        return np.empty_like(source)
+
+    def store(self, tensor: Any, result: Any) -> None:
+        tensor[...] = result
+
+    def result(self, tensor: Any, output: Any) -> Any:
+        return output
+
+    def rows(self, tensor: Any) -> Any:
+        return np.atleast_1d(self.input(tensor))
+
+    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
+        return np.ndarray((rows, *np.shape(tensor)[1:]), np.asarray(tensor).dtype, data)
+
+
+class ProtocolAdapter(NumpyAdapter):
+    """Anything else that lends its memory, through a NumPy view of it.
+
+    Results are of the array's own library if it follows the array API standard, else NumPy's.
+    """
+
+    def _view(self, tensor: Any) -> Any:
+        try:
+            if hasattr(tensor, "__dlpack__"):
+                return np.from_dlpack(tensor)
+            return np.asarray(memoryview(tensor))
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            kind = type(tensor)
+            raise UnsupportedTensorError(
+                f"{kind.__module__}.{kind.__qualname__} does not lend its memory as the engine needs it: {error}"
+            ) from error
+
+    def input(self, tensor: Any) -> Any:
+        return super().input(self._view(tensor))
+
+    def target(self, tensor: Any) -> Any:
+        return super().target(self._view(tensor))
+
+    def store(self, tensor: Any, result: Any) -> None:
+        self._view(tensor)[...] = result
+
+    def result(self, tensor: Any, output: Any) -> Any:
+        if not hasattr(tensor, "__array_namespace__"):
+            return output
+        return tensor.__array_namespace__().from_dlpack(output)
+
+    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
+        return self.result(tensor, super().gathered(self._view(tensor), data, rows))
+
+
+_adapters: dict[type, Adapter] = {}
+_bindings = {"torch": "engine.torch"}
+
+
+def register(kind: type, adapter: Adapter) -> None:
+    """Use `adapter` for tensors of `kind` and of its subclasses."""
+    _adapters[kind] = adapter
+
+
+def adapter_of(tensor: Any) -> Adapter:
+    """The adapter for a tensor.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        Numbers, lists, and objects that do not lend their memory.
+    """
+    kind = type(tensor)
+    adapter = _adapters.get(kind)
+    if adapter is None:
+        adapter = _adapters[kind] = _find(tensor)
+    return adapter
+
+
+def _find(tensor: Any) -> Adapter:
+    kind = type(tensor)
+    for base in kind.__mro__:
+        binding = _bindings.get(base.__module__.partition(".")[0])
+        # A class that only claims the framework's name is no tensor of it unless the binding knows one of its bases.
+        if binding is not None and base.__module__.partition(".")[0] in sys.modules:
+            import_module(binding)
+        if base in _adapters:
+            return _adapters[base]
+    if isinstance(tensor, bool | int | float | complex | list | tuple):
+        raise UnsupportedTensorError(
+            f"a {kind.__name__} is no tensor; make it one, for example numpy.array(value, dtype='float32')"
+        )
+    try:
+        if not hasattr(tensor, "__dlpack__"):
+            memoryview(tensor)
+    except TypeError:
+        raise UnsupportedTensorError(
+            f"{kind.__module__}.{kind.__qualname__} is no tensor: it speaks neither DLPack nor the buffer protocol; "
+            "numpy.asarray may convert it"
+        ) from None
+    return ProtocolAdapter()
+
+
+register(np.ndarray, NumpyAdapter())
+register(np.generic, NumpyAdapter())
