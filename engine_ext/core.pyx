@@ -605,7 +605,6 @@ cdef class Engine:
     def knobs(self):
         cdef State* e = self.state
         cdef Knobs seen
-        self.check()
         pthread_mutex_lock(&e.lock)
         seen, entry = e.seen, e.seen_entry
         pthread_mutex_unlock(&e.lock)
