@@ -64,6 +64,7 @@ class Group:
     ) -> None:
         self.name = name
         self.ranks = ranks
+        self._failed = False
         self._folder = tempfile.TemporaryDirectory(prefix="benchmark-")
         self._connections: list[_Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -99,7 +100,7 @@ class Group:
             try:
                 connection.socket.sendall(line)
             except OSError as error:
-                raise RankError(self._message(f"rank {connection.rank} has ended: {error}")) from None
+                raise self._failure(f"rank {connection.rank} has ended: {error}") from None
         deadline = time.monotonic() + limit
         answers: dict[int, Any] = {}
         with selectors.DefaultSelector() as selector:
@@ -109,7 +110,7 @@ class Group:
                 events = selector.select(max(0.0, deadline - time.monotonic()))
                 if not events:
                     missing = sorted(set(range(self.ranks)) - answers.keys())
-                    raise RankError(self._message(f"ranks {missing} did not answer {request} within {limit:.0f} s"))
+                    raise self._failure(f"ranks {missing} did not answer {request} within {limit:.0f} s")
                 for key, _ in events:
                     connection = key.data
                     for answer in self._read(connection, request):
@@ -121,7 +122,7 @@ class Group:
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.socket.sendall(b'{"do": "exit"}\n')
-        deadline = time.monotonic() + (EXIT_LIMIT if self._connections else 0.0)
+        deadline = time.monotonic() + (0.0 if self._failed or not self._connections else EXIT_LIMIT)
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             for process in self._processes:
                 if number is not None and process.poll() is None:
@@ -164,9 +165,9 @@ class Group:
                 accepted, _ = listener.accept()
             except TimeoutError:
                 if any(process.poll() is not None for process in self._processes):
-                    raise RankError(self._message("a rank ended before it was ready")) from None
+                    raise self._failure("a rank ended before it was ready") from None
                 if time.monotonic() > deadline:
-                    raise RankError(self._message(f"not started within {START_LIMIT:.0f} s")) from None
+                    raise self._failure(f"not started within {START_LIMIT:.0f} s") from None
                 continue
             accepted.settimeout(START_LIMIT)
             self._connections.append(_Connection(accepted))
@@ -184,18 +185,20 @@ class Group:
         except ConnectionError:
             data = b""
         if not data:
-            raise RankError(self._message(f"rank {connection.rank} ended during {request}"))
+            raise self._failure(f"rank {connection.rank} ended during {request}")
         *lines, connection.rest = (connection.rest + data).split(b"\n")
         for line in lines:
             answer = json.loads(line)
             if "error" in answer:
-                raise RankError(self._message(f"rank {connection.rank} failed in {request}:\n{answer['error']}"))
+                raise self._failure(f"rank {connection.rank} failed in {request}:\n{answer['error']}")
             yield answer["answer"]
 
-    def _message(self, what: str) -> str:
+    def _failure(self, what: str) -> RankError:
+        """Return the error to raise, and note that asking the ranks to exit is no use any more."""
+        self._failed = True
         tail = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if self._log.exists() else []
         said = "\n".join(tail) or "(nothing)"
-        return f"{self.name}: {what}\nThe group's last lines:\n{said}"
+        return RankError(f"{self.name}: {what}\nThe group's last lines:\n{said}")
 
 
 class _Connection:
