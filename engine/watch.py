@@ -36,7 +36,7 @@ def summary(kind: type[BaseException], value: BaseException | None, trace: Trace
         own = [frame for frame in frames if not any(folder in frame.filename for folder in _NOT_THE_USERS)]
         last = (own or frames)[-1]
         where = f" at {Path(last.filename).name}:{last.lineno}"
-    return kind.__name__ + (f": {text[0]}" if text else "") + where
+    return kind.__name__ + (f": {text[0]}" if value is not None and text else "") + where
 
 
 def late(missing: list[int] | None) -> str:

@@ -1,0 +1,100 @@
+"""What is said of parameters that differ, and which exceptions and files speak for a rank."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import UnsupportedTensorError
+from engine.objects import describe, differences, pairs
+from engine.trace.flight import Recorder
+from engine.watch import late, summary
+
+SAME = {"w": ("float32[2]", 1), "b": ("float32[1]", 2)}
+
+
+def test_equal_ranks_differ_in_nothing() -> None:
+    assert differences([SAME, dict(SAME), dict(reversed(SAME.items()))]) == []
+
+
+def test_the_minority_is_named_against_the_majority() -> None:
+    odd = {**SAME, "w": ("float32[2]", 9)}
+    assert differences([odd, SAME, SAME]) == ["'w': rank 0 has other values than rank 1 (float32[2])"]
+    assert differences([SAME, odd, SAME, SAME]) == ["'w': rank 1 has other values than rank 0 (float32[2])"]
+
+
+def test_in_doubt_rank_0_is_right() -> None:
+    odd = {**SAME, "w": ("float32[2]", 9)}
+    assert differences([odd, SAME]) == ["'w': rank 1 has other values than rank 0 (float32[2])"]
+    assert differences([SAME, odd, odd, SAME]) == ["'w': ranks 1, 2 have other values than rank 0 (float32[2])"]
+
+
+def test_shape_dtype_and_presence_are_told_apart_from_values() -> None:
+    shape, more = {**SAME, "w": ("float16[2, 1]", 1)}, {**SAME, "x": ("int64[]", 0)}
+    assert differences([SAME, shape]) == ["'w': rank 1 has float16[2, 1], rank 0 has float32[2]"]
+    assert differences([SAME, more]) == ["'x': rank 1 has int64[], rank 0 has no such entry"]
+    assert differences([more, SAME]) == ["'x': rank 1 has no such entry, rank 0 has int64[]"]
+
+
+def test_each_way_of_being_different_gets_a_line() -> None:
+    ranks = [SAME, SAME, {**SAME, "w": ("float32[2]", 8)}, {**SAME, "w": ("float32[2]", 9)}]
+    assert [line.split(" has ")[0] for line in differences(ranks)] == ["'w': rank 2", "'w': rank 3"]
+
+
+def test_parameters_come_as_mapping_pairs_or_list() -> None:
+    assert pairs({"a": 1}) == [("a", 1)]
+    assert pairs(iter([("a", 1), ("b", 2)])) == [("a", 1), ("b", 2)]
+    assert pairs(["x", "y"]) == [("0", "x"), ("1", "y")]
+    with pytest.raises(TypeError, match="expected a mapping or an iterable"):
+        pairs(3)
+
+
+def test_only_tensors_numbers_and_texts_are_described() -> None:
+    assert describe("w", np.zeros((2, 3), np.float16)) == "float16[2, 3]"
+    assert describe("n", 3) == "int 3"
+    with pytest.raises(UnsupportedTensorError, match="'o' is a object"):
+        describe("o", object())
+
+
+def batch(text: str) -> None:
+    raise ValueError(text)
+
+
+def test_an_exception_is_summed_up_with_its_place() -> None:
+    with pytest.raises(ValueError, match="bad") as caught:
+        batch("bad batch\nand more")
+    text = summary(ValueError, caught.value, caught.tb)
+    assert text == f"ValueError: bad batch at {Path(__file__).name}:{batch.__code__.co_firstlineno + 1}"
+    assert summary(KeyboardInterrupt, None, None) == "KeyboardInterrupt"
+
+
+def test_an_exception_in_a_library_is_placed_where_the_user_called_it() -> None:
+    with pytest.raises(TypeError) as caught:
+        pairs(3)
+    assert f" at {Path(__file__).name}:" in summary(TypeError, caught.value, caught.tb)
+
+
+@pytest.mark.parametrize(("missing", "text"), [([1], "rank 1"), ([0, 2], "ranks 0, 2"), ([], "no rank")])
+def test_late_ranks_are_named(missing: list[int], text: str) -> None:
+    assert late(missing) == text
+
+
+def test_records_are_whole_and_for_the_owner_only(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "job", 3)
+    for number in (1, 2):
+        path = recorder.write("flight.json", {"number": number, "where": Path("x")})
+    assert path == tmp_path / "job" / "rank.3" / "flight.json"
+    assert json.loads(path.read_text()) == {"number": 2, "where": "x"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["flight.json"]
+
+
+def test_without_a_directory_a_private_one_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    home = Recorder(None, 0).write("failure.json", {}).parent.parent
+    assert home.parent == tmp_path
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
