@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from engine.errors import IncompatibleRanksError, RendezvousError
-from engine.rendezvous import Gathered, gather, hosting, joining
-from engine.rendezvous.messages import address
+from engine.rendezvous import Gathered, gather, hosting
+from engine.rendezvous.messages import GRACE, address
 from engine.world import World
 
 BUILD: dict[str, str | int] = {"protocol": 1, "layout": "abc", "kernels": "avx2"}
@@ -187,7 +187,7 @@ def test_strangers_neither_break_nor_stall_the_others(job: Callable[..., World])
     for stranger in held:
         stranger.close()
     assert [type(result) for result in results] == [Gathered, Gathered]
-    assert time.monotonic() - began < joining.GRACE
+    assert time.monotonic() - began < GRACE
 
 
 RANK = """
