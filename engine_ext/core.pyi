@@ -78,7 +78,7 @@ class Engine:
     def mark_step(self) -> None:
         """End of an optimizer step on this rank."""
     def counters(self) -> dict[str, int]:
-        """Entries, tensors, bytes, wait_ns (callers blocked in the engine), busy_ns (executing), wakes."""
+        """Entries, tensors, bytes, wait_ns (callers blocked in the engine), busy_ns (executing), wakes, late_wakes (0 unless one was lost)."""
     def history(self) -> list[dict[str, Any]]:
         """The last schedule entries this rank executed, oldest first."""
     def pending(self) -> list[dict[str, Any]]:

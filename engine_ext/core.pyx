@@ -618,7 +618,8 @@ cdef class Engine:
     def counters(self):
         cdef State* e = self.state
         return {"entries": e.counters.entries, "tensors": e.counters.tensors, "bytes": e.counters.nbytes,
-                "wait_ns": e.counters.wait_ns, "busy_ns": e.counters.busy_ns, "wakes": e.segment.wakes}
+                "wait_ns": e.counters.wait_ns, "busy_ns": e.counters.busy_ns, "wakes": e.segment.wakes,
+                "late_wakes": e.counters.late}
 
     def history(self):
         cdef State* e = self.state

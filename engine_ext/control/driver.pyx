@@ -361,7 +361,11 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
             check_progress(e)
             when = deadline(e)
             futex_wait(&mine.door[DOOR_WAITER], door, until(tick if when == NEVER else min(when, tick)))
-        store32_relaxed(&mine.asleep, 0)
+            store32_relaxed(&mine.asleep, 0)
+            if now_ns() >= tick and load32_acquire(&mine.door[DOOR_WAITER]) == door and drive_once(e):
+                e.counters.late += 1                # nobody rang, and yet there was something to do
+        else:
+            store32_relaxed(&mine.asleep, 0)
 
 
 cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
@@ -449,18 +453,18 @@ cdef void driver_look_after(State* e, Op* op, uint64_t older_than) noexcept nogi
     before `older_than` (0: never) and some rank withholds it."""
     cdef char[TEXT_BYTES] text
     cdef int culprit = -1, cause = CAUSE_STALLED
-    cdef bint asked = False
     pthread_mutex_lock(&e.lock)
     if not done(op) and op.record != NULL and op.record.inflight == op:
         culprit = blame(e, op, older_than, &cause)
-        asked = op.record.id < 0
         snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
                  b"scheduled" if culprit == 0 and not (op.record.id >= 0 and withheld(e, 0, op.record.id)) else b"brought")
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0:
         abort_world(&e.segment, culprit, cause, text)
-    elif asked:
-        ring(&e.segment, 0, 0)
+    else:
+        # Rank 0 may know who withholds a name, and looks when it is woken. As for the others: a wake-up that was lost after all
+        # would cost them a tick, not the stall limit.
+        ring_others(&e.segment, 0)
 
 
 cdef inline bint withheld(State* e, int rank, int32_t id) noexcept nogil:

@@ -52,6 +52,7 @@ cdef struct Counters:
     uint64_t nbytes
     uint64_t wait_ns        # callers blocked in the engine
     uint64_t busy_ns        # from the start to the end of entries
+    uint64_t late           # waits that a tick ended although there was something to do: lost or very late wake-ups
 
 cdef struct State:
     Segment segment
