@@ -16,6 +16,7 @@ import engine
 
 DEADLINE = 20.0
 MARK = "LAUNCH_TEST"
+SETTINGS = ("ENGINE_", "HOROVOD_", "OMP_", "PYTHONUNBUFFERED", "NO_COLOR")
 
 
 def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
@@ -72,7 +73,7 @@ class Launcher:
         self.mark = uuid.uuid4().hex
         root = str(Path(engine.__file__).parents[1])
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "OMP_"))},
+            **{name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)},
             "PYTHONPATH": root,
             "TMPDIR": str(self.temporary),
             "HERE": str(home),

@@ -112,6 +112,8 @@ raise RankStalledError("rank 2 stood still for 10 s")
     assert "first failure: rank 2 " in job.verdict[0]
     assert "stood still; the launcher ended it" in job.verdict[0]
     assert "rank 2 stood still for 10 s" in job.verdict[0]
+    assert ": SIGTERM" in job.err
+    assert ": SIGKILL" not in job.err  # a stopped process acts on no other signal, so it gets that one at once
     assert time.monotonic() - began < 10
 
 

@@ -212,6 +212,11 @@ def test_a_dead_ranks_last_words_are_shown_while_a_grandchild_holds_its_pipe(lau
     assert launcher.finish(process).code == 0
 
 
+def test_a_stream_that_a_rank_closes_shows_its_last_words(launcher):
+    job = launcher.run("-np", 1, python="os.write(1, b'closing'); os.close(1); touch('closed'); wait_for('closed')")
+    assert job.lines(0) == ["closing"]
+
+
 def test_ranks_get_no_input(launcher):
     assert launcher.run("-np", 1, python="print(repr(sys.stdin.read()))").lines(0) == ["''"]
 
