@@ -8,6 +8,7 @@ between fork and exec, which is safe because the launcher has one thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import resource
@@ -195,11 +196,11 @@ def _before_exec(launcher: int, cpus: tuple[int, ...] | None, descriptors: tuple
 def _mend(error: Exception) -> str:
     """Add how to mend what kept a rank from starting."""
     if isinstance(error, BlockingIOError):
-        return ": too many processes; see 'ulimit -u'"
+        return "; there are too many processes: see 'ulimit -u'"
     if isinstance(error, FileNotFoundError):
-        return ": the interpreter in its first line ('#!...') does not exist"
-    if isinstance(error, OSError) and error.errno == 8:
-        return ": it needs a first line that names its interpreter ('#!...')"
-    if isinstance(error, OSError) and error.errno == 24:
-        return ": too many open files; raise 'ulimit -n'"
+        return "; the interpreter in its first line ('#!...') does not exist"
+    if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+        return "; it needs a first line that names its interpreter ('#!...')"
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return "; raise 'ulimit -n'"
     return ""
