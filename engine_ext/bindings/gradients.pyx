@@ -3,6 +3,7 @@
 A hook holds one operation, its parameter's record and what the coordinator is told about it, all prepared when the parameter is
 registered. Calling it costs a view of the gradient, a comparison and a bit.
 """
+cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
@@ -22,9 +23,11 @@ from engine_ext.transport.arena cimport arena_locate
 from engine_ext.errors import MismatchError, UnsupportedTensorError
 
 
+@cython.no_gc_clear                  # __dealloc__ needs the engine, also when the collector breaks the cycle with the group
 cdef class GradientHook:
     """Submits the gradient of one parameter; made by GradientGroup.add."""
     cdef GradientGroup group
+    cdef Engine engine
     cdef Op* op
     cdef Name name                  # pinned
     cdef readonly str label
@@ -40,8 +43,8 @@ cdef class GradientHook:
             if or32(&self.op.flags, OP_ABANDONED) & OP_DONE:
                 free_op(self.op)
             self.op = NULL          # else complete() buries it
-        if self.name.record != NULL and self.group is not None and self.group.engine.state.alive[0] == 1:
-            driver_unpin(self.group.engine.state, self.name.record)
+        if self.name.record != NULL and self.engine.state.alive[0] == 1:
+            driver_unpin(self.engine.state, self.name.record)
 
     def __call__(self, parameter):
         cdef GradientGroup group = self.group
@@ -52,11 +55,11 @@ cdef class GradientHook:
         if gradient is None:
             return
         if not group.active:
-            group.engine.check()
+            self.engine.check()
             group.active = True
             group.on_first()
         if self.flying:             # a second pass within this one: the first result is the base of the second
-            group.engine.finish(self.op, True)
+            self.engine.finish(self.op, True)
             self.raise_error()
         self.bring(parameter, gradient)
 
@@ -108,7 +111,7 @@ cdef class GradientHook:
         return self.submit()
 
     cdef int submit(self) except -1:
-        cdef Engine engine = self.group.engine
+        cdef Engine engine = self.engine
         cdef int status
         self.op.flags = 0
         while True:
@@ -132,7 +135,7 @@ cdef class GradientHook:
             op.text = NULL
             raise MismatchError(f"ranks disagree on the gradient of '{self.label}': {text}")
         if op.status != Status.OK and op.status != Status.ABSENT:
-            self.group.engine.refuse(op.status, self.label)
+            self.engine.refuse(op.status, self.label)
         return 0
 
 
@@ -171,6 +174,7 @@ cdef class GradientGroup:
         hook.meta.ndim, hook.nbytes = <uint32_t>memory.ndim, memory.nbytes
         for k in range(hook.meta.ndim):
             hook.meta.dims[k] = memory.dims[k]
+        hook.group, hook.engine = self, self.engine
         hook.label, hook.index, hook.view = name, len(self.hooks), view
         if view is not None:
             view_of(view, &memory)
@@ -181,7 +185,6 @@ cdef class GradientGroup:
         hook.name.record = driver_pin(self.engine.state, text, <uint32_t>length)
         if hook.name.record == NULL:
             raise MemoryError("no memory for a name")
-        hook.group = self
         self.hooks.append(hook)
         return hook
 

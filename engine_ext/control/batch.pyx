@@ -64,7 +64,7 @@ cdef bint somebody_waits(Coordinator* c) noexcept nogil:
 cdef bint due(Coordinator* c) noexcept nogil:
     if c.queue_bytes >= c.knobs.fusion_threshold or c.queue_count >= BATCH_ITEMS:
         return True
-    if c.usual_items and c.step_items + <uint64_t>c.queue_count >= c.usual_items:
+    if c.step_items < c.usual_items <= c.step_items + <uint64_t>c.queue_count:
         return True             # all that a step brings is there
     if somebody_waits(c):
         return True
