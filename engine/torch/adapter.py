@@ -58,12 +58,17 @@ class TorchAdapter:
 
 
 def tensor_over(memory: Any, like: torch.Tensor) -> torch.Tensor:
-    """A tensor that lies in `memory`, contiguous, of the dtype and shape of `like`."""
-    if isinstance(memory, torch.Tensor):
-        return memory.view(like.shape)
+    """A tensor that lies in `memory` (a flat tensor or a buffer), with the dtype, shape and memory format of `like`."""
     if not like.numel():
         return torch.empty(like.shape, dtype=like.dtype)
-    return torch.frombuffer(memory, dtype=like.dtype, count=like.numel()).view(like.shape)
+    flat = (
+        memory if isinstance(memory, torch.Tensor) else torch.frombuffer(memory, dtype=like.dtype, count=like.numel())
+    )
+    # The layouts that the native engine reduces as they lie; all else it has made row-major.
+    for dims, form in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if like.dim() == dims and not like.is_contiguous() and like.is_contiguous(memory_format=form):
+            return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
+    return flat.view(like.shape)
 
 
 register(torch.Tensor, TorchAdapter())

@@ -194,12 +194,7 @@ class Reducer:
     def _bring(self, index: int, memory: Any) -> None:
         """Give a parameter that had no gradient here the result of the ranks where it had one."""
         parameter, view = self._parameters[index], self._bucket[index]
-        gradient = tensor_over(memory, parameter)
-        if view is not None:
-            if view.data_ptr() != gradient.data_ptr():
-                view.copy_(gradient)
-            gradient = view
-        parameter.grad = gradient
+        parameter.grad = tensor_over(memory, parameter) if view is None else view
 
     def _on_first(self) -> None:
         """Queue `finish` behind the pass that is running."""
@@ -234,20 +229,12 @@ def _hook(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
 
 
 def share(engine: core.Engine, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A tensor in shared memory for each parameter, zeroed, with its dtype, shape and strides. Collective.
+    """A tensor in shared memory for each parameter, zeroed, with its dtype, shape and memory format. Collective.
 
-    Raises
-    ------
-    UnsupportedTensorError
-        A parameter whose elements do not lie densely in memory.
+    Parameters that are neither row-major nor channels_last get a row-major gradient.
     """
     places, total = {}, 0
     for name, parameter in named.items():
-        if not _is_dense(parameter):
-            raise UnsupportedTensorError(
-                f"parameter {name!r} has strides {parameter.stride()}, with gaps or overlaps; "
-                "gradient_as_bucket_view needs dense parameters"
-            )
         places[name] = total
         total += -(-parameter.numel() * parameter.element_size() // ALIGNMENT) * ALIGNMENT
     if not total:
@@ -256,17 +243,5 @@ def share(engine: core.Engine, named: dict[str, torch.Tensor]) -> dict[str, torc
     views = {}
     for name, parameter in named.items():
         start, nbytes = places[name], parameter.numel() * parameter.element_size()
-        flat = memory[start : start + nbytes].view(parameter.dtype)
-        views[name] = flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
+        views[name] = tensor_over(memory[start : start + nbytes].view(parameter.dtype), parameter)
     return views
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the strides are a permutation of those of a contiguous tensor."""
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1:
-            if stride != expected:
-                return False
-            expected *= length
-    return True
