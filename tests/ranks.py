@@ -1,0 +1,327 @@
+"""Run a program on N ranks through the real launcher, and see to it that nothing of it is left.
+
+finished = run_ranks(3, "import engine; engine.init(); print(engine.rank())")
+finished.ranks[0].stdout
+
+finished = run_ranks(4, module.function, 1.5)  # calls function(1.5) on every rank
+finished.values                                # what it returned, by rank
+
+with start_ranks(2, source) as job:            # to act while it runs
+    job.wait_for("ready.0", "ready.1")         # files that ranks make in their working directory
+    os.kill(job.pid(1), signal.SIGKILL)
+    finished = job.finish(check=False)
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+MARK = "RANKS_TEST"
+SHOWN = 6000  # characters of a rank's stream in a failure's text
+DUMP = signal.SIGUSR2  # a rank that gets it writes the stacks of its threads to its stderr
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank wrote."""
+
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a job gave.
+
+    Attributes
+    ----------
+    code : int
+        The launcher's exit code; negative if it was killed.
+    out, err : str
+        What the launcher showed.
+    ranks : tuple of Rank
+    values : list
+        What the function returned on each rank; None where it did not return, or for a program.
+    seconds : float
+    files : dict
+        Text of the failure reports and flight records of all ranks, by path such as `rank.0/flight.json`.
+    """
+
+    code: int
+    out: str
+    err: str
+    ranks: tuple[Rank, ...]
+    values: list[Any]
+    seconds: float
+    files: dict[str, str]
+
+    def __str__(self) -> str:
+        parts = [f"exit code {self.code} after {self.seconds:.1f} s", f"--- launcher\n{self.err[-SHOWN:]}"]
+        for number, rank in enumerate(self.ranks):
+            parts += [f"--- rank {number}, stdout\n{rank.stdout[-SHOWN:]}" if rank.stdout else ""]
+            parts += [f"--- rank {number}, stderr\n{rank.stderr[-SHOWN:]}" if rank.stderr else ""]
+        return "\n".join(part for part in parts if part)
+
+
+class RanksFailed(AssertionError):
+    """A job did not end as it should have."""
+
+
+class Job:
+    """A job that runs. As a context manager it ends, whatever happens, with the block."""
+
+    def __init__(
+        self,
+        np: int,
+        program: str | Callable[..., Any],
+        *args: Any,
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+        options: Iterable[str] = (),
+    ) -> None:
+        self.size = np
+        self.timeout = timeout
+        self.mark = uuid.uuid4().hex
+        self.home = Path(tempfile.mkdtemp(prefix="ranks-"))
+        self.directory = self.home / "work"  # of the ranks
+        self.output = self.home / "out"
+        self.directory.mkdir()
+        self._shm = _shm_entries()
+        self._started = time.monotonic()
+        source = self._call(program, args) if callable(program) else textwrap.dedent(program)
+        script = self.home / "rank.py"
+        script.write_text(self._prelude() + source)
+        command = [sys.executable, "-m", "engine.launch", "-np", str(np), "--output-dir", str(self.output)]
+        with open(self.home / "stdout", "wb") as out, open(self.home / "stderr", "wb") as err:
+            self.process = subprocess.Popen(
+                [*command, *options, "--", sys.executable, str(script)],
+                cwd=self.directory,
+                env=self._environment(env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        """Nothing of the caller's settings or of an outer launcher reaches the job."""
+        foreign = ("ENGINE_", "HOROVOD_", "OMP_", "OMPI_", "PMI", "MASTER_", "TORCHELASTIC_")
+        outer = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign) and name not in outer}
+        return {**kept, MARK: self.mark, "PYTHONFAULTHANDLER": "1", **extra}
+
+    def _prelude(self) -> str:
+        """One line, so that line numbers in tracebacks are off by one only."""
+        return (
+            f"import faulthandler, os, sys; faulthandler.register({int(DUMP)}); sys.path.append({str(HERE)!r}); "
+            f"open({str(self.home)!r} + '/pid.' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
+        )
+
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+        module = importlib.import_module(function.__module__)
+        path = Path(str(module.__file__)).resolve()
+        (self.home / "args").write_bytes(pickle.dumps(args))
+        return textwrap.dedent(f"""
+            import importlib, pickle
+            sys.path.insert(0, {str(path.parent)!r})
+            function = importlib.import_module({path.stem!r}).{function.__qualname__}
+            value = function(*pickle.load(open({str(self.home / "args")!r}, "rb")))
+            with open({str(self.home)!r} + "/value." + os.environ["RANK"], "wb") as file:
+                pickle.dump(value, file)
+        """)
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank, once it runs."""
+        path = self.home / f"pid.{rank}"
+        self._until(lambda: path.exists() and path.read_text(), f"rank {rank} started")
+        return int(path.read_text())
+
+    def wait_for(self, *names: str, timeout: float = 30.0) -> None:
+        """Wait until ranks have made files in their working directory."""
+        self._until(lambda: all((self.directory / name).exists() for name in names), f"files {names}", timeout)
+
+    def _until(self, condition: Callable[[], object], what: str, timeout: float = 30.0) -> None:
+        end = time.monotonic() + timeout
+        while not condition():
+            if self.process.poll() is not None and not condition():
+                raise RanksFailed(f"the job ended before this became true: {what}\n{self.result()}")
+            if time.monotonic() > end:
+                self.dump()
+                raise RanksFailed(f"not within {timeout} s: {what}\n{self.result()}")
+            time.sleep(0.002)
+
+    def dump(self) -> None:
+        """Make the ranks write the stacks of their threads to their stderr."""
+        for path in self.home.glob("pid.*"):
+            try:
+                os.kill(int(path.read_text() or 0), DUMP)
+            except (ProcessLookupError, ValueError):
+                continue
+        time.sleep(0.3)  # For the writing; there is no state to wait for.
+
+    def result(self) -> Finished:
+        """What there is so far."""
+        streams = [
+            Rank(_text(self.output / f"rank.{rank}" / "stdout"), _text(self.output / f"rank.{rank}" / "stderr"))
+            for rank in range(self.size)
+        ]
+        values = []
+        for rank in range(self.size):
+            path = self.home / f"value.{rank}"
+            values.append(pickle.loads(path.read_bytes()) if path.exists() else None)
+        files = {
+            str(path.relative_to(self.output)): _text(path)
+            for path in sorted(self.output.rglob("*"))
+            if path.is_file() and path.name not in ("stdout", "stderr")
+        }
+        code = self.process.returncode
+        seconds = time.monotonic() - self._started
+        out, err = _text(self.home / "stdout"), _text(self.home / "stderr")
+        return Finished(-1 if code is None else code, out, err, tuple(streams), values, seconds, files)
+
+    def finish(self, check: bool = True) -> Finished:
+        """Wait for the end; then nothing of the job may be left.
+
+        Raises
+        ------
+        RanksFailed
+            It did not end within the timeout, left something, or, with `check`, failed.
+        """
+        try:
+            self.process.wait(max(0.1, self._started + self.timeout - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.dump()
+            self.kill()
+            raise RanksFailed(f"not done within {self.timeout} s\n{self.result()}") from None
+        finished = self.result()
+        left = _until_empty(lambda: marked(self.mark), 5.0)
+        if left:
+            lines = "\n".join(f"{pid}: {_text(Path(f'/proc/{pid}/cmdline'))}" for pid in left)
+            self.kill()
+            raise RanksFailed(f"processes are left:\n{lines}\n{finished}")
+        left_files = _until_empty(lambda: _ownerless(_shm_entries() - self._shm), 2.0)
+        if left_files:
+            raise RanksFailed(f"left in /dev/shm: {left_files}\n{finished}")
+        if check and finished.code != 0:
+            raise RanksFailed(str(finished))
+        return finished
+
+    def kill(self) -> None:
+        """End every process of the job at once."""
+        for _ in range(100):
+            pids = marked(self.mark)
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            if not pids:
+                break
+            time.sleep(0.01)
+        self.process.wait()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def start_ranks(np: int, program: str | Callable[..., Any], *args: Any, **options: Any) -> Job:
+    """Start a job; the parameters are those of `run_ranks`. Use it in a `with` statement."""
+    return Job(np, program, *args, **options)
+
+
+def run_ranks(np: int, program: str | Callable[..., Any], *args: Any, check: bool = True, **options: Any) -> Finished:
+    """Run a program on `np` ranks and wait for its end.
+
+    Parameters
+    ----------
+    np : int
+    program : str or callable
+        Source, or a function of a module (every rank imports it: keep pytest out of it). Its working directory is
+        the job's own, and what lies in `tests/` can be imported.
+    *args : object
+        Of the function; pickled.
+    check : bool
+        Raise unless the exit code is 0.
+    timeout : float
+        Seconds (60); then every process is killed.
+    env : mapping
+        Variables beside the caller's own, from which settings of the engine are removed.
+    options : iterable of str
+        Further arguments of the launcher.
+
+    Raises
+    ------
+    RanksFailed
+        With everything that the ranks wrote.
+    """
+    with Job(np, program, *args, **options) as job:
+        return job.finish(check)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that were started below a job, zombies excepted."""
+    found = []
+    needle = f"{MARK}={mark}".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and needle in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _until_empty(look: Callable[[], Any], seconds: float) -> Any:
+    end = time.monotonic() + seconds
+    while (found := look()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
+
+
+def _shm_entries() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def _ownerless(names: set[str]) -> list[str]:
+    """Those that no living process has mapped: others use this directory too."""
+    if not names:
+        return []
+    used = ""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            used += "".join(line for line in _text(entry / "maps").splitlines(True) if "/dev/shm/" in line)
+    return sorted(name for name in names if f"/dev/shm/{name}\n" not in used)
+
+
+def report(failures: Mapping[str, str]) -> None:
+    """For functions that run many cases on a rank: fail with all that went wrong, by name."""
+    if failures:
+        shown = {name: text[:600] for name, text in list(failures.items())[:12]}
+        raise AssertionError(f"{len(failures)} cases failed: {json.dumps(shown, indent=1, ensure_ascii=False)}")
