@@ -26,13 +26,13 @@ class Hook:
         import torch
 
         engine = importlib.import_module("engine")
-        core = importlib.import_module("engine_ext.core")
+        binding = importlib.import_module("engine_ext.bindings.gradients")
         ranks, count = self._worker.ranks, int(request["tensors"])
 
         def unexpected(index: int, parameter: Any, gradient: Any) -> Any:
             raise RuntimeError(f"gradient {index} left the fast path")
 
-        group = core.GradientGroup(
+        group = binding.GradientGroup(
             importlib.import_module("engine.runtime").engine(), int(engine.Sum), 1.0, 1.0, lambda: None, unexpected
         )
         parameters = [torch.nn.Parameter(torch.zeros(ELEMENTS)) for _ in range(count)]
