@@ -222,21 +222,32 @@ cdef class Handle:
 
     def wait(self):
         """Drive the engine until the operation is done; raise what went wrong with it."""
-        if self.op == NULL:
-            return
-        self.engine.finish(self.op, True)
         cdef Op* op = self.op
+        if op == NULL:
+            return
+        self.waiting += 1           # threads in here: the last one to leave with success lets go of the operation
+        try:
+            self.engine.finish(op, True)
+            self.conclude(op)
+        finally:
+            self.waiting -= 1
+        if self.waiting == 0:
+            self.op = NULL
+            free_op(op)
+
+    cdef int conclude(self, Op* op) except -1:
+        """The operation is done: take what it brought, or raise what went wrong."""
         cdef int status = op.status
-        cdef str text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
-        if op.memory != NULL and status == Status.OK:
-            self.rows = tuple([op.row_counts[r] for r in range(self.engine.size)])
-            self.memory = take_memory(op)
+        cdef str text
         if status == Status.MISMATCH:
+            text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
             raise MismatchError(f"ranks disagree on '{self.name}': {text}")
         if status != Status.OK:
             self.engine.refuse(status, self.name)
-        self.op = NULL
-        free_op(op)
+        if op.memory != NULL:
+            self.rows = tuple([op.row_counts[r] for r in range(self.engine.size)])
+            self.memory = take_memory(op)
+        return 0
 
 
 # ---- the engine -------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from libc.string cimport memset
 from engine_ext.control.coordinator cimport coordinator_absentee, coordinator_deadline, coordinator_step, coordinator_unseen
 from engine_ext.control.execute cimport fail_everything, run_schedule
 from engine_ext.control.layout cimport (
-    CAUSE_LEFT, CAUSE_STALLED, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
+    CAUSE_LEFT, CAUSE_STALLED, SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
 )
 from engine_ext.control.segment cimport abort_world, ring, ring_others, ring_unfenced
 from engine_ext.control.state cimport Role, State, pthread_mutex_lock, pthread_mutex_unlock, pthread_t
@@ -22,7 +22,7 @@ from engine_ext.control.table cimport (
     OP_DONE, Op, Record, Status, bit, table_await, table_brought_by_all, table_record, table_release,
     table_submit,
 )
-from engine_ext.data.executor cimport executor_laggard
+from engine_ext.data.executor cimport executor_laggard, executor_needs
 from engine_ext.platform.atomics cimport (
     add32, cas32, full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, now_ns, spin_pause,
     store32_relaxed, store32_release, store_release,
@@ -114,10 +114,11 @@ cdef void check_progress(State* e) noexcept nogil:
                         CAUSE_LEFT if load32_acquire(&e.segment.pages[culprit].left) else CAUSE_STALLED, text)
 
 
-cdef void announce_sleep(State* e, uint32_t door) noexcept nogil:
-    """Say that this rank is about to sleep, and on what. The caller fences and looks again (I8)."""
-    cdef uint32_t asleep = door
+cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil:
+    """Say that this rank is about to sleep, on which door and at which count of it. The caller fences and looks again (I8)."""
+    cdef uint32_t asleep = door | count << SLEEP_COUNT_SHIFT
     if e.entry != NULL:
+        executor_needs(&e.executor, e.segment.mine.need)
         asleep |= SLEEP_IN_ENTRY
     if e.segment.rank == 0:
         if e.coordinator.stuck:
@@ -152,7 +153,7 @@ cdef void* engine_thread(void* argument) noexcept nogil:
             store32_relaxed(&mine.asleep, 0)
             while drive_once(e) and not load32_relaxed(&e.waiters):
                 pass
-            announce_sleep(e, DOOR_ENGINE)
+            announce_sleep(e, DOOR_ENGINE, door)
             full_fence()                        # announcement before the look; pairs with the fence in ring()
             moved = drive_once(e)
             check_progress(e)
@@ -172,7 +173,7 @@ cdef int driver_start(State* e) noexcept nogil:
     """Start the engine thread, with all signals blocked: they are for the user's threads. 0 or an errno."""
     cdef sigset_t everything, theirs
     cdef int status
-    announce_sleep(e, DOOR_ENGINE)
+    announce_sleep(e, DOOR_ENGINE, load32_relaxed(&e.segment.mine.door[DOOR_ENGINE]))
     sigfillset(&everything)
     pthread_sigmask(SIG_SETMASK, &everything, &theirs)
     status = pthread_create(&e.thread, NULL, engine_thread, e)
@@ -319,7 +320,8 @@ cdef void give_back(State* e) noexcept nogil:
     """Return the role to the sleeping engine thread; wake it only if something is left to do."""
     cdef bint busy = e.entry != NULL or (e.segment.rank == 0 and (e.coordinator.queue_count or e.coordinator.stuck))
     cdef uint64_t cursor = e.segment.mine.cursor
-    announce_sleep(e, DOOR_ENGINE)
+    # The engine thread sleeps at this count, or at an earlier one and then it is on its way.
+    announce_sleep(e, DOOR_ENGINE, load32_acquire(&e.segment.mine.door[DOOR_ENGINE]))
     store32_release(&e.role, Role.ENGINE_ASLEEP)
     full_fence()                                    # announced and given back before the look; pairs with ring() and driver_wait
     if load32_relaxed(&e.waiters) > 1:              # one of them may take the role, or be on its way out
@@ -352,7 +354,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
                 continue
         spin_end = 0
         door = load32_acquire(&mine.door[DOOR_WAITER])
-        announce_sleep(e, DOOR_WAITER)
+        announce_sleep(e, DOOR_WAITER, door)
         full_fence()                                # pairs with the fence in ring()
         if not drive_once(e) and not met(e, goal):
             if now_ns() >= tick:

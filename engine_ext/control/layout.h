@@ -39,7 +39,8 @@ enum {
   SLEEP_DOORS = 3,             /* mask */
   SLEEP_IN_ENTRY = 4,          /* an entry is in progress: the stages of other ranks */
   SLEEP_CYCLE = 8,             /* coordinator: a batch is open, and the sleep ends with the cycle */
-  SLEEP_STUCK = 16             /* coordinator: the schedule is full, cursors have to pass */
+  SLEEP_STUCK = 16,            /* coordinator: the schedule is full, cursors have to pass */
+  SLEEP_COUNT_SHIFT = 8        /* above: the door's count when sleep was announced. If it has moved, somebody has rung. */
 };
 enum { ENTRY_NEEDS_PACK = 1 };  /* entry flag: a shared entry in which some rank must write before others read */
 
@@ -95,6 +96,8 @@ typedef struct rank_page {
   uint64_t steps;
   uint32_t wait_all, wait_requests, left, joined;
   _Alignas(64) uint32_t asleep; /* SLEEP_*; 0: some thread of the rank drives */
+  uint32_t reserved;
+  uint64_t need[3];            /* with SLEEP_IN_ENTRY: chunks another rank has to have packed, reduced, copied to be news */
   _Alignas(64) uint32_t door[DOORS];
   _Alignas(64) uint64_t cursor;
   _Alignas(64) uint64_t packed;
@@ -121,7 +124,7 @@ static const uint64_t ENGINE_LAYOUT =
     MIX(MIX(MIX(MIX(MIX(MIX(MIX(MIX(MIX(MIX(14695981039346656037u, ENGINE_PROTOCOL), sizeof(rank_page)), sizeof(engine_entry)),
                                     sizeof(engine_request)),
                                 offsetof(rank_page, ready)),
-                            offsetof(rank_page, packed)),
+                            offsetof(rank_page, packed) * 4096 + offsetof(rank_page, need)),
                         offsetof(rank_page, requests)),
                     RING_WORDS),
                 SLOTS *(uint64_t)SLOT_BYTES),

@@ -10,7 +10,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         STORES_CACHED, STORES_STREAMING, STORES_AUTO
         CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED
         ENTRY_NEEDS_PACK
-        SLEEP_ENGINE, SLEEP_WAITER, SLEEP_DOORS, SLEEP_IN_ENTRY, SLEEP_CYCLE, SLEEP_STUCK
+        SLEEP_ENGINE, SLEEP_WAITER, SLEEP_DOORS, SLEEP_IN_ENTRY, SLEEP_CYCLE, SLEEP_STUCK, SLEEP_COUNT_SHIFT
     const uint64_t ENGINE_LAYOUT
     const uint64_t SEGMENT_MAGIC
 
@@ -54,6 +54,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint64_t arrivals, waits, request_head, steps
         uint32_t wait_all, wait_requests, left, joined
         uint32_t asleep
+        uint64_t* need
         uint32_t* door
         uint64_t cursor, packed, reduced, copied
         char* reason

@@ -1,7 +1,7 @@
 """The mapped control segment of one process: where the words are, and how to wake who waits on them."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.control.layout cimport SLEEP_DOORS, coordinator_page, rank_page, segment_header
+from engine_ext.control.layout cimport SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header
 from engine_ext.platform.atomics cimport add32, full_fence, futex_wake, load32_relaxed
 
 cdef struct Segment:
@@ -23,11 +23,16 @@ cdef void ring_everybody(Segment* segment) noexcept nogil
 
 cdef inline void ring_unfenced(Segment* segment, int rank, uint32_t only) noexcept nogil:
     """Wake `rank` if it sleeps and, when `only` is not 0, has announced one of those reasons. The caller has fenced since it
-    made true what `rank` may be waiting for."""
+    made true what `rank` may be waiting for.
+
+    Nobody rings twice for one sleep: if the door's count has moved since the announcement, the sleeper is on its way, and
+    announces and looks again before it sleeps again.
+    """
     cdef rank_page* page = segment.pages[rank]
     cdef uint32_t asleep = load32_relaxed(&page.asleep)
     cdef uint32_t door = asleep & SLEEP_DOORS
-    if door != 0 and (only == 0 or asleep & only):
+    if door != 0 and (only == 0 or asleep & only) and (
+            (load32_relaxed(&page.door[door]) ^ asleep >> SLEEP_COUNT_SHIFT) << SLEEP_COUNT_SHIFT == 0):
         add32(&page.door[door], 1)      # pairs with the expected value given to futex_wait
         futex_wake(&page.door[door], 1)
         segment.wakes += 1

@@ -36,4 +36,5 @@ cdef int executor_open(Executor* x, Segment* segment, Arena* arena, const engine
 cdef void executor_close(Executor* x) noexcept nogil
 cdef void executor_start(Executor* x, uint64_t chunks) noexcept nogil
 cdef bint executor_progress(Executor* x) noexcept nogil
+cdef void executor_needs(Executor* x, uint64_t* need) noexcept nogil
 cdef int executor_laggard(Executor* x) noexcept nogil

@@ -10,16 +10,20 @@ from libc.string cimport memset
 from engine_ext.control.layout cimport (
     ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLREDUCE, SLEEP_IN_ENTRY, SLOTS, rank_page,
 )
-from engine_ext.control.segment cimport ring_others
+from engine_ext.control.segment cimport ring_unfenced
 from engine_ext.control.table cimport Status
 from engine_ext.data.plan cimport plan_free
 from engine_ext.data.stages cimport copy_chunk, pack_chunk, reduce_chunk
-from engine_ext.platform.atomics cimport load_acquire, now_ns, store_release
+from engine_ext.platform.atomics cimport (
+    full_fence, load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release,
+)
 
 cdef enum Stage:
     PACKED = 0
     REDUCED = 1
     COPIED = 2
+
+cdef uint64_t NOTHING = <uint64_t>-1
 
 
 cdef int executor_open(Executor* x, Segment* segment, Arena* arena, const engine_kernels* kernels) noexcept nogil:
@@ -68,13 +72,30 @@ cdef bint reached(Executor* x, Stage stage, uint64_t chunks) noexcept nogil:
     return least >= chunks
 
 
-cdef inline void publish(Executor* x) noexcept nogil:
+cdef void publish(Executor* x) noexcept nogil:
     """Say how far this rank is; release: what it wrote to its slot, or read from others', comes first."""
     cdef rank_page* mine = x.segment.mine
+    cdef rank_page* page
+    cdef int r
     store_release(&mine.packed, x.packed)
     store_release(&mine.reduced, x.reduced)
     store_release(&mine.copied, x.copied)
-    ring_others(x.segment, SLEEP_IN_ENTRY)
+    full_fence()                            # pairs with the fence after `asleep` is announced (I8)
+    for r in range(x.segment.size):
+        page = x.segment.pages[r]
+        if r != x.segment.rank and load32_relaxed(&page.asleep) & SLEEP_IN_ENTRY and (
+                x.packed >= load_relaxed(&page.need[<int>Stage.PACKED])
+                or x.reduced >= load_relaxed(&page.need[<int>Stage.REDUCED])
+                or x.copied >= load_relaxed(&page.need[<int>Stage.COPIED])):
+            ring_unfenced(x.segment, r, SLEEP_IN_ENTRY)
+
+
+cdef void executor_needs(Executor* x, uint64_t* need) noexcept nogil:
+    """What other ranks have to reach before step() can do anything: the conditions there, turned round."""
+    cdef bint needs_packed = x.algorithm != ALGORITHM_SHARED or x.needs_pack
+    store_relaxed(&need[<int>Stage.PACKED], x.reduced + 1 if x.reduced < x.packed and needs_packed else NOTHING)
+    store_relaxed(&need[<int>Stage.REDUCED], x.copied + 1 if x.copied < x.reduced else NOTHING)
+    store_relaxed(&need[<int>Stage.COPIED], x.packed + 1 - SLOTS if x.packed < x.end and x.packed >= SLOTS else NOTHING)
 
 
 cdef bint step(Executor* x) noexcept nogil:
