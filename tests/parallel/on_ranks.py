@@ -1,0 +1,106 @@
+"""For functions that run on every rank: many cases in one job, and numbers to try."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from operation_table import BOOL, FLOATS, HALVES, Array, narrow, same, stored
+from ranks import report
+
+import engine
+
+
+class Cases:
+    """Runs named cases; what fails is reported at the end, by name, so that one failure does not hide the others.
+
+    A case that fails must have done all its collectives before it compares: the other ranks go on.
+    """
+
+    def __init__(self) -> None:
+        self.failures: dict[str, str] = {}
+        self.count = 0
+
+    @contextmanager
+    def case(self, name: str) -> Iterator[None]:
+        self.count += 1
+        try:
+            yield
+        except engine.errors.WorldError:
+            raise
+        except Exception:
+            self.failures[name] = traceback.format_exc(limit=-4)
+
+    def done(self, expected: int | None = None) -> int:
+        """Report; the number of cases."""
+        report(self.failures)
+        assert self.count, "no case was run"
+        assert expected is None or self.count == expected, f"{self.count} cases ran, {expected} were meant"
+        return self.count
+
+
+def numbers(dtype: str, shape: Any, rank: int, seed: int = 0) -> Array:
+    """What a rank brings, known to every rank: small numbers, any bits, and the special ones."""
+    rng = np.random.default_rng([seed, rank, *dtype.encode()])
+    count = int(np.prod(shape))
+    kind = stored(dtype)
+    if dtype in BOOL:
+        return (rng.random(count) < 0.5).reshape(shape)
+    anything = rng.integers(0, 256, count * kind.itemsize, np.uint8).view(kind)
+    if dtype in (*HALVES, *FLOATS):
+        wide = np.float64 if dtype == "float64" else np.float32
+        small = (rng.standard_normal(count) * np.exp2(rng.integers(-8, 8, count))).astype(wide)
+        special = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 1e-40, 6e-8, 65504.0], count).astype(wide)
+        with np.errstate(all="ignore"):
+            small, special = narrow(dtype, small), narrow(dtype, special)
+    else:
+        limits = np.iinfo(kind)
+        small = rng.integers(max(-9, limits.min), 9, count).astype(kind)
+        special = rng.choice(np.array([limits.min, limits.max, 0, 1, limits.max - 1], kind), count)
+    return np.choose(rng.integers(0, 3, count), [small, anything, special]).astype(kind).reshape(shape)
+
+
+def small_numbers(dtype: str, shape: Any, rank: int, seed: int = 0) -> Array:
+    """As `numbers`, without anything special: sums that a reader can follow."""
+    rng = np.random.default_rng([seed, rank])
+    whole = rng.integers(0, 2 if dtype in BOOL else 7, int(np.prod(shape)))
+    values = whole.astype(np.float32) if dtype in HALVES else whole.astype(stored(dtype))
+    return narrow(dtype, values).reshape(shape)
+
+
+def tensor(dtype: str, array: Array) -> Any:
+    """Of torch for bfloat16, of NumPy for the rest; a copy."""
+    if dtype != "bfloat16":
+        return array.copy()
+    import torch
+
+    return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+
+
+def array(dtype: str, tensor: Any) -> Array:
+    """The other way."""
+    if dtype != "bfloat16":
+        return np.asarray(tensor)
+    import torch
+
+    return np.asarray(tensor.view(torch.int16).numpy().view(np.uint16))
+
+
+def check_equal(dtype: str, got: Array, want: Array) -> None:
+    """Raise unless shape, dtype and bits are those expected; a NaN equals any other."""
+    assert got.shape == want.shape, f"shape {got.shape}, expected {want.shape}"
+    assert got.dtype == want.dtype, f"dtype {got.dtype}, expected {want.dtype}"
+    equal = same(dtype, got, want).reshape(-1)
+    if not equal.all():
+        at = int(np.argmin(equal))
+        raise AssertionError(
+            f"{(~equal).sum()} of {equal.size} differ, first at {at}: got {got.flat[at]!r}, expected {want.flat[at]!r}"
+        )
+
+
+def check_same_on_all(parts: list[Array]) -> None:
+    """Raise unless the bytes of all results are the same on every rank. Collective."""
+    engine.check_consistency({str(at): np.frombuffer(part.tobytes(), np.uint8) for at, part in enumerate(parts)})

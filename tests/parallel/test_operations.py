@@ -1,0 +1,31 @@
+"""What each operation does for each dtype: the documentation says it, and every cell of its table is tried."""
+
+from __future__ import annotations
+
+import pytest
+import reduce_program
+from operation_table import DTYPES, OPS, PAGE, TABLE, page
+from ranks import run_ranks
+
+SIZES = [1, 2, 3, 4]
+
+
+def test_the_table_is_complete() -> None:
+    assert sorted(dtype for group in TABLE for dtype in group) == sorted(DTYPES)
+    assert all(tuple(row) == OPS for row in TABLE.values())
+
+
+@pytest.mark.skipif(not PAGE.parent.exists(), reason="the documentation is not part of this copy")
+def test_the_page_says_what_is_tested() -> None:
+    assert PAGE.read_text() == page(), "run tests/parallel/operation_table.py to write docs/operations.md anew"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_dtype_operation_and_scale(size: int) -> None:
+    pytest.importorskip("torch")  # bfloat16
+    run_ranks(size, reduce_program.reduce_everything, env={"ENGINE_STALL_LIMIT": "20"})
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_special_values(size: int) -> None:
+    run_ranks(size, reduce_program.special_values, env={"ENGINE_STALL_LIMIT": "20"})
