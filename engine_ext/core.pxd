@@ -13,6 +13,9 @@ cdef class Handle:
     cdef readonly object output
     cdef object memory
     cdef tuple rows
+    cdef int waiting                # threads in wait()
+
+    cdef int conclude(self, Op* op) except -1
 
 cdef class Engine:
     cdef State* state

@@ -18,8 +18,8 @@ from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.coordinator cimport Knobs, coordinator_close, coordinator_open
 from engine_ext.control.describe cimport kind_name
 from engine_ext.control.driver cimport (
-    Goal, Name, driver_await, driver_call, driver_look_after, driver_pin, driver_start, driver_stop, driver_submit,
-    driver_unpin, driver_wait,
+    Goal, Name, driver_await, driver_call, driver_look_after, driver_overdue, driver_pin, driver_start, driver_stop,
+    driver_submit, driver_unpin, driver_wait,
 )
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.layout cimport (
@@ -384,16 +384,16 @@ cdef class Engine:
         raise EngineError(f"'{name}' ended with status {status}, which is a defect of the engine")
 
     cdef int between_ticks(self, Op* op) except -1:
-        """A wait has lasted a tick: signals, stall report, stall limit, ranks that left."""
+        """A wait has lasted a tick: signals, stall report, stall limit, ranks that left. `op` NULL: whichever has waited longest."""
         cdef State* e = self.state
-        cdef uint64_t now = now_ns()
+        cdef uint64_t now
+        cdef char[NAME_BYTES + 1] name
         PyErr_CheckSignals()
-        if op == NULL:
-            return 0
-        if e.stall_warning_ns and now - op.submitted > e.stall_warning_ns and op.record != NULL:
-            name = (<bytes>op.record.name).decode("utf-8", "replace")
-            if name not in self.warned:
-                self.warned.add(name)
+        now = now_ns()
+        if e.stall_warning_ns and driver_overdue(e, op, now - e.stall_warning_ns, name):
+            text = (<bytes>name).decode("utf-8", "replace")
+            if text not in self.warned:
+                self.warned.add(text)
                 raise_event(e, EVENT_STALL)
         with nogil:
             driver_look_after(e, op, now - e.stall_limit_ns if e.stall_limit_ns else 0)
@@ -466,6 +466,8 @@ cdef class Engine:
         memset(&goal, 0, sizeof(Goal))
         if status == Status.NO_ROOM:
             goal.drained = load_acquire(&e.segment.coordinator.drained[self.rank])
+            if goal.drained == e.segment.mine.request_head:
+                return 0            # read in the meantime: there is nothing to wait for
         else:
             goal.record = driver_pin(e, name.text, name.text_bytes)
             if goal.record == NULL:
@@ -476,7 +478,7 @@ cdef class Engine:
                     waited = driver_wait(e, &goal, TICK_NS)
                 if waited == Status.OK:
                     return 0
-                self.between_ticks(goal.record.inflight if goal.record != NULL else NULL)
+                self.between_ticks(NULL)
         finally:
             if goal.record != NULL:
                 driver_unpin(e, goal.record)

@@ -134,11 +134,12 @@ cdef extern from *:
 
 
 cdef bint dense(const int64_t* dims, const int64_t* strides, const int* order, int ndim) noexcept:
-    """Whether memory runs through the dimensions in `order`, the last fastest, without gaps. Strides in elements."""
+    """Whether memory runs through the dimensions in `order` (NULL: as they come), the last fastest, without gaps. Strides in
+    elements."""
     cdef int64_t expected = 1
     cdef int k = ndim - 1, d
     while k >= 0:
-        d = order[k]
+        d = order[k] if order != NULL else k
         if dims[d] != 1:
             if strides[d] != expected:
                 return False
@@ -147,7 +148,6 @@ cdef bint dense(const int64_t* dims, const int64_t* strides, const int* order, i
     return True
 
 
-cdef int* ROW_MAJOR = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
 cdef int* CHANNELS_LAST = [0, 2, 3, 1]
 cdef int* CHANNELS_LAST_3D = [0, 2, 3, 4, 1]
 
@@ -160,15 +160,13 @@ cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* stri
     for k in range(ndim):
         view.count *= <uint64_t>dims[k]
     view.nbytes = view.count * <uint64_t>itemsize
-    if ndim > MAX_DIMS:
-        view.ndim, view.dims[0] = 1, <int64_t>view.count
-        if strides != NULL:
-            view.layout = -1        # the caller makes it row-major
-        return 0
-    view.ndim = ndim
+    view.ndim = min(ndim, <int>MAX_DIMS)
     for k in range(ndim):
-        view.dims[k] = dims[k]
-    if strides == NULL or view.count == 0 or dense(dims, strides, ROW_MAJOR, ndim):
+        if k < MAX_DIMS:
+            view.dims[k] = dims[k]
+        else:
+            view.dims[MAX_DIMS - 1] *= dims[k]      # more dimensions than there is room for: the last are one
+    if strides == NULL or view.count == 0 or dense(dims, strides, NULL, ndim):
         view.layout = 0
     elif ndim == 4 and dense(dims, strides, CHANNELS_LAST, 4):
         view.layout = 1

@@ -9,7 +9,7 @@ GIL, never spins, and sleeps without a timeout unless a batch is open or an entr
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from engine_ext.control.coordinator cimport coordinator_absentee, coordinator_deadline, coordinator_step, coordinator_unseen
 from engine_ext.control.execute cimport fail_everything, run_schedule
@@ -24,7 +24,7 @@ from engine_ext.control.table cimport (
 )
 from engine_ext.data.executor cimport executor_laggard, executor_needs
 from engine_ext.platform.atomics cimport (
-    add32, cas32, full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, now_ns, spin_pause,
+    FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_WAITER, add32, cas32, full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, now_ns, spin_pause,
     store32_relaxed, store32_release, store_release,
 )
 
@@ -84,8 +84,12 @@ cdef bint drive_once(State* e) noexcept nogil:
 
 cdef uint64_t deadline(State* e) noexcept nogil:
     """When the holder of the role has to look again by itself, in nanoseconds; NEVER if only others can bring news."""
-    cdef uint64_t when = coordinator_deadline(&e.coordinator) if e.segment.rank == 0 else NEVER
+    cdef uint64_t when = NEVER
     cdef uint64_t limit
+    if load32_relaxed(&e.failed):
+        return NEVER
+    if e.segment.rank == 0:
+        when = coordinator_deadline(&e.coordinator)
     if e.entry != NULL and e.stall_limit_ns:
         limit = e.executor.progressed + e.stall_limit_ns
         if when == NEVER or limit < when:
@@ -99,7 +103,7 @@ cdef void check_progress(State* e) noexcept nogil:
     cdef char[TEXT_BYTES] text
     cdef uint64_t now
     cdef int culprit
-    if e.entry == NULL and (e.segment.rank != 0 or e.coordinator.open == NULL):
+    if load32_relaxed(&e.failed) or (e.entry == NULL and (e.segment.rank != 0 or e.coordinator.open == NULL)):
         return
     now = now_ns()
     if e.entry != NULL and e.stall_limit_ns and now - e.executor.progressed >= e.stall_limit_ns:
@@ -154,12 +158,12 @@ cdef void* engine_thread(void* argument) noexcept nogil:
             while drive_once(e) and not load32_relaxed(&e.waiters):
                 pass
             announce_sleep(e, DOOR_ENGINE, door)
-            full_fence()                        # announcement before the look; pairs with the fence in ring()
+            full_fence(FENCE_ENGINE)                        # announcement before the look; pairs with the fence in ring()
             moved = drive_once(e)
             check_progress(e)
             when = deadline(e)
             store32_release(&e.role, Role.ENGINE_ASLEEP)
-            full_fence()                        # role given up before looking for waiters; pairs with the fence in driver_wait
+            full_fence(FENCE_ROLE)                        # role given up before looking for waiters; pairs with the fence in driver_wait
             if load32_relaxed(&e.waiters):
                 add32(&e.local_door, 1)
                 futex_wake(&e.local_door, 1 << 30)
@@ -184,11 +188,13 @@ cdef int driver_start(State* e) noexcept nogil:
 
 cdef void driver_stop(State* e) noexcept nogil:
     """End the engine thread and wait for it; it is at most one pass away. Then fail what is in flight, so that no thread of this
-    process waits any longer; a thread that drives gives the role back within its tick."""
+    process waits any longer; a thread that drives gives the role back after its pass and does not take it again."""
+    cdef int door
     if e.threaded:
         store32_release(&e.stop, 1)
-        add32(&e.segment.mine.door[DOOR_ENGINE], 1)
-        futex_wake(&e.segment.mine.door[DOOR_ENGINE], 1)
+        for door in range(DOOR_ENGINE, DOOR_WAITER + 1):
+            add32(&e.segment.mine.door[door], 1)
+            futex_wake(&e.segment.mine.door[door], 1)
         pthread_join(e.thread, NULL)
         e.threaded = False
     while not cas32(&e.role, Role.ENGINE_ASLEEP, Role.ENGINE):
@@ -238,7 +244,7 @@ cdef void notify_leader(State* e, int32_t id, uint64_t nbytes, bint awaited) noe
     """Wake the leader only if it sleeps and this may be what it sleeps for (protocol, rule 10)."""
     cdef uint32_t asleep
     cdef int r
-    full_fence()                                # as in ring(): the bit before the look at `asleep`
+    full_fence(FENCE_SUBMIT)                                # as in ring(): the bit before the look at `asleep`
     asleep = load32_relaxed(&e.segment.pages[0].asleep)
     if asleep == 0 or (id >= 0 and not table_brought_by_all(&e.table, id)):
         return
@@ -323,7 +329,7 @@ cdef void give_back(State* e) noexcept nogil:
     # The engine thread sleeps at this count, or at an earlier one and then it is on its way.
     announce_sleep(e, DOOR_ENGINE, load32_acquire(&e.segment.mine.door[DOOR_ENGINE]))
     store32_release(&e.role, Role.ENGINE_ASLEEP)
-    full_fence()                                    # announced and given back before the look; pairs with ring() and driver_wait
+    full_fence(FENCE_GIVE_BACK)                                    # announced and given back before the look; pairs with ring() and driver_wait
     if load32_relaxed(&e.waiters) > 1:              # one of them may take the role, or be on its way out
         add32(&e.local_door, 1)
         futex_wake(&e.local_door, 1 << 30)
@@ -339,7 +345,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
     cdef uint64_t spin_end = 0, when
     cdef uint32_t door
     cdef int k
-    while not met(e, goal):
+    while not met(e, goal) and not load32_acquire(&e.stop):     # pairs with driver_stop
         if drive_once(e):
             spin_end = 0
             if now_ns() >= tick:
@@ -355,7 +361,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
         spin_end = 0
         door = load32_acquire(&mine.door[DOOR_WAITER])
         announce_sleep(e, DOOR_WAITER, door)
-        full_fence()                                # pairs with the fence in ring()
+        full_fence(FENCE_CALLER)                                # pairs with the fence in ring()
         if not drive_once(e) and not met(e, goal):
             if now_ns() >= tick:
                 store32_relaxed(&mine.asleep, 0)
@@ -381,9 +387,9 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
     theirs = engine_float_enter()
     add32(&e.waiters, 1)
     while not met(e, goal):
-        full_fence()                                # counted as a waiter before the look at the role
+        full_fence(FENCE_WAITER)                                # counted as a waiter before the look at the role
         door = load32_acquire(&e.local_door)
-        if cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
+        if not load32_acquire(&e.stop) and cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
             store32_relaxed(&e.segment.mine.asleep, 0)
             drive_until(e, goal, tick)
             give_back(e)
@@ -425,20 +431,48 @@ cdef void driver_wait_for_all(State* e, bint on) noexcept nogil:
         ring_timed_leader(e)
 
 
-cdef int blame(State* e, Op* op, uint64_t older_than, int* cause) noexcept nogil:
-    """Who keeps `op` from being done, or -1: nobody yet, or it is not for this rank to tell. The caller holds the lock."""
+cdef Op* longest_waiting(State* e) noexcept nogil:
+    """What this rank brought first of all it has in flight; NULL: nothing is. The caller holds the lock."""
+    cdef Op* op = e.table.inflight
+    while op != NULL and op.next != NULL:
+        op = op.next
+    return op
+
+
+cdef bint watched(State* e, Op** op) noexcept nogil:
+    """Whether `op`, or for NULL the one that has waited longest, is still in flight. The caller holds the lock."""
+    if op[0] == NULL:
+        op[0] = longest_waiting(e)
+        return op[0] != NULL
+    return not done(op[0]) and op[0].record.inflight == op[0]
+
+
+cdef bint driver_overdue(State* e, Op* op, uint64_t older_than, char* name) noexcept nogil:
+    """Whether `op`, or for NULL the one that has waited longest, is in flight since before `older_than`. Then also its name,
+    NAME_BYTES at most and a zero."""
+    cdef bint overdue
+    pthread_mutex_lock(&e.lock)
+    overdue = watched(e, &op) and op.submitted < older_than
+    if overdue:
+        memcpy(name, op.record.name, op.record.name_bytes + 1)
+    pthread_mutex_unlock(&e.lock)
+    return overdue
+
+
+cdef int who_left(State* e, const Op* op) noexcept nogil:
+    """A rank that has left without bringing `op`, or without scheduling it; or -1."""
     cdef int32_t id = op.record.id
-    cdef bint overdue = op.submitted < older_than
     cdef int r
-    if e.segment.mine.cursor != load_acquire(&e.segment.coordinator.tail):
-        return -1                   # there are entries to execute: check_progress watches over those
-    cause[0] = CAUSE_LEFT
     for r in range(e.segment.size):
         if load32_acquire(&e.segment.pages[r].left) and (r == 0 or (id >= 0 and withheld(e, r, id))):
             return r
-    if not overdue:
-        return -1
-    cause[0] = CAUSE_STALLED
+    return -1
+
+
+cdef int who_withholds(State* e, const Op* op, uint64_t older_than) noexcept nogil:
+    """Who keeps the overdue `op` from being done, or -1: it is not for this rank to tell."""
+    cdef int32_t id = op.record.id
+    cdef int r
     if id >= 0:
         for r in range(e.segment.size):
             if withheld(e, r, id):
@@ -451,15 +485,21 @@ cdef int blame(State* e, Op* op, uint64_t older_than, int* cause) noexcept nogil
 
 
 cdef void driver_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil:
-    """Called between two ticks of a wait for `op`. Ends the world when a rank that it needs has left, or when `op` was brought
-    before `older_than` (0: never) and some rank withholds it."""
+    """Called between two ticks of a wait for `op`; NULL: for whichever has waited longest. Ends the world when a rank that it
+    needs has left, or when `op` was brought before `older_than` (0: never) and some rank withholds it."""
     cdef char[TEXT_BYTES] text
-    cdef int culprit = -1, cause = CAUSE_STALLED
+    cdef int culprit = -1, cause = CAUSE_LEFT
     pthread_mutex_lock(&e.lock)
-    if not done(op) and op.record != NULL and op.record.inflight == op:
-        culprit = blame(e, op, older_than, &cause)
-        snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
-                 b"scheduled" if culprit == 0 and not (op.record.id >= 0 and withheld(e, 0, op.record.id)) else b"brought")
+    # With entries to execute nobody is to blame yet: check_progress watches over those.
+    if watched(e, &op) and e.segment.mine.cursor == load_acquire(&e.segment.coordinator.tail):
+        culprit = who_left(e, op)
+        if culprit < 0 and op.submitted < older_than:
+            # Whoever withholds `op` may itself be waiting for what a third rank withholds: that was brought here earlier.
+            op = longest_waiting(e)
+            culprit, cause = who_withholds(e, op, older_than), CAUSE_STALLED
+        if culprit >= 0:
+            snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
+                     b"scheduled" if culprit == 0 and not (op.record.id >= 0 and withheld(e, 0, op.record.id)) else b"brought")
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0:
         abort_world(&e.segment, culprit, cause, text)

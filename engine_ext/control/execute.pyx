@@ -20,7 +20,7 @@ from engine_ext.data.executor cimport executor_progress, executor_start
 from engine_ext.data.kernels cimport ENGINE_AVERAGE
 from engine_ext.data.plan cimport plan_add, plan_clear
 from engine_ext.platform.atomics cimport (
-    add32, cas_pointer, full_fence, futex_wake, load32_relaxed, now_ns, or32, store32_release,
+    FENCE_DONE, add32, cas_pointer, full_fence, futex_wake, load32_relaxed, now_ns, or32, store32_release,
 )
 from engine_ext.transport.arena cimport arena_privatise
 
@@ -48,7 +48,7 @@ cdef void complete(State* e, Op* op) noexcept nogil:
 
 cdef void wake_waiters(State* e) noexcept nogil:
     """Waiters that do not drive look whether theirs is done. The driver itself is one of the waiters when it is one."""
-    full_fence()                            # done before the look for waiters; pairs with the fence in driver_wait
+    full_fence(FENCE_DONE)                            # done before the look for waiters; pairs with the fence in driver_wait
     if load32_relaxed(&e.waiters):
         add32(&e.local_door, 1)
         futex_wake(&e.local_door, 1 << 30)

@@ -2,7 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.layout cimport SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header
-from engine_ext.platform.atomics cimport add32, full_fence, futex_wake, load32_relaxed
+from engine_ext.platform.atomics cimport FENCE_RING, add32, full_fence, futex_wake, load32_relaxed
 
 cdef struct Segment:
     int rank
@@ -38,13 +38,13 @@ cdef inline void ring_unfenced(Segment* segment, int rank, uint32_t only) noexce
         segment.wakes += 1
 
 cdef inline void ring(Segment* segment, int rank, uint32_t only) noexcept nogil:
-    full_fence()                        # pairs with the fence after `asleep` is announced (I8)
+    full_fence(FENCE_RING)                        # pairs with the fence after `asleep` is announced (I8)
     ring_unfenced(segment, rank, only)
 
 cdef inline void ring_others(Segment* segment, uint32_t only) noexcept nogil:
     """Wake the other ranks that sleep, as ring() does."""
     cdef int r
-    full_fence()                        # as in ring()
+    full_fence(FENCE_RING)                        # as in ring()
     for r in range(segment.size):
         if r != segment.rank:
             ring_unfenced(segment, r, only)

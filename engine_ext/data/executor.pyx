@@ -15,7 +15,7 @@ from engine_ext.control.table cimport Status
 from engine_ext.data.plan cimport plan_free
 from engine_ext.data.stages cimport copy_chunk, pack_chunk, reduce_chunk
 from engine_ext.platform.atomics cimport (
-    full_fence, load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release,
+    FENCE_STAGE, full_fence, load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release,
 )
 
 cdef enum Stage:
@@ -80,7 +80,7 @@ cdef void publish(Executor* x) noexcept nogil:
     store_release(&mine.packed, x.packed)
     store_release(&mine.reduced, x.reduced)
     store_release(&mine.copied, x.copied)
-    full_fence()                            # pairs with the fence after `asleep` is announced (I8)
+    full_fence(FENCE_STAGE)                            # pairs with the fence after `asleep` is announced (I8)
     for r in range(x.segment.size):
         page = x.segment.pages[r]
         if r != x.segment.rank and load32_relaxed(&page.asleep) & SLEEP_IN_ENTRY and (

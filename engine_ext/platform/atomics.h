@@ -37,8 +37,28 @@ static inline int cas_pointer(void **p, void *old, void *v) {
   return __atomic_compare_exchange_n(p, &old, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* Orders this thread's earlier stores before its later loads: the two sides of "announce, then look" (ARCHITECTURE.md, I8). */
-static inline void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+/* Orders this thread's earlier stores before its later loads: the two sides of "announce, then look" (ARCHITECTURE.md, I8).
+ * Each use has a name, so that a build can leave one out: tests/mutation shows which of them a test would miss. */
+enum {
+  FENCE_RING = 1,        /* news published, before the look for sleepers */
+  FENCE_STAGE = 2,       /* the same, for the stages of an entry */
+  FENCE_SUBMIT = 3,      /* the same, for a submission */
+  FENCE_ENGINE = 4,      /* the engine thread's sleep announced, before the look for news */
+  FENCE_CALLER = 5,      /* a caller's sleep announced, before the look for news */
+  FENCE_ROLE = 6,        /* the engine thread's role given up, before the look for waiters */
+  FENCE_GIVE_BACK = 7,   /* a caller's role given back, before the look for news and waiters */
+  FENCE_WAITER = 8,      /* counted as a waiter, before the look at the role */
+  FENCE_DONE = 9         /* operations completed, before the look for waiters */
+};
+#ifndef ENGINE_WITHOUT_FENCE
+#define ENGINE_WITHOUT_FENCE 0
+#endif
+static inline void full_fence(int name) {
+  if (name == ENGINE_WITHOUT_FENCE)
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  else
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
 
 static inline void spin_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)

@@ -15,7 +15,9 @@ cdef extern from "engine_ext/platform/atomics.h" nogil:
     bint cas32(uint32_t* p, uint32_t old, uint32_t v)
     void* swap_pointer(void** p, void* v)
     bint cas_pointer(void** p, void* old, void* v)
-    void full_fence()
+    enum:
+        FENCE_RING, FENCE_STAGE, FENCE_SUBMIT, FENCE_ENGINE, FENCE_CALLER, FENCE_ROLE, FENCE_GIVE_BACK, FENCE_WAITER, FENCE_DONE
+    void full_fence(int name)
     void spin_pause()
     uint64_t now_ns()
     void futex_wait(uint32_t* word, uint32_t expected, uint64_t timeout_ns)
