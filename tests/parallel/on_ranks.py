@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,6 +99,18 @@ def check_equal(dtype: str, got: Array, want: Array) -> None:
         raise AssertionError(
             f"{(~equal).sum()} of {equal.size} differ, first at {at}: got {got.flat[at]!r}, expected {want.flat[at]!r}"
         )
+
+
+def refused(call: Callable[[], Any], text: str, kind: type[Exception] = engine.errors.UnsupportedTensorError) -> str:
+    """Check that `call` raises `kind` and says `text`; all that it says."""
+    try:
+        call()
+    except kind as error:
+        said = str(error)
+    else:
+        raise AssertionError(f"not refused with {kind.__name__}")
+    assert text in said, f"{text!r} is not in {said!r}"
+    return said
 
 
 def check_same_on_all(parts: list[Array]) -> None:
