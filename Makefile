@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-BUILD_TOOLS := Cython meson meson-python ninja
+# pip passes on more than one setting for the build since 23.1.
+BUILD_TOOLS := Cython meson meson-python ninja 'pip>=23.1'
 # Where an editable install builds: one directory for each version of Python.
 EDITABLE = $(CURDIR)/build/$$($(BIN)/python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 BENCH ?= all
