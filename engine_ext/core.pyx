@@ -58,6 +58,9 @@ cdef extern from "<sys/mman.h>" nogil:
     int madvise(void* addr, size_t length, int advice)
     int memfd_create(const char* name, unsigned int flags)
 
+cdef extern from "<unistd.h>" nogil:
+    int close_descriptor "close"(int fd)
+
 cdef extern from "<sys/eventfd.h>" nogil:
     enum: EFD_CLOEXEC, EFD_NONBLOCK
     int eventfd(unsigned int initial, int flags)
@@ -271,14 +274,16 @@ cdef class Engine:
             raise EngineError("an engine is initialised once")
         self.rank, self.size = rank, size
         arena_open(&e.arena, arena, rank, size)
+        if len(peers) != size:
+            raise ValueError(f"{size} ranks have {size} pidfds, not {len(peers)}")
         e.peers = <int*>calloc(size, sizeof(int))
+        for r in range(size if e.peers != NULL else 0):
+            e.peers[r] = peers[r]
         e.alive = <uint64_t*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
         if e.peers == NULL or <void*>e.alive == MAP_FAILED:
             raise MemoryError("no memory for the engine")
         madvise(e.alive, PAGE, MADV_WIPEONFORK)
         e.alive[0] = 1
-        for r in range(size):
-            e.peers[r] = peers[r]
         memset(&knobs, 0, sizeof(Knobs))
         knobs.fusion_threshold, knobs.cycle_time_ms = fusion_threshold, cycle_time_ms
         knobs.stores, knobs.chunk = STORES.index(stores), SLOT_BYTES // 2
@@ -288,7 +293,7 @@ cdef class Engine:
         pthread_mutex_init(&e.lock, NULL)
         e.events_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         status = segment_map(&e.segment, control, rank, size)
-        os.close(control)
+        close_descriptor(control)
         if status == -EPROTO:
             raise IncompatibleRanksError(f"rank {rank} was given a control segment of another layout than {segment_info()}")
         if status < 0 or e.events_fd < 0:
@@ -317,12 +322,8 @@ cdef class Engine:
                 pthread_mutex_destroy(&e.lock)
             segment_unmap(&e.segment)
             for r in range(self.size if e.peers != NULL else 0):
-                try:
-                    os.close(e.peers[r] if e.peers[r] >= 0 else -1 - e.peers[r])
-                except OSError:
-                    pass                            # never opened: __init__ failed half-way
-            if e.events_fd >= 0:
-                os.close(e.events_fd)
+                close_descriptor(e.peers[r] if e.peers[r] >= 0 else -1 - e.peers[r])
+            close_descriptor(e.events_fd)
             munmap(e.alive, PAGE)
         free(e.peers)
         free(e.batch)

@@ -20,7 +20,7 @@ from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL
 from engine_ext.platform.atomics cimport or32
 from engine_ext.transport.arena cimport arena_locate
 
-from engine_ext.errors import MismatchError, UnsupportedTensorError
+from engine_ext.errors import EngineError, MismatchError, UnsupportedTensorError
 
 
 @cython.no_gc_clear                  # __dealloc__ needs the engine, also when the collector breaks the cycle with the group
@@ -58,9 +58,12 @@ cdef class GradientHook:
             self.engine.check()
             group.active = True
             group.on_first()
-        if self.flying:             # a second pass within this one: the first result is the base of the second
-            self.engine.finish(self.op, True)
-            self.raise_error()
+        if self.flying:             # autograd has already added to what is being reduced
+            raise EngineError(
+                f"the gradient of '{self.label}' was accumulated twice in one backward pass, while it was being reduced: a module "
+                "shared by two reentrantly checkpointed segments does that. Use checkpoint(..., use_reentrant=False), or "
+                "optimizer.no_sync() for all but the last backward"
+            )
         self.bring(parameter, gradient)
 
     cdef int bring(self, parameter, gradient) except -1:
@@ -216,7 +219,7 @@ cdef class GradientGroup:
                 engine.finish(hook.op, False)     # wait_all says when to close batches
         finally:
             driver_wait_for_all(engine.state, False)
-            self.active = False
+        self.active = False         # not when a signal ended the wait: then the next call finishes
         for hook in self.hooks:
             try:
                 hook.raise_error()

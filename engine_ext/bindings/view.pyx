@@ -213,7 +213,7 @@ cdef object view_of(object tensor, View* view):
     if table != NULL and table.borrow != NULL:
         try:
             table.borrow(<void*>tensor, &borrowed)
-        except BufferError as cause:        # sparse, conjugated, on no device: the type's own words say which
+        except (BufferError, RuntimeError) as cause:    # sparse, conjugated, without memory: the type's own words say which
             refuse(tensor, str(cause))
         from_dlpack(tensor, &borrowed, view)
         return None
