@@ -419,22 +419,25 @@ cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil:
 cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil:
     """A rank that has not requested what another requested before `older_than`; -1: none. `text` says what is missing.
 
-    With `older_than` 0 only ranks that have left count.
+    The request that has waited longest counts: who withholds a later one may itself be waiting for that. With `older_than` 0
+    only ranks that have left count.
     """
     cdef bint[MAX_RANKS] missing
     cdef Name* name = c.open
-    cdef int r, first, at
+    cdef uint64_t longest = <uint64_t>-1
+    cdef int r, first, at, culprit = -1
     while name != NULL:
         first = -1
-        memset(missing, 0, sizeof(missing))
-        for r in range(c.segment.size):
-            if name.requests[r] == NULL and (name.id < 0 or bit(c.segment.pages[r].ready, name.id) == bit(c.phase, name.id)):
-                missing[r] = True
-                if first < 0 and (name.since < older_than or load32_relaxed(&c.segment.pages[r].left)):
+        if name.since < longest:
+            for r in range(c.segment.size):
+                missing[r] = name.requests[r] == NULL and (
+                    name.id < 0 or bit(c.segment.pages[r].ready, name.id) == bit(c.phase, name.id)) and (
+                    name.since < older_than or load32_relaxed(&c.segment.pages[r].left))
+                if missing[r] and first < 0:
                     first = r
         if first >= 0:
+            culprit, longest = first, name.since
             at = snprintf(text, room, "'%.*s' was not brought by ", <int>name.name_bytes, name.name)
             describe_ranks(missing, c.segment.size, text + at, room - at)
-            return first
         name = name.next
-    return -1
+    return culprit

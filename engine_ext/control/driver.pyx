@@ -412,7 +412,7 @@ cdef void driver_await(State* e, Op* op) noexcept nogil:
     """Publish that a thread waits for `op`: its batch closes at once."""
     cdef bint news = False
     pthread_mutex_lock(&e.lock)
-    if not done(op) and not op.awaited and op.record.inflight == op:
+    if op.record != NULL and not op.awaited:        # NULL: finished, perhaps not yet marked done
         table_await(&e.table, op, True)
         news = True
     pthread_mutex_unlock(&e.lock)
@@ -444,7 +444,7 @@ cdef bint watched(State* e, Op** op) noexcept nogil:
     if op[0] == NULL:
         op[0] = longest_waiting(e)
         return op[0] != NULL
-    return not done(op[0]) and op[0].record.inflight == op[0]
+    return op[0].record != NULL and op[0].record.inflight == op[0]       # NULL: finished, perhaps not yet marked done
 
 
 cdef bint driver_overdue(State* e, Op* op, uint64_t older_than, char* name) noexcept nogil:
@@ -464,7 +464,7 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
     cdef int32_t id = op.record.id
     cdef int r
     for r in range(e.segment.size):
-        if load32_acquire(&e.segment.pages[r].left) and (r == 0 or (id >= 0 and withheld(e, r, id))):
+        if r != e.segment.rank and load32_acquire(&e.segment.pages[r].left) and (r == 0 or (id >= 0 and withheld(e, r, id))):
             return r
     return -1
 

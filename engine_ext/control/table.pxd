@@ -19,7 +19,7 @@ cdef enum Status:
     ABSENT = -7         # no rank brought a tensor; not an error
 
 cdef struct Op:
-    Record* record
+    Record* record      # NULL once it is finished
     Op* previous        # list of what is in flight on this rank
     Op* next            # the same; or the graveyard's
     engine_meta meta

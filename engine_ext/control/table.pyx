@@ -190,7 +190,7 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
         table.inflight = op.next
     if op.next != NULL:
         op.next.previous = op.previous
-    op.next = NULL
+    op.next, op.record = NULL, NULL         # the record may go now
     table.inflight_count -= 1
     record.inflight = NULL
     table_release(table, record)
