@@ -326,14 +326,17 @@ cdef void give_back(State* e) noexcept nogil:
     """Return the role to the sleeping engine thread; wake it only if something is left to do."""
     cdef bint busy = e.entry != NULL or (e.segment.rank == 0 and (e.coordinator.queue_count or e.coordinator.stuck))
     cdef uint64_t cursor = e.segment.mine.cursor
-    # The engine thread sleeps at this count, or at an earlier one and then it is on its way.
-    announce_sleep(e, DOOR_ENGINE, load32_acquire(&e.segment.mine.door[DOOR_ENGINE]))
+    cdef uint32_t count = load32_acquire(&e.segment.mine.door[DOOR_ENGINE])
+    # The engine thread sleeps at this count, or at an earlier one and then it is on its way. Or at a later one, when a ring
+    # that was meant for an earlier sleep comes only now: nobody would ring for this announcement then, so it is called.
+    announce_sleep(e, DOOR_ENGINE, count)
     store32_release(&e.role, Role.ENGINE_ASLEEP)
     full_fence(FENCE_GIVE_BACK)                                    # announced and given back before the look; pairs with ring() and driver_wait
     if load32_relaxed(&e.waiters) > 1:              # one of them may take the role, or be on its way out
         add32(&e.local_door, 1)
         futex_wake(&e.local_door, 1 << 30)
-    if (busy or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(&e.segment.header.abort) != 0
+    if (busy or load32_relaxed(&e.segment.mine.door[DOOR_ENGINE]) != count
+            or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(&e.segment.header.abort) != 0
             or (e.segment.rank == 0 and coordinator_unseen(&e.coordinator))):
         add32(&e.segment.mine.door[DOOR_ENGINE], 1)
         futex_wake(&e.segment.mine.door[DOOR_ENGINE], 1)
