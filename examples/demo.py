@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from common import QUIET_SECONDS, stop
+from common import QUIET_SECONDS, many, stop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -207,12 +207,15 @@ def main() -> None:
     quick = sys.argv[1:] == ["--quick"]  # For the tests: enough to see that it works.
     models = [Model("digits", 60 if quick else 150, 100), Model("gpt", 14 if quick else 40, 16)]
     OUTPUT.mkdir(exist_ok=True)
-    cores = len(os.sched_getaffinity(0))
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     say(
         "Two models, each trained by one process on whole batches and by two ranks on half of each batch:",
         "the same start, the same data, gradients averaged by engine.DistributedOptimizer.",
         *(["There is one CPU for both ranks: expect no gain in speed."] if cores < 2 else []),
     )
+    if load > cores / 2:
+        busy = f"load average {load:.1f} on {many(cores, 'CPU')}"
+        say(f"Other programs are at work ({busy}): mistrust the speeds, not the losses.")
     train_all(models)
     console.print()
     console.print(table(models))
