@@ -40,6 +40,17 @@ _running: _Running | None = None
 _generation = 0
 
 
+def _in_forked_child() -> None:
+    """Shared gradients become the child's own copies; a lock that another thread of the parent held is nobody's now."""
+    global _lock
+    _lock = threading.Lock()
+    if _running is not None:
+        _running.engine.forked()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
+
+
 def init(**settings: Any) -> None:
     """Meet the other ranks and start the engine. Collective. Does nothing if the engine is running.
 

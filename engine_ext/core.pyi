@@ -87,6 +87,8 @@ class Engine:
         """Block without the GIL until something wants attention: `abort`, `stall`, `signal`, `closed`."""
     def notify_signal(self) -> None:
         """Make `monitor` return `signal`; safe from any thread."""
+    def forked(self) -> None:
+        """In a forked child, at once: what it writes to shared tensors is its own from now on. Elsewhere it does nothing."""
     def abort(self, reason: str) -> None:
         """This rank fails: tell every rank why. The first abort of a world wins; later ones are ignored."""
     @property

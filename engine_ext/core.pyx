@@ -41,7 +41,7 @@ from engine_ext.data.kernels cimport (
 from engine_ext.platform.atomics cimport (
     load32_acquire, load_acquire, now_ns, or32, store32_release, store_release, swap_pointer,
 )
-from engine_ext.transport.arena cimport arena_close, arena_grow, arena_locate, arena_map, arena_open, arena_unmap
+from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open, arena_unmap
 
 import os
 
@@ -686,6 +686,11 @@ cdef class Engine:
         return found
 
     # ---- failure and the end
+
+    def forked(self):
+        """To be called in every forked child: makes its view of shared tensors its own."""
+        if self.state.alive != NULL and self.state.alive[0] != 1:
+            arena_forked(&self.state.arena)
 
     def monitor(self):
         cdef int events

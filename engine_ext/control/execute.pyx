@@ -255,6 +255,8 @@ cdef bint apply(State* e, engine_entry* entry) noexcept nogil:
         else:
             status = table_evict(&e.table, entry.id)
         pthread_mutex_unlock(&e.lock)
+        if entry.type == ENTRY_EVICT:
+            ring(&e.segment, 0, 0)      # an operation in flight went up as a request
     return status == Status.OK
 
 

@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 cdef struct Region:
     uint64_t part           # bytes of one rank's part, whole pages
+    uint64_t begin          # of rank 0's part, in the file
     char** bases            # by rank; own is never unmapped here
     bint shared             # False once the parts are private
 
@@ -20,6 +21,7 @@ cdef int arena_grow(Arena* arena, uint64_t nbytes) noexcept nogil
 cdef int arena_map(Arena* arena, uint64_t nbytes) noexcept nogil
 cdef int64_t arena_locate(Arena* arena, const char* address, uint64_t nbytes) noexcept nogil
 cdef void arena_privatise(Arena* arena) noexcept nogil
+cdef void arena_forked(Arena* arena) noexcept nogil
 cdef void arena_close(Arena* arena) noexcept nogil
 cdef void arena_unmap(char* base, uint64_t nbytes) noexcept nogil
 

@@ -8,7 +8,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 cdef extern from "<sys/mman.h>" nogil:
-    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MADV_HUGEPAGE
+    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MADV_HUGEPAGE
     enum: MREMAP_MAYMOVE, MREMAP_FIXED
     void* MAP_FAILED
     void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
@@ -52,7 +52,7 @@ cdef int arena_map(Arena* arena, uint64_t nbytes) noexcept nogil:
             return -ENOMEM
         arena.regions, arena.room = region, arena.room * 2 + 8
     region = &arena.regions[arena.count]
-    region.part, region.shared = part, True
+    region.part, region.begin, region.shared = part, arena.end, True
     region.bases = <char**>malloc(arena.size * sizeof(char*))
     if region.bases == NULL:
         return -ENOMEM
@@ -104,6 +104,24 @@ cdef void arena_privatise(Arena* arena) noexcept nogil:
     for k in range(arena.count):
         if arena.regions[k].shared:
             privatise(arena, &arena.regions[k])
+
+
+cdef void arena_forked(Arena* arena) noexcept nogil:
+    """In a forked child, at once: a shared mapping is not copied on write as the rest of its memory is. From now on what the
+    child writes is its own, and it cannot reach the parts of other ranks."""
+    cdef Region* region
+    cdef int k, r
+    for k in range(arena.count):
+        region = &arena.regions[k]
+        if not region.shared:
+            continue
+        region.shared = False
+        for r in range(arena.size):
+            if r == arena.rank:
+                mmap(region.bases[r], region.part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, arena.fd,
+                     <long>(region.begin + region.part * <uint64_t>r))
+            else:
+                munmap(region.bases[r], region.part)
 
 
 cdef void arena_close(Arena* arena) noexcept nogil:
