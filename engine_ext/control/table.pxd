@@ -37,6 +37,7 @@ cdef struct Op:
     uint32_t flags      # atomic
     int32_t status
     bint awaited
+    bint requested      # a full request of it is on the ring, or was
 
 cdef struct Record:
     Record* chain       # of its hash bucket

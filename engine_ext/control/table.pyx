@@ -112,6 +112,7 @@ cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
     request.rows = op.rows
     request.meta = op.meta
     memcpy(<char*>request + sizeof(engine_request), record.name, record.name_bytes)
+    op.requested = True
     store_release(&page.request_head, head + bytes)         # pairs with the coordinator's acquire
     return Status.OK
 
@@ -147,7 +148,7 @@ cdef int table_submit(Table* table, Record* record, Op* op) noexcept nogil:
     cdef int status
     if record.inflight != NULL:
         return Status.DUPLICATE
-    op.record, op.status = record, Status.OK
+    op.record, op.status, op.requested = record, Status.OK, False
     op.submitted = now_ns()
     record.inflight = op            # before the bit: the entry may come at once
     status = announce(table, record, op)
@@ -220,7 +221,8 @@ cdef int table_evict(Table* table, int32_t id) noexcept nogil:
         return Status.OK
     op = record.inflight
     if op != NULL:
-        if write_request(table, record, op) != Status.OK:
+        # Changed metadata has gone up as a request already, which the coordinator read, or will, after it forgot the id.
+        if not op.requested and write_request(table, record, op) != Status.OK:
             return Status.NO_ROOM
         store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ mask)     # taken back: equal to the phase again
         store_release(&page.arrivals, page.arrivals + 1)
