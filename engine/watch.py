@@ -105,11 +105,15 @@ class Watch:
                 logger.warning("SIGUSR1: schedule entries in %s", self._flight("signal"))
 
     def _report_stall(self) -> None:
-        lines = [
+        lines = self._engine.overdue()
+        lines += [
             f"{entry['name']!r} ({entry['kind']}) has waited {entry['seconds']:.0f} s for {late(entry['missing'])}"
             for entry in self._engine.pending()
+            if entry["missing"] is not None or self._engine.rank != 0  # What rank 0 knows, it has said above.
         ]
         path = self._flight("stall")
+        if not lines:
+            return
         logger.warning("stalled; schedule entries in %s\n  %s", path, "\n  ".join(lines))
 
     def _flight(self, reason: str) -> Path | None:

@@ -83,6 +83,8 @@ class Engine:
         """The last schedule entries this rank executed, oldest first."""
     def pending(self) -> list[dict[str, Any]]:
         """Operations of this rank in flight: name, kind, seconds, missing (ranks that have not submitted it, None if unknown)."""
+    def overdue(self) -> list[str]:
+        """On the coordinator: a line about each new name that has become overdue since the last call, with the ranks that withhold it."""
     def monitor(self) -> str:
         """Block without the GIL until something wants attention: `abort`, `stall`, `signal`, `closed`."""
     def notify_signal(self) -> None:

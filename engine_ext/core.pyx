@@ -685,6 +685,14 @@ cdef class Engine:
         found.reverse()
         return found
 
+    def overdue(self):
+        cdef State* e = self.state
+        pthread_mutex_lock(&e.lock)
+        text = <bytes>e.overdue
+        e.overdue[0] = 0
+        pthread_mutex_unlock(&e.lock)
+        return text.decode("utf-8", "replace").splitlines()
+
     # ---- failure and the end
 
     def forked(self):

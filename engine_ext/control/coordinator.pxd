@@ -6,6 +6,9 @@ from engine_ext.control.schedule cimport Writer
 from engine_ext.control.segment cimport Segment
 from engine_ext.control.stores cimport StoreChooser
 
+cdef enum:
+    EVICTIONS = 256             # ids freed at a time: each time costs a round of all ranks
+
 cdef struct Knobs:
     uint32_t version
     uint64_t fusion_threshold   # bytes
@@ -34,6 +37,7 @@ cdef struct Name:
     Request** requests          # by rank; NULL where that rank has none open
     int brought                 # how many ranks have
     uint64_t since              # nanoseconds: when the first open request came
+    bint reported               # as overdue
 
 cdef struct Coordinator:
     Segment* segment
@@ -45,7 +49,8 @@ cdef struct Coordinator:
     Name* open                  # names with open requests
     int32_t* free_ids           # a stack
     int32_t free_count
-    int32_t evicting            # an id between its EVICT entry and the last cursor passing it, or -1
+    int32_t[EVICTIONS] evicting     # ids between their EVICT entries and the last cursor passing the last of them
+    int evicting_count
     uint64_t evicted_at
     int32_t clock_hand
     uint64_t* phase             # bits
@@ -70,6 +75,7 @@ cdef void coordinator_close(Coordinator* c) noexcept nogil
 cdef bint coordinator_step(Coordinator* c) noexcept nogil
 cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil
 cdef bint coordinator_unseen(Coordinator* c) noexcept nogil
+cdef bint coordinator_overdue(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil
 cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil
 
 cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:

@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.control.batch cimport close_batches, meta_bytes
-from engine_ext.control.describe cimport describe_meta, describe_ranks
+from engine_ext.control.describe cimport describe_meta, describe_ranks, kind_name
 from engine_ext.control.layout cimport (
     BATCH_ITEMS, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ID_WORDS, IDS, KIND_ALLGATHER,
     KIND_ALLREDUCE, MAX_RANKS, REQUEST_BYTES, engine_entry,
@@ -22,6 +22,7 @@ from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_rela
 cdef enum:
     BUCKETS = 16384
     TEXT_BYTES = 4096
+    EVICTION_SAMPLE = 64
 
 
 cdef int coordinator_open(Coordinator* c, Segment* segment, const Knobs* knobs) noexcept nogil:
@@ -45,7 +46,6 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const Knobs* knobs) 
     for i in range(IDS):
         c.free_ids[i] = IDS - 1 - i         # the stack gives out the lowest first: few words to scan
     c.free_count = IDS
-    c.evicting = -1
     return Status.OK
 
 
@@ -111,7 +111,7 @@ cdef void clear_requests(Coordinator* c, Name* name) noexcept nogil:
     for r in range(c.segment.size):
         free(name.requests[r])
         name.requests[r] = NULL
-    name.brought = 0
+    name.brought, name.reported = 0, False
     if name.listed:
         link = &c.open
         while link[0] != name:
@@ -241,8 +241,7 @@ cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
             break
     if id < 0:
         if c.free_count == 0:
-            evict(c)
-            return False
+            return False                # coordinator_step evicts
         id = c.free_ids[c.free_count - 1]
     if name.id < 0 or memcmp(&meta, &name.meta, sizeof(engine_meta)) != 0:
         if not append_definition(c, name, &meta, id):
@@ -293,16 +292,13 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
     return True
 
 
-cdef void evict(Coordinator* c) noexcept nogil:
-    """Start to free the id that was used longest ago among a sample of idle ones."""
-    cdef engine_entry* entry
+cdef Name* oldest_idle(Coordinator* c) noexcept nogil:
+    """The name that was used longest ago among a sample of those that no rank has brought; NULL: there is none."""
     cdef Name* name
     cdef Name* oldest = NULL
     cdef int tried = 0, found = 0, r
     cdef bint idle
-    if c.evicting >= 0:
-        return
-    while tried < IDS and found < 64:
+    while tried < IDS and found < EVICTION_SAMPLE:
         c.clock_hand = (c.clock_hand + 1) % IDS
         tried += 1
         name = c.by_id[c.clock_hand]
@@ -317,18 +313,28 @@ cdef void evict(Coordinator* c) noexcept nogil:
             found += 1
             if oldest == NULL or name.used < oldest.used:
                 oldest = name
-    if oldest == NULL:
+    return oldest
+
+
+cdef void evict(Coordinator* c, int wanted) noexcept nogil:
+    """Start to free `wanted` ids, or as many as are idle; nothing while earlier ones are on their way."""
+    cdef engine_entry* entry
+    cdef Name* name
+    if c.evicting_count:
         return
-    entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8)
-    if entry == NULL:
-        return
-    entry.type, entry.id = ENTRY_EVICT, oldest.id
-    stamp(c, entry)
-    schedule_append(&c.writer, entry)
-    c.evicting, c.evicted_at = oldest.id, c.writer.tail
-    c.defined[oldest.id >> 6] &= ~(<uint64_t>1 << (oldest.id & 63))
-    c.by_id[oldest.id] = NULL
-    forget(c, oldest)
+    while c.evicting_count < min(wanted, <int>EVICTIONS):
+        name = oldest_idle(c)
+        entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8) if name != NULL else NULL
+        if entry == NULL:
+            break
+        entry.type, entry.id = ENTRY_EVICT, name.id
+        stamp(c, entry)
+        schedule_append(&c.writer, entry)
+        c.evicting[c.evicting_count], c.evicted_at = name.id, c.writer.tail
+        c.evicting_count += 1
+        c.defined[name.id >> 6] &= ~(<uint64_t>1 << (name.id & 63))
+        c.by_id[name.id] = NULL
+        forget(c, name)
 
 
 cdef bint find_ready(Coordinator* c) noexcept nogil:
@@ -384,7 +390,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
     cdef bint changed = c.stuck
     cdef Name* name
     cdef Name* after
-    cdef int r
+    cdef int r, wanting = 0
     for r in range(segment.size):
         seen = load_acquire(&segment.pages[r].arrivals) + load_acquire(&segment.pages[r].waits)     # pairs with announce()
         if seen != c.seen[r]:
@@ -395,17 +401,21 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
         c.step, c.usual_items, c.step_items = steps, c.step_items, 0
     if changed:
         c.stuck = False
-        if c.evicting >= 0 and schedule_slowest(&c.writer) >= c.evicted_at:
-            c.free_ids[c.free_count] = c.evicting       # every rank has forgotten it (I5)
-            c.free_count += 1
-            c.evicting = -1
+        if c.evicting_count and schedule_slowest(&c.writer) >= c.evicted_at:
+            while c.evicting_count:                     # every rank has forgotten them (I5)
+                c.evicting_count -= 1
+                c.free_ids[c.free_count] = c.evicting[c.evicting_count]
+                c.free_count += 1
         find_ready(c)
         name = c.open
         while name != NULL:
             after = name.next
             if name.id < 0 and name.brought == segment.size and not settle(c, name):
                 c.stuck = True
+                wanting += c.free_count == 0
             name = after
+        if wanting:
+            evict(c, wanting)
     if c.queue_count and not close_batches(c):
         c.stuck = True
     return c.writer.tail != tail
@@ -414,6 +424,33 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
 cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil:
     """When the open batch has to be closed, in nanoseconds; 0: there is none."""
     return c.queue_since + <uint64_t>(c.knobs.cycle_time_ms * 1e6) if c.queue_count else 0
+
+
+cdef inline bint withheld(Coordinator* c, Name* name, int rank) noexcept nogil:
+    """Whether `rank` has not brought a name that another rank has requested."""
+    return name.requests[rank] == NULL and (name.id < 0 or bit(c.segment.pages[rank].ready, name.id) == bit(c.phase, name.id))
+
+
+cdef bint coordinator_overdue(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil:
+    """Whether a name has become overdue: some ranks requested it before `older_than`, others have not. Then `text` has a line
+    for each that has become so since the last call, as far as there is room."""
+    cdef bint[MAX_RANKS] missing
+    cdef Name* name = c.open
+    cdef const char* kind
+    cdef int r, at = 0
+    while name != NULL:
+        if not name.reported and name.since < older_than and at < room - 2048:
+            name.reported, kind = True, b""
+            for r in range(c.segment.size):
+                missing[r] = withheld(c, name, r)
+                if name.requests[r] != NULL:
+                    kind = kind_name(name.requests[r].meta.kind)
+            at += snprintf(text + at, room - at, "'%.*s' (%s) has waited %.0f s for ", <int>name.name_bytes, name.name, kind,
+                           <double>(now_ns() - name.since) / 1e9)
+            at += describe_ranks(missing, c.segment.size, text + at, room - at)
+            at += snprintf(text + at, room - at, "\n")
+        name = name.next
+    return at > 0
 
 
 cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil:
@@ -430,8 +467,7 @@ cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, i
         first = -1
         if name.since < longest:
             for r in range(c.segment.size):
-                missing[r] = name.requests[r] == NULL and (
-                    name.id < 0 or bit(c.segment.pages[r].ready, name.id) == bit(c.phase, name.id)) and (
+                missing[r] = withheld(c, name, r) and (
                     name.since < older_than or load32_relaxed(&c.segment.pages[r].left))
                 if missing[r] and first < 0:
                     first = r

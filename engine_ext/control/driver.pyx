@@ -9,15 +9,17 @@ GIL, never spins, and sleeps without a timeout unless a batch is open or an entr
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strlen
 
-from engine_ext.control.coordinator cimport coordinator_absentee, coordinator_deadline, coordinator_step, coordinator_unseen
-from engine_ext.control.execute cimport fail_everything, run_schedule
+from engine_ext.control.coordinator cimport (
+    coordinator_absentee, coordinator_deadline, coordinator_overdue, coordinator_step, coordinator_unseen,
+)
+from engine_ext.control.execute cimport fail_everything, raise_event, run_schedule
 from engine_ext.control.layout cimport (
     CAUSE_LEFT, CAUSE_STALLED, SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
 )
 from engine_ext.control.segment cimport abort_world, ring, ring_others, ring_unfenced
-from engine_ext.control.state cimport Role, State, pthread_mutex_lock, pthread_mutex_unlock, pthread_t
+from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES, Role, State, pthread_mutex_lock, pthread_mutex_unlock, pthread_t
 from engine_ext.control.table cimport (
     OP_DONE, Op, Record, Status, bit, table_await, table_brought_by_all, table_record, table_release,
     table_submit,
@@ -116,6 +118,18 @@ cdef void check_progress(State* e) noexcept nogil:
         if culprit >= 0:
             abort_world(&e.segment, culprit,
                         CAUSE_LEFT if load32_acquire(&e.segment.pages[culprit].left) else CAUSE_STALLED, text)
+        elif e.stall_warning_ns:
+            report_overdue(e, now - e.stall_warning_ns)
+
+
+cdef void report_overdue(State* e, uint64_t older_than) noexcept nogil:
+    """On the coordinator: have names reported that some rank withholds. Other ranks cannot know who does while a name is new."""
+    cdef size_t told
+    pthread_mutex_lock(&e.lock)
+    told = strlen(e.overdue)            # and not read yet
+    if coordinator_overdue(&e.coordinator, older_than, e.overdue + told, OVERDUE_BYTES - <int>told):
+        raise_event(e, EVENT_STALL)
+    pthread_mutex_unlock(&e.lock)
 
 
 cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil:

@@ -32,6 +32,7 @@ cdef enum:                  # for the monitor thread
 cdef enum:
     HISTORY = 512           # entries remembered
     HISTORY_NAME = 64
+    OVERDUE_BYTES = 8192
 
 cdef struct Row:            # of the history
     uint64_t sequence
@@ -86,6 +87,7 @@ cdef struct State:
     uint64_t stall_warning_ns
     uint64_t stall_limit_ns
     void* graveyard             # atomic stack of operations that are done and abandoned
+    char[OVERDUE_BYTES] overdue  # rank 0: lines about names that some ranks withhold; under the lock
     uint64_t* alive             # a page that a forked child finds zero
     Counters counters
     Row[HISTORY] history
