@@ -1,0 +1,26 @@
+"""Broadcast, allgather, barrier, handles, knobs and shared tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import collective_program
+import pytest
+from ranks import run_ranks
+
+LIMIT = {"ENGINE_STALL_LIMIT": "20"}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "program",
+    [
+        collective_program.broadcasts,
+        collective_program.allgathers,
+        collective_program.waiting,
+        collective_program.knobs,
+        collective_program.shared_tensors,
+    ],
+)
+def test_collectives(program: Callable[[], int], size: int) -> None:
+    run_ranks(size, program, env=LIMIT)
