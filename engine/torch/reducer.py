@@ -67,6 +67,11 @@ class Once:
         self._reduced[index] = weakref.ref(gradient)
         return True
 
+    def settle(self, parameters: list[torch.Tensor]) -> None:
+        """Note what the parameters have after a pass: views in place of gradients, and what came from other ranks."""
+        gradients = ((index, parameter.grad) for index, parameter in enumerate(parameters))
+        self._reduced = {index: weakref.ref(gradient) for index, gradient in gradients if gradient is not None}
+
     def forget(self) -> None:
         """The gradients have been used, or zeroed."""
         self._reduced.clear()
@@ -126,7 +131,7 @@ class Reducer:
 
     def before_zero(self) -> None:
         """As `before_step`, except that old gradients do not matter any more."""
-        self.finish()
+        self.finish(discard=True)
         self._thaw()
 
     def forget(self) -> None:
@@ -134,20 +139,28 @@ class Reducer:
         if self._once is not None:
             self._once.forget()
 
-    def finish(self) -> None:
-        """Complete the pass that is under way on this rank, if any."""
+    def finish(self, discard: bool = False) -> None:
+        """Complete the pass that is under way on this rank, if any.
+
+        A gradient that cannot be reduced counts as none, so that the other ranks can go on. It is an error, unless
+        gradients are to be discarded: then `backward` has raised it.
+        """
         if not self.group.active:
             return
         try:
-            self._submit_rest()
+            refused = self._submit_rest()
             brought = self.group.finish()
             with torch.no_grad():
                 for gradient, copy in self._copies:
                     gradient.copy_(copy)
                 for index, memory in brought:
                     self._bring(index, memory)
+            if self._once is not None:
+                self._once.settle(self._parameters)
         finally:
             self._copies.clear()
+        if refused is not None and not discard:
+            raise refused
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -165,22 +178,28 @@ class Reducer:
         finally:
             self.group.paused = before
 
-    def _submit_rest(self) -> None:
+    def _submit_rest(self) -> UnsupportedTensorError | None:
         """Submit gradients that this pass did not touch: accumulated in `no_sync`, or by an earlier pass.
 
         The earlier result R must be contributed by every rank when one adds to it; else R would lose this rank's share.
+        Returns the error of the first that cannot be reduced.
         """
         rest = self.group.missing()
         if not rest:
-            return
+            return None
+        refused = None
         paused, self.group.paused = self.group.paused, False
         try:
             for index in rest:
                 parameter = self._parameters[index]
                 if parameter.grad is not None and (self._once is None or self._once.admit(index, parameter)):
-                    self._native[index](parameter)
+                    try:
+                        self._native[index](parameter)
+                    except UnsupportedTensorError as error:
+                        refused = refused or error
         finally:
             self.group.paused = paused
+        return refused
 
     def _thaw(self) -> dict[str, torch.Tensor]:
         """Hook parameters that require a gradient by now."""
