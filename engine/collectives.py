@@ -146,8 +146,10 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
 
     Raises
     ------
+    ValueError
+        The root is no rank.
     EngineError
-        As for `allreduce`, and for a root that is no rank.
+        As for `allreduce`.
     """
     return _spread(tensor, root_rank, name, blocking=True).wait()
 
