@@ -1,0 +1,103 @@
+"""The names and parameters that scripts written for Horovod rely on, as far as they exist."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
+import engine
+import engine.torch as hvd
+
+REQUIRED = inspect.Parameter.empty
+TENSOR = [("tensor", REQUIRED)]
+AVERAGE, NAME = [("average", None)], [("name", None)]
+TAIL = [("op", None), ("prescale_factor", 1.0), ("postscale_factor", 1.0)]
+ROOT = [("root_rank", REQUIRED)]
+SURFACE: dict[str, list[tuple[str, Any]]] = {
+    "allreduce": [*TENSOR, *AVERAGE, *NAME, ("compression", None), *TAIL],
+    "allreduce_": [*TENSOR, *AVERAGE, *NAME, *TAIL],
+    "allreduce_async": [*TENSOR, *AVERAGE, *NAME, *TAIL],
+    "allreduce_async_": [*TENSOR, *AVERAGE, *NAME, *TAIL],
+    "allgather": [*TENSOR, *NAME],
+    "allgather_async": [*TENSOR, *NAME],
+    "broadcast": [*TENSOR, *ROOT, *NAME],
+    "broadcast_": [*TENSOR, *ROOT, *NAME],
+    "broadcast_async": [*TENSOR, *ROOT, *NAME],
+    "broadcast_async_": [*TENSOR, *ROOT, *NAME],
+    "poll": [("handle", REQUIRED)],
+    "synchronize": [("handle", REQUIRED)],
+    "broadcast_parameters": [("params", REQUIRED), *ROOT],
+    "broadcast_optimizer_state": [("optimizer", REQUIRED), *ROOT, ("model", None)],
+    "broadcast_object": [("obj", REQUIRED), ("root_rank", 0), *NAME],
+    "allgather_object": [("obj", REQUIRED), *NAME],
+    "DistributedOptimizer": [("optimizer", REQUIRED), ("named_parameters", None), ("compression", None)],
+    "init": [("comm", None), ("process_sets", None)],
+    "shutdown": [],
+    "is_initialized": [],
+}
+NUMBERS = "size local_size cross_size rank local_rank cross_rank is_homogeneous".split()
+BUILT = "mpi_threads_supported mpi_enabled gloo_enabled mpi_built gloo_built nccl_built ddl_built ccl_built".split()
+BUILT += ["cuda_built", "rocm_built"]
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_parameters_come_in_the_order_that_scripts_use(name: str) -> None:
+    parameters = inspect.signature(getattr(hvd, name)).parameters.values()
+    positional = [
+        (each.name, each.default) for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ]
+    assert positional == SURFACE[name]
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, *BUILT])
+def test_questions_take_no_argument(name: str) -> None:
+    assert not inspect.signature(getattr(hvd, name)).parameters
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_what_is_not_built_says_so(name: str) -> None:
+    assert not getattr(hvd, name)()
+
+
+def test_operations_and_exceptions() -> None:
+    assert {hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product} == set(engine.Op)
+    assert issubclass(hvd.HorovodInternalError, RuntimeError)
+    assert hvd.Compression.none is None
+    with pytest.raises(AttributeError, match=r"Compression\.fp16 does not exist"):
+        _ = hvd.Compression.fp16
+
+
+def test_every_public_name_exists() -> None:
+    for module in (engine, hvd):
+        assert len(set(module.__all__)) == len(module.__all__)
+        for name in module.__all__:
+            assert getattr(module, name) is not None or name == "none", name
+            assert name in dir(module)
+
+
+def test_wrapped_optimizers_have_what_scripts_call() -> None:
+    import torch
+
+    engine.init()
+    try:
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+        for name, expected in {
+            "synchronize": [],
+            "skip_synchronize": [],
+            "no_sync": [],
+            "step": ["closure"],
+            "zero_grad": ["set_to_none"],
+        }.items():
+            assert list(inspect.signature(getattr(optimizer, name)).parameters) == expected
+    finally:
+        engine.shutdown()
+
+
+def test_every_function_says_what_it_does() -> None:
+    for module in (engine, hvd):
+        for name in module.__all__:
+            assert (getattr(module, name).__doc__ or "").strip(), f"{module.__name__}.{name}"

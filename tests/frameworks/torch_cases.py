@@ -1,0 +1,174 @@
+"""Cases for the torch binding, run on every rank of one job after the other: the registry, and what the cases share.
+
+A case compares only after its last collective, or compares what all ranks hold alike: a case that fails on one rank must
+not leave the others waiting.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+import engine
+from engine import runtime
+
+Case = Callable[..., None]
+Wrap = Callable[..., Any]
+registered: dict[str, dict[str, Callable[[], None]]] = {}  # by module and name
+
+
+def case(function: Case) -> Case:
+    """Run a function with gradients where torch puts them, and once more with gradients in shared memory.
+
+    It is called with `wrap(optimizer, named_parameters, **options)`.
+    """
+    for views in (False, True):
+
+        def run(views: bool = views) -> None:
+            def wrap(optimizer: Any, named: Any = None, **options: Any) -> Any:
+                return engine.DistributedOptimizer(optimizer, named, gradient_as_bucket_view=views, **options)
+
+            function(wrap)
+
+        name = function.__name__ + ("_in_views" if views else "")
+        registered.setdefault(function.__module__, {})[name] = run
+    return function
+
+
+def plain_case(function: Case) -> Case:
+    """Run a function once."""
+    registered.setdefault(function.__module__, {})[function.__name__] = function
+    return function
+
+
+def run_cases(module: str) -> dict[str, str]:
+    """Run all cases of a module on this rank; what failed, by name, with tracebacks."""
+    import_module(module)
+    engine.init()
+    torch.set_num_threads(1)
+    failures = {}
+    for name, run in registered[module].items():
+        torch.manual_seed(0)
+        try:
+            run()
+        except engine.errors.WorldError:
+            raise
+        except Exception:
+            failures[name] = f"rank {engine.rank()}: {traceback.format_exc(limit=-6)}"
+        engine.barrier(f"end of {name}")
+    return failures
+
+
+def mlp(dtype: torch.dtype = torch.float64, width: int = 16) -> nn.Sequential:
+    """A small model, the same on every rank. float64 leaves no doubt whether a difference is rounding."""
+    torch.manual_seed(1)
+    layers = nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3)
+    return nn.Sequential(*layers).to(dtype)
+
+
+def whole_batch(step: int, features: int = 8, per_rank: int = 4) -> torch.Tensor:
+    """The input of all ranks in a step, [per_rank * size, features]."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    return torch.randn(per_rank * engine.size(), features, generator=generator, dtype=torch.float64)
+
+
+def shard(batch: torch.Tensor) -> torch.Tensor:
+    """What this rank has of it."""
+    return batch[engine.rank() :: engine.size()]
+
+
+def loss_of(model: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+    """The mean over samples, so that the mean over equal shards is that of the whole."""
+    output = model(batch)
+    wanted = batch.flatten(1)[:, : output.shape[1]].sin()
+    return ((output - wanted) ** 2).sum(dim=1).mean()
+
+
+def parameters_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies, by name."""
+    return {name: each.detach().clone() for name, each in module.named_parameters()}
+
+
+def gradients_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of those there are, by name."""
+    return {name: each.grad.detach().clone() for name, each in module.named_parameters() if each.grad is not None}
+
+
+def local_gradients(loss: torch.Tensor, module: nn.Module) -> dict[str, torch.Tensor]:
+    """Of this rank alone; reduces nothing."""
+    named = dict(module.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()), retain_graph=True, allow_unused=True)
+    return {name: each for name, each in zip(named, found, strict=True) if each is not None}
+
+
+def check_close(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], rtol: float = 1e-11, atol: float = 1e-12
+) -> None:
+    """Equal names, and values up to the rounding of float64."""
+    assert found.keys() == expected.keys(), f"{sorted(found)} instead of {sorted(expected)}"
+    for name, each in found.items():
+        torch.testing.assert_close(each, expected[name], rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def check_same_everywhere(tensors: dict[str, torch.Tensor]) -> None:
+    """All ranks hold the same bits. Collective."""
+    engine.check_consistency(tensors)
+
+
+def averaged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Mean over ranks by means that are not under test: gathered, added here in rank order. Collective."""
+    gathered = engine.allgather_object({name: each.tolist() for name, each in tensors.items()})
+    return {
+        name: sum(torch.tensor(rank[name], dtype=each.dtype) for rank in gathered) / len(gathered)
+        for name, each in tensors.items()
+    }
+
+
+def reduced() -> int:
+    """How many tensors this rank has seen reduced."""
+    return engine.counters()["tensors"]
+
+
+def in_flight() -> list[str]:
+    """Names of the operations that have not finished."""
+    return [each["name"] for each in runtime.engine().pending()]
+
+
+def raises(kind: type[BaseException], function: Callable[[], object]) -> str:
+    """The text of the error that a call must raise."""
+    try:
+        function()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"did not raise {kind.__name__}")
+
+
+def train(
+    model: nn.Module, optimizer: Any, batches: Iterable[torch.Tensor], after: Callable[[], object] | None = None
+) -> list[float]:
+    """Plain steps; the losses."""
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        if after is not None:
+            after()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def shards(steps: int = 4, **shape: int) -> Iterator[torch.Tensor]:
+    """This rank's input of each step."""
+    return (shard(whole_batch(step, **shape)) for step in range(steps))
+
+
+def wholes(steps: int = 4, **shape: int) -> Iterator[torch.Tensor]:
+    """The input of all ranks of each step."""
+    return (whole_batch(step, **shape) for step in range(steps))

@@ -1,0 +1,525 @@
+"""Which gradients are reduced, when, and how often: the unusual backward passes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch_cases import (
+    Wrap,
+    averaged,
+    case,
+    check_close,
+    check_same_everywhere,
+    gradients_of,
+    in_flight,
+    local_gradients,
+    loss_of,
+    mlp,
+    parameters_of,
+    plain_case,
+    raises,
+    reduced,
+    shard,
+    shards,
+    train,
+    whole_batch,
+    wholes,
+)
+
+import engine
+from engine.errors import EngineError, UnsupportedTensorError
+
+
+def sgd(module: nn.Module) -> torch.optim.SGD:
+    """An optimizer without a memory."""
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+class Pause(torch.autograd.Function):
+    """Does nothing forward; calls a function when backward comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, action: Callable[[], object]) -> torch.Tensor:
+        ctx.action = action
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.action()
+        return gradient, None
+
+
+class Interrupted(nn.Module):
+    """An MLP whose backward pass, halfway, with the last layer's gradients done, calls a function."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        super().__init__()
+        self.inner, self.action = mlp(), action
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner[4](Pause.apply(self.inner[:4](x), self.action))
+
+
+@case
+def reduces_while_backward_runs(wrap: Wrap) -> None:
+    """Halfway through backward the last layer's averaged gradient is there, and other operations have not begun."""
+    seen: list[dict[str, torch.Tensor]] = []
+    counts: list[int] = []
+    before = 0
+
+    def wait_for_the_last_layer() -> None:
+        end = time.monotonic() + 10
+        while reduced() < before + 2 and time.monotonic() < end:
+            time.sleep(0.001)  # Computes, as far as the engine can tell: nothing here calls it to wait.
+        counts.append(reduced() - before)
+        seen.append(gradients_of(model))
+
+    model, alone = Interrupted(wait_for_the_last_layer), mlp()
+    optimizer = wrap(sgd(model), model.named_parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        engine.barrier()
+        before = reduced()
+        loss_of(model, shard(whole_batch(step))).backward()
+    optimizer.zero_grad()
+    loss_of(alone, whole_batch(1)).backward()
+    expected = gradients_of(alone)
+    assert counts == [2, 2], counts
+    names = "inner.4.weight", "inner.4.bias"
+    check_close(seen[1], {name: expected[name.removeprefix("inner.")] for name in names})
+
+
+@case
+def two_backwards_before_a_step(wrap: Wrap) -> None:
+    model, alone = mlp(), mlp()
+    optimizer = wrap(sgd(model), model.named_parameters())
+    for to_none in (True, False):
+        optimizer.zero_grad(to_none)
+        alone.zero_grad(to_none)
+        for step in range(3):
+            loss_of(model, shard(whole_batch(step))).backward()
+            loss_of(alone, whole_batch(step)).backward()
+        check_close(gradients_of(model), gradients_of(alone))
+    optimizer.step()
+    check_same_everywhere(parameters_of(model))
+
+
+@case
+def a_second_backward_of_a_part(wrap: Wrap) -> None:
+    """The second pass touches, on each rank, other parameters than the first."""
+    model = nn.ModuleList(mlp() for _ in range(3))
+    optimizer = wrap(sgd(model), model.named_parameters())
+    rank, size = engine.rank(), engine.size()
+    mine = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
+    for step in range(2):
+        part = model[(rank + step) % 3]
+        loss = loss_of(part, shard(whole_batch(step)))
+        for name, each in local_gradients(loss, model).items():
+            mine[name] += each
+        loss.backward()
+    found = gradients_of(model)
+    expected = averaged(mine)
+    used = {(r + step) % 3 for r in range(size) for step in range(2)}
+    check_close(found, {name: each for name, each in expected.items() if int(name[0]) in used})
+    optimizer.zero_grad()
+
+
+@plain_case
+def a_second_backward_of_a_sum_is_refused() -> None:
+    for views in (False, True):
+        model = mlp()
+        optimizer = engine.DistributedOptimizer(
+            sgd(model), model.named_parameters(), op=engine.Sum, gradient_as_bucket_view=views
+        )
+        batch = shard(whole_batch(0))
+        texts = []
+        for to_none in (True, False):
+            loss_of(model, batch).backward()
+            texts.append(raises(EngineError, lambda: loss_of(model, batch).backward()))
+            optimizer.zero_grad(to_none)
+        train(model, optimizer, shards(2))
+        with optimizer.no_sync():
+            loss_of(model, batch).backward()
+        found = local_gradients(loss_of(model, batch), model)
+        twice = {name: found[name] + each for name, each in gradients_of(model).items()}
+        loss_of(model, batch).backward()
+        total = {name: each * engine.size() for name, each in averaged(twice).items()}
+        check_close(gradients_of(model), total)
+        assert all("no_sync()" in text and "reduced already" in text for text in texts), texts
+
+
+@case
+def no_sync_accumulates_and_reduces_once(wrap: Wrap) -> None:
+    model, alone = mlp(), mlp()
+    optimizer = wrap(sgd(model), model.named_parameters())
+    other = sgd(alone)
+    for turn in range(2):
+        optimizer.zero_grad(set_to_none=turn == 0)
+        other.zero_grad()
+        before = reduced()
+        with optimizer.no_sync():
+            for step in range(3):
+                loss_of(model, shard(whole_batch(step))).backward()
+                loss_of(alone, whole_batch(step)).backward()
+        local = reduced() - before
+        loss_of(model, shard(whole_batch(3))).backward()
+        loss_of(alone, whole_batch(3)).backward()
+        check_close(gradients_of(model), gradients_of(alone))
+        assert (local, reduced() - before) == (0, 6)
+        optimizer.step()
+        other.step()
+    check_close(parameters_of(model), parameters_of(alone))
+
+
+@case
+def what_no_sync_gathered_is_reduced_although_the_last_backward_leaves_it_alone(wrap: Wrap) -> None:
+    model = nn.ModuleList([mlp(), mlp()])
+    optimizer = wrap(sgd(model), model.named_parameters())
+    first = loss_of(model[0], shard(whole_batch(0)))
+    second = loss_of(model[1], shard(whole_batch(1)))
+    mine = local_gradients(first, model) | local_gradients(second, model)
+    with optimizer.no_sync():
+        first.backward()
+    second.backward()
+    check_close(gradients_of(model), averaged(mine))
+    assert not in_flight()
+
+
+@case
+def no_sync_ends_when_its_block_raises(wrap: Wrap) -> None:
+    model, alone = mlp(), mlp()
+    optimizer = wrap(sgd(model), model.named_parameters())
+    for _ in range(2):
+        try:
+            with optimizer.no_sync(), optimizer.no_sync():
+                raise KeyError
+        except KeyError:
+            pass
+    train(model, optimizer, shards(2))
+    train(alone, sgd(alone), wholes(2))
+    check_close(parameters_of(model), parameters_of(alone))
+
+
+@case
+def no_gradient_on_some_ranks_counts_as_zero(wrap: Wrap) -> None:
+    for to_none in (True, False):
+        model = nn.ModuleList(mlp() for _ in range(engine.size() + 1))
+        optimizer = wrap(sgd(model), model.named_parameters())
+        for step in range(3):
+            optimizer.zero_grad(to_none)
+            loss = loss_of(model[engine.rank()], shard(whole_batch(step)))
+            zeros = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
+            mine = zeros | local_gradients(loss, model)
+            loss.backward()
+            last = f"{engine.size()}."
+            expected = {name: each for name, each in averaged(mine).items() if not name.startswith(last)}
+            check_close(gradients_of(model), expected)
+            assert all(each.grad is None for each in model[engine.size()].parameters())
+            optimizer.step()
+        check_same_everywhere(parameters_of(model))
+
+
+@case
+def a_rank_without_any_gradient(wrap: Wrap) -> None:
+    """It makes a backward pass that touches none of the parameters but one."""
+    model = nn.ModuleDict({"big": mlp(), "small": nn.Linear(8, 3).double()})
+    engine.torch.broadcast_parameters(model.state_dict(), 0)
+    optimizer = wrap(sgd(model), model.named_parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        part = "small" if engine.rank() == 0 else "big"
+        loss = loss_of(model[part], shard(whole_batch(step)))
+        zeros = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
+        mine = zeros | local_gradients(loss, model)
+        loss.backward()
+        used = ("small", "big") if engine.size() > 1 else ("small",)
+        expected = {name: each for name, each in averaged(mine).items() if name.startswith(used)}
+        check_close(gradients_of(model), expected)
+        optimizer.step()
+    check_same_everywhere(parameters_of(model))
+
+
+@case
+def autograd_grad_reduces_nothing(wrap: Wrap) -> None:
+    model = mlp()
+    optimizer = wrap(sgd(model), model.named_parameters())
+    before = reduced()
+    loss = loss_of(model, shard(whole_batch(0)))
+    found = torch.autograd.grad(loss, list(model.parameters()))
+    assert reduced() == before and not in_flight()
+    assert len(found) == 6 and not gradients_of(model)
+    train(model, optimizer, shards(1))
+    check_same_everywhere(parameters_of(model))
+
+
+@case
+def a_penalty_on_gradients(wrap: Wrap) -> None:
+    """Backward through a backward."""
+    model, alone = mlp(), mlp()
+    optimizer = wrap(sgd(model), model.named_parameters())
+    other = sgd(alone)
+
+    def loss_and_penalty(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        batch = batch.clone().requires_grad_()
+        output = module(batch).pow(2).sum(dim=1)
+        (slope,) = torch.autograd.grad(output.sum(), batch, create_graph=True)
+        return (output + slope.pow(2).sum(dim=1)).mean()
+
+    for step in range(3):
+        optimizer.zero_grad()
+        other.zero_grad()
+        loss_and_penalty(model, shard(whole_batch(step))).backward()
+        loss_and_penalty(alone, whole_batch(step)).backward()
+        optimizer.step()
+        other.step()
+    check_close(parameters_of(model), parameters_of(alone))
+
+
+class Checkpointed(nn.Module):
+    """The hidden layers are computed again in backward."""
+
+    def __init__(self, reentrant: bool, first: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant, self.first = mlp(), reentrant, first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner, options = self.inner, {"use_reentrant": self.reentrant}
+        if self.first:
+            # The outer pass meets no parameter before the inner ones.
+            x = checkpoint(inner[:2], x.clone().requires_grad_(), **options)
+            return checkpoint(inner[2:], x, **options)
+        x = checkpoint(inner[2:4], inner[:2](x), **options)
+        return inner[4](x)
+
+
+@case
+def activation_checkpointing(wrap: Wrap) -> None:
+    for reentrant in (False, True):
+        for first in (False, True):
+            model, alone = Checkpointed(reentrant, first), mlp()
+            optimizer = wrap(sgd(model), model.inner.named_parameters())
+            other = sgd(alone)
+            for step in range(4):
+                optimizer.zero_grad(set_to_none=step % 2 == 0)
+                other.zero_grad()
+                loss_of(model, shard(whole_batch(step))).backward()
+                waiting, found = in_flight(), gradients_of(model.inner)
+                loss_of(alone, whole_batch(step)).backward()
+                assert not waiting
+                check_close(found, gradients_of(alone))
+                optimizer.step()
+                other.step()
+            check_close(parameters_of(model.inner), parameters_of(alone))
+
+
+@case
+def a_layer_in_two_checkpointed_segments(wrap: Wrap) -> None:
+    """With reentrant passes autograd would add to what is being reduced: refused on every rank, and one can go on."""
+    model, alone = mlp(width=8), mlp(width=8)
+    optimizer = wrap(sgd(model), model.named_parameters())
+    other = sgd(alone)
+
+    def twice(x: torch.Tensor, reentrant: bool) -> torch.Tensor:
+        for _ in range(2):
+            x = checkpoint(model[:2], x.clone().requires_grad_(), use_reentrant=reentrant)
+        return model[2:](x)
+
+    for step in range(2):
+        optimizer.zero_grad()
+        batch = shard(whole_batch(step))
+        text = raises(EngineError, lambda batch=batch: loss_of(lambda x: twice(x, True), batch).backward())
+        assert "use_reentrant=False" in text, text
+        optimizer.zero_grad()
+        other.zero_grad()
+        loss_of(lambda x: twice(x, False), batch).backward()
+        loss_of(lambda x: alone[2:](alone[:2](alone[:2](x))), whole_batch(step)).backward()
+        check_close(gradients_of(model), gradients_of(alone))
+        optimizer.step()
+        other.step()
+
+
+@case
+def shared_weights(wrap: Wrap) -> None:
+    model, alone = mlp(width=8), mlp(width=8)
+    for module in (model, alone):
+        module[2] = module[0]
+    train(model, wrap(sgd(model), model.named_parameters()), shards(3))
+    train(alone, sgd(alone), wholes(3))
+    check_close(parameters_of(model), parameters_of(alone))
+
+
+class Odd(nn.Module):
+    """Parameters of no dimension, without elements, and one that an expanded gradient comes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalar = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+        self.empty = nn.Parameter(torch.empty(0, 3, dtype=torch.float64))
+        self.expanded = nn.Parameter(torch.ones(8, 1, dtype=torch.float64))
+        self.complex_free = nn.Parameter(torch.arange(12, dtype=torch.float64).view(3, 4).t())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        column = x @ self.expanded.expand(8, 3) * self.scalar + self.empty.sum()
+        return column + self.complex_free.sum()
+
+
+@case
+def odd_parameters(wrap: Wrap) -> None:
+    model, alone = Odd(), Odd()
+    train(model, wrap(sgd(model), model.named_parameters()), shards(3))
+    train(alone, sgd(alone), wholes(3))
+    check_close(parameters_of(model), parameters_of(alone))
+
+
+@case
+def two_optimizers_that_play_against_each_other(wrap: Wrap) -> None:
+    def play(generator: nn.Module, judge: nn.Module, first: Any, second: Any, batch: torch.Tensor) -> None:
+        first.zero_grad()
+        loss_of(lambda x: judge(generator(x)), batch).backward()  # Gives the judge gradients, too.
+        first.step()
+        second.zero_grad()
+        loss_of(lambda x: judge(generator(x).detach()), batch).mul(-1).backward()
+        second.step()
+
+    def players() -> tuple[nn.Module, nn.Module]:
+        torch.manual_seed(5)
+        return nn.Linear(8, 5).double(), nn.Sequential(nn.Tanh(), nn.Linear(5, 2)).double()
+
+    mine, alone = players(), players()
+    optimizers = [wrap(sgd(player), player.named_parameters()) for player in mine]
+    others = [sgd(player) for player in alone]
+    for step in range(4):
+        play(*mine, *optimizers, shard(whole_batch(step)))
+        play(*alone, *others, whole_batch(step))
+    for player, other in zip(mine, alone, strict=True):
+        check_close(parameters_of(player), parameters_of(other))
+
+
+@case
+def parameters_frozen_and_thawed(wrap: Wrap) -> None:
+    model, alone = mlp(), mlp()
+    for module in (model, alone):
+        module[0].requires_grad_(False)
+    optimizer = wrap(sgd(model), model.named_parameters())
+    other = sgd(alone)
+    for thawed, refrozen in ((False, False), (True, False), (True, True)):
+        for module in (model, alone):
+            module[0].requires_grad_(thawed)
+            module[2].requires_grad_(not refrozen)
+        train(model, optimizer, shards(2))
+        train(alone, other, wholes(2))
+        check_same_everywhere(parameters_of(model))
+        check_close(parameters_of(model), parameters_of(alone))
+
+
+@case
+def parameters_added_later(wrap: Wrap) -> None:
+    model, alone = mlp(), mlp()
+    optimizer = wrap(torch.optim.SGD(model[:4].parameters(), lr=0.1))
+    other = torch.optim.SGD(alone[:4].parameters(), lr=0.1)
+    train(model, optimizer, shards(2))
+    train(alone, other, wholes(2))
+    optimizer.add_param_group({"params": list(model[4].parameters()), "lr": 0.01})
+    other.add_param_group({"params": list(alone[4].parameters()), "lr": 0.01})
+    train(model, optimizer, shards(2))
+    train(alone, other, wholes(2))
+    check_close(parameters_of(model), parameters_of(alone))
+
+
+@case
+def an_exception_in_backward_on_one_rank(wrap: Wrap) -> None:
+    """It goes on with `zero_grad`; meanwhile the others wait in their `backward`, and get what it had."""
+
+    def fail() -> None:
+        if failing and engine.rank() == engine.size() - 1:
+            raise ArithmeticError("a bad sample")
+
+    failing = False
+    model, alone = Interrupted(fail), mlp()
+    optimizer = wrap(sgd(model), model.inner.named_parameters())
+    other = sgd(alone)
+    for step in range(6):
+        failing = step % 2 == 0
+        optimizer.zero_grad(set_to_none=step < 3)
+        try:
+            loss_of(model, shard(whole_batch(step))).backward()
+        except ArithmeticError:
+            assert failing
+            optimizer.zero_grad()
+        if failing:
+            continue
+        found = gradients_of(model.inner)
+        other.zero_grad()
+        loss_of(alone, whole_batch(step)).backward()
+        optimizer.step()
+        other.step()
+        check_close(found, gradients_of(alone))
+    check_same_everywhere(parameters_of(model))
+
+
+@case
+def an_exception_in_backward_on_all_ranks(wrap: Wrap) -> None:
+    def fail() -> None:
+        if failing:
+            raise ArithmeticError
+
+    failing = False
+    model, alone = Interrupted(fail), mlp()
+    optimizer = wrap(sgd(model), model.inner.named_parameters())
+    for failing in (True, True, False):
+        optimizer.zero_grad()
+        loss = loss_of(model, shard(whole_batch(0)))
+        if failing:
+            raises(ArithmeticError, loss.backward)
+        else:
+            loss.backward()
+            optimizer.step()
+    train(alone, sgd(alone), wholes(1))
+    check_close(parameters_of(model.inner), parameters_of(alone))
+
+
+@case
+def sparse_gradients_are_refused_by_name(wrap: Wrap) -> None:
+    table = nn.Embedding(10, 4, sparse=True)
+    other = mlp(torch.float32)
+    model = nn.ModuleDict({"table": table, "other": other})
+    optimizer = wrap(sgd(model), model.named_parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        text = raises(UnsupportedTensorError, lambda: table(torch.tensor([1, 2])).sum().backward())
+        assert "table.weight" in text and "sparse=False" in text, text
+    optimizer.zero_grad()
+    loss_of(other, shard(whole_batch(0)).float()).backward()
+    check_same_everywhere(gradients_of(other))
+
+
+@case
+def many_passes_leave_nothing_behind(wrap: Wrap) -> None:
+    """What is wrapped, trained and dropped takes no name, no hook and no operation along."""
+    for turn in range(12):
+        model = mlp()
+        optimizer = wrap(sgd(model), model.named_parameters())
+        train(model, optimizer, shards(1))
+        if turn % 2:
+            optimizer.unwrap()
+            assert not any(each._post_accumulate_grad_hooks for each in model.parameters())
+    del optimizer
+    assert not in_flight()
+
+
+@plain_case
+def a_collective_between_backward_and_step() -> None:
+    model, alone = mlp(), mlp()
+    optimizer = engine.DistributedOptimizer(sgd(model))
+    seen = []
+    handle = engine.allreduce_async(torch.ones(1000), engine.Sum, name="outstanding")
+    train(model, optimizer, shards(2), lambda: seen.append(engine.allreduce(torch.ones(2), engine.Sum)))
+    total = engine.synchronize(handle)
+    train(alone, sgd(alone), wholes(2))
+    check_close(parameters_of(model), parameters_of(alone))
+    assert total[999] == engine.size() == seen[1][0]
