@@ -94,6 +94,7 @@ class Job:
         timeout: float = 60.0,
         env: Mapping[str, str] | None = None,
         options: Iterable[str] = (),
+        prefix: Iterable[str] = (),
     ) -> None:
         self.size = np
         self.timeout = timeout
@@ -110,7 +111,7 @@ class Job:
         command = [sys.executable, "-m", "engine.launch", "-np", str(np), "--output-dir", str(self.output)]
         with open(self.home / "stdout", "wb") as out, open(self.home / "stderr", "wb") as err:
             self.process = subprocess.Popen(
-                [*command, *options, "--", sys.executable, str(script)],
+                [*prefix, *command, *options, "--", sys.executable, str(script)],
                 cwd=self.directory,
                 env=self._environment(env or {}),
                 stdin=subprocess.DEVNULL,
@@ -268,6 +269,8 @@ def run_ranks(np: int, program: str | Callable[..., Any], *args: Any, check: boo
         Variables beside the caller's own, from which settings of the engine are removed.
     options : iterable of str
         Further arguments of the launcher.
+    prefix : iterable of str
+        A command that runs the launcher, such as one that limits it.
 
     Raises
     ------

@@ -1,0 +1,77 @@
+"""What tests of failures share: acting on ranks, and checking that everybody was told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ranks import Finished, Job
+
+WITHIN = 2.0  # seconds in which every rank must know
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+    """Look until something is so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.005)
+
+
+def abstract_sockets() -> set[str]:
+    """Names of the engine's sockets on this machine, those of other jobs included."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return {line.split()[-1] for line in lines if "@engine-" in line}
+
+
+def ready(job: Job, *ranks: int) -> None:
+    """Wait until ranks are where the program says they are ready."""
+    job.wait_for(*(f"ready.{rank}" for rank in ranks or range(job.size)))
+
+
+def send(job: Job, rank: int, signum: int) -> float:
+    """Signal a rank; returns when, in seconds since the epoch."""
+    at = time.time()
+    os.kill(job.pid(rank), signum)
+    return at
+
+
+def state(job: Job, rank: int) -> str:
+    """One letter, as in ps."""
+    return Path(f"/proc/{job.pid(rank)}/stat").read_text().rpartition(") ")[2][0]
+
+
+def stop(job: Job, rank: int) -> float:
+    """Stop a rank, wholly; returns when."""
+    at = send(job, rank, signal.SIGSTOP)
+    until(lambda: state(job, rank) == "T", f"rank {rank} stopped")
+    return at
+
+
+def named(
+    finished: Finished,
+    values: Mapping[int, Any] | Sequence[Any],
+    culprits: int | Sequence[int],
+    kind: str,
+    since: float,
+    within: float = WITHIN,
+) -> None:
+    """Check that every rank in `values` got `kind`, naming a culprit, in time."""
+    allowed = [culprits] if isinstance(culprits, int) else list(culprits)
+    items = values.items() if isinstance(values, Mapping) else enumerate(values)
+    assert items
+    for rank, value in items:
+        assert value is not None, f"rank {rank} did not return\n{finished}"
+        assert value["type"] == kind, f"rank {rank}: {value}\n{finished}"
+        assert value["rank"] in allowed and f"rank {value['rank']}" in value["text"], f"rank {rank}: {value}"
+        late = value["at"] - max(since, value["begun"])
+        assert late < within, f"rank {rank} was told {late:.2f} s after\n{value}\n{finished}"
+
+
+def others(finished: Finished, *culprits: int) -> dict[int, Any]:
+    """What the other ranks returned."""
+    return {rank: value for rank, value in enumerate(finished.values) if rank not in culprits}

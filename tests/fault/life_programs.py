@@ -1,0 +1,277 @@
+"""What ranks do in the tests of forking, of many short worlds, and of other launchers."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import multiprocessing
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from programs import observe, ones, until
+
+import engine
+
+
+def in_child(work: Callable[[], Any]) -> str:
+    """Run `work` in a forked child that ends as a process does, with its exit hooks; returns what it says."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        code = 7
+        try:
+            os.write(writing, repr(work()).encode())
+            code = 0
+        finally:
+            # What sys.exit does, without the frames of the parent's program below this one.
+            atexit._run_exitfuncs()
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, f"the child ended with {os.waitstatus_to_exitcode(status)}"
+    return said
+
+
+def no_world() -> Any:
+    """Before `init` and after `shutdown`."""
+    calls = {
+        "allreduce": lambda: engine.allreduce(ones()),
+        "barrier": engine.barrier,
+        "rank": engine.rank,
+        "knobs": engine.knobs,
+        "counters": engine.counters,
+        "abort": lambda: engine.abort("x"),
+    }
+    seen = {f"before {name}": observe(call)["type"] for name, call in calls.items()}
+    assert not engine.is_initialized()
+    engine.shutdown()
+    engine.init()
+    handle = engine.allreduce_async(ones(), name="kept")
+    native = engine.runtime.engine()
+    engine.shutdown()
+    engine.shutdown()
+    assert not engine.is_initialized()
+    seen.update({f"after {name}": observe(call)["type"] for name, call in calls.items()})
+    seen["after native"] = observe(lambda: native.barrier(None, True))["type"]
+    assert handle.wait()[0] == 1  # finished by shutdown
+    engine.init()
+    engine.barrier()
+    return seen
+
+
+def shutdown_beside_a_waiting_thread() -> Any:
+    """The main thread shuts down while another waits for what never comes."""
+    engine.init(shutdown_timeout=0.3)
+    if engine.rank() == 0:
+        until(lambda: os.path.exists("over"), "the other rank is through")
+        return None
+    seen: list[dict[str, Any]] = []
+    waiting = [
+        threading.Thread(target=lambda k=k: seen.append(observe(lambda: engine.barrier(f"never.{k}"))))
+        for k in range(3)
+    ]
+    for thread in waiting:
+        thread.start()
+    until(lambda: len(engine.runtime.engine().pending()) == 3, "all threads wait")
+    begun = time.monotonic()
+    engine.shutdown()
+    took = time.monotonic() - begun
+    for thread in waiting:
+        thread.join(10)
+    Path("over").touch()
+    return took, sorted(each["type"] for each in seen)
+
+
+def one_handle_for_many_threads(rounds: int) -> Any:
+    """Several threads wait for one operation; each gets its result."""
+    engine.init()
+    rank, size = engine.rank(), engine.size()
+    wrong: list[object] = []
+    for step in range(rounds):
+        gathered = step % 2 == 1
+        values = np.full(50, rank + step, np.float32)
+        handle = engine.allgather_async(values, "g") if gathered else engine.allreduce_async(values, engine.Sum, "r")
+        total = sum(other + step for other in range(size)) * (50 if gathered else 1)
+
+        def fetch(handle: Any = handle, total: int = total, gathered: bool = gathered) -> None:
+            result = handle.wait()
+            if (result.sum() if gathered else result[0]) != total:
+                wrong.append(result)
+
+        threads = [threading.Thread(target=fetch) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return wrong
+
+
+def forked() -> Any:
+    """The engine refuses to work in a forked child, which may do all else, and ends without a trace."""
+    engine.init()
+    rank, size = engine.rank(), engine.size()
+    native = engine.runtime.engine()
+    shared = np.frombuffer(native.share(1 << 16), np.float32)
+    handle = engine.allreduce_async(ones(), name="before")
+    handle.wait()
+    seen = []
+    for step in range(5):
+        shared[:] = rank + step
+
+        def child() -> Any:
+            errors = [
+                observe(call)["type"]
+                for call in (
+                    engine.rank,
+                    engine.init,
+                    lambda: engine.allreduce(ones()),
+                    lambda: native.allreduce(ones(), ones(), "x", 0, 1.0, 1.0, True),
+                    lambda: native.share(4096),
+                    native.mark_step,
+                )
+            ]
+            assert not engine.is_initialized() and native.failure is None and native.pending() == []
+            engine.shutdown()
+            native.abort("of the child")
+            native.close(0.1)
+            before = float(shared[0])
+            shared[:] = -1000  # its own from here on
+            sys.excepthook(ValueError, ValueError("in the child"), None)
+            return errors, before, float(handle.wait()[0])
+
+        said = in_child(child)
+        assert shared[0] == shared[-1] == rank + step, f"a child wrote to its parent's gradients: {shared[0]}"
+        total = engine.allreduce(shared, engine.Sum, name="shared")
+        assert total[-1] == sum(other + step for other in range(size))
+        seen.append(said)
+    return seen
+
+
+def forked_in_an_operation() -> Any:
+    """A fork while operations are in flight: the child lets go of their handles, the parent completes them."""
+    engine.init()
+    rank = engine.rank()
+    for step in range(10):
+        handles = [engine.allreduce_async(np.full(1 << 18, rank + k, np.float32), engine.Sum, f"{k}") for k in range(4)]
+        unnamed = engine.allreduce_async(ones())
+
+        def child(handles: list[Any] = handles) -> str:
+            types = {observe(handle.wait)["type"] for handle in handles if not handle.done}
+            handles.clear()
+            gc.collect()
+            return "refused" if types <= {"ForkedError"} else f"step {step}: {types}"
+
+        said = in_child(child)
+        assert said == "'refused'", said
+        for k, handle in enumerate(handles):
+            assert handle.wait()[-1] == sum(other + k for other in range(engine.size()))
+        unnamed.wait()
+    return True
+
+
+def _in_pool(values: np.ndarray) -> float:
+    values[:] = 5
+    return float(values.sum())
+
+
+def multiprocessing_fork() -> Any:
+    """A pool of forked workers comes and goes while the engine works."""
+    engine.init()
+    shared = np.frombuffer(engine.runtime.engine().share(4096), np.float32)
+    for step in range(3):
+        shared[:] = step
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pending = pool.map_async(_in_pool, [shared, ones()])
+            total = engine.allreduce(shared, engine.Sum, name="shared")
+            assert pending.get(30) == [5 * shared.size, 5000]
+        assert total[0] == step * engine.size() and shared[0] == step
+    return True
+
+
+def data_loader() -> Any:
+    """Training with worker processes that fork, write to the model and to its shared gradients, and end; and without them."""
+    import torch
+
+    import engine.torch as binding
+
+    torch.set_num_threads(1)
+    binding.init()
+
+    def train(workers: int) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        named = [(f"{workers}.{name}", parameter) for name, parameter in model.named_parameters()]
+        optimizer = binding.DistributedOptimizer(optimizer, named, gradient_as_bucket_view=True)
+
+        rank = binding.rank()  # a worker process is none
+
+        class Samples(torch.utils.data.Dataset):  # type: ignore[type-arg]
+            def __len__(self) -> int:
+                return 16
+
+            def __getitem__(self, index: int) -> Any:
+                if torch.utils.data.get_worker_info() is not None:
+                    for parameter in model.parameters():  # rude, and it happens: a dataset that refers to the model
+                        if parameter.grad is not None:
+                            parameter.grad.fill_(1e9)
+                        parameter.data.fill_(1e9)
+                return torch.full((8,), float(index + rank))
+
+        losses = []
+        for _ in range(3):
+            loader = torch.utils.data.DataLoader(
+                Samples(), batch_size=4, num_workers=workers, multiprocessing_context="fork" if workers else None
+            )
+            for batch in loader:
+                loss = model(batch).square().mean()
+                optimizer.zero_grad(set_to_none=False)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return losses
+
+    return train(2), train(0)
+
+
+def many_worlds(worlds: int) -> Any:
+    """Short worlds, one after the other; what the process holds after some must be what it holds after all."""
+    libc = ctypes.CDLL(None)
+
+    def held() -> dict[str, int]:
+        gc.collect()
+        libc.malloc_trim(0)
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return {
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "threads": len(os.listdir("/proc/self/task")),
+            "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
+            "KiB": pages * resource.getpagesize() // 1024,
+        }
+
+    first: dict[str, int] = {}
+    for world in range(worlds):
+        engine.init()
+        shared = np.frombuffer(engine.runtime.engine().share(1 << 20), np.float32)
+        shared[:] = 1
+        handles = [engine.allreduce_async(ones(20_000), engine.Sum, f"{world}.{k}") for k in range(20)]
+        for handle in handles[:10]:
+            assert handle.wait()[0] == engine.size()
+        engine.allreduce_(shared, engine.Sum, name="shared")
+        engine.allgather(ones(10))
+        del handles, shared
+        engine.shutdown()
+        if world == worlds // 3:
+            first = held()
+    return first, held()

@@ -1,0 +1,213 @@
+"""What each rank does in the hunt for lost wake-ups: random steps, the same plan on all ranks, each in its own manner and time.
+
+Every wait comes back after 100 ms and looks again, so a lost wake-up does not hang: it shows as an operation that was complete
+only a tick after the last rank had brought it. Each rank keeps the times that tell.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import engine
+
+KINDS = ("allreduce", "allreduce", "allreduce", "broadcast", "allgather", "barrier")
+MANNERS = ("blocking", "blocking", "waiting", "waiting", "polling", "threads")
+POLL_LIMIT = 20.0
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One collective of a step, as every rank plans it."""
+
+    kind: str
+    name: str
+    elements: int
+
+
+@dataclass
+class Times:
+    """One operation on one rank, CLOCK_MONOTONIC."""
+
+    brought: float
+    """When the call that brought it began."""
+    wanted: float = 0.0
+    """When this rank began to wait for it."""
+    done: float = 0.0
+
+
+@dataclass
+class Log:
+    """What a rank reports.
+
+    Attributes
+    ----------
+    steps : list of list of Times
+    delays : list of int
+        Nanoseconds that this process's threads had spent waiting for a processor, before each step and at the end.
+    manners : list of str
+    late_wakes : int
+        As the engine counts them.
+    """
+
+    steps: list[list[Times]] = field(default_factory=list)
+    delays: list[int] = field(default_factory=list)
+    manners: list[str] = field(default_factory=list)
+    late_wakes: int = 0
+
+
+def plan(seed: int, step: int) -> list[Operation]:
+    """The operations of a step, equal on all ranks."""
+    chance = random.Random(seed * 1_000_003 + step)
+    operations = []
+    for place in range(chance.choice((1, 1, 2, 3, 6))):
+        kind = chance.choice(KINDS)
+        elements = chance.choice((1, 7, 300, 5000, 40_000))
+        new = chance.random() < 0.1
+        operations.append(Operation(kind, f"{kind}.{elements}.{place}" + (f".new.{step}" if new else ""), elements))
+    return operations
+
+
+def waiting_for_processor() -> int:
+    """Nanoseconds that the threads of this process were ready to run and did not."""
+    total = 0
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/schedstat") as file:
+                total += int(file.read().split()[1])
+        except OSError:
+            continue
+    return total
+
+
+class Steps:
+    """One rank's run."""
+
+    def __init__(self, seed: int, cycles: tuple[float, ...]) -> None:
+        self.seed = seed
+        self.cycles = cycles
+        self.rank, self.size = engine.rank(), engine.size()
+        self.pool = ThreadPoolExecutor(2)
+        self.log = Log()
+
+    def run(self, steps: int) -> Log:
+        for step in range(steps):
+            if self.rank == 0 and step % 50 == 0:
+                engine.set_knobs(cycle_time_ms=self.cycles[step // 50 % len(self.cycles)])
+            self.log.delays.append(waiting_for_processor())
+            self.step(step)
+        self.log.delays.append(waiting_for_processor())
+        self.log.late_wakes = engine.counters()["late_wakes"]
+        engine.barrier()
+        return self.log
+
+    def step(self, step: int) -> None:
+        chance = random.Random((self.seed * 1_000_003 + step) * 257 + self.rank + 1)
+        manner = chance.choice(MANNERS)
+        operations = plan(self.seed, step)
+        times = [Times(0.0) for _ in operations]
+        self.log.manners.append(manner)
+        self.log.steps.append(times)
+        self.dawdle(chance)
+        if manner == "blocking":
+            for operation, at in zip(operations, times, strict=True):
+                self.call(operation, at)
+        elif manner == "threads":
+            halves = [
+                self.pool.submit(lambda half: [self.call(*pair) for pair in half], list(zip(operations, times))[k::2])
+                for k in range(2)
+            ]
+            for half in halves:
+                half.result()
+        else:
+            handles = []
+            for operation, at in zip(operations, times, strict=True):
+                at.brought = time.monotonic()
+                handles.append(self.bring(operation))
+                if chance.random() < 0.1:
+                    self.dawdle(chance)
+            order = list(range(len(operations)))
+            chance.shuffle(order)
+            for k in order:
+                times[k].wanted = time.monotonic()
+                if manner == "polling":
+                    self.poll(handles[k], operations[k])
+                result = handles[k].wait()
+                times[k].done = time.monotonic()
+                self.check(operations[k], result)
+
+    @staticmethod
+    def dawdle(chance: random.Random) -> None:
+        """Be late, mostly a little, now and then by much; asleep or busy."""
+        draw = chance.random()
+        if draw < 0.3:
+            time.sleep(chance.random() * 0.001)
+        elif draw < 0.4:
+            until = time.monotonic() + chance.random() * 0.0003
+            while time.monotonic() < until:
+                pass
+        elif draw < 0.41:
+            time.sleep(chance.random() * 0.03)
+
+    def bring(self, operation: Operation) -> Any:
+        if operation.kind == "barrier":
+            return engine.runtime.engine().barrier(operation.name)
+        if operation.kind == "allgather":
+            return engine.allgather_async(np.full(self.rank + 1, self.rank, np.float32), operation.name)
+        values = np.full(operation.elements, self.rank + 1, np.float32)
+        if operation.kind == "broadcast":
+            return engine.broadcast_async_(values, self.size - 1, operation.name)
+        return engine.allreduce_async_(values, engine.Sum, operation.name)
+
+    def call(self, operation: Operation, at: Times) -> None:
+        """The blocking form."""
+        at.brought = at.wanted = time.monotonic()
+        if operation.kind == "barrier":
+            result: Any = engine.barrier(operation.name)
+        elif operation.kind == "allgather":
+            result = engine.allgather(np.full(self.rank + 1, self.rank, np.float32), operation.name)
+        elif operation.kind == "broadcast":
+            result = engine.broadcast_(
+                np.full(operation.elements, self.rank + 1, np.float32), self.size - 1, operation.name
+            )
+        else:
+            result = engine.allreduce_(
+                np.full(operation.elements, self.rank + 1, np.float32), engine.Sum, operation.name
+            )
+        at.done = time.monotonic()
+        self.check(operation, result)
+
+    @staticmethod
+    def poll(handle: Any, operation: Operation) -> None:
+        """Nobody drives on this rank now but the engine thread: without its wake-up this lasts for ever."""
+        end = time.monotonic() + POLL_LIMIT
+        while not handle.done:
+            if time.monotonic() > end:
+                raise AssertionError(f"{operation} was not done after {POLL_LIMIT} s of polling")
+            time.sleep(0.0002)
+
+    def check(self, operation: Operation, result: Any) -> None:
+        if operation.kind == "allgather":
+            expected = np.repeat(np.arange(self.size), np.arange(1, self.size + 1)).astype(np.float32)
+        elif operation.kind == "barrier":
+            return
+        else:
+            total = self.size if operation.kind == "broadcast" else self.size * (self.size + 1) // 2
+            expected = np.full(operation.elements, total, np.float32)
+        np.testing.assert_array_equal(result, expected, err_msg=str(operation))
+
+
+def random_steps(seed: int, steps: int, cycles: tuple[float, ...], **settings: Any) -> Log:
+    """Run on every rank."""
+    engine.init(**settings)
+    threading.current_thread().name = f"rank {engine.rank()}"
+    log = Steps(seed, cycles).run(steps)
+    engine.shutdown()
+    return log

@@ -1,0 +1,56 @@
+"""Under torchrun, restarts included, and beside torch.distributed in the same process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import launcher_programs
+import pytest
+from faults import until
+from ranks import MARK, marked, run_ranks
+
+pytest.importorskip("torch")
+
+
+def torchrun(tmp_path: Path, function: str, *options: str) -> tuple[int, list[dict[str, Any]], str]:
+    """Run a function of `launcher_programs` on two ranks; returns exit code, what the ranks said, and the log."""
+    mark = uuid.uuid4().hex
+    tests = Path(launcher_programs.__file__).parent
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+        + [str(tests / "launcher_programs.py"), function],
+        cwd=tmp_path,
+        env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "ENGINE_OUTPUT_DIR": str(tmp_path / "out")},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    until(lambda: not marked(mark), "nothing is left")
+    return run.returncode, [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")], run.stderr
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    code, said, log = torchrun(tmp_path, "under_torchrun")
+    assert code == 0, log
+    assert sorted(each["rank"] for each in said) == [0, 1]
+    assert all(each["size"] == 2 and each["total"] == 3 for each in said)
+
+
+def test_a_restart_by_torchrun_makes_a_new_world(tmp_path: Path) -> None:
+    code, said, log = torchrun(tmp_path, "restarted", "--max-restarts", "1")
+    assert code == 0, log
+    for each in said:
+        if each["attempt"] == 0:  # torchrun may have ended rank 0 before it could say so
+            assert (each["rank"], each["type"]) == (0, "RankRaisedError") and "first attempt" in each["text"]
+    assert sorted(each["rank"] for each in said if each["attempt"] == 1 and each["type"] is None) == [0, 1], (said, log)
+
+
+@pytest.mark.parametrize("first", ["engine", "gloo"])
+def test_beside_torch_distributed(first: str) -> None:
+    assert run_ranks(2, launcher_programs.beside_gloo, first).values == [True, True]

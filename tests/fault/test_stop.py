@@ -1,0 +1,122 @@
+"""A rank stands still, stopped or withholding a tensor: every rank that waits learns whose fault it is, the limit being 2 s."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import programs
+import pytest
+from faults import WITHIN, named, others, ready, send, stop, until
+from ranks import run_ranks, start_ranks
+
+LIMIT = 2.0
+STALL = {"ENGINE_STALL_LIMIT": str(LIMIT)}
+
+
+@pytest.mark.parametrize(
+    ("size", "victim", "moment"),
+    [
+        (2, 0, "known"),
+        (3, 1, "known"),
+        (2, 0, "new"),
+        (3, 2, "new"),
+        (2, 1, "streaming"),
+        (3, 0, "streaming"),
+    ],
+)
+def test_a_stopped_rank_is_named_and_corrupts_nothing(size: int, victim: int, moment: str) -> None:
+    survivors = [rank for rank in range(size) if rank != victim]
+    with start_ranks(size, programs.stopped, victim, moment, env=STALL) as job:
+        ready(job)
+        stopped = stop(job, victim)
+        job.wait_for(*(f"failed.{rank}" for rank in survivors))
+        (job.directory / "resumed").touch()
+        send(job, victim, signal.SIGCONT)
+        finished = job.finish(check=False)
+    kind = "RankStalledError"
+    named(finished, others(finished, victim), victim, kind, stopped, LIMIT + WITHIN)
+    for rank in survivors:
+        assert finished.values[rank]["at"] - stopped > LIMIT / 2
+    resumed = finished.values[victim]
+    assert resumed["type"] == kind and resumed["rank"] == victim, resumed
+    for rank, value in enumerate(finished.values):
+        assert value["changed"] == 0, f"rank {rank}'s gradients changed after the failure"
+        assert value["again"] == kind, value
+        assert value["busy"] < 0.1, f"rank {rank} used {value['busy']:.2f} s of processor in 0.3 s, doing nothing"
+        record = json.loads(finished.files[f"rank.{rank}/failure.json"])
+        assert record["rank"] == victim and record["cause"] == "stalled"
+
+
+def test_a_short_stop_is_no_failure() -> None:
+    with start_ranks(2, programs.signalled, env=STALL) as job:
+        ready(job)
+        for rank in (0, 1, 0):
+            stop(job, rank)
+            send(job, rank, signal.SIGCONT)
+        (job.directory / "stop").touch()
+        finished = job.finish()
+    assert not finished.files
+
+
+def test_who_is_kept_waiting_is_not_blamed() -> None:
+    finished = run_ranks(3, programs.chain, 1.5, check=False)
+    for value in finished.values:
+        assert value["type"] == "RankStalledError" and value["rank"] == 2, finished.values
+
+
+def test_a_full_request_ring_is_no_hiding_place() -> None:
+    with start_ranks(2, programs.full_ring, LIMIT) as job:
+        ready(job)
+        stopped = stop(job, 0)
+        (job.directory / "stopped").touch()
+        until(lambda: (job.home / "value.1").exists(), "rank 1 was told")
+        send(job, 0, signal.SIGCONT)
+        finished = job.finish(check=False)
+    named(finished, others(finished, 0), 0, "RankStalledError", stopped, LIMIT + 1 + WITHIN)
+
+
+@pytest.mark.parametrize("kind", ["known", "new"])
+def test_the_stall_report_names_tensors_and_missing_ranks(kind: str) -> None:
+    finished = run_ranks(
+        3, programs.differing_names, kind, env={"ENGINE_STALL_WARNING": "1", "ENGINE_STALL_LIMIT": "3"}, check=False
+    )
+    log = finished.err
+    if kind == "known":
+        assert "'even' (allreduce) has waited 1 s for rank 1" in finished.ranks[0].stderr
+        assert "'odd' (allreduce) has waited 1 s for ranks 0, 2" in finished.ranks[1].stderr
+        assert "'even' (allreduce) has waited 1 s for rank 1" in finished.ranks[2].stderr
+    else:
+        for rank, missing in enumerate(("1, 2", "0, 2", "0, 1")):
+            assert f"'new.{rank}' (allreduce) has waited 1 s for ranks {missing}" in finished.ranks[0].stderr
+            assert f"'new.{rank}' (allreduce) has waited" in finished.ranks[rank].stderr
+    for rank, value in enumerate(finished.values):
+        assert value["type"] == "RankStalledError" and 2 < value["at"] - value["begun"] < 3 + WITHIN, value
+        record = json.loads(finished.files[f"rank.{rank}/flight.json"])
+        assert [row["type"] for row in record["history"][:3]] == ["define", "batch", "define"]
+    assert "flight records of ranks 0-2: " in log, log
+
+
+def test_a_flight_record_on_request_disturbs_nothing() -> None:
+    with start_ranks(3, programs.signalled) as job:
+        ready(job)
+        written = [job.output / f"rank.{rank}" / "flight.json" for rank in range(3)]
+        for _ in range(3):
+            os.kill(job.process.pid, signal.SIGUSR1)
+            until(lambda: all(path.exists() for path in written), "every rank has written its record")
+            records = [json.loads(path.read_text()) for path in written]
+            for path in written:
+                path.unlink()
+        os.kill(job.process.pid, signal.SIGUSR1)
+        until(lambda: all(path.exists() for path in written), "every rank has written its record")
+        (job.directory / "stop").touch()
+        finished = job.finish()
+    assert len(set(finished.values)) == 1 and finished.values[0] > 5
+    for rank, record in enumerate(records):
+        assert (record["rank"], record["reason"], record["failure"]) == (rank, "signal", None)
+        entries = [row["entry"] for row in record["history"]]
+        assert entries == list(range(entries[0], entries[0] + len(entries))) and len(entries) > 5
+        assert record["history"][-1]["name"] in ("gradient", "stop")
+        assert "SIGUSR1: schedule entries in " in finished.ranks[rank].stderr
+    assert f"flight records of ranks 0-2: {job.output}/rank.N/flight.json" in finished.err

@@ -1,0 +1,45 @@
+"""The hunt for lost wake-ups and deadlocks: thousands of random steps, none of which may end by the 100 ms tick."""
+
+from __future__ import annotations
+
+import pytest
+import random_steps
+from random_steps import Log, plan
+from ranks import run_ranks
+
+STEPS = 2000
+CYCLES = (0.0, 1.0, 20.0)  # milliseconds; they change while it runs
+TICK = 0.09  # seconds: a wait looks again after 0.1
+EXPLAINED = 0.4  # of a delay, if that much of it was spent waiting for a processor
+
+
+def late_operations(logs: list[Log], seed: int) -> list[str]:
+    """Operations that were done only a tick after all had brought them, for no reason that can be seen."""
+    found = []
+    for step in range(len(logs[0].steps)):
+        # Ranks whose threads were ready to run and did not: with more ranks than processors, and with other programs.
+        starved = sum(log.delays[step + 1] - log.delays[step] for log in logs) / 1e9
+        for place, operation in enumerate(plan(seed, step)):
+            brought = max(log.steps[step][place].brought for log in logs)
+            for rank, log in enumerate(logs):
+                at = log.steps[step][place]
+                late = at.done - max(brought, at.wanted)
+                if late >= TICK and starved < EXPLAINED * late:
+                    manners = [each.manners[step] for each in logs]
+                    found.append(
+                        f"step {step}, rank {rank}: {operation} took {late:.3f} s; {manners}, starved {starved:.3f} s"
+                    )
+    return found
+
+
+@pytest.mark.parametrize("spin", [0, 25])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_no_wake_up_is_lost(size: int, spin: int) -> None:
+    seed = size * 100 + spin
+    finished = run_ranks(
+        size, random_steps.random_steps, seed, STEPS, CYCLES, timeout=100, env={"ENGINE_SPIN_US": str(spin)}
+    )
+    logs = finished.values
+    assert all(len(log.steps) == STEPS for log in logs)
+    assert late_operations(logs, seed) == []
+    assert [log.late_wakes for log in logs] == [0] * size
