@@ -9,6 +9,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF, Py_INCREF
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.errno cimport EPROTO
+from libc.math cimport isfinite
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
@@ -495,6 +496,8 @@ cdef class Engine:
         expect_dense(tensor, &source, "the tensor")
         if not ENGINE_AVERAGE * 0 <= op <= ENGINE_PRODUCT:
             raise ValueError(f"there is no reduction number {op}; use Sum, Average, Min, Max or Product")
+        if not (isfinite(prescale) and isfinite(postscale)):
+            raise ValueError(f"factors are finite numbers, not prescale {prescale} and postscale {postscale}")
         if source.dtype == ENGINE_BOOL and (op == ENGINE_AVERAGE or prescale != 1.0 or postscale != 1.0):
             raise UnsupportedTensorError(
                 "a bool tensor has no Average and no scale; use Sum or Max (any rank), Min or Product (all ranks), or convert it"
@@ -508,7 +511,7 @@ cdef class Engine:
             brought.meta.shared = arena_locate(&self.state.arena, source.data, source.nbytes)
         return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
 
-    def broadcast(self, tensor, output, name, int root, bint blocking=False):
+    def broadcast(self, tensor, output, name, Py_ssize_t root, bint blocking=False):
         cdef View source, target
         cdef Op* brought
         cdef object keeper, kept
@@ -520,7 +523,7 @@ cdef class Engine:
         kept = same_shape(tensor, &source, output, &target)
         brought = new_op()
         fill_meta(&brought.meta, KIND_BROADCAST, &source)
-        brought.meta.root = root
+        brought.meta.root = <int32_t>root
         fill_memory(brought, &source, &target)
         return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
 

@@ -1,5 +1,6 @@
 """Metadata in words: `allreduce sum float32[3, 4]`, `ranks 0, 2`. Functions return the bytes written, never past `room`."""
 from libc.stdio cimport snprintf
+from libc.stdlib cimport strtod
 
 from engine_ext.control.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, MAX_DIMS, engine_meta
 
@@ -43,10 +44,21 @@ cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept n
             at = fit(at, snprintf(text + at, room - at, "%s%lld", b", " if d else b"", <long long>meta.dims[d]), room)
     at = fit(at, snprintf(text + at, room - at, "]%s", LAYOUT_NAMES[meta.layout]), room)
     if meta.prescale != 1.0:
-        at = fit(at, snprintf(text + at, room - at, " prescale %g", meta.prescale), room)
+        at = describe_factor(b"prescale", meta.prescale, text, at, room)
     if meta.postscale != 1.0:
-        at = fit(at, snprintf(text + at, room - at, " postscale %g", meta.postscale), room)
+        at = describe_factor(b"postscale", meta.postscale, text, at, room)
     return at
+
+
+cdef int describe_factor(const char* what, double factor, char* text, int at, int room) noexcept nogil:
+    """With as many digits as tell it from any other number."""
+    cdef char[32] digits
+    cdef int precision
+    for precision in range(6, 18):
+        snprintf(digits, sizeof(digits), "%.*g", precision, factor)
+        if strtod(digits, NULL) == factor:
+            break
+    return fit(at, snprintf(text + at, room - at, " %s %s", what, digits), room)
 
 
 cdef int describe_ranks(const bint* chosen, int size, char* text, int room) noexcept nogil:
