@@ -175,7 +175,7 @@ float16, bfloat16 and float32 (the factor is rounded to float32 too), in float64
 `postscale_factor` multiplies the result, after the division of `Average`, before the one rounding.
 
 Factors on integers multiply in float64, truncate toward zero and saturate; above 2^53 an int64 loses its last bits.
-A factor on bool is refused.
+A factor on bool is refused, and so is one that is not finite.
 
 Any nonzero byte of a bool tensor is true; results are 0 or 1.
 
