@@ -2,7 +2,8 @@
 
 Who pays for a cached store is the reader, so only whole entries tell, and what they tell changes while a virtual machine's
 cores move about. Each size class keeps, for both kinds, the best recent time per byte. The better one is used; the other is
-tried again now and then. A bad minute is forgotten because the remembered minimum drifts towards what is measured.
+tried again now and then, more often at first. A bad minute is forgotten because the remembered minimum drifts towards what is
+measured, slowly: one late rank must not make a kind look bad.
 """
 from libc.stdint cimport uint64_t, uint8_t
 
@@ -10,7 +11,9 @@ from engine_ext.control.layout cimport STORES_CACHED, STORES_STREAMING
 
 cdef enum:
     FIRST_TRIALS = 6        # alternate at first
-    TRY_AGAIN = 32          # then give the other kind one in so many
+    YOUNG = 128             # uses of a class
+    TRY_AGAIN_YOUNG = 8     # then give the other kind one in so many
+    TRY_AGAIN = 32
     SMALLEST = 16           # below 64 KiB everything is in the cache anyway
 
 
@@ -25,6 +28,7 @@ cdef int size_class(uint64_t nbytes) noexcept nogil:
 cdef uint8_t stores_choose(StoreChooser* chooser, uint64_t nbytes) noexcept nogil:
     cdef int k = size_class(nbytes)
     cdef uint64_t n = chooser.uses[k]
+    cdef uint64_t period = TRY_AGAIN_YOUNG if n < YOUNG else TRY_AGAIN
     cdef uint8_t better
     if k < SMALLEST:
         return STORES_CACHED
@@ -32,7 +36,7 @@ cdef uint8_t stores_choose(StoreChooser* chooser, uint64_t nbytes) noexcept nogi
     if n < FIRST_TRIALS or chooser.best[k][0] == 0 or chooser.best[k][1] == 0:
         return STORES_STREAMING if n & 1 else STORES_CACHED
     better = STORES_CACHED if chooser.best[k][STORES_CACHED] <= chooser.best[k][STORES_STREAMING] else STORES_STREAMING
-    return 1 - better if n % TRY_AGAIN == TRY_AGAIN - 1 else better
+    return 1 - better if n % period == period - 1 else better
 
 
 cdef void stores_measured(StoreChooser* chooser, uint64_t nbytes, uint8_t stores, uint64_t ns) noexcept nogil:
@@ -45,4 +49,4 @@ cdef void stores_measured(StoreChooser* chooser, uint64_t nbytes, uint8_t stores
     if best[0] == 0 or rate < best[0]:
         best[0] = rate
     else:
-        best[0] += (rate - best[0]) * 0.1
+        best[0] += min(rate - best[0], best[0]) * 0.1
