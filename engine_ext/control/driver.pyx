@@ -14,7 +14,7 @@ from libc.string cimport memcpy, memset, strlen
 from engine_ext.control.coordinator cimport (
     coordinator_absentee, coordinator_deadline, coordinator_overdue, coordinator_step, coordinator_unseen,
 )
-from engine_ext.control.execute cimport fail_everything, raise_event, run_schedule
+from engine_ext.control.execute cimport fail_everything, raise_event, run_schedule, wake_waiters
 from engine_ext.control.layout cimport (
     CAUSE_LEFT, CAUSE_STALLED, SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
 )
@@ -26,8 +26,9 @@ from engine_ext.control.table cimport (
 )
 from engine_ext.data.executor cimport executor_laggard, executor_needs
 from engine_ext.platform.atomics cimport (
-    FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_WAITER, add32, cas32, full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, now_ns, spin_pause,
-    store32_relaxed, store32_release, store_release,
+    FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas32,
+    full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, now_ns, spin_pause, store32_relaxed,
+    store32_release, store_release,
 )
 
 cdef extern from "<signal.h>" nogil:
@@ -59,7 +60,7 @@ cdef enum:
 cdef bint drive_once(State* e) noexcept nogil:
     """All that can be done now, without waiting; whether it was anything. The caller holds the role."""
     cdef bint moved = False, stuck
-    cdef uint64_t tail
+    cdef uint64_t tail, drained
     cdef int32_t waiting
     if load_acquire(&e.segment.header.abort) != 0:          # pairs with the compare-and-swap of abort_world
         if load32_relaxed(&e.failed):
@@ -81,6 +82,10 @@ cdef bint drive_once(State* e) noexcept nogil:
         e.coordinator.drained = False
         # What announce_sleep publishes has changed: announce again before sleeping on it.
         moved |= e.coordinator.queue_count != waiting or e.coordinator.stuck != stuck
+    drained = load_acquire(&e.segment.coordinator.drained[e.segment.rank])      # pairs with the coordinator's drain
+    if drained != e.drained:                                # no entry says so to a waiter that does not drive
+        e.drained = drained
+        wake_waiters(e)
     return run_schedule(e) or moved
 
 
@@ -164,8 +169,11 @@ cdef void* engine_thread(void* argument) noexcept nogil:
     cdef uint64_t when = NEVER
     cdef bint moved
     engine_float_enter()
-    while not load32_acquire(&e.stop):          # pairs with driver_stop
+    while True:
         door = load32_acquire(&mine.door[DOOR_ENGINE])
+        if load32_acquire(&e.stop):             # after the door was read: pairs with driver_stop, which rings it
+            break
+        full_fence(FENCE_TAKE)                  # the door before the role; pairs with the fence in give_back
         when = NEVER                            # if a waiter drives: it rings this door if it leaves something behind
         if cas32(&e.role, Role.ENGINE_ASLEEP, Role.ENGINE):
             store32_relaxed(&mine.asleep, 0)
@@ -379,7 +387,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
         door = load32_acquire(&mine.door[DOOR_WAITER])
         announce_sleep(e, DOOR_WAITER, door)
         full_fence(FENCE_CALLER)                                # pairs with the fence in ring()
-        if not drive_once(e) and not met(e, goal):
+        if not drive_once(e) and not met(e, goal) and not load32_acquire(&e.stop):      # the door was read before
             if now_ns() >= tick:
                 store32_relaxed(&mine.asleep, 0)
                 return

@@ -4,3 +4,4 @@ from engine_ext.control.state cimport State
 cdef bint run_schedule(State* e) noexcept nogil
 cdef void fail_everything(State* e) noexcept nogil
 cdef void raise_event(State* e, int event) noexcept nogil
+cdef void wake_waiters(State* e) noexcept nogil

@@ -74,6 +74,7 @@ cdef struct State:
     Op** batch
     int32_t batch_room
     uint64_t brought_bytes      # since this rank last woke the leader
+    uint64_t drained            # bytes of this rank's request ring that its waiters know to be free
     Knobs seen                  # as stamped on the last entry
     uint64_t seen_entry         # the entry that brought this version
     Knobs wanted                # rank 0: to be used from the next step on

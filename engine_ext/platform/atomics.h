@@ -48,7 +48,8 @@ enum {
   FENCE_ROLE = 6,        /* the engine thread's role given up, before the look for waiters */
   FENCE_GIVE_BACK = 7,   /* a caller's role given back, before the look for news and waiters */
   FENCE_WAITER = 8,      /* counted as a waiter, before the look at the role */
-  FENCE_DONE = 9         /* operations completed, before the look for waiters */
+  FENCE_DONE = 9,        /* operations completed, before the look for waiters */
+  FENCE_TAKE = 10        /* the engine thread's door read, before the look at the role */
 };
 #ifndef ENGINE_WITHOUT_FENCE
 #define ENGINE_WITHOUT_FENCE 0
