@@ -1,4 +1,4 @@
-"""After each test nothing of its jobs may be left: sockets and temporary files here, processes and /dev/shm in `ranks`."""
+"""After each test nothing of its jobs may be left: sockets and files here, processes and /dev/shm in `ranks`."""
 
 from __future__ import annotations
 

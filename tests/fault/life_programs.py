@@ -77,10 +77,11 @@ def shutdown_beside_a_waiting_thread() -> Any:
         until(lambda: os.path.exists("over"), "the other rank is through")
         return None
     seen: list[dict[str, Any]] = []
-    waiting = [
-        threading.Thread(target=lambda k=k: seen.append(observe(lambda: engine.barrier(f"never.{k}"))))
-        for k in range(3)
-    ]
+
+    def wait(name: str) -> None:
+        seen.append(observe(lambda: engine.barrier(name)))
+
+    waiting = [threading.Thread(target=wait, args=(f"never.{k}",)) for k in range(3)]
     for thread in waiting:
         thread.start()
     until(lambda: len(engine.runtime.engine().pending()) == 3, "all threads wait")
@@ -162,7 +163,7 @@ def forked_in_an_operation() -> Any:
     """A fork while operations are in flight: the child lets go of their handles, the parent completes them."""
     engine.init()
     rank = engine.rank()
-    for step in range(10):
+    for _ in range(10):
         handles = [engine.allreduce_async(np.full(1 << 18, rank + k, np.float32), engine.Sum, f"{k}") for k in range(4)]
         unnamed = engine.allreduce_async(ones())
 
@@ -170,7 +171,7 @@ def forked_in_an_operation() -> Any:
             types = {observe(handle.wait)["type"] for handle in handles if not handle.done}
             handles.clear()
             gc.collect()
-            return "refused" if types <= {"ForkedError"} else f"step {step}: {types}"
+            return "refused" if types <= {"ForkedError"} else repr(types)
 
         said = in_child(child)
         assert said == "'refused'", said
@@ -200,7 +201,7 @@ def multiprocessing_fork() -> Any:
 
 
 def data_loader() -> Any:
-    """Training with worker processes that fork, write to the model and to its shared gradients, and end; and without them."""
+    """Training with worker processes that fork and write to the model and its shared gradients; and without."""
     import torch
 
     import engine.torch as binding

@@ -232,11 +232,10 @@ def full_ring(limit: float) -> Any:
         linger_until_failure()
         return observe(engine.barrier)
     wait_for("stopped")
-    kept = []
+    kept: list[Any] = []
 
     def work() -> None:
-        for k in range(2000):
-            kept.append(engine.allreduce_async(ones(1), name=f"{k}." + "x" * 1000))
+        kept.extend(engine.allreduce_async(ones(1), name=f"{k}." + "x" * 1000) for k in range(2000))
 
     return observe(work)
 
@@ -278,10 +277,7 @@ def differing_names(kind: str) -> Any:
     rank = engine.rank()
     for name in ("even", "odd"):
         engine.allreduce(ones(), name=name)
-    if kind == "known":
-        name = ("even", "odd")[rank % 2]
-    else:
-        name = f"new.{rank}"
+    name = ("even", "odd")[rank % 2] if kind == "known" else f"new.{rank}"
     return observe(lambda: engine.allreduce(ones(), name=name))
 
 

@@ -1,7 +1,7 @@
-"""What each rank does in the hunt for lost wake-ups: random steps, the same plan on all ranks, each in its own manner and time.
+"""What each rank does in the hunt for lost wake-ups: random steps, one plan for all, each in its own manner and time.
 
-Every wait comes back after 100 ms and looks again, so a lost wake-up does not hang: it shows as an operation that was complete
-only a tick after the last rank had brought it. Each rank keeps the times that tell.
+Every wait comes back after 100 ms and looks again, so a lost wake-up does not hang: it shows as an operation that was
+complete only a tick after the last rank had brought it. Each rank keeps the times that tell.
 """
 
 from __future__ import annotations
@@ -120,10 +120,8 @@ class Steps:
             for operation, at in zip(operations, times, strict=True):
                 self.call(operation, at)
         elif manner == "threads":
-            halves = [
-                self.pool.submit(lambda half: [self.call(*pair) for pair in half], list(zip(operations, times))[k::2])
-                for k in range(2)
-            ]
+            pairs = list(zip(operations, times, strict=True))
+            halves = [self.pool.submit(lambda half: [self.call(*pair) for pair in half], pairs[k::2]) for k in range(2)]
             for half in halves:
                 half.result()
         else:
@@ -173,14 +171,12 @@ class Steps:
             result: Any = engine.barrier(operation.name)
         elif operation.kind == "allgather":
             result = engine.allgather(np.full(self.rank + 1, self.rank, np.float32), operation.name)
-        elif operation.kind == "broadcast":
-            result = engine.broadcast_(
-                np.full(operation.elements, self.rank + 1, np.float32), self.size - 1, operation.name
-            )
         else:
-            result = engine.allreduce_(
-                np.full(operation.elements, self.rank + 1, np.float32), engine.Sum, operation.name
-            )
+            values = np.full(operation.elements, self.rank + 1, np.float32)
+            if operation.kind == "broadcast":
+                result = engine.broadcast_(values, self.size - 1, operation.name)
+            else:
+                result = engine.allreduce_(values, engine.Sum, operation.name)
         at.done = time.monotonic()
         self.check(operation, result)
 
@@ -211,3 +207,40 @@ def random_steps(seed: int, steps: int, cycles: tuple[float, ...], **settings: A
     log = Steps(seed, cycles).run(steps)
     engine.shutdown()
     return log
+
+
+def tight_steps(seed: int, rounds: int, limit: float) -> list[str]:
+    """Aim at one window: a rank whose wait has just ended gives the driver's role back while the next tensor arrives.
+
+    In each round one rank brings two tensors and waits for the first; the others bring the first, and the second some
+    microseconds later, at random. Nobody waits for the second, so nobody's tick can hide that a wake-up was lost.
+    """
+    engine.init(cycle_time_ms=0)
+    rank, size = engine.rank(), engine.size()
+    chance = random.Random(seed * 257 + rank)
+    values = np.ones(8, np.float32)
+    first, second = values.copy(), values.copy()
+    slow = []
+    for number in range(rounds):
+        after = time.perf_counter() + chance.random() * 60e-6
+        if number % size == rank:
+            later = engine.allreduce_async_(second, name="second")
+            while time.perf_counter() < after:
+                pass
+            engine.allreduce_(first, name="first")
+        else:
+            sooner = engine.allreduce_async_(first, name="first")
+            while time.perf_counter() < after:
+                pass
+            later = engine.allreduce_async_(second, name="second")
+        begun = time.monotonic()
+        while not later.done:
+            if time.monotonic() - begun > limit:
+                slow.append(f"round {number}: not done within {limit} s")
+                break
+            time.sleep(0)
+        later.wait()
+        if number % size != rank:
+            sooner.wait()
+    engine.shutdown()
+    return slow

@@ -22,9 +22,9 @@ def torchrun(tmp_path: Path, function: str, *options: str) -> tuple[int, list[di
     """Run a function of `launcher_programs` on two ranks; returns exit code, what the ranks said, and the log."""
     mark = uuid.uuid4().hex
     tests = Path(launcher_programs.__file__).parent
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
-        + [str(tests / "launcher_programs.py"), function],
+        [*command, *options, str(tests / "launcher_programs.py"), function],
         cwd=tmp_path,
         env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "ENGINE_OUTPUT_DIR": str(tmp_path / "out")},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A rank stands still, stopped or withholding a tensor: every rank that waits learns whose fault it is, the limit being 2 s."""
+"""A rank stands still, stopped or withholding a tensor: every rank that waits learns in time whose fault it is."""
 
 from __future__ import annotations
 

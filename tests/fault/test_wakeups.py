@@ -43,3 +43,9 @@ def test_no_wake_up_is_lost(size: int, spin: int) -> None:
     assert all(len(log.steps) == STEPS for log in logs)
     assert late_operations(logs, seed) == []
     assert [log.late_wakes for log in logs] == [0] * size
+
+
+@pytest.mark.parametrize(("size", "spin"), [(2, 0), (2, 25), (3, 0)])
+def test_no_wake_up_is_lost_when_the_role_changes_hands(size: int, spin: int) -> None:
+    finished = run_ranks(size, random_steps.tight_steps, size, 8000, 1.0, env={"ENGINE_SPIN_US": str(spin)})
+    assert finished.values == [[]] * size
