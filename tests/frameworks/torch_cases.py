@@ -1,7 +1,7 @@
 """Cases for the torch binding, run on every rank of one job after the other: the registry, and what the cases share.
 
-A case compares only after its last collective, or compares what all ranks hold alike: a case that fails on one rank must
-not leave the others waiting.
+A case compares only after its last collective, or compares what all ranks hold alike: a case that fails on one rank
+must not leave the others waiting.
 """
 
 from __future__ import annotations

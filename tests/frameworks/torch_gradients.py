@@ -140,7 +140,7 @@ def a_second_backward_of_a_sum_is_refused() -> None:
         texts = []
         for to_none in (True, False):
             loss_of(model, batch).backward()
-            texts.append(raises(EngineError, lambda: loss_of(model, batch).backward()))
+            texts.append(raises(EngineError, loss_of(model, batch).backward))
             optimizer.zero_grad(to_none)
         train(model, optimizer, shards(2))
         with optimizer.no_sync():

@@ -1,0 +1,91 @@
+"""What the README and the docs promise is so: the diff runs, tables agree with the code, links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import run_ranks
+
+from engine import config
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def block(language: str) -> str:
+    """The one block of a language in the README."""
+    (text,) = re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    return str(text)
+
+
+def side(dropped: str) -> str:
+    """The script that the README's diff begins with, or ends with: all lines but those that are `+`, or `-`."""
+    lines = block("diff").splitlines()
+    assert all(line[:1] in ("+", "-", " ", "") for line in lines)
+    return "".join(line[1:] + "\n" for line in lines if not line.startswith(dropped))
+
+
+def run(program: str, directory: Path) -> str:
+    """Run a program in one process with one thread, away from the source tree; what it printed."""
+    (directory / "train.py").write_text(program)
+    command, environment = [sys.executable, "train.py"], os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == 0
+    return done.stdout
+
+
+def losses(text: str) -> list[float]:
+    """What the script printed, an epoch a line."""
+    found = re.findall(r"epoch (\d+): loss ([0-9.]+)", text)
+    assert [int(epoch) for epoch, _ in found] == list(range(20)), text
+    return [float(loss) for _, loss in found]
+
+
+def test_the_diff_turns_a_script_that_runs_into_one_that_runs_on_two_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    alone = losses(run(side("+"), tmp_path))
+    assert losses(run(side("-"), tmp_path)) == alone  # Without a launcher it is what it was.
+    done = run_ranks(2, side("-") + "engine.torch.check_consistency(model.state_dict())\n")
+    together = losses(done.ranks[0].stdout)
+    assert done.ranks[1].stdout == ""
+    for curve in (alone, together):
+        assert curve[-1] < 0.5 * curve[0], curve
+    assert abs(alone[-1] - together[-1]) < 0.1, (alone, together)
+
+
+def test_the_diff_is_as_small_as_it_claims() -> None:
+    added = [line for line in block("diff").splitlines() if line.startswith("+")]
+    removed = [line for line in block("diff").splitlines() if line.startswith("-")]
+    assert len(removed) == 1  # The line that prints, which is indented,
+    assert len(added) - len(removed) == 5 + 1  # five lines, and an import.
+
+
+def test_the_example_beyond_gradients_runs() -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    done = run_ranks(2, block("python") + "print(mean.tolist(), rows.shape, plan)\n")
+    for rank in done.ranks:
+        assert rank.stdout == "[0.0, 0.5, 1.0] (3, 2) {'lr': 0.1}\n"
+
+
+def test_settings_are_those_of_the_code() -> None:
+    (table,) = re.findall(r"<!-- settings.*?-->\n(.*?)\n<!--", README, re.DOTALL)
+    assert table == config.describe()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http:", "https:")):
+            assert (page.parent / target).exists(), target
+
+
+def test_make_has_the_targets_that_are_named() -> None:
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text())}
+    assert named and named <= known, named - known
