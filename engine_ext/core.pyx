@@ -341,7 +341,10 @@ cdef class Engine:
                 "parent only, or start the child with the 'spawn' method"
             )
         if self.closed:
-            raise NotInitializedError("this engine was shut down; call engine.init() again")
+            raise NotInitializedError(
+                "this engine was shut down; call engine.init() again, and make anew what belonged to it: unwrap() a distributed "
+                "optimizer and wrap it again"
+            )
         self.bury()
         return 0
 

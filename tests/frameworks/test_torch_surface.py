@@ -97,6 +97,29 @@ def test_wrapped_optimizers_have_what_scripts_call() -> None:
         engine.shutdown()
 
 
+def test_an_optimizer_outlives_its_engine_when_it_is_wrapped_again() -> None:
+    import torch
+
+    model = torch.nn.Linear(2, 1)
+    batch = torch.ones(3, 2)
+    engine.init()
+    optimizer = engine.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), gradient_as_bucket_view=True)
+    model(batch).sum().backward()
+    engine.shutdown()
+    assert model.weight.grad is not None and model.weight.grad.tolist() == [[3.0, 3.0]]
+    optimizer.step()
+    with pytest.raises(engine.errors.NotInitializedError, match=r"unwrap\(\) a distributed optimizer"):
+        model(batch).sum().backward()
+    engine.init()
+    try:
+        optimizer = engine.DistributedOptimizer(optimizer.unwrap())
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        assert model.weight.grad.tolist() == [[3.0, 3.0]]
+    finally:
+        engine.shutdown()
+
+
 def test_every_function_says_what_it_does() -> None:
     for module in (engine, hvd):
         for name in module.__all__:
