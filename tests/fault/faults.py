@@ -52,6 +52,36 @@ def stop(job: Job, rank: int) -> float:
     return at
 
 
+def runs_engine_code(job: Job, rank: int) -> bool:
+    """Whether the stopped rank's main thread was stopped in the native engine, and not in a system call."""
+    pid = job.pid(rank)
+    words = Path(f"/proc/{pid}/task/{pid}/syscall").read_text().split()
+    if words[0] != "-1":
+        return False
+    counter = int(words[-1], 16)
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        low, _, high = line.split()[0].partition("-")
+        if int(low, 16) <= counter < int(high, 16):
+            return "/engine_ext/" in line
+    return False
+
+
+def stop_in_the_middle(job: Job, rank: int) -> float:
+    """Stop a rank while it packs or reduces: try until it is so. Returns when."""
+    at = 0.0
+
+    def caught() -> bool:
+        nonlocal at
+        at = stop(job, rank)
+        if runs_engine_code(job, rank):
+            return True
+        send(job, rank, signal.SIGCONT)
+        return False
+
+    until(caught, "the rank was stopped in the middle of an operation")
+    return at
+
+
 def named(
     finished: Finished,
     values: Mapping[int, Any] | Sequence[Any],

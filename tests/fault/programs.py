@@ -194,9 +194,9 @@ def stopped(victim: int, moment: str) -> Any:
             engine.allreduce(ones(), name="known" if moment == "known" else "new")
 
     seen = observe(work)
+    shared[:] = 7
     touch(f"failed.{rank}")
     # Whatever the resumed rank still writes, it must not write it here.
-    shared[:] = 7
     wait_for(*(f"failed.{other}" for other in range(engine.size())))
     seen["changed"] = int((shared != 7).sum())
     seen["again"] = observe(lambda: engine.barrier())["type"]

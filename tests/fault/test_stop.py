@@ -8,7 +8,7 @@ import signal
 
 import programs
 import pytest
-from faults import WITHIN, named, others, ready, send, stop, until
+from faults import WITHIN, named, others, ready, send, stop, stop_in_the_middle, until
 from ranks import run_ranks, start_ranks
 
 LIMIT = 2.0
@@ -30,7 +30,7 @@ def test_a_stopped_rank_is_named_and_corrupts_nothing(size: int, victim: int, mo
     survivors = [rank for rank in range(size) if rank != victim]
     with start_ranks(size, programs.stopped, victim, moment, env=STALL) as job:
         ready(job)
-        stopped = stop(job, victim)
+        stopped = stop_in_the_middle(job, victim) if moment == "streaming" else stop(job, victim)
         job.wait_for(*(f"failed.{rank}" for rank in survivors))
         (job.directory / "resumed").touch()
         send(job, victim, signal.SIGCONT)
