@@ -16,7 +16,7 @@ from engine import runtime
 from engine.adapters import adapter_of
 from engine.collectives import broadcast_
 from engine.errors import EngineError, MismatchError, UnsupportedTensorError
-from engine.native import core
+from engine.native import memory
 
 Described = dict[str, tuple[str, int]]  # by name: what it is, and a checksum of its value where that counts
 _SHOWN = 20  # lines of a report
@@ -147,7 +147,7 @@ def check_consistency(params: Any, name: str | None = None) -> None:
     described: Described = {}
     for key, value in pairs(params):
         is_tensor = hasattr(value, "dtype")
-        described[key] = describe(key, value), core.checksum(adapter_of(value).input(value)) if is_tensor else 0
+        described[key] = describe(key, value), memory.checksum(adapter_of(value).input(value)) if is_tensor else 0
     compare(described, "parameters differ between ranks", name)
 
 

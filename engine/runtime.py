@@ -11,7 +11,7 @@ from typing import Any
 from engine import config, logs
 from engine.errors import ConfigError, EngineError, ForkedError, NotInitializedError
 from engine.launch.machine import cpu_quota
-from engine.native import core
+from engine.native import core, setup
 from engine.rendezvous import Gathered, gather
 from engine.trace.flight import Recorder
 from engine.watch import Watch
@@ -89,17 +89,17 @@ def init(**settings: Any) -> None:
 
 
 def _start(world: World, settings: config.Config, generation: int) -> _Running:
-    core.use_kernels(settings.kernels)
+    setup.use_kernels(settings.kernels)
 
     def create() -> tuple[int, int]:
-        control = core.create_segment(world.size, generation)
+        control = setup.create_segment(world.size, generation)
         try:
-            return control, core.create_arena()
+            return control, setup.create_arena()
         except BaseException:
             os.close(control)
             raise
 
-    gathered = gather(world, generation, core.segment_info(), settings.start_timeout, create)
+    gathered = gather(world, generation, setup.segment_info(), settings.start_timeout, create)
     # From here on the engine owns the descriptors, whether it succeeds or not.
     engine = core.Engine(
         world.rank,

@@ -1,5 +1,6 @@
 from libc.stdint cimport uint64_t
 
+from engine_ext.bindings.memory cimport Memory
 from engine_ext.control.driver cimport Name
 from engine_ext.control.state cimport State
 from engine_ext.control.table cimport Op
@@ -35,10 +36,6 @@ cdef class Engine:
     cdef object world_error(self)
     cdef Handle start(self, Op* op, object name, bint blocking, object owner, object output)
     cdef int make_room(self, const Name* name, int status) except -1
-
-cdef class Memory:
-    cdef char* data
-    cdef uint64_t nbytes
 
 cdef Op* new_op() except NULL
 cdef void free_op(Op* op) noexcept

@@ -3,7 +3,6 @@
 Reference counts are touched under the GIL only. An operation holds one reference to what keeps its tensors alive; its handle
 frees it, or, when the handle went first, the graveyard does at the next call (ARCHITECTURE.md, I9).
 """
-from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF, Py_INCREF
@@ -13,8 +12,9 @@ from libc.math cimport isfinite
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset, strlen
+from libc.string cimport memset
 
+from engine_ext.bindings.memory cimport Memory, Part
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.coordinator cimport Knobs, coordinator_close, coordinator_open
 from engine_ext.control.describe cimport kind_name
@@ -24,25 +24,23 @@ from engine_ext.control.driver cimport (
 )
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.layout cimport (
-    CAUSE_RAISED, ENGINE_LAYOUT, ENGINE_PROTOCOL, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, MAX_RANKS,
-    NAME_BYTES, SLOT_BYTES, STORES_AUTO, engine_meta,
+    CAUSE_RAISED, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, NAME_BYTES, SLOT_BYTES, engine_meta,
 )
 from engine_ext.control.monitor cimport monitor_wait
-from engine_ext.control.segment cimport abort_world, ring_others, segment_create, segment_map, segment_unmap
+from engine_ext.control.segment cimport abort_world, ring_others, segment_map, segment_unmap
 from engine_ext.control.state cimport (
-    EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, HISTORY, Row, State, pthread_mutex_destroy, pthread_mutex_init,
+    EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock,
 )
-from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Record, Status, bit, table_close, table_open
+from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status, table_close, table_open
 from engine_ext.data.executor cimport executor_close, executor_open
-from engine_ext.data.kernels cimport (
-    ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_LEVELS, ENGINE_PRODUCT, engine_kernels_best, engine_kernels_get, engine_kernels_level,
-    engine_kernels_name,
-)
+from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_PRODUCT, engine_kernels_get
+from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of
 from engine_ext.platform.atomics cimport (
     load32_acquire, load_acquire, now_ns, or32, store32_release, store_release, swap_pointer,
 )
-from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open, arena_unmap
+from engine_ext.setup cimport kernel_level
+from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
 
 import os
 
@@ -52,12 +50,11 @@ from engine_ext.errors import (
 )
 
 cdef extern from "<sys/mman.h>" nogil:
-    enum: PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS, MADV_WIPEONFORK, MFD_CLOEXEC
+    enum: PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS, MADV_WIPEONFORK
     void* MAP_FAILED
     void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
     int munmap(void* addr, size_t length)
     int madvise(void* addr, size_t length, int advice)
-    int memfd_create(const char* name, unsigned int flags)
 
 cdef extern from "<unistd.h>" nogil:
     int close_descriptor "close"(int fd)
@@ -79,80 +76,7 @@ cdef enum:
     UNNAMED = 256               # operations without a name that can be outstanding
     PAGE = 4096
 
-cdef int chosen_level = -1      # of the kernels; -1: the best
-STORES = ("cached", "streaming", "auto")
 CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
-
-
-# ---- the build and the processor ----------------------------------------------------------------------------------------------
-
-def kernel_levels():
-    """Kernel sets this processor can run, the best last."""
-    return [engine_kernels_name(k).decode() for k in range(ENGINE_LEVELS) if engine_kernels_get(k) != NULL]
-
-
-def use_kernels(str level):
-    """Choose the kernel set of engines made from now on; `auto` is the best."""
-    global chosen_level
-    cdef int k = -1
-    if level != "auto":
-        k = engine_kernels_level(level.encode())
-        if k < 0 or engine_kernels_get(k) == NULL:
-            raise EngineError(f"kernels {level!r} cannot run on this processor; it can run {', '.join(kernel_levels())}")
-    chosen_level = k
-
-
-cdef int level() noexcept:
-    return engine_kernels_best() if chosen_level < 0 else chosen_level
-
-
-def segment_info():
-    """What two ranks must share to work together."""
-    return {"protocol": ENGINE_PROTOCOL, "layout": f"{ENGINE_LAYOUT:016x}", "kernels": engine_kernels_name(level()).decode()}
-
-
-def create_segment(int size, unsigned int generation):
-    """Make the control segment of a world; its descriptor."""
-    if not 1 <= size <= MAX_RANKS:
-        raise EngineError(f"a host carries 1 to {MAX_RANKS} ranks, not {size}")
-    cdef int fd = segment_create(size, generation)
-    if fd < 0:
-        raise OSError(-fd, f"cannot make the control segment: {os.strerror(-fd)}")
-    return fd
-
-
-def create_arena():
-    """Make the empty file in which shared tensors are allocated; its descriptor."""
-    cdef int fd = memfd_create(b"engine-arena", MFD_CLOEXEC)
-    if fd < 0:
-        raise OSError("cannot make the memory file for shared tensors")
-    return fd
-
-
-def checksum(tensor):
-    """64-bit checksum of the bytes of a tensor (FNV-1a over words, the rest over bytes)."""
-    cdef View view
-    keeper = view_of(tensor, &view)
-    expect_dense(tensor, &view, "it")
-    cdef uint64_t h = 14695981039346656037u, lane
-    cdef uint64_t words = view.nbytes // 8, i
-    cdef const unsigned char* rest
-    with nogil:
-        for i in range(words):
-            lane = (<const Unaligned*>(view.data + 8 * i)).value
-            h = (h ^ lane) * 1099511628211u
-            h ^= h >> 32
-        rest = <const unsigned char*>view.data + 8 * words
-        for i in range(view.nbytes % 8):
-            h = (h ^ rest[i]) * 1099511628211u
-    return h
-
-cdef extern from *:
-    """
-    typedef struct __attribute__((packed)) { uint64_t value; } Unaligned;
-    """
-    ctypedef struct Unaligned:
-        uint64_t value
 
 
 # ---- operations -----------------------------------------------------------------------------------------------------------------
@@ -174,35 +98,11 @@ cdef void free_op(Op* op) noexcept:
     free(op)
 
 
-cdef class Memory:
-    """Bytes that an operation allocated, now owned by whoever holds this."""
-
-    def __getbuffer__(self, Py_buffer* buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.data, <Py_ssize_t>self.nbytes, False, flags)
-
-    def __dealloc__(self):
-        free(self.data)
-
-
 cdef Memory take_memory(Op* op):
     cdef Memory memory = Memory.__new__(Memory)
     memory.data, memory.nbytes = op.memory, op.memory_bytes
     op.memory = NULL
     return memory
-
-
-cdef class Part:
-    """This rank's part of a region of the arena. The engine holds it until it closes."""
-    cdef char* base
-    cdef uint64_t nbytes
-    cdef bint detached          # the arena is gone: the mapping is this object's
-
-    def __getbuffer__(self, Py_buffer* buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.base, <Py_ssize_t>self.nbytes, False, flags)
-
-    def __dealloc__(self):
-        if self.detached:
-            arena_unmap(self.base, self.nbytes)
 
 
 cdef class Handle:
@@ -296,11 +196,11 @@ cdef class Engine:
         status = segment_map(&e.segment, control, rank, size)
         close_descriptor(control)
         if status == -EPROTO:
-            raise IncompatibleRanksError(f"rank {rank} was given a control segment of another layout than {segment_info()}")
+            raise IncompatibleRanksError(f"rank {rank} was given a control segment of another layout than this build's")
         if status < 0 or e.events_fd < 0:
             raise OSError(-status, "cannot map the control segment")
         if (table_open(&e.table, &e.segment) != Status.OK
-                or executor_open(&e.executor, &e.segment, &e.arena, engine_kernels_get(level())) != Status.OK
+                or executor_open(&e.executor, &e.segment, &e.arena, engine_kernels_get(kernel_level())) != Status.OK
                 or (rank == 0 and coordinator_open(&e.coordinator, &e.segment, &knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
         status = driver_start(e)
@@ -623,81 +523,23 @@ cdef class Engine:
         return version
 
     def knobs(self):
-        cdef State* e = self.state
-        cdef Knobs seen
-        pthread_mutex_lock(&e.lock)
-        seen, entry = e.seen, e.seen_entry
-        pthread_mutex_unlock(&e.lock)
-        return {"version": seen.version, "entry": entry, "fusion_threshold": seen.fusion_threshold,
-                "cycle_time_ms": seen.cycle_time_ms, "stores": STORES[seen.stores], "chunk_bytes": seen.chunk}
+        return knobs_of(self.state)
+
+    def counters(self):
+        return counters_of(self.state)
+
+    def history(self):
+        return history_of(self.state)
+
+    def pending(self):
+        return pending_of(self.state)
+
+    def overdue(self):
+        return overdue_of(self.state)
 
     def mark_step(self):
         self.check()
         store_release(&self.state.segment.mine.steps, self.state.segment.mine.steps + 1)    # pairs with coordinator_step
-
-    def counters(self):
-        cdef State* e = self.state
-        return {"entries": e.counters.entries, "tensors": e.counters.tensors, "bytes": e.counters.nbytes,
-                "wait_ns": e.counters.wait_ns, "busy_ns": e.counters.busy_ns, "wakes": e.segment.wakes,
-                "late_wakes": e.counters.late}
-
-    def history(self):
-        cdef State* e = self.state
-        cdef Row* row
-        cdef uint64_t k
-        types = ("pad", "batch", "define", "evict", "error", "skip")
-        algorithms = ("one-shot", "two-shot", "shared")
-        rows = []
-        pthread_mutex_lock(&e.lock)
-        try:
-            for k in range(e.rows - HISTORY if e.rows > HISTORY else 0, e.rows):
-                row = &e.history[k % HISTORY]
-                rows.append({
-                    "entry": row.sequence, "type": types[row.type], "kind": kind_name(row.kind).decode(),
-                    "algorithm": algorithms[row.algorithm], "stores": STORES[row.stores], "tensors": row.items,
-                    "bytes": row.nbytes, "knob_version": row.knob_version, "name": (<bytes>row.name).decode("utf-8", "replace"),
-                    "started": row.started / 1e9, "ended": row.ended / 1e9 if row.ended else None,
-                })
-        finally:
-            pthread_mutex_unlock(&e.lock)
-        return rows
-
-    def pending(self):
-        cdef State* e = self.state
-        cdef Op* op
-        cdef Record* record
-        cdef uint64_t now = now_ns()
-        cdef bint behind
-        found = []
-        if e.segment.header == NULL or e.alive[0] != 1:
-            return found
-        pthread_mutex_lock(&e.lock)
-        try:
-            # With entries still to execute, another rank's bit may already speak of the next round.
-            behind = e.segment.mine.cursor != load_acquire(&e.segment.coordinator.tail)
-            op = e.table.inflight
-            while op != NULL:
-                record = op.record
-                missing = None
-                if record.id >= 0 and not behind:
-                    missing = [r for r in range(self.size)
-                               if bit(e.segment.pages[r].ready, record.id) != bit(e.segment.mine.ready, record.id)]
-                found.append({"name": (<bytes>record.name[:record.name_bytes]).decode("utf-8", "replace"),
-                              "kind": kind_name(op.meta.kind).decode(), "seconds": (now - op.submitted) / 1e9,
-                              "missing": missing})
-                op = op.next
-        finally:
-            pthread_mutex_unlock(&e.lock)
-        found.reverse()
-        return found
-
-    def overdue(self):
-        cdef State* e = self.state
-        pthread_mutex_lock(&e.lock)
-        text = <bytes>e.overdue
-        e.overdue[0] = 0
-        pthread_mutex_unlock(&e.lock)
-        return text.decode("utf-8", "replace").splitlines()
 
     # ---- failure and the end
 

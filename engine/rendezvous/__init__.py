@@ -41,7 +41,7 @@ def gather(
     generation : int
         The number of `init` calls in this process, equal on all ranks.
     build : dict
-        What must be equal on all ranks: `core.segment_info()`.
+        What must be equal on all ranks: `setup.segment_info()`.
     timeout : float
         Seconds to wait for the others.
     create : callable

@@ -11,7 +11,7 @@ from on_ranks import Cases, check_equal, check_same_on_all, numbers, refused, sm
 from operation_table import expected
 
 import engine
-from engine.native import core
+from engine.native import setup
 
 KIB = 1 << 10
 ONE_SHOT, SMALLEST_CHUNK, CHUNK, SLOT = (
@@ -324,7 +324,7 @@ def equal_bits() -> dict[str, str]:
     """The digest by setting; each has a world of its own."""
     digests = {}
     for name, settings in SETTINGS.items():
-        if settings.get("kernels", "plain") in core.kernel_levels():
+        if settings.get("kernels", "plain") in setup.kernel_levels():
             engine.init(**settings)
             digests[name] = mixture()
             engine.shutdown()

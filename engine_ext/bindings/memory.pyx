@@ -1,0 +1,53 @@
+"""Memory that the engine gives to Python, as objects that own it; and checksums of memory it is shown."""
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport free
+
+from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.transport.arena cimport arena_unmap
+
+
+cdef class Memory:
+    """Bytes that an operation allocated, now owned by whoever holds this."""
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.data, <Py_ssize_t>self.nbytes, False, flags)
+
+    def __dealloc__(self):
+        free(self.data)
+
+
+cdef class Part:
+    """This rank's part of a region of the arena. The engine holds it until it closes."""
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.base, <Py_ssize_t>self.nbytes, False, flags)
+
+    def __dealloc__(self):
+        if self.detached:
+            arena_unmap(self.base, self.nbytes)
+
+
+def checksum(tensor):
+    """64-bit checksum of the bytes of a tensor (FNV-1a over words, the rest over bytes)."""
+    cdef View view
+    keeper = view_of(tensor, &view)
+    expect_dense(tensor, &view, "it")
+    cdef uint64_t h = 14695981039346656037u, lane
+    cdef uint64_t words = view.nbytes // 8, i
+    cdef const unsigned char* rest
+    with nogil:
+        for i in range(words):
+            lane = (<const Unaligned*>(view.data + 8 * i)).value
+            h = (h ^ lane) * 1099511628211u
+            h ^= h >> 32
+        rest = <const unsigned char*>view.data + 8 * words
+        for i in range(view.nbytes % 8):
+            h = (h ^ rest[i]) * 1099511628211u
+    return h
+
+cdef extern from *:
+    """
+    typedef struct __attribute__((packed)) { uint64_t value; } Unaligned;
+    """
+    ctypedef struct Unaligned:
+        uint64_t value

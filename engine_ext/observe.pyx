@@ -1,0 +1,119 @@
+"""What an engine can tell about itself. It is copied under the engine's lock, and made into Python objects after: making them may
+run the collector, and what that frees takes the lock too."""
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from engine_ext.control.coordinator cimport Knobs
+from engine_ext.control.describe cimport kind_name
+from engine_ext.control.layout cimport NAME_BYTES
+from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.control.table cimport Op, bit
+from engine_ext.platform.atomics cimport load_acquire, now_ns
+
+STORES = ("cached", "streaming", "auto")
+TYPES = ("pad", "batch", "define", "evict", "error", "skip")
+ALGORITHMS = ("one-shot", "two-shot", "shared")
+
+cdef struct Waiting:            # an operation in flight
+    char[NAME_BYTES] name
+    uint32_t name_bytes
+    int kind
+    uint64_t submitted
+    int32_t id                  # -1: not known, or its bit does not tell
+
+
+cdef dict knobs_of(State* e):
+    cdef Knobs seen
+    cdef uint64_t entry
+    pthread_mutex_lock(&e.lock)
+    seen, entry = e.seen, e.seen_entry
+    pthread_mutex_unlock(&e.lock)
+    return {"version": seen.version, "entry": entry, "fusion_threshold": seen.fusion_threshold,
+            "cycle_time_ms": seen.cycle_time_ms, "stores": STORES[seen.stores], "chunk_bytes": seen.chunk}
+
+
+cdef dict counters_of(State* e):
+    return {"entries": e.counters.entries, "tensors": e.counters.tensors, "bytes": e.counters.nbytes,
+            "wait_ns": e.counters.wait_ns, "busy_ns": e.counters.busy_ns, "wakes": e.segment.wakes,
+            "late_wakes": e.counters.late}
+
+
+cdef list history_of(State* e):
+    cdef Row* rows = <Row*>malloc(HISTORY * sizeof(Row))
+    cdef Row* row
+    cdef uint64_t k, end
+    cdef list told = []
+    if rows == NULL:
+        raise MemoryError("no memory for the history")
+    pthread_mutex_lock(&e.lock)
+    memcpy(rows, e.history, HISTORY * sizeof(Row))
+    end = e.rows
+    pthread_mutex_unlock(&e.lock)
+    try:
+        for k in range(end - HISTORY if end > HISTORY else 0, end):
+            row = &rows[k % HISTORY]
+            told.append({
+                "entry": row.sequence, "type": TYPES[row.type], "kind": kind_name(row.kind).decode(),
+                "algorithm": ALGORITHMS[row.algorithm], "stores": STORES[row.stores], "tensors": row.items,
+                "bytes": row.nbytes, "knob_version": row.knob_version, "name": (<bytes>row.name).decode("utf-8", "replace"),
+                "started": row.started / 1e9, "ended": row.ended / 1e9 if row.ended else None,
+            })
+    finally:
+        free(rows)
+    return told
+
+
+cdef Waiting* copy_waiting(State* e, uint64_t* count) noexcept nogil:
+    """The operations in flight, newest first, in memory to be freed; NULL if there are none, or no memory."""
+    cdef Waiting* found = NULL
+    cdef Op* op
+    cdef bint behind
+    pthread_mutex_lock(&e.lock)
+    count[0] = 0
+    if e.table.inflight_count:
+        found = <Waiting*>malloc(e.table.inflight_count * sizeof(Waiting))
+    if found != NULL:
+        # With entries still to execute, another rank's bit may already speak of the next round.
+        behind = e.segment.mine.cursor != load_acquire(&e.segment.coordinator.tail)
+        op = e.table.inflight
+        while op != NULL:
+            memcpy(found[count[0]].name, op.record.name, op.record.name_bytes)
+            found[count[0]].name_bytes, found[count[0]].kind = op.record.name_bytes, op.meta.kind
+            found[count[0]].submitted, found[count[0]].id = op.submitted, -1 if behind else op.record.id
+            count[0] += 1
+            op = op.next
+    pthread_mutex_unlock(&e.lock)
+    return found
+
+
+cdef list pending_of(State* e):
+    cdef uint64_t now = now_ns(), count, k
+    cdef Waiting* found
+    cdef int r
+    cdef list told = []
+    if e.segment.header == NULL or e.alive[0] != 1:
+        return told
+    found = copy_waiting(e, &count)
+    try:
+        for k in range(count):
+            missing = None
+            if found[k].id >= 0:
+                missing = [r for r in range(e.segment.size)
+                           if bit(e.segment.pages[r].ready, found[k].id) != bit(e.segment.mine.ready, found[k].id)]
+            told.append({"name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"),
+                         "kind": kind_name(found[k].kind).decode(), "seconds": (now - found[k].submitted) / 1e9,
+                         "missing": missing})
+    finally:
+        free(found)
+    told.reverse()
+    return told
+
+
+cdef list overdue_of(State* e):
+    cdef char[OVERDUE_BYTES] text
+    pthread_mutex_lock(&e.lock)
+    memcpy(text, e.overdue, OVERDUE_BYTES)
+    e.overdue[0] = 0
+    pthread_mutex_unlock(&e.lock)
+    return (<bytes>text).decode("utf-8", "replace").splitlines()

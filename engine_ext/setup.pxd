@@ -1,0 +1,1 @@
+cdef int kernel_level() noexcept

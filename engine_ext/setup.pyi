@@ -1,0 +1,16 @@
+"""Types of what there is before an engine."""
+
+def segment_info() -> dict[str, str | int]:
+    """What two ranks must share to work together: `protocol`, `layout`, `kernels`."""
+
+def create_segment(size: int, generation: int) -> int:
+    """Make the control segment of a world of `size` ranks; returns its memfd (close-on-exec)."""
+
+def create_arena() -> int:
+    """Make the empty memfd in which shared tensors are allocated."""
+
+def kernel_levels() -> list[str]:
+    """Kernel sets this processor can run, the best last: `plain`, `avx2`, `avx512`."""
+
+def use_kernels(level: str) -> None:
+    """Choose the kernel set of this process (`auto` takes the best). Only before the first engine."""

@@ -1,0 +1,60 @@
+"""Before there is an engine: the kernels of this process, and the memory of a world."""
+from engine_ext.control.layout cimport ENGINE_LAYOUT, ENGINE_PROTOCOL, MAX_RANKS
+from engine_ext.control.segment cimport segment_create
+from engine_ext.data.kernels cimport (
+    ENGINE_LEVELS, engine_kernels_best, engine_kernels_get, engine_kernels_level, engine_kernels_name,
+)
+
+import os
+
+from engine_ext.errors import EngineError
+
+cdef extern from "<sys/mman.h>" nogil:
+    enum: MFD_CLOEXEC
+    int memfd_create(const char* name, unsigned int flags)
+
+cdef int chosen_level = -1      # of the kernels; -1: the best
+
+
+def kernel_levels():
+    """Kernel sets this processor can run, the best last."""
+    return [engine_kernels_name(k).decode() for k in range(ENGINE_LEVELS) if engine_kernels_get(k) != NULL]
+
+
+def use_kernels(str level):
+    """Choose the kernel set of engines made from now on; `auto` is the best."""
+    global chosen_level
+    cdef int k = -1
+    if level != "auto":
+        k = engine_kernels_level(level.encode())
+        if k < 0 or engine_kernels_get(k) == NULL:
+            raise EngineError(f"kernels {level!r} cannot run on this processor; it can run {', '.join(kernel_levels())}")
+    chosen_level = k
+
+
+cdef int kernel_level() noexcept:
+    """The kernel set of engines made now."""
+    return engine_kernels_best() if chosen_level < 0 else chosen_level
+
+
+def segment_info():
+    """What two ranks must share to work together."""
+    return {"protocol": ENGINE_PROTOCOL, "layout": f"{ENGINE_LAYOUT:016x}", "kernels": engine_kernels_name(kernel_level()).decode()}
+
+
+def create_segment(int size, unsigned int generation):
+    """Make the control segment of a world; its descriptor."""
+    if not 1 <= size <= MAX_RANKS:
+        raise EngineError(f"a host carries 1 to {MAX_RANKS} ranks, not {size}")
+    cdef int fd = segment_create(size, generation)
+    if fd < 0:
+        raise OSError(-fd, f"cannot make the control segment: {os.strerror(-fd)}")
+    return fd
+
+
+def create_arena():
+    """Make the empty file in which shared tensors are allocated; its descriptor."""
+    cdef int fd = memfd_create(b"engine-arena", MFD_CLOEXEC)
+    if fd < 0:
+        raise OSError("cannot make the memory file for shared tensors")
+    return fd
