@@ -61,6 +61,10 @@ sanitize: $(VENV)/.installed-dev ## Run the native tests under the address and u
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	    $(BIN)/python -P -m pytest $(SANITIZE_TESTS)
 
+.PHONY: mutate
+mutate: $(VENV)/.installed-dev ## Leave out each memory fence in turn, and see that a stress run or the model misses it
+	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python tests/mutation/mutate.py --build build/mutate $(MUTATE)
+
 .PHONY: clean
 clean: ## Remove the environment and everything that was built
 	rm -rf $(VENV) build dist .mesonpy-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,613 @@
+"""The engine's waits and wake-ups as step lists, small enough to explore every interleaving (machine.py).
+
+Each function writes the steps of the function of that name in engine_ext (control/driver.pyx, control/segment.pxd,
+control/execute.pyx, data/executor.pyx), access by access and with the same order of memory; change them together. A
+scenario puts a few threads around one window. Nothing here has a timeout: a wait that the engine would end by a tick
+never ends, so that a lost wake-up is a state in which nothing happens any more though there is something to do.
+
+A mutant leaves out one fence, one look or one rule. Every mutant must be found; the table says by which scenario.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from machine import Code, Explorer, Found, Memory, Program, Stores, Views
+
+ENGINE_ASLEEP, ENGINE, WAITER = 0, 1, 2  # state.pxd
+DOOR_ENGINE, DOOR_WAITER, DOORS, IN_ENTRY, CYCLE, COUNT_SHIFT = 1, 2, 3, 4, 8, 8  # layout.h
+NOTHING = 99  # executor.pyx: a stage that no other rank has to reach
+
+MODELS: tuple[Memory, ...] = (Stores(), Views())
+
+
+class Thread(Code):
+    """The steps of one thread of a rank. `rank` is the prefix of the words of its process.
+
+    Attributes
+    ----------
+    drive : callable
+        Writes the steps of `drive_once`: register `moved` says whether it did anything.
+    reasons : callable or None
+        Writes what an announcement needs, into register `reasons`.
+    left_behind : callable or None
+        Writes what `give_back` looks at, into register `left`.
+    """
+
+    def __init__(self, without: frozenset[str], **constant: int) -> None:
+        super().__init__(without=without, constant={"stop": 0, **constant})
+        self.drive: Callable[[], None] = self.no_work
+        self.reasons: Callable[[], None] | None = None
+
+    def no_work(self) -> None:
+        self.let("moved", 0)
+
+    # ---- segment.pxd
+
+    def ring_unfenced(self, only: int = 0) -> None:
+        out = self.fresh()
+        self.load("asleep", "asleep")
+        self.jump_if(lambda r: not r["asleep"] & DOORS or (only and not r["asleep"] & only), out)
+        for door in (DOOR_ENGINE, DOOR_WAITER):
+            other = self.fresh()
+            self.jump_if(lambda r, door=door: r["asleep"] & DOORS != door, other)
+            self.load("rung", f"door{door}")
+            self.jump_if(lambda r: r["rung"] != r["asleep"] >> COUNT_SHIFT, out)
+            self.forget("asleep", "rung")
+            self.add(f"door{door}", 1)
+            self.futex_wake(f"door{door}")
+            self.jump(out)
+            self.label(other)
+        self.label(out)
+        self.forget("asleep", "rung")
+
+    def ring(self, only: int = 0) -> None:
+        self.fence("RING")
+        self.ring_unfenced(only)
+
+    # ---- execute.pyx
+
+    def complete(self, op: str) -> None:
+        self.add(op, 1)  # or32: done
+
+    def wake_waiters(self) -> None:
+        out = self.fresh()
+        self.fence("DONE")
+        self.load("others", "waiters")
+        self.jump_if(lambda r: not r["others"], out)
+        self.add("local", 1)
+        self.futex_wake("local")
+        self.label(out)
+        self.forget("others")
+
+    def run_schedule(self, completes: dict[int, str] | None = None) -> None:
+        """One entry. `completes`: the operation that an entry completes, by position."""
+        out, nothing = self.fresh(), self.fresh()
+        self.load("tail", "tail", acquire=True)
+        self.load("cursor", "cursor")
+        self.jump_if(lambda r: r["cursor"] >= r["tail"], nothing)
+        for position, op in (completes or {}).items():
+            other = self.fresh()
+            self.jump_if(lambda r, position=position: r["cursor"] != position, other)
+            self.complete(op)
+            self.wake_waiters()
+            self.label(other)
+        self.store("cursor", lambda r: r["cursor"] + 1, release=True)
+        self.let("moved", 1)
+        self.jump(out)
+        self.label(nothing)
+        self.let("moved", 0)
+        self.label(out)
+        self.forget("tail", "cursor", "others")
+
+    def forget(self, *registers: str) -> None:
+        """What is never read again does not make states different."""
+        for register in registers:
+            self.let(register, 0)
+
+    # ---- driver.pyx
+
+    def announce_sleep(self, door: int, seen: str) -> None:
+        if self.reasons is not None:
+            self.reasons()
+        counted = "COUNT" not in self.without
+        shift = COUNT_SHIFT if counted else 64
+        self.store("asleep", lambda r: door | r.get("reasons", 0) | (r[seen] << shift) % (1 << 32), release=True)
+
+    def drive_after_fence(self, name: str) -> None:
+        if name in self.without:
+            self.let("moved", 0)
+        else:
+            self.drive()
+
+    def engine_thread(self) -> None:
+        loop, again, announce, release, sleep, out = (self.fresh() for _ in range(6))
+        late, stop_first = "DOOR_FIRST" in self.without, "DOOR_BEFORE_STOP" in self.without
+        self.label(loop)
+        if not late and not stop_first:
+            self.load("door", f"door{DOOR_ENGINE}", acquire=True)
+        self.load("stop", "stop", acquire=True)
+        self.jump_if(lambda r: r["stop"], out)
+        if stop_first:
+            self.load("door", f"door{DOOR_ENGINE}", acquire=True)
+        self.fence("TAKE")
+        self.cas("mine", "role", ENGINE_ASLEEP, ENGINE)
+        self.let("moved", 0)
+        self.jump_if(lambda r: not r["mine"], sleep)
+        self.store("asleep", 0)
+        self.label(again)
+        self.drive()
+        self.jump_if(lambda r: not r["moved"], announce)
+        self.load("others", "waiters")
+        self.jump_if(lambda r: not r["others"], again)
+        self.label(announce)
+        self.announce_sleep(DOOR_ENGINE, "door")
+        self.fence("ENGINE")
+        self.drive_after_fence("LOOK_ENGINE")
+        self.store("role", ENGINE_ASLEEP, release=True)
+        self.fence("ROLE")
+        self.load("others", "waiters")
+        self.jump_if(lambda r: not r["others"], release)
+        if "WAKE_FOR_ROLE" not in self.without:
+            self.add("local", 1)
+            self.futex_wake("local")
+        self.label(release)
+        self.forget("others", "mine")
+        self.jump_if(lambda r: r["moved"], loop)
+        self.label(sleep)
+        if late:
+            self.load("door", f"door{DOOR_ENGINE}", acquire=True)
+        self.futex_wait(f"door{DOOR_ENGINE}", lambda r: r["door"])
+        self.forget("door")
+        self.jump(loop)
+        self.label(out)
+
+    def give_back(self) -> None:
+        alone, out, ring = self.fresh(), self.fresh(), self.fresh()
+        self.load("cursor", "cursor")
+        self.load("door", f"door{DOOR_ENGINE}", acquire=True)
+        self.announce_sleep(DOOR_ENGINE, "door")
+        self.store("role", ENGINE_ASLEEP, release=True)
+        self.fence("GIVE_BACK")
+        self.load("others", "waiters")
+        self.jump_if(lambda r: r["others"] <= 1, alone)
+        if "PASS_ON" not in self.without:
+            self.add("local", 1)
+            self.futex_wake("local")
+        self.label(alone)
+        self.forget("others")
+        if "LOOK_GIVE_BACK" not in self.without:
+            self.load("tail", "tail", acquire=True)
+            self.jump_if(lambda r: r["tail"] != r["cursor"], ring)
+        if "LOOK_RUNG" not in self.without:
+            self.load("rung", f"door{DOOR_ENGINE}")
+            self.jump_if(lambda r: r["rung"] != r["door"], ring)
+        self.jump(out)
+        self.label(ring)
+        self.forget("tail", "cursor", "door", "rung")
+        self.add(f"door{DOOR_ENGINE}", 1)
+        self.futex_wake(f"door{DOOR_ENGINE}")
+        self.label(out)
+        self.forget("tail", "cursor", "door", "rung")
+
+    def drive_until(self, op: str) -> None:
+        top, awake, out = self.fresh(), self.fresh(), self.fresh()
+        self.label(top)
+        self.load("done", op, acquire=True)
+        self.jump_if(lambda r: r["done"], out)
+        self.load("stop", "stop", acquire=True)
+        self.jump_if(lambda r: r["stop"], out)
+        self.drive()
+        self.jump_if(lambda r: r["moved"], top)
+        self.load("door", f"door{DOOR_WAITER}", acquire=True)
+        self.announce_sleep(DOOR_WAITER, "door")
+        self.fence("CALLER")
+        self.drive_after_fence("LOOK_CALLER")
+        self.jump_if(lambda r: r["moved"], awake)
+        self.load("done", op, acquire=True)
+        self.jump_if(lambda r: r["done"], awake)
+        if "RECHECK_STOP" not in self.without:
+            self.load("stop", "stop", acquire=True)
+            self.jump_if(lambda r: r["stop"], awake)
+        self.futex_wait(f"door{DOOR_WAITER}", lambda r: r["door"])
+        self.label(awake)
+        self.forget("door", "moved")
+        self.store("asleep", 0)
+        self.jump(top)
+        self.label(out)
+
+    def driver_wait(self, op: str) -> None:
+        late = "LOCAL_DOOR_FIRST" in self.without
+        loop, held, out = self.fresh(), self.fresh(), self.fresh()
+        self.add("waiters", 1)
+        self.label(loop)
+        self.load("done", op, acquire=True)
+        self.jump_if(lambda r: r["done"], out)
+        self.fence("WAITER")
+        if not late:
+            self.load("local", "local", acquire=True)
+        self.load("stop", "stop", acquire=True)
+        self.jump_if(lambda r: r["stop"], held)
+        self.cas("mine", "role", ENGINE_ASLEEP, WAITER)
+        self.jump_if(lambda r: not r["mine"], held)
+        self.forget("local", "mine")
+        self.store("asleep", 0)
+        self.drive_until(op)
+        self.give_back()
+        self.jump(loop)
+        self.label(held)
+        if "RECHECK_DONE" not in self.without:
+            self.load("done", op, acquire=True)
+            self.jump_if(lambda r: r["done"], loop)
+        if late:
+            self.load("local", "local", acquire=True)
+        self.futex_wait("local", lambda r: r["local"])
+        self.forget("local")
+        self.jump(loop)
+        self.label(out)
+        self.add("waiters", -1)
+
+    def begin_stop(self) -> None:
+        self.store("stop", 1, release=True)
+        for door in (DOOR_ENGINE, DOOR_WAITER):
+            self.add(f"door{door}", 1)
+            self.futex_wake(f"door{door}")
+
+    def end_stop(self, op: str) -> None:
+        """The engine thread has ended."""
+        self.take("role", ENGINE_ASLEEP, ENGINE)
+        self.complete(op)
+        self.wake_waiters()
+        self.store("role", ENGINE_ASLEEP, release=True)
+
+    def notify_leader(self, mine: str, others: list[str]) -> None:
+        """A submission that may complete a set: `mine` and `others` are bits of the ranks that are not the leader."""
+        out = self.fresh()
+        self.fence("SUBMIT")
+        self.load("asleep", "asleep")
+        self.jump_if(lambda r: not r["asleep"], out)
+        for other in others:
+            self.load("bit", other)
+            self.jump_if(lambda r: not r["bit"], out)
+        self.ring_unfenced()
+        self.label(out)
+        self.forget("asleep", "bit")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A window of the protocol."""
+
+    words: dict[str, int]
+    threads: list[Program]
+    judge: Callable[[dict[str, int], dict[str, str | None]], str]
+
+
+ALONE = {"role": ENGINE_ASLEEP, "waiters": 0}  # an engine thread that shares its process with nobody
+PROCESS = {"role": ENGINE_ASLEEP, "asleep": DOOR_ENGINE, "door1": 0, "door2": 0, "waiters": 0, "local": 0}
+SLEEPER = {word: PROCESS[word] for word in ("asleep", "door1", "door2")}
+
+
+def _publisher(without: frozenset[str], first: int, last: int, late: bool = False) -> Program:
+    """The coordinator on another rank: appends entries, rings after each; `late`: has yet to ring for one before."""
+    code = Thread(without)
+    if late:
+        code.ring()
+    for position in range(first, last):
+        code.store("tail", position + 1, release=True)
+        code.ring()
+    return Program.of("publisher", code)
+
+
+def _engine(code: Thread) -> Program:
+    code.engine_thread()
+    return Program.of("engine", code)
+
+
+def entries(without: frozenset[str]) -> Scenario:
+    """The engine thread executes what another rank appends."""
+    engine = Thread(without, **ALONE)
+    engine.drive = engine.run_schedule
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "" if words["cursor"] == words["tail"] else "the engine thread sleeps before the end of the schedule"
+
+    return Scenario(SLEEPER | {"tail": 0, "cursor": 0}, [_publisher(without, 0, 2), _engine(engine)], judge)
+
+
+def call(without: frozenset[str]) -> Scenario:
+    """A caller takes the role from the sleeping engine thread and waits for what an entry completes."""
+    caller = Thread(without)
+    caller.drive = lambda: caller.run_schedule({0: "op"})
+    caller.driver_wait("op")
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "" if asleep["caller"] is None else f"the caller sleeps on {asleep['caller']} for good"
+
+    return Scenario(
+        PROCESS | {"tail": 0, "cursor": 0, "op": 0}, [_publisher(without, 0, 1), Program.of("caller", caller)], judge
+    )
+
+
+def give_back(without: frozenset[str]) -> Scenario:
+    """A caller has executed the first entry and gives the role back; the second is for the engine thread.
+
+    Who appended the first has yet to ring for it, so that the ring may be for the sleep that is announced only now.
+    """
+    caller, engine = Thread(without, waiters=1), Thread(without, waiters=0)
+    engine.drive = engine.run_schedule
+    caller.give_back()
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "" if words["cursor"] == words["tail"] else "the engine thread sleeps before the end of the schedule"
+
+    return Scenario(
+        PROCESS | {"role": WAITER, "asleep": 0, "tail": 1, "cursor": 1},
+        [_publisher(without, 1, 2, late=True), Program.of("caller", caller), _engine(engine)],
+        judge,
+    )
+
+
+def two_waiters(without: frozenset[str]) -> Scenario:
+    """Two threads of a rank; an entry completes the first one's operation, the second one's never comes."""
+    waiters = []
+    for op in ("op1", "op2"):
+        code = Thread(without)
+        code.drive = lambda code=code: code.run_schedule({0: "op1"})  # type: ignore[misc]
+        code.driver_wait(op)
+        waiters.append(Program.of(op, code))
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        if asleep["op1"] is not None:
+            return f"the waiter of an operation that is done sleeps on {asleep['op1']}"
+        return "" if asleep["op2"] == "door2" else "nobody drives though a thread waits"
+
+    return Scenario(PROCESS | {"tail": 1, "cursor": 0, "op1": 0, "op2": 0}, waiters, judge)
+
+
+def role(without: frozenset[str]) -> Scenario:
+    """The engine thread is woken for nothing while a thread begins to wait: the thread is to have the role."""
+    engine, waiter, bell = Thread(without), Thread(without), Thread(without)
+    waiter.driver_wait("op")
+    bell.add("door1", 1)
+    bell.futex_wake("door1")
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "" if asleep["waiter"] == "door2" else "nobody drives though a thread waits"
+
+    return Scenario(
+        PROCESS | {"op": 0}, [Program.of("bell", bell), Program.of("waiter", waiter), _engine(engine)], judge
+    )
+
+
+def stages(without: frozenset[str]) -> Scenario:
+    """In the middle of an entry: the engine thread needs another rank's first stage, then its second."""
+    engine, other = Thread(without, **ALONE), Thread(without)
+    stages = ("packed", "reduced")
+
+    def drive() -> None:
+        out = engine.fresh()
+        engine.let("moved", 0)
+        for at, stage in enumerate(stages):
+            after = engine.fresh()
+            engine.jump_if(lambda r, at=at: r["passed"] != at, after)
+            engine.load("theirs", stage, acquire=True)
+            engine.jump_if(lambda r: not r["theirs"], out)
+            engine.let("passed", at + 1)
+            engine.let("moved", 1)
+            engine.jump(out)
+            engine.label(after)
+        engine.label(out)
+        engine.forget("theirs")
+
+    def needs() -> None:
+        for at, stage in enumerate(stages):
+            if not ("NEED" in without and at):
+                engine.store("need." + stage, lambda r, at=at: 1 if r["passed"] == at else NOTHING)
+        engine.let("reasons", lambda r: IN_ENTRY if r["passed"] < len(stages) else 0)
+
+    engine.drive, engine.reasons = drive, needs
+    for at in range(len(stages)):
+        out, rings = other.fresh(), other.fresh()
+        other.store(stages[at], 1, release=True)
+        other.fence("STAGE")
+        other.load("asleep", "asleep")
+        other.jump_if(lambda r: not r["asleep"] & IN_ENTRY, out)
+        for earlier, stage in enumerate(stages):
+            other.load("need", "need." + stage)
+            other.jump_if(lambda r, earlier=earlier, at=at: int(earlier <= at) >= r["need"], rings)
+        other.jump(out)
+        other.label(rings)
+        other.ring_unfenced(IN_ENTRY)
+        other.label(out)
+        other.forget("need", "asleep")
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "" if words["asleep"] & IN_ENTRY == 0 else "the engine thread sleeps in an entry that could go on"
+
+    return Scenario(
+        SLEEPER | {"packed": 0, "reduced": 0, "need.packed": 1, "need.reduced": NOTHING},
+        [Program.of("other", other), _engine(engine)],
+        judge,
+    )
+
+
+def submissions(without: frozenset[str]) -> Scenario:
+    """Two ranks bring the last two bits of a set: only one that sees the other's has to wake the leader."""
+    leader = Thread(without, **ALONE)
+
+    def drive() -> None:
+        out = leader.fresh()
+        leader.let("moved", 0)
+        leader.jump_if(lambda r: r["appended"], out)
+        for rank in ("a", "b"):
+            leader.load("bit", "ready." + rank, acquire=True)
+            leader.jump_if(lambda r: not r["bit"], out)
+        leader.let("appended", 1)
+        leader.store("tail", 1, release=True)
+        leader.let("moved", 1)
+        leader.label(out)
+        leader.forget("bit")
+
+    leader.drive = drive
+    programs = []
+    for mine, other in (("a", "b"), ("b", "a")):
+        code = Thread(without)
+        code.store("ready." + mine, 1, release=True)
+        code.notify_leader("ready." + mine, ["ready." + other])
+        programs.append(Program.of("rank " + mine, code))
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "" if words["tail"] else "every rank has brought the tensor, and the leader sleeps"
+
+    return Scenario(SLEEPER | {"ready.a": 0, "ready.b": 0, "tail": 0}, [*programs, _engine(leader)], judge)
+
+
+def cycle(without: frozenset[str]) -> Scenario:
+    """A batch is open and its cycle is long: who begins to wait for a member closes it, whoever brings the last bit."""
+    leader, waiter, last = Thread(without, **ALONE), Thread(without), Thread(without)
+
+    def drive() -> None:
+        out, closes, queued = leader.fresh(), leader.fresh(), leader.fresh()
+        leader.let("moved", 0)
+        leader.jump_if(lambda r: r["queued"] == 2, out)
+        leader.jump_if(lambda r: r["queued"] == 1, queued)
+        leader.load("bit", "ready", acquire=True)
+        leader.jump_if(lambda r: not r["bit"], out)
+        leader.let("queued", 1)
+        leader.let("moved", 1)
+        leader.label(queued)
+        leader.load("bit", "awaited", acquire=True)
+        leader.jump_if(lambda r: r["bit"], closes)
+        leader.jump(out)
+        leader.label(closes)
+        leader.let("queued", 2)
+        leader.let("moved", 1)
+        leader.store("tail", 1, release=True)
+        leader.label(out)
+        leader.forget("bit")
+
+    def reasons() -> None:
+        # An earlier tensor keeps the batch open from the start.
+        leader.let("reasons", lambda r: CYCLE if r["queued"] < 2 else 0)
+
+    leader.drive, leader.reasons = drive, reasons
+    waiter.store("awaited", 1, release=True)
+    waiter.ring(CYCLE)
+    out = last.fresh()
+    last.store("ready", 1, release=True)
+    last.fence("SUBMIT")
+    last.load("asleep", "asleep")
+    last.jump_if(lambda r: not r["asleep"], out)
+    last.load("bit", "awaited")
+    last.jump_if(lambda r: r["asleep"] & CYCLE and not r["bit"], out)
+    last.ring_unfenced()
+    last.label(out)
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "" if words["tail"] else "somebody waits for a tensor that is ready, and the leader sleeps out the cycle"
+
+    words = SLEEPER | {"asleep": DOOR_ENGINE | CYCLE, "ready": 0, "awaited": 0, "tail": 0}
+    return Scenario(words, [Program.of("waiter", waiter), Program.of("last", last), _engine(leader)], judge)
+
+
+def stop(without: frozenset[str]) -> Scenario:
+    """`driver_stop` while the engine thread is awake."""
+    engine, stopper = Thread(without, **ALONE), Thread(without)
+    del engine.constant["stop"], stopper.constant["stop"]
+    stopper.begin_stop()
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "" if asleep["engine"] is None else "the engine thread sleeps and is never joined"
+
+    return Scenario(SLEEPER | {"stop": 0}, [Program.of("stopper", stopper), _engine(engine)], judge)
+
+
+def stop_waiter(without: frozenset[str]) -> Scenario:
+    """`driver_stop`, the engine thread gone, while another thread begins to wait for an operation that now fails."""
+    waiter, stopper = Thread(without), Thread(without)
+    del waiter.constant["stop"], stopper.constant["stop"]
+    waiter.driver_wait("op")
+    stopper.begin_stop()
+    stopper.end_stop("op")
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "" if asleep["waiter"] is None else f"the waiter sleeps on {asleep['waiter']} after the end"
+
+    return Scenario(
+        PROCESS | {"stop": 0, "op": 0, "tail": 0, "cursor": 0},
+        [Program.of("stopper", stopper), Program.of("waiter", waiter)],
+        judge,
+    )
+
+
+SCENARIOS: dict[str, Callable[[frozenset[str]], Scenario]] = {
+    scenario.__name__: scenario
+    for scenario in (entries, call, give_back, two_waiters, role, stages, submissions, cycle, stop, stop_waiter)
+}
+# What a mutant leaves out, and the scenarios that have to find it, under one of the memory models at least.
+FENCES = {
+    "RING": ("entries", "call", "cycle"),
+    "STAGE": ("stages",),
+    "SUBMIT": ("submissions",),
+    "ENGINE": ("entries", "stages", "submissions"),
+    "CALLER": ("call",),
+    "ROLE": ("role",),
+    "GIVE_BACK": ("give_back", "two_waiters"),
+    "WAITER": ("two_waiters", "role"),
+    "DONE": ("stop_waiter",),
+    "TAKE": ("give_back",),
+}
+RULES = {
+    "LOOK_ENGINE": ("entries", "stages", "submissions"),  # the pass after the announcement
+    "LOOK_CALLER": ("call",),
+    "LOOK_GIVE_BACK": ("give_back",),
+    "LOOK_RUNG": ("give_back",),
+    "RECHECK_DONE": ("two_waiters",),  # the look at the operation after the role was found taken
+    "DOOR_FIRST": ("entries",),  # the count is read before the look, not after
+    "LOCAL_DOOR_FIRST": ("two_waiters",),
+    "COUNT": ("entries",),  # `asleep` carries the count of this sleep, so that one ring is not taken for another
+    "WAKE_FOR_ROLE": ("role",),  # who gives the role up wakes who waits for it
+    "PASS_ON": ("two_waiters",),
+    "DOOR_BEFORE_STOP": ("stop",),
+    "RECHECK_STOP": ("stop_waiter",),
+    "NEED": ("stages",),  # each announcement says what it needs
+}
+
+
+def explore(scenario: str, memory: Memory, without: frozenset[str] = frozenset()) -> Found:
+    """Explore one scenario, or a mutant of it."""
+    made = SCENARIOS[scenario](without)
+    return Explorer(memory, made.words, made.threads, made.judge).run()
+
+
+def finders(mutant: str) -> Iterator[tuple[str, str]]:
+    """Memory models that find `mutant`, each with the first scenario in which it does."""
+    for memory in MODELS:
+        for scenario in {**FENCES, **RULES}[mutant]:
+            if explore(scenario, memory, frozenset({mutant})).flaw:
+                yield memory.name, scenario
+                break
+
+
+def main() -> int:
+    bad = 0
+    for scenario in SCENARIOS:
+        for memory in MODELS:
+            result = explore(scenario, memory)
+            bad += bool(result.flaw)
+            print(f"{scenario:12} {memory.name:5} {result.states:8} states  {result.flaw or 'sound'}", flush=True)
+            for number, line in zip(count(1), result.trace, strict=False):
+                print(f"    {number:3} {line}")
+    for mutant in (*FENCES, *RULES):
+        found = dict(finders(mutant))
+        bad += not found
+        print(f"{mutant:16} {', '.join(f'{model}: {by}' for model, by in found.items()) or 'NOT FOUND'}", flush=True)
+    return bad != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Builds the engine without each of its fences, and shows who misses it: a stress run of the build, or the model.
+
+    python tests/mutation/mutate.py --build build/mutate
+
+Not seen natively is what the processor forgives: on x86 a fence beside a locked instruction (the unlock of a mutex, an
+atomic addition) costs nothing to leave out. For those the weaker memory model has to miss it. The run fails if the
+unmutated build loses a wake-up, or if nobody misses a fence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import model  # noqa: E402
+import stress  # noqa: E402
+from ranks import RanksFailed, run_ranks  # noqa: E402
+
+# Ranks, cycle time in ms, options of the launcher.
+SHAPES: tuple[tuple[int, float, tuple[str, ...]], ...] = (
+    (2, 1.0, ()),
+    (3, 0.0, ("--no-binding",)),
+    (2, 0.0, ()),
+    (4, 1.0, ("--no-binding",)),
+)
+
+
+@dataclass
+class Seen:
+    """What stress runs of one build showed."""
+
+    seconds: float = 0.0
+    operations: int = 0
+    late_wakes: int = 0
+    lost_polls: int = 0
+    slow: int = 0
+    failed: str = ""
+
+    @property
+    def lost(self) -> int:
+        return self.late_wakes + self.lost_polls + self.slow + bool(self.failed)
+
+    def __str__(self) -> str:
+        if self.failed:
+            return f"a run failed: {self.failed.splitlines()[0]}"
+        if not self.lost:
+            return f"none in {self.operations} operations, {self.seconds:.0f} s"
+        return (
+            f"{self.late_wakes} late, {self.lost_polls} lost, {self.slow} slow in {self.operations} operations, "
+            f"{self.seconds:.0f} s"
+        )
+
+
+def fences() -> dict[str, int]:
+    """The names and numbers in atomics.h."""
+    text = (ROOT / "engine_ext/platform/atomics.h").read_text()
+    return {name: int(number) for name, number in re.findall(r"^\s*FENCE_(\w+) = (\d+)", text, re.MULTILINE)}
+
+
+def build(directory: Path, number: int) -> Path:
+    """Build without fence `number` (0: with all); where it is installed."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    ninja, site = directory / "ninja", directory / f"without-{number}"
+    define = f"-Dc_args=-DENGINE_WITHOUT_FENCE={number}"
+
+    def run(*command: str) -> None:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"`{' '.join(command)}` failed\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+
+    if (ninja / "build.ninja").exists():
+        run("meson", "configure", str(ninja), define)
+    else:
+        layout = ("--prefix=/", "-Dpython.platlibdir=/", "-Dpython.purelibdir=/", "-Dpython.bytecompile=-1")
+        run("meson", "setup", str(ninja), *layout, define)
+    run("meson", "compile", "-C", str(ninja))
+    run("meson", "install", "-C", str(ninja), "--quiet", "--destdir", str(site))
+    return site
+
+
+def run_once(site: Path, shape: tuple[int, float, tuple[str, ...]], seconds: float, seed: int, seen: Seen) -> None:
+    """Add one stress run to `seen`."""
+    ranks, cycle_time_ms, options = shape
+    begun = time.monotonic()
+    try:
+        reports: list[stress.Report] = run_ranks(
+            ranks,
+            stress.hammer,
+            seconds,
+            cycle_time_ms,
+            seed,
+            env={"PYTHONPATH": str(site)},
+            options=options,
+            timeout=4 * seconds + 60,
+        ).values
+    except RanksFailed as failure:
+        seen.failed = str(failure)
+        return
+    seen.seconds += time.monotonic() - begun
+    seen.operations += sum(report.operations for report in reports)
+    seen.late_wakes += sum(report.late_wakes for report in reports)
+    seen.lost_polls += sum(len(report.lost_polls) for report in reports)
+    for report in reports:
+        for key, start, end in report.slow:
+            present = max(other.starts.get(key, start) for other in reports)
+            seen.slow += end - max(start, present) >= stress.LATE
+
+
+def hammer(site: Path, seconds: float, until_lost: bool) -> Seen:
+    """Run every shape for `seconds`; with `until_lost`, only until a wake-up is lost."""
+    seen = Seen()
+    for seed, shape in enumerate(SHAPES):
+        run_once(site, shape, seconds, seed, seen)
+        if seen.failed or (until_lost and seen.lost):
+            break
+    return seen
+
+
+def missed_by_model(name: str) -> str:
+    found = model.finders(name) if name in model.FENCES else ()
+    return ", ".join(f"{memory}: {scenario}" for memory, scenario in found)
+
+
+def table(rows: Iterable[tuple[str, ...]]) -> str:
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "mutate", help="where to build")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each of the stress runs of a build")
+    parser.add_argument("fence", nargs="*", help="leave out these only (RING, STAGE, ...)")
+    options = parser.parse_args()
+    directory = options.build.resolve()
+    chosen = {name: number for name, number in fences().items() if name in options.fence or not options.fence}
+    rows = [("fence", "lost natively without it", "missed by the model")]
+    seen = hammer(build(directory, 0), options.seconds, until_lost=False)
+    rows.append(("(all there)", str(seen), ""))
+    print(f"with all fences: {seen}", flush=True)
+    bad = [f"the unmutated build: {seen}"] if seen.lost else []
+    for name, number in chosen.items():
+        seen = hammer(build(directory, number), options.seconds, until_lost=True)
+        missed = missed_by_model(name)
+        rows.append((name, str(seen), missed or "no"))
+        print(f"without {name}: {seen}; model: {missed or 'no'}", flush=True)
+        if not seen.lost and not missed:
+            bad.append(f"nobody misses {name}")
+    print("\n" + table(rows))
+    for line in bad:
+        print(f"FAILED: {line}")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

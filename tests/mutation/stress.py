@@ -1,0 +1,197 @@
+"""Hammers the windows in which a wake-up could be lost, and says which were. Runs on every rank.
+
+A lost wake-up costs a caller the rest of its tick, 100 ms, and the engine thread whatever comes next. So a rank counts
+waits that a tick ended although there was work (the engine's own count), operations that were not done long after every
+rank had brought them, and waits that lasted although the operation was there.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LATE = 0.09  # s: a tick lasts 0.1
+LOST = 0.5  # s until a poller gives up on the engine thread, and waits instead
+SUM, SAME = 1, 1.0
+SIZES = (1, 1, 1, 1, 3000, 15_000, 50_000)  # float32: one-shot, one chunk, several
+CHUNK = 1 << 16  # bytes, the smallest
+NAMES = 5
+
+
+@dataclass
+class Report:
+    """What one rank saw. Times are of the host's monotonic clock, which all ranks share.
+
+    Attributes
+    ----------
+    operations : int
+    late_wakes : int
+        The engine's count.
+    lost_polls : list of (key, start)
+        Operations given up on by a poller.
+    slow : list of (key, start, end)
+        Waits of `LATE` or more.
+    starts : dict
+        When this rank brought the operations of blocks in which some rank was slow, by key.
+    starved : float
+        Seconds that threads of this rank were ready to run and did not, summed over those blocks.
+    """
+
+    operations: int = 0
+    late_wakes: int = 0
+    lost_polls: list[tuple[str, float]] = field(default_factory=list)
+    slow: list[tuple[str, float, float]] = field(default_factory=list)
+    starts: dict[str, float] = field(default_factory=dict)
+    starved: float = 0.0
+
+
+def hammer(seconds: float, cycle_time_ms: float, seed: int) -> Report:
+    """Run blocks of operations until the time is over."""
+    import engine
+    from engine import runtime
+
+    engine.init(spin_us=0.0, cycle_time_ms=cycle_time_ms, stall_limit=0.0)
+    rank = _Rank(runtime._current().engine, engine.rank(), seed)
+    if rank.engine.rank == 0:
+        rank.engine.set_knobs(None, None, None, CHUNK)
+    end = time.monotonic() + seconds
+    block = 0
+    while True:
+        kind = BLOCKS[block % len(BLOCKS)]
+        before = _starved()
+        found = len(rank.report.slow) + len(rank.report.lost_polls)
+        rank.starts = {}
+        kind(rank, block)
+        block += 1
+        odd = len(rank.report.slow) + len(rank.report.lost_polls) > found
+        # Blocking, and the same on every rank: whether somebody was slow, and whether the time is over.
+        flags = np.array([odd, time.monotonic() >= end], np.float32)
+        rank.engine.allreduce(flags, flags, "flags", SUM, SAME, SAME, True).wait()
+        if flags[0]:
+            rank.report.starts |= rank.starts
+            rank.report.starved += _starved() - before
+        if flags[1]:
+            break
+    rank.report.late_wakes = rank.engine.counters()["late_wakes"]
+    engine.shutdown()
+    return rank.report
+
+
+class _Rank:
+    def __init__(self, engine: Any, number: int, seed: int) -> None:
+        self.engine = engine
+        self.report = Report()
+        self.starts: dict[str, float] = {}
+        self.ours = random.Random(seed)  # the same on every rank
+        self.mine = random.Random(seed * 1000 + number)
+
+    def pause(self, dice: random.Random) -> None:
+        """A few microseconds, so that the ranks meet at every offset; now and then long enough to fall asleep."""
+        length = dice.choice((0, 500, 2000, 5000, 10_000, 20_000, 60_000))
+        end = time.perf_counter_ns() + int(dice.random() * length)
+        while time.perf_counter_ns() < end:
+            pass
+
+    def bring(self, name: str, size: int, key: str, blocking: bool) -> Any:
+        tensor = np.ones(size, np.float32)
+        self.starts[key] = time.monotonic()
+        return self.engine.allreduce(tensor, tensor, name, SUM, SAME, SAME, blocking)
+
+    def wait(self, handle: Any, key: str, start: float) -> None:
+        handle.wait()
+        end = time.monotonic()
+        if end - start >= LATE:
+            self.report.slow.append((key, start, end))
+        self.report.operations += 1
+
+    def call(self, name: str, size: int, key: str) -> None:
+        handle = self.bring(name, size, key, True)
+        self.wait(handle, key, self.starts[key])
+
+
+def calls(rank: _Rank, block: int) -> None:
+    """One thread, one blocking call after the other."""
+    for turn in range(150):
+        size = rank.ours.choice(SIZES) if turn % 8 == 0 else 1
+        rank.pause(rank.mine)
+        rank.call(f"call.{size}", size, f"{block}.{turn}")
+
+
+def chunks(rank: _Rank, block: int) -> None:
+    """Blocking calls of many chunks: the ranks go through the stages side by side, and each stage may be waited for."""
+    for turn in range(30):
+        rank.call("chunks", 300_000, f"{block}.{turn}")
+
+
+def polls(rank: _Rank, block: int) -> None:
+    """Nobody waits: all is up to the engine threads."""
+    for turn in range(60):
+        handles = []
+        for part in range(rank.ours.randint(1, 4)):
+            size = rank.ours.choice(SIZES) if turn % 8 == 0 else 1
+            rank.pause(rank.mine)
+            key = f"{block}.{turn}.{part}"
+            handles.append((key, rank.bring(f"poll.{size}.{part}", size, key, False)))
+        for key, handle in handles:
+            begun = time.monotonic()
+            while not handle.done:
+                if time.monotonic() > begun + LOST:
+                    rank.report.lost_polls.append((key, begun))
+                    break
+                time.sleep(2e-5)
+            rank.wait(handle, key, time.monotonic())
+
+
+def waits(rank: _Rank, block: int) -> None:
+    """Submit, be busy for a moment, wait: the role changes hands all the time."""
+    for turn in range(100):
+        size = rank.ours.choice(SIZES) if turn % 8 == 0 else 1
+        key = f"{block}.{turn}"
+        rank.pause(rank.mine)
+        handle = rank.bring(f"wait.{size}", size, key, False)
+        rank.pause(rank.mine)
+        rank.wait(handle, key, time.monotonic())
+
+
+def threads(rank: _Rank, block: int) -> None:
+    """Several threads of a rank wait at once, for operations of their own."""
+
+    def work(number: int) -> None:
+        dice = random.Random(f"{block}.{number}")
+        mine = random.Random(f"{block}.{number}.{rank.mine.random()}")
+        for turn in range(40):
+            key, name = f"{block}.{number}.{turn}", f"thread.{number}.{turn % NAMES}"
+            rank.pause(mine)
+            if dice.random() < 0.5:
+                rank.call(name, 1, key)
+            else:
+                handle = rank.bring(name, 1, key, False)
+                rank.pause(mine)
+                rank.wait(handle, key, time.monotonic())
+
+    started = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+
+
+BLOCKS: tuple[Callable[[_Rank, int], None], ...] = (calls, chunks, polls, chunks, waits, threads)
+
+
+def _starved() -> float:
+    """Seconds that the threads of this process have been ready to run and did not."""
+    total = 0
+    for path in Path("/proc/self/task").iterdir():
+        try:
+            total += int((path / "schedstat").read_text().split()[1])
+        except OSError:
+            continue
+    return total / 1e9
