@@ -19,7 +19,7 @@ class Adapter(Protocol):
     """What the collectives must know about one kind of tensor."""
 
     def input(self, tensor: Any) -> Any:
-        """`tensor`, or a contiguous copy of it, as the native engine takes it. Raises if it is nothing for us."""
+        """`tensor`, or an aligned, contiguous copy, as the native engine takes it. Raises if it is nothing for us."""
 
     def target(self, tensor: Any) -> Any:
         """As `input`, to be written in place: `tensor`, or a copy that `store` brings back. Raises if read-only."""
@@ -44,14 +44,15 @@ class NumpyAdapter:
     """`numpy.ndarray`, its subclasses (results are plain arrays) and NumPy's scalars (results are 0-d arrays)."""
 
     def input(self, tensor: Any) -> Any:
-        return np.asarray(tensor, order="C")
+        array = np.asarray(tensor, order="C")
+        return array if array.flags.aligned else array.copy()
 
     def target(self, tensor: Any) -> Any:
         if not isinstance(tensor, np.ndarray) or not tensor.flags.writeable:
             raise UnsupportedTensorError(
                 "this array is read-only and cannot receive a result; use the call without '_'"
             )
-        return np.asarray(tensor, order="C")
+        return NumpyAdapter.input(self, tensor)
 
     def empty(self, source: Any) -> Any:
         return np.empty_like(source)

@@ -8,7 +8,7 @@ cdef struct View:
     int32_t ndim
     int64_t[12] dims        # MAX_DIMS; more dimensions are described as one
     uint8_t dtype
-    signed char layout      # 0 row-major, 1 channels_last, 2 channels_last_3d, -1 neither
+    signed char layout      # 0 row-major, 1 channels_last, 2 channels_last_3d, -1 neither, -2 not aligned
     bint readonly
 
 

@@ -153,7 +153,7 @@ cdef int* CHANNELS_LAST_3D = [0, 2, 3, 4, 1]
 
 
 cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* strides, int itemsize) except -1:
-    """Fill in shape and layout."""
+    """Fill in shape and layout of `view.data`."""
     cdef int k
     view.count, view.layout = 1, 0
     memset(view.dims, 0, sizeof(view.dims))
@@ -174,6 +174,8 @@ cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* stri
         view.layout = 2
     else:
         view.layout = -1
+    if <size_t>view.data % <size_t>itemsize and view.count:
+        view.layout = -2
     return 0
 
 
@@ -247,6 +249,8 @@ cdef int view_of_capsule(object tensor, object capsule, View* view) except -1:
 
 cdef int expect_dense(object tensor, const View* view, str role) except -1:
     """Refuse a view whose elements do not fill their memory in an order that all ranks can share."""
+    if view.layout == -2:
+        refuse(tensor, f"{role} does not begin at a multiple of the size of its elements ({dtype_name(view.dtype).decode()}); copy it")
     if view.layout < 0:
         refuse(tensor, f"{role} is not contiguous ({dtype_name(view.dtype).decode()}); make it contiguous first")
     return 0
