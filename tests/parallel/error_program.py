@@ -264,6 +264,10 @@ def wrong_calls() -> int:
     return cases.done()
 
 
+def check_equal(found: object, expected: object) -> None:
+    assert found == expected, (found, expected)
+
+
 def lifetime() -> int:
     """Before init, after shutdown, again, in forked children, and from threads that outlive a world."""
     cases = Cases()
@@ -314,7 +318,10 @@ def lifetime() -> int:
         refused_everywhere(NotInitializedError, "engine.shutdown()", f"after shutdown {turn}")
     engine.init()
     with cases.case("in a forked child"):
+        me = engine.rank(), engine.size()
+        told = {name: calls.pop(name) for name in ("rank", "size", "local_rank")}
         assert in_child(lambda: refused_everywhere(ForkedError, "forked child", "after fork")) == "done"
+        assert in_child(lambda: check_equal((told["rank"](), told["size"]()), me)) == "done"
         assert in_child(lambda: refused(engine.init, "forked child", ForkedError)) == "done"
         assert in_child(engine.shutdown) == "done"
         if engine.rank() != 0:

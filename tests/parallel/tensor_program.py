@@ -266,6 +266,8 @@ def dlpack_and_torch() -> int:
         refused(lambda: engine.allreduce(torch.ones(3, dtype=torch.int16)), "int16")
         refused(lambda: engine.allreduce(torch.ones(3).to_sparse()), "sparse")
         refused(lambda: engine.allreduce(torch.ones(3, device="meta")), "meta")
+        unaligned = torch.frombuffer(bytearray(13), dtype=torch.float32, count=3, offset=1)
+        refused(lambda: engine.allreduce(unaligned, engine.Sum), "copy it")
     with cases.case("a float environment that flushes denormals"):
         tiny = np.ones(200_000, np.uint32).view(np.float32)
         torch.set_flush_denormal(True)

@@ -8,6 +8,7 @@ import hypothesis
 import hypothesis.strategies as st
 import name_program
 import pytest
+from marks import needs_memory_back
 from ranks import run_ranks
 
 SIZES = [1, 2, 3, 4]
@@ -70,6 +71,7 @@ def test_threads(size: int) -> None:
     run_ranks(size, name_program.threads, env=LIMIT)
 
 
+@needs_memory_back
 @pytest.mark.parametrize("size", [1, 3])
 def test_dropped_handles_leave_no_memory(size: int) -> None:
     for before, after in run_ranks(size, name_program.dropped, env=LIMIT).values:

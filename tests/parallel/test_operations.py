@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import reduce_program
+from marks import needs_torch
 from operation_table import DTYPES, OPS, PAGE, TABLE, page
 from ranks import run_ranks
 
@@ -20,9 +21,9 @@ def test_the_page_says_what_is_tested() -> None:
     assert PAGE.read_text() == page(), "run tests/parallel/operation_table.py to write docs/operations.md anew"
 
 
+@needs_torch
 @pytest.mark.parametrize("size", SIZES)
 def test_every_dtype_operation_and_scale(size: int) -> None:
-    pytest.importorskip("torch")  # bfloat16
     run_ranks(size, reduce_program.reduce_everything, env={"ENGINE_STALL_LIMIT": "20"})
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import tensor_program
+from marks import needs_torch
 from ranks import run_ranks
 
 SIZES = [1, 2, 3, 4]
@@ -18,9 +19,9 @@ def test_tensors(program: Callable[[], int], size: int) -> None:
     run_ranks(size, program, env=LIMIT)
 
 
+@needs_torch
 @pytest.mark.parametrize("size", SIZES)
 def test_torch_and_dlpack(size: int) -> None:
-    pytest.importorskip("torch")
     run_ranks(size, tensor_program.dlpack_and_torch, env=LIMIT)
 
 
