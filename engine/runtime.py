@@ -164,6 +164,14 @@ def _current() -> _Running:
     return running
 
 
+def _world() -> World:
+    """Who this rank is. A forked child may know: data-loading workers ask for their parent's shard."""
+    if _running is None:
+        _current()
+    assert _running is not None
+    return _running.world
+
+
 def engine() -> core.Engine:
     """The native engine.
 
@@ -183,40 +191,40 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process's rank, from 0 to `size() - 1`."""
-    return _current().world.rank
+    """This process's rank, from 0 to `size() - 1`; in a forked child its parent's, as for all that only tells."""
+    return _world().rank
 
 
 def size() -> int:
     """The number of ranks: the world size."""
-    return _current().world.size
+    return _world().size
 
 
 def local_rank() -> int:
     """This process's rank among those on its host."""
-    return _current().world.local_rank
+    return _world().local_rank
 
 
 def local_size() -> int:
     """The number of ranks on this host."""
-    return _current().world.local_size
+    return _world().local_size
 
 
 def cross_rank() -> int:
     """The number of this host among the hosts: 0, with one host."""
-    _current()
+    _world()
     return 0
 
 
 def cross_size() -> int:
     """The number of hosts: 1."""
-    _current()
+    _world()
     return 1
 
 
 def is_homogeneous() -> bool:
     """Whether every host has equally many ranks: True, with one host."""
-    _current()
+    _world()
     return True
 
 

@@ -134,7 +134,7 @@ def forked() -> Any:
             errors = [
                 observe(call)["type"]
                 for call in (
-                    engine.rank,
+                    engine.barrier,
                     engine.init,
                     lambda: engine.allreduce(ones()),
                     lambda: native.allreduce(ones(), ones(), "x", 0, 1.0, 1.0, True),
@@ -142,6 +142,7 @@ def forked() -> Any:
                     native.mark_step,
                 )
             ]
+            assert (engine.rank(), engine.size()) == (rank, size)
             assert not engine.is_initialized() and native.failure is None and native.pending() == []
             engine.shutdown()
             native.abort("of the child")
