@@ -74,8 +74,8 @@ class Model:
         self.name, self.batch = name, batch
         self.one = Run("1 process", steps)
         self.two = Run("2 ranks", steps, ranks=2)
-        self.threads = Run("1 process, 2 threads", steps // 3, threads=2)
-        self.apart = Run("2 ranks, not averaged", steps // 2, ranks=2, averaged=False)
+        self.threads = Run("1 process, 2 threads", steps // 4, threads=2)
+        self.apart = Run("2 ranks, not averaged", steps // 3, ranks=2, averaged=False)
         self.runs = self.one, self.two, self.threads, self.apart
 
     def command(self, run: Run, log: Path) -> list[str]:
@@ -205,7 +205,7 @@ def main() -> None:
     """Train, compare, say what comes next."""
     began = time.monotonic()
     quick = sys.argv[1:] == ["--quick"]  # For the tests: enough to see that it works.
-    models = [Model("digits", 60 if quick else 150, 100), Model("gpt", 14 if quick else 40, 16)]
+    models = [Model("digits", 60 if quick else 150, 100), Model("gpt", 24 if quick else 40, 16)]
     OUTPUT.mkdir(exist_ok=True)
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     say(

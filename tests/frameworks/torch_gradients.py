@@ -138,7 +138,7 @@ def a_second_backward_of_a_sum_is_refused() -> None:
         )
         batch = shard(whole_batch(0))
         texts = []
-        for to_none in (True, False):
+        for to_none in (False, True):
             loss_of(model, batch).backward()
             texts.append(raises(EngineError, loss_of(model, batch).backward))
             optimizer.zero_grad(to_none)

@@ -425,12 +425,14 @@ def beside_torch_distributed() -> None:
 @plain_case
 def copies_are_plain_optimizers() -> None:
     model = mlp()
+    model[0].requires_grad_(False)
     optimizer = engine.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
     assert isinstance(optimizer, torch.optim.Adam) and type(optimizer).__name__ == "Adam"
     train(model, optimizer, shards(2))
     other = copy.deepcopy(optimizer)
     assert type(other) is torch.optim.Adam
     assert optimizer.unwrap() is optimizer and type(optimizer) is torch.optim.Adam
+    model[0].requires_grad_(True)
     before = engine.counters()["tensors"]
-    train(model, optimizer, shards(1))
+    train(model, optimizer, shards(2))
     assert engine.counters()["tensors"] == before
