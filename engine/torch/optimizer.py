@@ -159,7 +159,7 @@ def DistributedOptimizer(
     TypeError
         Not an optimizer.
     ValueError
-        Names that are missing or given twice; an optimizer that is wrapped already.
+        Names that are missing or given twice; an optimizer that is wrapped already, or a parameter that belongs to one.
     MismatchError
         The ranks' parameters differ in name, dtype or shape.
     UnsupportedTensorError

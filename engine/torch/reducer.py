@@ -21,6 +21,7 @@ the other ranks, which wait for this one's gradients, can go on.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,7 +107,21 @@ class Reducer:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(self, named: dict[str, torch.Tensor]) -> None:
-        """Hook parameters. Collective if gradients live in shared memory."""
+        """Hook parameters. Collective if gradients live in shared memory.
+
+        Raises
+        ------
+        ValueError
+            Another reducer has one of them: two reductions of one gradient at a time would spoil it.
+        """
+        if any(map(_is_hooked, named.values())):
+            gc.collect()  # An optimizer that was dropped may live on in a cycle with its scheduler.
+        for name, parameter in named.items():
+            if _is_hooked(parameter):
+                raise ValueError(
+                    f"parameter {name!r} belongs to another DistributedOptimizer, which reduces its gradient already; "
+                    "unwrap() that one first"
+                )
         active = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self._frozen.update({name: parameter for name, parameter in named.items() if not parameter.requires_grad})
         views = share(self._engine, active) if self._views else dict.fromkeys(active)
@@ -241,6 +256,12 @@ class Reducer:
         self._engine.allreduce(flat, flat, f"{name}.thawed", int(self._op), *self._scales, True).wait()
         if flat.data_ptr() != gradient.data_ptr():
             gradient.copy_(flat)
+
+
+def _is_hooked(parameter: torch.Tensor) -> bool:
+    """Whether some reducer has hooked this parameter."""
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return any(isinstance(hook, gradients.GradientHook) for hook in hooks.values())
 
 
 def _hook(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:

@@ -246,12 +246,30 @@ def what_cannot_be_wrapped(wrap: Wrap) -> None:
     assert not any(each._post_accumulate_grad_hooks for each in model.parameters())
     wrap(optimizer, first)
     assert "unwrap()" in raises(ValueError, lambda: wrap(optimizer, first))
+    second = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert "parameter 'gradient" in raises(ValueError, lambda: wrap(second, first))
     meta = nn.Linear(2, 2, device="meta")
     assert "meta" in raises(UnsupportedTensorError, lambda: wrap(torch.optim.SGD(meta.parameters(), lr=0.1)))
     alone = mlp()
     train(model, optimizer, shards(1))
     train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(1))
     check_close(parameters_of(model), parameters_of(alone))
+
+
+@case
+def a_new_optimizer_takes_the_place_of_one_that_was_dropped(wrap: Wrap) -> None:
+    """The old one lives on in a cycle with its scheduler until the collector comes."""
+    model, alone = mlp(), mlp()
+    optimizer = wrap(torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters())
+    optimizer.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    train(model, optimizer, shards(2))
+    train(alone, torch.optim.Adam(alone.parameters(), lr=0.01), wholes(2))
+    del optimizer
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    train(model, optimizer, shards(2))
+    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(2))
+    check_same_everywhere(parameters_of(model))
+    check_close(parameters_of(model), parameters_of(alone), rtol=1e-8, atol=1e-10)
 
 
 @plain_case
