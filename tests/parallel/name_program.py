@@ -78,18 +78,29 @@ def many_names() -> int:
                 ]
                 for k, handle in zip(range(start, start + 2000), handles, strict=True):
                     assert engine.synchronize(handle).tolist() == [total(size)] * (1 + (k + turn) % 3)
-    with cases.case("the oldest names come again with other shapes while new ones evict them"):
-        names, mine = [f"old {k}" for k in range(IDS)], random.Random(rank)
-        for turn in range(44):
-            fresh = [f"fresh {turn} {k}" for k in range(60)]
-            start = turn * 4000 if turn < 5 else (turn * 400) % IDS
-            batch = names[start : start + 4000] if turn < 5 else [*fresh, *names[start : start + 400]]
-            mine.shuffle(batch)
-            count = 1 + turn % 5
-            handles = [engine.allreduce_async(np.full(count, rank, np.float32), engine.Sum, name) for name in batch]
-            for handle in handles:
-                assert engine.synchronize(handle).tolist() == [total(size)] * count
-    return cases.done(7)
+    return cases.done(6)
+
+
+def evictions() -> None:
+    """The names used longest ago come again, with other shapes, just when new names are about to evict them."""
+    engine.init(cycle_time_ms=0.2)
+    rank, size = engine.rank(), engine.size()
+    mine = random.Random(rank)
+
+    def reduce(names: list[str], count: int) -> None:
+        handles = [engine.allreduce_async(np.full(count, rank, np.float32), engine.Sum, name) for name in names]
+        for handle in handles:
+            assert engine.synchronize(handle).tolist() == [total(size)] * count
+
+    known = [f"x{k}" for k in range(IDS)]
+    for start in range(0, IDS, 4096):
+        reduce(known[start : start + 4096], 1)
+    for turn in range(80):
+        fresh = [f"{turn} {k}" for k in range(60)]
+        oldest = known[:400]
+        known = [*known[400:], *oldest, *fresh][: IDS + 2000]
+        mine.shuffle(oldest)
+        reduce(fresh + oldest, 1 + turn % 5)
 
 
 def odd_names() -> int:

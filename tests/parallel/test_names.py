@@ -54,6 +54,11 @@ def test_many_names(size: int) -> None:
     run_ranks(size, name_program.many_names, env=LIMIT)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_evictions_of_names_that_come_again(size: int) -> None:
+    run_ranks(size, name_program.evictions, env=LIMIT)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_odd_names(size: int) -> None:
     run_ranks(size, name_program.odd_names, env=LIMIT)
