@@ -38,13 +38,22 @@ class Engine:
         spin_us: float,
         stores: str,
     ) -> None:
-        """`peers`: a pidfd per rank, own included. Seconds for stall times, 0 is never. `stores`: auto, cached, streaming."""
+        """`peers`: a pidfd per rank, own included. Seconds for stall times, 0 is never. `stores`: auto, cached,
+        streaming.
+        """
     rank: int
     size: int
 
     # `blocking` submits and waits in one native call, so that nobody is woken: `wait` then returns at once.
     def allreduce(
-        self, tensor: Any, output: Any, name: str | None, op: int, prescale: float, postscale: float, blocking: bool = False
+        self,
+        tensor: Any,
+        output: Any,
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        blocking: bool = False,
     ) -> Handle: ...
     def broadcast(self, tensor: Any, output: Any, name: str | None, root: int, blocking: bool = False) -> Handle: ...
     def allgather(self, tensor: Any, name: str | None, blocking: bool = False) -> Handle: ...
@@ -52,27 +61,41 @@ class Engine:
     def share(self, nbytes: int) -> memoryview:
         """Collective: `nbytes` of zeroed memory at the same offset in every rank's part of the arena."""
     def set_knobs(
-        self, fusion_threshold: int | None, cycle_time_ms: float | None, stores: str | None, chunk_bytes: int | None
+        self,
+        fusion_threshold: int | None = None,
+        cycle_time_ms: float | None = None,
+        stores: str | None = None,
+        chunk_bytes: int | None = None,
     ) -> int:
         """On the coordinator only. Returns the knob version that the next entry carries."""
     def knobs(self) -> dict[str, Any]:
-        """As stamped on the last entry this rank executed: version, entry, fusion_threshold, cycle_time_ms, stores, chunk_bytes."""
+        """As stamped on the last entry this rank executed: version, entry, fusion_threshold, cycle_time_ms, stores,
+        chunk_bytes.
+        """
     def mark_step(self) -> None:
         """End of an optimizer step on this rank."""
     def counters(self) -> dict[str, int]:
-        """Entries, tensors, bytes, wait_ns (callers blocked in the engine), busy_ns (executing), wakes, late_wakes (0 unless one was lost)."""
+        """Entries, tensors, bytes, wait_ns (callers blocked in the engine), busy_ns (executing), wakes, late_wakes
+        (0 unless one was lost).
+        """
     def history(self) -> list[dict[str, Any]]:
         """The last schedule entries this rank executed, oldest first."""
     def pending(self) -> list[dict[str, Any]]:
-        """Operations of this rank in flight: name, kind, seconds, missing (ranks that have not submitted it, None if unknown)."""
+        """Operations of this rank in flight: name, kind, seconds, missing (ranks that have not submitted it, None if
+        unknown).
+        """
     def overdue(self) -> list[str]:
-        """On the coordinator: a line about each new name that has become overdue since the last call, with the ranks that withhold it."""
+        """On the coordinator: a line about each new name that has become overdue since the last call, with the ranks
+        that withhold it.
+        """
     def monitor(self) -> str:
         """Block without the GIL until something wants attention: `abort`, `stall`, `signal`, `closed`."""
     def notify_signal(self) -> None:
         """Make `monitor` return `signal`; safe from any thread."""
     def forked(self) -> None:
-        """In a forked child, at once: what it writes to shared tensors is its own from now on. Elsewhere it does nothing."""
+        """In a forked child, at once: what it writes to shared tensors is its own from now on. Elsewhere it does
+        nothing.
+        """
     def abort(self, reason: str) -> None:
         """This rank fails: tell every rank why. The first abort of a world wins; later ones are ignored."""
     @property

@@ -42,8 +42,6 @@ from engine_ext.platform.atomics cimport (
 from engine_ext.setup cimport kernel_level
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
 
-import os
-
 from engine_ext.errors import (
     BY_CAUSE, DuplicateNameError, EngineError, ForkedError, IncompatibleRanksError, MismatchError, NotInitializedError,
     UnsupportedTensorError,
@@ -79,7 +77,7 @@ cdef enum:
 CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
 
 
-# ---- operations -----------------------------------------------------------------------------------------------------------------
+# ---- operations ----------------------------------------------------------------------------------------------------
 
 cdef Op* new_op() except NULL:
     cdef Op* op = <Op*>calloc(1, sizeof(Op))
@@ -154,7 +152,7 @@ cdef class Handle:
         return 0
 
 
-# ---- the engine -------------------------------------------------------------------------------------------------------------------
+# ---- the engine ----------------------------------------------------------------------------------------------------
 
 cdef class Engine:
     """One rank's engine."""
@@ -237,7 +235,7 @@ cdef class Engine:
             raise NotInitializedError("this engine was never initialised")
         if self.state.alive[0] != 1:
             raise ForkedError(
-                f"rank {self.rank}'s engine was used in a forked child of its process; a child has no rank. Use the engine in the "
+                f"rank {self.rank}'s engine was used in a forked child of its process, which is no rank. Use the engine in the "
                 "parent only, or start the child with the 'spawn' method"
             )
         if self.closed:
@@ -289,7 +287,7 @@ cdef class Engine:
         raise EngineError(f"'{name}' ended with status {status}, which is a defect of the engine")
 
     cdef int between_ticks(self, Op* op) except -1:
-        """A wait has lasted a tick: signals, stall report, stall limit, ranks that left. `op` NULL: whichever has waited longest."""
+        """A wait has lasted a tick: signals, stall report, stall limit, ranks that left. NULL: whichever has waited longest."""
         cdef State* e = self.state
         cdef uint64_t now
         cdef char[NAME_BYTES + 1] name
@@ -433,7 +431,6 @@ cdef class Engine:
     def allgather(self, tensor, name, bint blocking=False):
         cdef View source
         cdef Op* brought
-        cdef uint64_t rows
         cdef object keeper
         self.check()
         keeper = view_of(tensor, &source)
@@ -606,7 +603,8 @@ cdef class Engine:
 
 cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept:
     cdef int d
-    meta.kind, meta.dtype, meta.layout, meta.ndim = <unsigned char>kind, view.dtype, <unsigned char>view.layout, <uint32_t>view.ndim
+    meta.kind, meta.dtype = <unsigned char>kind, view.dtype
+    meta.layout, meta.ndim = <unsigned char>view.layout, <uint32_t>view.ndim
     for d in range(view.ndim):
         meta.dims[d] = view.dims[d]
 

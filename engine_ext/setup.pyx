@@ -39,7 +39,8 @@ cdef int kernel_level() noexcept:
 
 def segment_info():
     """What two ranks must share to work together."""
-    return {"protocol": ENGINE_PROTOCOL, "layout": f"{ENGINE_LAYOUT:016x}", "kernels": engine_kernels_name(kernel_level()).decode()}
+    kernels = engine_kernels_name(kernel_level()).decode()
+    return {"protocol": ENGINE_PROTOCOL, "layout": f"{ENGINE_LAYOUT:016x}", "kernels": kernels}
 
 
 def create_segment(int size, unsigned int generation):

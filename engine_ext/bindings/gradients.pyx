@@ -15,7 +15,7 @@ from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.layout cimport KIND_ALLREDUCE, NAME_BYTES, engine_meta
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status
-from engine_ext.core cimport Engine, Memory, free_op, new_op, take_memory
+from engine_ext.core cimport Engine, free_op, new_op, take_memory
 from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL
 from engine_ext.platform.atomics cimport or32
 from engine_ext.transport.arena cimport arena_locate
@@ -60,8 +60,8 @@ cdef class GradientHook:
             group.on_first()
         if self.flying:             # autograd has already added to what is being reduced
             raise EngineError(
-                f"the gradient of '{self.label}' was accumulated twice in one backward pass, while it was being reduced: a module "
-                "shared by two reentrantly checkpointed segments does that. Use checkpoint(..., use_reentrant=False), or "
+                f"the gradient of '{self.label}' was accumulated twice in one backward pass, while it was being reduced: a "
+                "module shared by two reentrantly checkpointed segments does that. Use checkpoint(..., use_reentrant=False), or "
                 "optimizer.no_sync() for all but the last backward"
             )
         self.bring(parameter, gradient)

@@ -6,6 +6,13 @@ from libc.stdlib cimport free
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.transport.arena cimport arena_unmap
 
+cdef extern from *:
+    """
+    typedef struct __attribute__((packed)) { uint64_t value; } Unaligned;
+    """
+    ctypedef struct Unaligned:
+        uint64_t value
+
 
 cdef class Memory:
     """Bytes that an operation allocated, now owned by whoever holds this."""
@@ -30,7 +37,7 @@ cdef class Part:
 def checksum(tensor):
     """64-bit checksum of the bytes of a tensor (FNV-1a over words, the rest over bytes)."""
     cdef View view
-    keeper = view_of(tensor, &view)
+    _keeper = view_of(tensor, &view)        # the tensor's memory stays while this is held
     expect_dense(tensor, &view, "it")
     cdef uint64_t h = 14695981039346656037u, lane
     cdef uint64_t words = view.nbytes // 8, i
@@ -44,10 +51,3 @@ def checksum(tensor):
         for i in range(view.nbytes % 8):
             h = (h ^ rest[i]) * 1099511628211u
     return h
-
-cdef extern from *:
-    """
-    typedef struct __attribute__((packed)) { uint64_t value; } Unaligned;
-    """
-    ctypedef struct Unaligned:
-        uint64_t value

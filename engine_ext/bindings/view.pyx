@@ -51,7 +51,7 @@ cdef extern from "engine_ext/bindings/dlpack.h":
 cdef enum:
     KNOWN_TYPES = 8
 
-# Types whose exchange table has been found: a lookup in a type costs more than the view itself. Types live as long as the process.
+# Types whose exchange table has been found: a lookup in a type costs more than the view itself. They are kept for good.
 cdef (PyObject*)[KNOWN_TYPES] known_types
 cdef (dl_exchange_api*)[KNOWN_TYPES] known_tables
 cdef list known_references = []
@@ -250,7 +250,7 @@ cdef int view_of_capsule(object tensor, object capsule, View* view) except -1:
 cdef int expect_dense(object tensor, const View* view, str role) except -1:
     """Refuse a view whose elements do not fill their memory in an order that all ranks can share."""
     if view.layout == -2:
-        refuse(tensor, f"{role} does not begin at a multiple of the size of its elements ({dtype_name(view.dtype).decode()}); copy it")
+        refuse(tensor, f"{role} does not begin at a multiple of its elements' size ({dtype_name(view.dtype).decode()}); copy it")
     if view.layout < 0:
         refuse(tensor, f"{role} is not contiguous ({dtype_name(view.dtype).decode()}); make it contiguous first")
     return 0

@@ -3,18 +3,18 @@
 A batch never mixes what cannot be reduced by one pass: kind, dtype, operation, root, scales, shared or private. Tensors that no
 rank brought are told so in a SKIP entry and move no data.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from engine_ext.control.coordinator cimport Coordinator, Name, stamp
 from engine_ext.control.layout cimport (
     ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH, ENTRY_NEEDS_PACK, ENTRY_SKIP,
-    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, MAX_DIMS, SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry,
+    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, MAX_DIMS, SLOT_BYTES, STORES_AUTO, engine_entry,
     engine_meta, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve
 from engine_ext.control.stores cimport stores_choose
-from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns
+from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
 
 cdef enum:
     ONE_SHOT_BYTES = 32768      # of all ranks together: below it a second handshake costs more than the extra reading

@@ -11,7 +11,7 @@ from libc.string cimport memcmp, memcpy, memset
 from engine_ext.control.batch cimport close_batches, meta_bytes
 from engine_ext.control.describe cimport describe_meta, describe_ranks, kind_name
 from engine_ext.control.layout cimport (
-    BATCH_ITEMS, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ID_WORDS, IDS, KIND_ALLGATHER,
+    ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ID_WORDS, IDS, KIND_ALLGATHER,
     KIND_ALLREDUCE, MAX_RANKS, REQUEST_BYTES, engine_entry,
     engine_meta, engine_request, rank_page,
 )

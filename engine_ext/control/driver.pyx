@@ -185,7 +185,7 @@ cdef void* engine_thread(void* argument) noexcept nogil:
             check_progress(e)
             when = deadline(e)
             store32_release(&e.role, Role.ENGINE_ASLEEP)
-            full_fence(FENCE_ROLE)                        # role given up before looking for waiters; pairs with the fence in driver_wait
+            full_fence(FENCE_ROLE)              # role given up before the look for waiters; pairs with driver_wait
             if load32_relaxed(&e.waiters):
                 add32(&e.local_door, 1)
                 futex_wake(&e.local_door, 1 << 30)
@@ -353,7 +353,7 @@ cdef void give_back(State* e) noexcept nogil:
     # that was meant for an earlier sleep comes only now: nobody would ring for this announcement then, so it is called.
     announce_sleep(e, DOOR_ENGINE, count)
     store32_release(&e.role, Role.ENGINE_ASLEEP)
-    full_fence(FENCE_GIVE_BACK)                                    # announced and given back before the look; pairs with ring() and driver_wait
+    full_fence(FENCE_GIVE_BACK)     # announced and given back before the look; pairs with ring() and driver_wait
     if load32_relaxed(&e.waiters) > 1:              # one of them may take the role, or be on its way out
         add32(&e.local_door, 1)
         futex_wake(&e.local_door, 1 << 30)
@@ -369,7 +369,6 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
     cdef rank_page* mine = e.segment.mine
     cdef uint64_t spin_end = 0, when
     cdef uint32_t door
-    cdef int k
     while not met(e, goal) and not load32_acquire(&e.stop):     # pairs with driver_stop
         if drive_once(e):
             spin_end = 0
@@ -379,7 +378,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
         if e.spin_ns:
             if spin_end == 0:
                 spin_end = now_ns() + e.spin_ns
-            for k in range(8):
+            for _ in range(8):
                 spin_pause()
             if now_ns() < spin_end:
                 continue

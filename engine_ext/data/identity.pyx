@@ -1,5 +1,5 @@
 """The identity of each operation for each dtype: what leaves the other ranks' values as they are."""
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.string cimport memcpy, memset
 
 from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_MIN, ENGINE_PRODUCT, ENGINE_SUM

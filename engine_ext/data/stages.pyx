@@ -3,11 +3,11 @@
 Slots are shared memory; tensors are this rank's own, except in the arena. Rank r owns part r of a chunk: a multiple of 64
 bytes, so parts never share a cache line. Whoever owns an element adds the ranks' values in rank order (I7).
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy
 
 from engine_ext.control.layout cimport (
-    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BROADCAST, segment_slot,
+    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLGATHER, KIND_BROADCAST, segment_slot,
 )
 from engine_ext.data.identity cimport fill_identity
 from engine_ext.data.kernels cimport ENGINE_EVERY_SOURCE, ENGINE_NO_SOURCE
