@@ -24,8 +24,9 @@ class GradientGroup:
         on_first: Callable[[], None],
         on_slow: Callable[[int, Any, Any], Any],
     ) -> None:
-        """`on_first()` runs before the first submission of a backward pass. `on_slow(index, parameter, gradient)` returns the
-        contiguous tensor to submit in place of a gradient that cannot be submitted as it is, and is expected to remember it."""
+        """`on_first()` runs before the first submission of a backward pass. `on_slow(index, parameter, gradient)`
+        returns the contiguous tensor to submit in place of a gradient that cannot be submitted as it is, and is
+        expected to remember it."""
     def add(self, parameter: Any, name: str, view: Any | None) -> GradientHook:
         """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to."""
     paused: bool
