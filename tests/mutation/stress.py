@@ -52,8 +52,8 @@ class Report:
     starved: float = 0.0
 
 
-def hammer(seconds: float, cycle_time_ms: float, seed: int) -> Report:
-    """Run blocks of operations until the time is over."""
+def hammer(seconds: float, cycle_time_ms: float, seed: int, blocks: tuple[str, ...] = ()) -> Report:
+    """Run blocks of operations, `blocks` or all kinds in turn, until the time is over."""
     import engine
     from engine import runtime
 
@@ -62,9 +62,10 @@ def hammer(seconds: float, cycle_time_ms: float, seed: int) -> Report:
     if rank.engine.rank == 0:
         rank.engine.set_knobs(None, None, None, CHUNK)
     end = time.monotonic() + seconds
+    kinds = [BLOCKS[name] for name in blocks or BLOCKS]
     block = 0
     while True:
-        kind = BLOCKS[block % len(BLOCKS)]
+        kind = kinds[block % len(kinds)]
         before = _starved()
         found = len(rank.report.slow) + len(rank.report.lost_polls)
         rank.starts = {}
@@ -94,7 +95,7 @@ class _Rank:
 
     def pause(self, dice: random.Random) -> None:
         """A few microseconds, so that the ranks meet at every offset; now and then long enough to fall asleep."""
-        length = dice.choice((0, 500, 2000, 5000, 10_000, 20_000, 60_000))
+        length = dice.choice((0, 500, 2000, 5000, 10_000, 20_000))
         end = time.perf_counter_ns() + int(dice.random() * length)
         while time.perf_counter_ns() < end:
             pass
@@ -114,6 +115,16 @@ class _Rank:
     def call(self, name: str, size: int, key: str) -> None:
         handle = self.bring(name, size, key, True)
         self.wait(handle, key, self.starts[key])
+
+    def poll(self, handle: Any, key: str) -> None:
+        """Until the engine threads have done it; in case they never do, `wait` drives."""
+        begun = time.monotonic()
+        while not handle.done:
+            if time.monotonic() > begun + LOST:
+                self.report.lost_polls.append((key, begun))
+                break
+            time.sleep(2e-5)
+        self.wait(handle, key, time.monotonic())
 
 
 def calls(rank: _Rank, block: int) -> None:
@@ -140,13 +151,49 @@ def polls(rank: _Rank, block: int) -> None:
             key = f"{block}.{turn}.{part}"
             handles.append((key, rank.bring(f"poll.{size}.{part}", size, key, False)))
         for key, handle in handles:
-            begun = time.monotonic()
-            while not handle.done:
-                if time.monotonic() > begun + LOST:
-                    rank.report.lost_polls.append((key, begun))
-                    break
-                time.sleep(2e-5)
-            rank.wait(handle, key, time.monotonic())
+            rank.poll(handle, key)
+
+
+def pairs(rank: _Rank, block: int) -> None:
+    """Rank 0 has brought everything; of two submissions the second meets its engine thread on the way back to sleep."""
+    turns = [(f"{block}.{turn}", f"pair.{turn}") for turn in range(100)]
+    if rank.engine.rank == 0:
+        handles = [(key, rank.bring(name, 1, key, False)) for key, name in turns]
+        rank.call("all brought", 1, f"{block}")
+        for key, handle in handles:
+            rank.poll(handle, key)
+        return
+    rank.call("all brought", 1, f"{block}")
+    for number, ((first, name), (second, other)) in enumerate(zip(turns[::2], turns[1::2], strict=True)):
+        if number % 4:
+            rank.call(name, 1, first)
+        else:
+            handle = rank.bring(name, 1, first, False)
+        rank.pause(rank.mine)
+        rank.poll(rank.bring(other, 1, second, False), second)
+        if number % 4 == 0:
+            rank.poll(handle, first)
+
+
+def returns(rank: _Rank, block: int) -> None:
+    """A caller gives the role back just when something comes that is for its engine thread.
+
+    That is a burst of barriers, for which rank 0 waits for nobody.
+    """
+    for turn in range(100):
+        bursts = [f"returns.{number}" for number in range(rank.ours.randint(1, 4))]
+        key = f"{block}.{turn}"
+        handles = []
+        if rank.engine.rank != 0:
+            handles = [rank.engine.barrier(name, False) for name in bursts]
+        rank.call("returns", 1, key)
+        if rank.engine.rank == 0:
+            for name in bursts:
+                rank.pause(rank.mine)
+                rank.engine.barrier(name, True).wait()
+        rank.starts[key + ".after"] = time.monotonic()
+        for handle in handles:
+            rank.poll(handle, key + ".after")
 
 
 def waits(rank: _Rank, block: int) -> None:
@@ -183,7 +230,9 @@ def threads(rank: _Rank, block: int) -> None:
         thread.join()
 
 
-BLOCKS: tuple[Callable[[_Rank, int], None], ...] = (calls, chunks, polls, chunks, waits, threads)
+BLOCKS: dict[str, Callable[[_Rank, int], None]] = {
+    block.__name__: block for block in (calls, chunks, pairs, returns, polls, waits, threads)
+}
 
 
 def _starved() -> float:
