@@ -37,6 +37,7 @@ cdef class GradientHook:
     cdef object view                # a tensor in shared memory, or None
     cdef char* place                # of the view
     cdef bint flying                # brought in this pass
+    cdef bint usual                 # the operation's metadata is the parameter's: it need not be copied again
 
     def __dealloc__(self):
         if self.op != NULL:
@@ -69,26 +70,29 @@ cdef class GradientHook:
     cdef int bring(self, parameter, gradient) except -1:
         cdef View view
         cdef object keeper = None
-        cdef bint slow = False
+        cdef bint fits = False
         try:
             keeper = view_of(gradient, &view)
+            fits = self.fits(&view)
         except UnsupportedTensorError:
-            slow = True             # sparse, or on a device: the binding knows better what to say
-        if slow or not self.fits(&view):
+            pass                    # sparse, or on a device: the binding knows better what to say
+        if not fits:
             gradient = self.group.on_slow(self.index, parameter, gradient)
             keeper = view_of(gradient, &view)
             expect_dense(gradient, &view, f"the gradient of '{self.label}'")
-        if self.view is not None and self.fits(&view):
-            if view.data != self.place:
-                memcpy(self.place, view.data, view.nbytes)      # still in the cache
-                parameter.grad = self.view
-                view.data, gradient = self.place, self.view
-        self.op.meta = self.meta
-        if not self.fits(&view):
+            fits = self.fits(&view)
+        if fits and self.view is not None and view.data != self.place:
+            memcpy(self.place, view.data, view.nbytes)          # still in the cache
+            parameter.grad = self.view
+            view.data, gradient = self.place, self.view
+        if not fits:
+            self.op.meta, self.op.agreed, self.usual = self.meta, 0, False
             self.op.meta.dtype, self.op.meta.layout = view.dtype, <unsigned char>view.layout
             self.op.meta.ndim = <uint32_t>view.ndim
             memcpy(self.op.meta.dims, view.dims, sizeof(view.dims))
             self.op.meta.shared = -1
+        elif not self.usual:
+            self.op.meta, self.op.agreed, self.usual = self.meta, 0, True
         self.own(gradient if keeper is None else (gradient, keeper))
         self.op.source = self.op.target = view.data
         self.op.nbytes = view.nbytes
@@ -109,7 +113,9 @@ cdef class GradientHook:
 
     cdef int bring_nothing(self) except -1:
         """This rank has no gradient: say so, and have the others' result, if there is one, put where it belongs."""
-        self.op.meta, self.op.nbytes = self.meta, self.nbytes
+        if not self.usual:
+            self.op.meta, self.op.agreed, self.usual = self.meta, 0, True
+        self.op.nbytes = self.nbytes
         self.op.source, self.op.target = NULL, self.place
         return self.submit()
 

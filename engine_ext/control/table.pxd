@@ -37,6 +37,7 @@ cdef struct Op:
     uint32_t flags      # atomic
     int32_t status
     bint awaited
+    uint32_t agreed     # the record's `defined` when `meta` was found equal to its; 0: to be compared
     bint requested      # a full request of it is on the ring, or was
 
 cdef struct Record:
@@ -48,6 +49,7 @@ cdef struct Record:
     Op* inflight
     uint32_t pins       # hooks that hold this record
     engine_meta meta    # as defined, when id >= 0
+    uint32_t defined    # how often: a number for the metadata, cheaper to compare
 
 cdef struct Table:
     Segment* segment

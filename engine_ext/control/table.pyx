@@ -124,7 +124,9 @@ cdef int announce(Table* table, Record* record, Op* op) noexcept nogil:
     cdef uint64_t mask
     cdef bint absent
     cdef int status
-    if id < 0 or memcmp(&op.meta, &record.meta, sizeof(engine_meta)) != 0:
+    if id >= 0 and op.agreed != record.defined and memcmp(&op.meta, &record.meta, sizeof(engine_meta)) == 0:
+        op.agreed = record.defined
+    if id < 0 or op.agreed != record.defined:
         status = write_request(table, record, op)
         if status != Status.OK:
             return status
@@ -204,6 +206,7 @@ cdef void table_define(Table* table, int32_t id, const char* name, uint32_t name
     if record == NULL:
         return
     record.meta = meta[0]
+    record.defined += 1
     record.id = id
     table.by_id[id] = record
     op = record.inflight
