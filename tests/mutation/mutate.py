@@ -152,7 +152,7 @@ def main() -> int:
     options = parser.parse_args()
     directory = options.build.resolve()
     chosen = {name: number for name, number in fences().items() if name in options.fence or not options.fence}
-    rows = [("fence", "lost natively without it", "missed by the model")]
+    rows = [("fence", "lost wake-ups without it", "found missing by the model")]
     seen = hammer(build(directory, 0), options.seconds)
     rows.append(("(all there)", str(seen), ""))
     print(f"with all fences: {seen}", flush=True)
@@ -160,10 +160,10 @@ def main() -> int:
     for name, number in chosen.items():
         seen = hammer(build(directory, number), options.seconds, name)
         missed = missed_by_model(name)
-        rows.append((name, str(seen), missed or "no"))
-        print(f"without {name}: {seen}; model: {missed or 'no'}", flush=True)
+        rows.append((name, str(seen), missed or "nothing found"))
+        print(f"without {name}: {seen}; model: {missed or 'finds nothing'}", flush=True)
         if not seen.lost and not missed:
-            bad.append(f"nobody misses {name}")
+            bad.append(f"neither finds that {name} is missing")
     print("\n" + table(rows))
     for line in bad:
         print(f"FAILED: {line}")
