@@ -78,7 +78,7 @@ def test_the_demo_proves_its_point(tmp_path: Path) -> None:
     text = run([sys.executable, "-c", source], tmp_path, timeout=220)
     assert text.count("  yes ") == 6 and "NO " not in text
     assert "2 ranks, not averaged" in text and "Try next" in text
-    assert len((output / "gpt-1.jsonl").read_text().splitlines()) == 14
+    assert len((output / "gpt-1.jsonl").read_text().splitlines()) == 24
 
 
 @pytest.mark.parametrize("wrong", ["apart", "flat", "vacuous"])
