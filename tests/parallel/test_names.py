@@ -80,6 +80,6 @@ def test_threads(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_dropped_handles_leave_no_memory(size: int) -> None:
     for before, after in run_ranks(size, name_program.dropped, env=LIMIT).values:
-        # Kept tensors would be 480,000 kB. What grows is the ranks' slots: they count when they are first touched, 2 MB a rank
-        # at the default chunk, as far as one rank happens to run ahead of the others.
+        # Kept tensors would be 480,000 kB. What grows is the ranks' slots: they count when they are first touched,
+        # 2 MB a rank at the default chunk, as far as one rank happens to run ahead of the others.
         assert after - before < 32_000, f"{before} kB, then {after} kB"
