@@ -102,8 +102,11 @@ class Joining:
             answer = self._message(connection, buffer, received, until)
             if answer is None:
                 # A dying process closes its sockets a moment before its pidfd tells.
-                end = "died" if readable(received[:1], 1.0) else "stopped answering"
-                raise RendezvousError(f"rank 0 (pid {challenged['pid']}) {end} before all ranks had come")
+                if readable(received[:1], 1.0):
+                    end = "died before all ranks had come"
+                else:
+                    end = "went on without this process: either all its ranks had come, or it fell silent"
+                raise RendezvousError(f"rank 0 (pid {challenged['pid']}) {end}")
             return self._verdict(connection, answer)
         finally:
             close_all(received)
