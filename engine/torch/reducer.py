@@ -132,6 +132,7 @@ class Reducer:
             if self._once is not None:
                 self._hooks.append(_hook(parameter, self._once.hook(index, name)))
             self._hooks.append(_hook(parameter, hook))
+            hook.found_in(parameter._post_accumulate_grad_hooks)
             self._native.append(hook)
             self._parameters.append(parameter)
             self._names.append(name)

@@ -11,6 +11,8 @@ class GradientHook:
     label: str
     index: int
     def __call__(self, parameter: Any, /) -> None: ...
+    def found_in(self, hooks: dict[int, Any]) -> None:
+        """Tell in which dictionary the framework will find this hook: it is fetched into the cache ahead of the call."""
 
 class GradientGroup:
     """The gradients that one optimizer reduces together."""

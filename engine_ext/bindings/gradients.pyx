@@ -22,6 +22,22 @@ from engine_ext.transport.arena cimport arena_locate
 
 from engine_ext.errors import EngineError, MismatchError, UnsupportedTensorError
 
+cdef extern from "platform/cpu.h" nogil:
+    void engine_prefetch(const void* memory, size_t nbytes)
+
+cdef extern from *:
+    """
+    #define keys_of(mapping) ((const void *)((PyDictObject *)(mapping))->ma_keys)
+    """
+    const void* keys_of(object mapping)
+
+cdef enum:                          # what a call touches of each, from its beginning: one to six cache lines
+    HOOK_BYTES = 320                # with the collector's header of 16 before it
+    OP_BYTES = 96
+    RECORD_BYTES = 56
+    DICT_BYTES = 56
+    KEYS_BYTES = 80                 # the table's head and its first entry
+
 
 @cython.no_gc_clear                  # __dealloc__ needs the engine, also when the collector breaks the cycle with the group
 cdef class GradientHook:
@@ -30,14 +46,18 @@ cdef class GradientHook:
     cdef Engine engine
     cdef Op* op
     cdef Name name                  # pinned
-    cdef readonly str label
-    cdef readonly int index
-    cdef engine_meta meta           # of the parameter: what an absent gradient would have been
-    cdef uint64_t nbytes
-    cdef object view                # a tensor in shared memory, or None
-    cdef char* place                # of the view
+    cdef PyObject* after            # the hook that followed in the last pass, borrowed from the group's list
+    cdef PyObject* parameter        # borrowed, and only ever prefetched, as the next two
+    cdef PyObject* hooks            # where the framework finds this hook
+    cdef const void* hooks_keys
     cdef bint flying                # brought in this pass
     cdef bint usual                 # the operation's metadata is the parameter's: it need not be copied again
+    cdef object view                # a tensor in shared memory, or None
+    cdef char* place                # of the view
+    cdef engine_meta meta           # of the parameter: what an absent gradient would have been
+    cdef uint64_t nbytes
+    cdef readonly str label
+    cdef readonly int index
 
     def __dealloc__(self):
         if self.op != NULL:
@@ -52,6 +72,7 @@ cdef class GradientHook:
         cdef object gradient
         if group.paused:
             return
+        self.look_ahead()
         gradient = parameter.grad
         if gradient is None:
             return
@@ -66,6 +87,30 @@ cdef class GradientHook:
                 "optimizer.no_sync() for all but the last backward"
             )
         self.bring(parameter, gradient)
+
+    def found_in(self, hooks):
+        """Where the framework looks for this hook."""
+        self.hooks, self.hooks_keys = <PyObject*>hooks, keys_of(hooks)
+
+    cdef inline void look_ahead(self) noexcept:
+        """Prefetch what the next hook will touch. In a backward pass all of that has left the cache since the last one, and
+        hooks fire in the same order as then."""
+        cdef GradientGroup group = self.group
+        cdef PyObject* following = self.after
+        cdef GradientHook hook
+        if group.last != NULL:
+            (<GradientHook>group.last).after = <PyObject*>self
+        group.last = <PyObject*>self
+        if following == NULL:
+            return
+        hook = <GradientHook>following      # prefetched when the hook before this one was called
+        engine_prefetch(hook.op, OP_BYTES)
+        engine_prefetch(hook.name.record, RECORD_BYTES)
+        engine_prefetch(hook.parameter, sizeof(PyObject))
+        engine_prefetch(hook.hooks, DICT_BYTES)
+        engine_prefetch(hook.hooks_keys, KEYS_BYTES)
+        if hook.after != NULL:
+            engine_prefetch(<char*>hook.after - 16, HOOK_BYTES)
 
     cdef int bring(self, parameter, gradient) except -1:
         cdef View view
@@ -155,6 +200,7 @@ cdef class GradientGroup:
     cdef object on_first
     cdef object on_slow
     cdef list hooks
+    cdef PyObject* last             # the hook that was called last
     cdef public bint paused
     cdef readonly bint active
 
@@ -183,7 +229,7 @@ cdef class GradientGroup:
         hook.meta.ndim, hook.nbytes = <uint32_t>memory.ndim, memory.nbytes
         for k in range(hook.meta.ndim):
             hook.meta.dims[k] = memory.dims[k]
-        hook.group, hook.engine = self, self.engine
+        hook.group, hook.engine, hook.parameter = self, self.engine, <PyObject*>parameter
         hook.label, hook.index, hook.view = name, len(self.hooks), view
         if view is not None:
             view_of(view, &memory)

@@ -18,27 +18,28 @@ cdef enum Status:
     TICK = -6           # not done yet: look for signals and come back
     ABSENT = -7         # no rank brought a tensor; not an error
 
+# The first bytes of an operation and of a record are what a gradient hook touches; it prefetches them.
 cdef struct Op:
     Record* record      # NULL once it is finished
     Op* previous        # list of what is in flight on this rank
     Op* next            # the same; or the graveyard's
-    engine_meta meta
     const char* source  # NULL: absent, contributes the identity of the operation
     char* target        # NULL: the engine allocates `memory`
     uint64_t nbytes
+    void* owner         # a Python reference, dropped under the GIL
+    uint64_t submitted  # nanoseconds
+    uint32_t flags      # atomic
+    int32_t status
+    uint32_t agreed     # the record's `defined` when `meta` was found equal to its; 0: to be compared
+    bint awaited
+    bint requested      # a full request of it is on the ring, or was
+    engine_meta meta
     uint64_t row_bytes  # allgather
     int64_t rows        # allgather
     char* memory        # malloc'ed result
     uint64_t memory_bytes
     int64_t* row_counts  # malloc'ed, allgather: rows of each rank
     char* text          # malloc'ed, of an error
-    void* owner         # a Python reference, dropped under the GIL
-    uint64_t submitted  # nanoseconds
-    uint32_t flags      # atomic
-    int32_t status
-    bint awaited
-    uint32_t agreed     # the record's `defined` when `meta` was found equal to its; 0: to be compared
-    bint requested      # a full request of it is on the ring, or was
 
 cdef struct Record:
     Record* chain       # of its hash bucket
@@ -48,8 +49,8 @@ cdef struct Record:
     uint64_t hash
     Op* inflight
     uint32_t pins       # hooks that hold this record
-    engine_meta meta    # as defined, when id >= 0
     uint32_t defined    # how often: a number for the metadata, cheaper to compare
+    engine_meta meta    # as defined, when id >= 0
 
 cdef struct Table:
     Segment* segment
