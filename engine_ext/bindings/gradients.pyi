@@ -12,7 +12,7 @@ class GradientHook:
     index: int
     def __call__(self, parameter: Any, /) -> None: ...
     def found_in(self, hooks: dict[int, Any]) -> None:
-        """Tell in which dictionary the framework will find this hook: it is fetched into the cache ahead of the call."""
+        """Tell where the framework will find this hook: that is fetched into the cache ahead of the call."""
 
 class GradientGroup:
     """The gradients that one optimizer reduces together."""
