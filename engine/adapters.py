@@ -44,10 +44,14 @@ class NumpyAdapter:
     """`numpy.ndarray`, its subclasses (results are plain arrays) and NumPy's scalars (results are 0-d arrays)."""
 
     def input(self, tensor: Any) -> Any:
+        if type(tensor) is np.ndarray and tensor.flags.carray:
+            return tensor
         array = np.asarray(tensor, order="C")
         return array if array.flags.aligned else array.copy()
 
     def target(self, tensor: Any) -> Any:
+        if type(tensor) is np.ndarray and tensor.flags.carray:  # contiguous, aligned and writable in one look
+            return tensor
         if not isinstance(tensor, np.ndarray) or not tensor.flags.writeable:
             raise UnsupportedTensorError(
                 "this array is read-only and cannot receive a result; use the call without '_'"
