@@ -18,12 +18,16 @@ if TYPE_CHECKING:
         allreduce_,
         allreduce_async,
         allreduce_async_,
+        alltoall,
+        alltoall_async,
         barrier,
         broadcast,
         broadcast_,
         broadcast_async,
         broadcast_async_,
         poll,
+        reducescatter,
+        reducescatter_async,
         synchronize,
     )
     from engine.objects import allgather_object, broadcast_object, check_consistency
@@ -47,8 +51,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "collectives": (
-        "Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ barrier broadcast "
-        "broadcast_ broadcast_async broadcast_async_ poll synchronize"
+        "Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall alltoall_async "
+        "barrier broadcast broadcast_ broadcast_async broadcast_async_ poll reducescatter reducescatter_async synchronize"
     ),
     "objects": "allgather_object broadcast_object check_consistency",
     "runtime": (
@@ -76,6 +80,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -94,6 +100,8 @@ __all__ = [
     "local_size",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
     "set_knobs",
     "shutdown",
     "size",

@@ -7,6 +7,7 @@ framework's package registers its own, and is imported when its first tensor com
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -38,6 +39,9 @@ class Adapter(Protocol):
 
     def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
         """The bytes of an allgather, as a tensor of `rows` rows like those of `tensor`."""
+
+    def counts(self, rows: Sequence[int]) -> Any:
+        """Numbers of rows, as a tensor of int32."""
 
 
 class NumpyAdapter:
@@ -72,6 +76,9 @@ class NumpyAdapter:
 
     def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
         return np.ndarray((rows, *np.shape(tensor)[1:]), np.asarray(tensor).dtype, data)
+
+    def counts(self, rows: Sequence[int]) -> Any:
+        return np.array(rows, np.int32)
 
 
 class ProtocolAdapter(NumpyAdapter):

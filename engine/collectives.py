@@ -187,6 +187,82 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
     return _join(tensor, name, blocking=True).wait()
 
 
+def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None) -> Handle:
+    """Start `alltoall`; see there. The tensor must not be written to until `synchronize` returns."""
+    return _exchange(tensor, splits, name, blocking=False)
+
+
+def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> Any:
+    """Send some rows to each rank, and receive what each rank has for this one. Collective.
+
+    Parameters
+    ----------
+    tensor : array or tensor
+        The rows for rank 0, then those for rank 1, and so on. Equal dtype and shape on all ranks, except that the first
+        dimension may differ; the dtypes of `allreduce`.
+    splits : sequence or tensor of int, optional
+        How many rows go to each rank; may differ by rank, and be 0. Rows beyond their sum are not sent. By default
+        the rows are divided equally.
+    name : str, optional
+        As for `allreduce`.
+
+    Returns
+    -------
+    array or tensor
+        The rows received, in rank order; of the input's framework and dtype. With `splits`, a pair: these rows, and how
+        many came from each rank, as int32 of the input's framework. No gradient flows through it.
+
+    Raises
+    ------
+    ValueError
+        `splits` does not fit the tensor or the world; without `splits`, the rows cannot be divided equally.
+    EngineError
+        As for `allreduce`.
+    """
+    return _exchange(tensor, splits, name, blocking=True).wait()
+
+
+def reducescatter_async(
+    tensor: Any,
+    op: int | None = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start `reducescatter`; see there. The tensor must not be written to until `synchronize` returns."""
+    return _scatter(tensor, op, name, prescale_factor, postscale_factor, blocking=False)
+
+
+def reducescatter(
+    tensor: Any,
+    op: int | None = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Combine a tensor over all ranks, and keep this rank's share of the rows. Collective.
+
+    Parameters
+    ----------
+    tensor : array or tensor
+        At least one dimension; otherwise as for `allreduce`.
+    op, name, prescale_factor, postscale_factor : optional
+        As for `allreduce`.
+
+    Returns
+    -------
+    array or tensor
+        Of the input's framework and dtype. The rows are divided in rank order; where they do not divide evenly, the
+        first ranks have one more. The same bits as those rows of an `allreduce`. No gradient flows through it.
+
+    Raises
+    ------
+    EngineError
+        As for `allreduce`.
+    """
+    return _scatter(tensor, op, name, prescale_factor, postscale_factor, blocking=True).wait()
+
+
 def barrier(name: str | None = None) -> None:
     """Return when every rank has called it. Collective."""
     runtime.engine().barrier(name, True).wait()
@@ -250,6 +326,38 @@ def _join(tensor: Any, name: str | None, blocking: bool) -> Handle:
         return adapter.gathered(tensor, data, sum(rows))
 
     return Handle(native, None, fetch)
+
+
+def _exchange(tensor: Any, splits: Any, name: str | None, blocking: bool) -> Handle:
+    adapter = adapter_of(tensor)
+    source = adapter.rows(tensor)
+    engine = runtime.engine()
+    if splits is None:
+        rows, rest = divmod(len(source), engine.size)
+        if rest:
+            raise ValueError(f"{len(source)} rows cannot be divided equally among {engine.size} ranks; give splits")
+        native = engine.alltoall(source, [rows] * engine.size, name, blocking)
+    else:
+        native = engine.alltoall(source, splits, name, blocking)
+
+    def fetch(_: Any) -> Any:
+        data, rows = native.gathered
+        received = adapter.gathered(tensor, data, sum(rows))
+        return received if splits is None else (received, adapter.counts(rows))
+
+    return Handle(native, None, fetch)
+
+
+def _scatter(
+    tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool
+) -> Handle:
+    adapter = adapter_of(tensor)
+    source = adapter.input(tensor)
+    engine = runtime.engine()
+    rows = len(source) if source.ndim else 0
+    output = adapter.empty(source[: rows // engine.size + (engine.rank < rows % engine.size)] if source.ndim else source)
+    native = engine.reducescatter(source, output, name, _op(op), prescale, postscale, blocking)
+    return Handle(native, output, lambda output: adapter.result(tensor, output))
 
 
 def _in_place(native: core.Handle, adapter: Adapter, tensor: Any, target: Any) -> Handle:

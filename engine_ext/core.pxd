@@ -1,6 +1,7 @@
 from libc.stdint cimport uint64_t
 
 from engine_ext.bindings.memory cimport Memory
+from engine_ext.bindings.view cimport View
 from engine_ext.control.driver cimport Name
 from engine_ext.control.state cimport State
 from engine_ext.control.table cimport Op
@@ -22,7 +23,7 @@ cdef class Engine:
     cdef State* state
     cdef readonly int rank
     cdef readonly int size
-    cdef uint64_t[4] unnamed        # operations without a name so far, by kind
+    cdef uint64_t[6] unnamed        # operations without a name so far, by each of KINDS
     cdef uint64_t regions
     cdef list shared                # this rank's parts of the arena
     cdef set warned                 # names whose stall has been reported
@@ -35,6 +36,7 @@ cdef class Engine:
     cdef void bury(self) noexcept
     cdef object world_error(self)
     cdef Handle start(self, Op* op, object name, bint blocking, object owner, object output)
+    cdef uint64_t row_bytes(self, const View* view) noexcept
     cdef int make_room(self, const Name* name, int status) except -1
 
 cdef Op* new_op() except NULL

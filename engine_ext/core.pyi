@@ -1,6 +1,6 @@
 """Types of the native engine. `engine` wraps it; users do not import it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 class Handle:
@@ -57,6 +57,17 @@ class Engine:
     ) -> Handle: ...
     def broadcast(self, tensor: Any, output: Any, name: str | None, root: int, blocking: bool = False) -> Handle: ...
     def allgather(self, tensor: Any, name: str | None, blocking: bool = False) -> Handle: ...
+    def alltoall(self, tensor: Any, splits: Iterable[int], name: str | None, blocking: bool = False) -> Handle: ...
+    def reducescatter(
+        self,
+        tensor: Any,
+        output: Any,
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        blocking: bool = False,
+    ) -> Handle: ...
     def barrier(self, name: str | None, blocking: bool = False) -> Handle: ...
     def share(self, nbytes: int) -> memoryview:
         """Collective: `nbytes` of zeroed memory at the same offset in every rank's part of the arena."""

@@ -11,7 +11,7 @@ from libc.errno cimport EPROTO
 from libc.math cimport isfinite
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from engine_ext.bindings.memory cimport Memory, Part
@@ -19,15 +19,17 @@ from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.coordinator cimport Knobs, coordinator_close, coordinator_open
 from engine_ext.control.describe cimport kind_name
 from engine_ext.control.driver cimport (
-    Goal, Name, driver_await, driver_call, driver_look_after, driver_overdue, driver_pin, driver_start, driver_stop,
+    Goal, Name, driver_await, driver_call, driver_pin, driver_start, driver_stop,
     driver_submit, driver_unpin, driver_wait,
 )
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.layout cimport (
-    CAUSE_RAISED, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, NAME_BYTES, SLOT_BYTES, engine_meta,
+    CAUSE_RAISED, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, NAME_BYTES,
+    SLOT_BYTES, engine_meta,
 )
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.segment cimport abort_world, ring_others, segment_map, segment_unmap
+from engine_ext.control.stall cimport stall_look_after, stall_overdue
 from engine_ext.control.state cimport (
     EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock,
@@ -41,6 +43,8 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.setup cimport kernel_level
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
+
+from operator import index
 
 from engine_ext.errors import (
     BY_CAUSE, DuplicateNameError, EngineError, ForkedError, IncompatibleRanksError, MismatchError, NotInitializedError,
@@ -92,6 +96,7 @@ cdef void free_op(Op* op) noexcept:
     Py_XDECREF(<PyObject*>op.owner)
     free(op.memory)
     free(op.row_counts)
+    free(op.splits)
     free(op.text)
     free(op)
 
@@ -293,13 +298,13 @@ cdef class Engine:
         cdef char[NAME_BYTES + 1] name
         PyErr_CheckSignals()
         now = now_ns()
-        if e.stall_warning_ns and driver_overdue(e, op, now - e.stall_warning_ns, name):
+        if e.stall_warning_ns and stall_overdue(e, op, now - e.stall_warning_ns, name):
             text = (<bytes>name).decode("utf-8", "replace")
             if text not in self.warned:
                 self.warned.add(text)
                 raise_event(e, EVENT_STALL)
         with nogil:
-            driver_look_after(e, op, now - e.stall_limit_ns if e.stall_limit_ns else 0)
+            stall_look_after(e, op, now - e.stall_limit_ns if e.stall_limit_ns else 0)
         return 0
 
     cdef int finish(self, Op* op, bint urgent) except -1:
@@ -395,15 +400,8 @@ cdef class Engine:
         self.check()
         keeper = view_of(tensor, &source)
         expect_dense(tensor, &source, "the tensor")
-        if not ENGINE_AVERAGE * 0 <= op <= ENGINE_PRODUCT:
-            raise ValueError(f"there is no reduction number {op}; use Sum, Average, Min, Max or Product")
-        if not (isfinite(prescale) and isfinite(postscale)):
-            raise ValueError(f"factors are finite numbers, not prescale {prescale} and postscale {postscale}")
-        if source.dtype == ENGINE_BOOL and (op == ENGINE_AVERAGE or prescale != 1.0 or postscale != 1.0):
-            raise UnsupportedTensorError(
-                "a bool tensor has no Average and no scale; use Sum or Max (any rank), Min or Product (all ranks), or convert it"
-            )
-        kept = same_shape(tensor, &source, output, &target)
+        expect_reduction(&source, op, prescale, postscale)
+        kept = same_shape(tensor, &source, output, &target, source.dims[0])
         brought = new_op()
         fill_meta(&brought.meta, KIND_ALLREDUCE, &source)
         brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
@@ -421,7 +419,7 @@ cdef class Engine:
             raise ValueError(f"root rank {root} is not in this world of {self.size} ranks (0 to {self.size - 1})")
         keeper = view_of(tensor, &source)
         expect_dense(tensor, &source, "the tensor")
-        kept = same_shape(tensor, &source, output, &target)
+        kept = same_shape(tensor, &source, output, &target, source.dims[0])
         brought = new_op()
         fill_meta(&brought.meta, KIND_BROADCAST, &source)
         brought.meta.root = <int32_t>root
@@ -434,21 +432,68 @@ cdef class Engine:
         cdef object keeper
         self.check()
         keeper = view_of(tensor, &source)
-        if source.layout != 0:
-            expect_dense(tensor, &source, "the tensor")
-            raise UnsupportedTensorError("an allgather joins rows; make the channels_last tensor row-major first")
-        if source.ndim == 0:
-            raise UnsupportedTensorError("an allgather joins rows, and a scalar has none; reshape it to one row")
+        expect_rows(tensor, &source, "an allgather joins")
         brought = new_op()
         fill_meta(&brought.meta, KIND_ALLGATHER, &source)
         brought.meta.dims[0] = 0
-        brought.rows = source.dims[0]
-        brought.row_bytes = self.state.executor.kernels.types[source.dtype].size
-        for d in range(1, source.ndim):
-            brought.row_bytes *= <uint64_t>source.dims[d]
+        brought.rows, brought.row_bytes = source.dims[0], self.row_bytes(&source)
         fill_memory(brought, &source, &source)
         brought.target = NULL
         return self.start(brought, name, blocking, (tensor, keeper), None)
+
+    def alltoall(self, tensor, splits, name, bint blocking=False):
+        cdef View source
+        cdef Op* brought
+        cdef object keeper
+        cdef int64_t rows
+        cdef int r
+        self.check()
+        keeper = view_of(tensor, &source)
+        expect_rows(tensor, &source, "an all-to-all sends")
+        counts = [index(each) for each in splits]
+        if len(counts) != self.size:
+            raise ValueError(f"splits says how many rows go to each of {self.size} ranks, but has {len(counts)} numbers")
+        if min(counts) < 0 or sum(counts) > source.dims[0]:
+            raise ValueError(f"splits {counts} cannot be taken from the {source.dims[0]} rows of the tensor")
+        brought = new_op()
+        try:
+            fill_meta(&brought.meta, KIND_ALLTOALL, &source)
+            brought.meta.dims[0] = 0
+            brought.row_bytes = self.row_bytes(&source)
+            brought.splits = <int64_t*>malloc(<size_t>self.size * sizeof(int64_t))
+            if brought.splits == NULL:
+                raise MemoryError("no memory for splits")
+            for r in range(self.size):
+                brought.splits[r] = counts[r]
+        except BaseException:
+            free_op(brought)
+            raise
+        fill_memory(brought, &source, &source)
+        brought.target = NULL
+        return self.start(brought, name, blocking, (tensor, keeper), None)
+
+    def reducescatter(self, tensor, output, name, int op, double prescale, double postscale, bint blocking=False):
+        cdef View source, target
+        cdef Op* brought
+        cdef object keeper, kept
+        self.check()
+        keeper = view_of(tensor, &source)
+        expect_rows(tensor, &source, "a reduce-scatter divides")
+        expect_reduction(&source, op, prescale, postscale)
+        kept = same_shape(tensor, &source, output, &target, source.dims[0] // self.size + (self.rank < source.dims[0] % self.size))
+        brought = new_op()
+        fill_meta(&brought.meta, KIND_REDUCESCATTER, &source)
+        brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
+        brought.row_bytes = self.row_bytes(&source)
+        fill_memory(brought, &source, &target)
+        return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
+
+    cdef uint64_t row_bytes(self, const View* view) noexcept:
+        cdef uint64_t nbytes = self.state.executor.kernels.types[view.dtype].size
+        cdef int d
+        for d in range(1, view.ndim):
+            nbytes *= <uint64_t>view.dims[d]
+        return nbytes
 
     def barrier(self, name, bint blocking=False):
         cdef Op* brought
@@ -613,8 +658,29 @@ cdef void fill_memory(Op* op, const View* source, const View* target) noexcept:
     op.source, op.target, op.nbytes = source.data, target.data, source.nbytes
 
 
-cdef object same_shape(object tensor, const View* source, object output, View* target):
-    """View the output and hold it against the input."""
+cdef int expect_rows(object tensor, const View* view, str verb) except -1:
+    if view.layout != 0:
+        expect_dense(tensor, view, "the tensor")
+        raise UnsupportedTensorError(f"{verb} rows; make the channels_last tensor row-major first")
+    if view.ndim == 0:
+        raise UnsupportedTensorError(f"{verb} rows, and a scalar has none; reshape it to one row")
+    return 0
+
+
+cdef int expect_reduction(const View* view, int op, double prescale, double postscale) except -1:
+    if not ENGINE_AVERAGE * 0 <= op <= ENGINE_PRODUCT:
+        raise ValueError(f"there is no reduction number {op}; use Sum, Average, Min, Max or Product")
+    if not (isfinite(prescale) and isfinite(postscale)):
+        raise ValueError(f"factors are finite numbers, not prescale {prescale} and postscale {postscale}")
+    if view.dtype == ENGINE_BOOL and (op == ENGINE_AVERAGE or prescale != 1.0 or postscale != 1.0):
+        raise UnsupportedTensorError(
+            "a bool tensor has no Average and no scale; use Sum or Max (any rank), Min or Product (all ranks), or convert it"
+        )
+    return 0
+
+
+cdef object same_shape(object tensor, const View* source, object output, View* target, int64_t rows):
+    """View the output and hold it against the input, with `rows` rows if it has dimensions."""
     cdef int d
     cdef object keeper
     if output is tensor:
@@ -626,7 +692,7 @@ cdef object same_shape(object tensor, const View* source, object output, View* t
         if target.dtype != source.dtype or target.ndim != source.ndim or target.layout != source.layout:
             raise ValueError("the output has another dtype or shape than the tensor")
         for d in range(source.ndim):
-            if target.dims[d] != source.dims[d]:
+            if target.dims[d] != (source.dims[d] if d else rows):
                 raise ValueError("the output has another shape than the tensor")
     if target.readonly:
         raise ValueError("the output is read-only")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,6 +56,9 @@ class TorchAdapter:
         if not data.nbytes:  # frombuffer refuses it.
             return torch.empty(shape, dtype=tensor.dtype)
         return torch.frombuffer(data, dtype=tensor.dtype).view(shape)
+
+    def counts(self, rows: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(rows, dtype=torch.int32)
 
 
 def tensor_over(memory: Any, like: torch.Tensor) -> torch.Tensor:

@@ -8,9 +8,9 @@ from libc.string cimport memcpy
 
 from engine_ext.control.coordinator cimport Coordinator, Name, stamp
 from engine_ext.control.layout cimport (
-    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH, ENTRY_NEEDS_PACK, ENTRY_SKIP,
-    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, MAX_DIMS, SLOT_BYTES, STORES_AUTO, engine_entry,
-    engine_meta, rank_page,
+    ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH, ENTRY_NEEDS_PACK,
+    ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, MAX_DIMS, SLOT_BYTES,
+    STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve
 from engine_ext.control.stores cimport stores_choose
@@ -24,12 +24,12 @@ cdef int* ITEM_BYTES = [2, 2, 4, 8, 1, 1, 4, 8, 1]
 
 
 cdef int64_t meta_bytes(const engine_meta* meta) noexcept nogil:
-    """Bytes of a tensor; of one row for an allgather, of nothing for a barrier."""
+    """Bytes of a tensor; of one row where the rows may differ by rank, of nothing for a barrier."""
     cdef int64_t n = ITEM_BYTES[meta.dtype]
     cdef uint32_t d
     if meta.kind == KIND_BARRIER:
         return 0
-    for d in range(1 if meta.kind == KIND_ALLGATHER else 0, min(meta.ndim, <uint32_t>MAX_DIMS)):
+    for d in range(1 if meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL else 0, min(meta.ndim, <uint32_t>MAX_DIMS)):
         n *= meta.dims[d]
     return n
 
@@ -71,11 +71,15 @@ cdef bint due(Coordinator* c) noexcept nogil:
     return now_ns() - c.queue_since >= <uint64_t>(c.knobs.cycle_time_ms * 1e6)
 
 
+cdef inline bint travels_alone(const engine_meta* meta) noexcept nogil:
+    return meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL or meta.kind == KIND_REDUCESCATTER
+
+
 cdef bint fuses(Coordinator* c, const Name* a, const Name* b) noexcept nogil:
     """Whether `b` may travel in an entry that `a` opened."""
     cdef const engine_meta* x = &a.meta
     cdef const engine_meta* y = &b.meta
-    if x.kind != y.kind or x.kind == KIND_ALLGATHER or (a.absent == c.segment.size) != (b.absent == c.segment.size):
+    if x.kind != y.kind or travels_alone(x) or (a.absent == c.segment.size) != (b.absent == c.segment.size):
         return False
     return (x.dtype == y.dtype and x.op == y.op and x.root == y.root and x.prescale == y.prescale
             and x.postscale == y.postscale and (x.shared >= 0) == (y.shared >= 0)) or x.kind == KIND_BARRIER
@@ -102,6 +106,9 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         entry.algorithm = ALGORITHM_SHARED
     elif name.meta.kind == KIND_ALLREDUCE and nbytes * <uint64_t>c.segment.size <= ONE_SHOT_BYTES:
         entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
+    elif name.meta.kind == KIND_ALLTOALL or name.meta.kind == KIND_REDUCESCATTER:
+        entry.algorithm, entry.chunk = ALGORITHM_SCATTER, max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>SLOT_BYTES))
+        entry.stores = STORES_CACHED if c.knobs.stores == STORES_AUTO else c.knobs.stores
     else:
         entry.algorithm = ALGORITHM_TWO_SHOT
         entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>min(nbytes // 2, <uint64_t>SLOT_BYTES)))

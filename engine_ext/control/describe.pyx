@@ -2,9 +2,11 @@
 from libc.stdio cimport snprintf
 from libc.stdlib cimport strtod
 
-from engine_ext.control.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, MAX_DIMS, engine_meta
+from engine_ext.control.layout cimport (
+    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, MAX_DIMS, engine_meta,
+)
 
-cdef const char** KIND_NAMES = ["allreduce", "broadcast", "allgather", "barrier"]
+cdef const char** KIND_NAMES = ["allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter"]
 cdef const char** OP_NAMES = ["sum", "average", "min", "max", "product"]
 cdef const char** LAYOUT_NAMES = ["", " channels_last", " channels_last_3d"]
 cdef const char** DTYPE_NAMES = [
@@ -32,13 +34,13 @@ cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept n
         if meta.ndim:       # an internal barrier that agrees on a size
             at = fit(at, snprintf(text + at, room - at, " of %lld bytes", <long long>meta.dims[0]), room)
         return at
-    if meta.kind == KIND_ALLREDUCE:
+    if meta.kind == KIND_ALLREDUCE or meta.kind == KIND_REDUCESCATTER:
         at = fit(at, snprintf(text + at, room - at, " %s", OP_NAMES[meta.op]), room)
     elif meta.kind == KIND_BROADCAST:
         at = fit(at, snprintf(text + at, room - at, " from root %d", meta.root), room)
     at = fit(at, snprintf(text + at, room - at, " %s[", DTYPE_NAMES[meta.dtype]), room)
     for d in range(<int>meta.ndim if meta.ndim < MAX_DIMS else MAX_DIMS):
-        if d == 0 and meta.kind == KIND_ALLGATHER:
+        if d == 0 and (meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL):
             at = fit(at, snprintf(text + at, room - at, "*"), room)
         else:
             at = fit(at, snprintf(text + at, room - at, "%s%lld", b", " if d else b"", <long long>meta.dims[d]), room)

@@ -22,7 +22,5 @@ cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept n
 cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil
 cdef void driver_await(State* e, Op* op) noexcept nogil
 cdef void driver_wait_for_all(State* e, bint on) noexcept nogil
-cdef bint driver_overdue(State* e, Op* op, uint64_t older_than, char* name) noexcept nogil
-cdef void driver_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil
 cdef Record* driver_pin(State* e, const char* text, uint32_t text_bytes) noexcept nogil
 cdef void driver_unpin(State* e, Record* record) noexcept nogil

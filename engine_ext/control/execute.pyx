@@ -5,7 +5,7 @@ from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.layout cimport (
     ALGORITHM_TWO_SHOT, CAUSE_RAISED, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_NEEDS_PACK, ENTRY_SKIP,
-    KIND_ALLGATHER, SLEEP_STUCK, STORES_STREAMING, engine_entry,
+    KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, engine_entry,
 )
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
 from engine_ext.control.segment cimport abort_world, ring
@@ -19,6 +19,7 @@ from engine_ext.control.table cimport (
 from engine_ext.data.executor cimport executor_progress, executor_start
 from engine_ext.data.kernels cimport ENGINE_AVERAGE
 from engine_ext.data.plan cimport plan_add, plan_clear
+from engine_ext.data.scatter cimport scatter_chunks
 from engine_ext.platform.atomics cimport (
     FENCE_DONE, add32, cas_pointer, full_fence, futex_wake, load32_relaxed, now_ns, or32, store32_release,
 )
@@ -124,6 +125,44 @@ cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
     return True
 
 
+cdef bint plan_scatter(State* e, const engine_entry* entry) noexcept nogil:
+    """A reduce-scatter: rank r keeps the sum of part r of the rows. The first ranks have one more where they do not divide."""
+    cdef Op* op = e.batch[0]
+    cdef uint64_t rows = <uint64_t>entry.meta.dims[0], size = <uint64_t>e.segment.size, start = 0, r
+    for r in range(size):
+        e.executor.send_start[r] = start
+        e.executor.send_bytes[r] = (rows // size + (r < rows % size)) * op.row_bytes
+        start += e.executor.send_bytes[r]
+    if plan_add(&e.executor.plan, op.source, op.target, op.nbytes, -1) == NULL:
+        return False
+    executor_start(&e.executor, scatter_chunks(&e.executor))
+    return True
+
+
+cdef bint plan_exchange(State* e) noexcept nogil:
+    """An all-to-all: how long it is shows after its first chunk."""
+    cdef Op* op = e.batch[0]
+    cdef uint64_t start = 0
+    cdef int r
+    op.row_counts = <int64_t*>malloc(e.segment.size * sizeof(int64_t))
+    if op.row_counts == NULL or plan_add(&e.executor.plan, op.source, NULL, op.nbytes, -1) == NULL:
+        return False
+    for r in range(e.segment.size):
+        e.executor.send_start[r], e.executor.send_bytes[r] = start, <uint64_t>op.splits[r] * op.row_bytes
+        start += e.executor.send_bytes[r]
+    e.executor.row_bytes, e.executor.rows_sent, e.executor.rows_received = op.row_bytes, op.splits, op.row_counts
+    executor_start(&e.executor, 1)
+    return True
+
+
+cdef bint take_received(State* e) noexcept nogil:
+    """The result of an all-to-all; False if there was no memory for it."""
+    cdef Op* op = e.batch[0]
+    op.memory, e.executor.received = e.executor.received, NULL
+    op.memory_bytes = e.executor.gather_start[e.segment.size - 1] + e.executor.gather_bytes[e.segment.size - 1]
+    return op.memory != NULL
+
+
 cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
     cdef Op* op
     cdef uint64_t total
@@ -160,7 +199,11 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     e.executor.reduction.prescale, e.executor.reduction.postscale = entry.meta.prescale, entry.meta.postscale
     e.executor.reduction.divisor = e.segment.size if entry.meta.op == ENGINE_AVERAGE else 1
     e.executor.element = e.executor.kernels.types[entry.meta.dtype].size
-    return plan_gather(e, entry) if entry.kind == KIND_ALLGATHER else plan_fused(e, entry)
+    if entry.kind == KIND_ALLGATHER:
+        return plan_gather(e, entry)
+    if entry.kind == KIND_REDUCESCATTER:
+        return plan_scatter(e, entry)
+    return plan_exchange(e) if entry.kind == KIND_ALLTOALL else plan_fused(e, entry)
 
 
 cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil:
@@ -270,6 +313,9 @@ cdef bint run_schedule(State* e) noexcept nogil:
             if e.executor.active:
                 return moved
             entry = e.entry
+            if entry.kind == KIND_ALLTOALL and not take_received(e):
+                abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for the result of an all-to-all")
+                return moved
             finish(e, entry, Status.OK)
             leave(e, entry)
         else:

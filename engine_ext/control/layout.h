@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 enum {
-  ENGINE_PROTOCOL = 1,
+  ENGINE_PROTOCOL = 2,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
   IDS = 16384,                 /* names that travel as one bit */
@@ -27,9 +27,9 @@ enum {
   DOORS = 3                    /* 0 unused, 1 the engine thread sleeps, 2 a caller sleeps */
 };
 
-enum { KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KINDS };
+enum { KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS };
 enum { ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP };
-enum { ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED };
+enum { ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER };
 enum { STORES_CACHED, STORES_STREAMING, STORES_AUTO };
 enum { CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED };
 /* rank_page.asleep: which door sleeps, and what would be news to it besides a new entry. */
@@ -51,7 +51,7 @@ typedef struct engine_meta {
   double prescale, postscale;
   int64_t shared;              /* where in the arena, the same on every rank, or -1 */
   uint32_t ndim, reserved;
-  int64_t dims[MAX_DIMS];      /* dims[0] of an allgather is 0: it may differ */
+  int64_t dims[MAX_DIMS];      /* dims[0] of an allgather or all-to-all is 0: it may differ */
 } engine_meta;
 
 typedef struct engine_request {

@@ -34,11 +34,12 @@ cdef struct Op:
     bint awaited
     bint requested      # a full request of it is on the ring, or was
     engine_meta meta
-    uint64_t row_bytes  # allgather
+    uint64_t row_bytes  # allgather, all-to-all, reduce-scatter
     int64_t rows        # allgather
     char* memory        # malloc'ed result
     uint64_t memory_bytes
-    int64_t* row_counts  # malloc'ed, allgather: rows of each rank
+    int64_t* row_counts  # malloc'ed, allgather and all-to-all: rows from each rank
+    int64_t* splits     # malloc'ed, all-to-all: rows for each rank
     char* text          # malloc'ed, of an error
 
 cdef struct Record:

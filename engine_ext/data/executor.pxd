@@ -20,8 +20,14 @@ cdef struct Executor:
     uint64_t chunk              # bytes
     uint64_t element            # bytes
     engine_reduction reduction
-    uint64_t* gather_bytes      # allgather: of each rank
-    uint64_t* gather_start      # allgather: where each rank's part begins in the target
+    uint64_t* gather_bytes      # allgather, all-to-all: from each rank
+    uint64_t* gather_start      # and where that begins in the target
+    uint64_t* send_bytes        # reduce-scatter, all-to-all: for each rank
+    uint64_t* send_start        # and where that begins in the source
+    uint64_t row_bytes          # all-to-all, as the next three
+    const int64_t* rows_sent    # to each rank
+    int64_t* rows_received      # from each rank: known after the first chunk
+    char* received              # malloc'ed then; NULL without memory
     uint64_t first              # number of the entry's first chunk, over the whole schedule
     uint64_t end                # of the chunk after its last
     uint64_t packed             # chunks passed, as published

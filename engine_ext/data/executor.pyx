@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from engine_ext.control.layout cimport (
-    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLREDUCE, SLEEP_IN_ENTRY, SLOTS, rank_page,
+    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLREDUCE, KIND_REDUCESCATTER, SLEEP_IN_ENTRY, SLOTS, rank_page,
 )
 from engine_ext.control.segment cimport ring_unfenced
 from engine_ext.control.table cimport Status
@@ -33,7 +33,10 @@ cdef int executor_open(Executor* x, Segment* segment, Arena* arena, const engine
     x.targets = <void**>calloc(segment.size, sizeof(void*))
     x.gather_bytes = <uint64_t*>calloc(segment.size, 8)
     x.gather_start = <uint64_t*>calloc(segment.size, 8)
-    if x.sources == NULL or x.targets == NULL or x.gather_bytes == NULL or x.gather_start == NULL:
+    x.send_bytes = <uint64_t*>calloc(segment.size, 8)
+    x.send_start = <uint64_t*>calloc(segment.size, 8)
+    if (x.sources == NULL or x.targets == NULL or x.gather_bytes == NULL or x.gather_start == NULL or x.send_bytes == NULL
+            or x.send_start == NULL):
         return Status.NO_MEMORY
     return Status.OK
 
@@ -44,6 +47,9 @@ cdef void executor_close(Executor* x) noexcept nogil:
     free(x.targets)
     free(x.gather_bytes)
     free(x.gather_start)
+    free(x.send_bytes)
+    free(x.send_start)
+    free(x.received)
     memset(x, 0, sizeof(Executor))
 
 
@@ -107,9 +113,9 @@ cdef bint step(Executor* x) noexcept nogil:
             return True
     if x.reduced < x.packed:
         if (x.algorithm == ALGORITHM_SHARED and not x.needs_pack) or reached(x, Stage.PACKED, x.reduced + 1):
-            if x.kind == KIND_ALLREDUCE:
+            if x.kind == KIND_ALLREDUCE or x.kind == KIND_REDUCESCATTER:
                 reduce_chunk(x, x.reduced - x.first)
-                if x.algorithm == ALGORITHM_ONE_SHOT:
+                if x.algorithm == ALGORITHM_ONE_SHOT or x.kind == KIND_REDUCESCATTER:
                     x.copied += 1
             x.reduced += 1
             return True

@@ -7,11 +7,12 @@ from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy
 
 from engine_ext.control.layout cimport (
-    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLGATHER, KIND_BROADCAST, segment_slot,
+    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BROADCAST, KIND_REDUCESCATTER, segment_slot,
 )
 from engine_ext.data.identity cimport fill_identity
 from engine_ext.data.kernels cimport ENGINE_EVERY_SOURCE, ENGINE_NO_SOURCE
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece, plan_find
+from engine_ext.data.scatter cimport copy_exchange, pack_exchange, pack_scatter, reduce_scatter
 from engine_ext.transport.arena cimport arena_address
 
 
@@ -107,6 +108,12 @@ cdef void pack_chunk(Executor* x, uint64_t n) noexcept nogil:
     if x.kind == KIND_ALLGATHER:
         pack_gather(x, n)
         return
+    if x.kind == KIND_REDUCESCATTER:
+        pack_scatter(x, n)
+        return
+    if x.kind == KIND_ALLTOALL:
+        pack_exchange(x, n)
+        return
     end = chunk_end(x, begin)
     into = slot(x, x.segment.rank, n)
     if x.kind == KIND_BROADCAST:
@@ -172,6 +179,9 @@ cdef void reduce_range(Executor* x, uint64_t n, uint64_t begin, uint64_t low, ui
 
 cdef void reduce_chunk(Executor* x, uint64_t n) noexcept nogil:
     cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin), low, high
+    if x.kind == KIND_REDUCESCATTER:
+        reduce_scatter(x, n)
+        return
     if x.algorithm == ALGORITHM_ONE_SHOT:
         reduce_range(x, n, begin, begin, end, 1)
         return
@@ -208,6 +218,9 @@ cdef void copy_chunk(Executor* x, uint64_t n) noexcept nogil:
         return                  # the wait was all: every rank has written its part into this rank's tensors
     if x.kind == KIND_BROADCAST:
         copy_broadcast(x, n)
+        return
+    if x.kind == KIND_ALLTOALL:
+        copy_exchange(x, n)
         return
     for r in range(x.segment.size):
         if r == x.segment.rank:
