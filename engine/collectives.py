@@ -40,6 +40,11 @@ class Handle:
             self._fetch = None
         return self._result
 
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """After `wait`, of an allgather or all-to-all: how many rows came from each rank."""
+        return self._native.gathered[1]
+
     def __repr__(self) -> str:
         return f"<Handle {self.name!r}, {'done' if self.done else 'in flight'}>"
 

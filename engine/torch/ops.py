@@ -1,4 +1,7 @@
-"""Collectives on torch tensors, with the names, argument order and defaults that Horovod's users know."""
+"""Collectives on torch tensors, with the names, argument order and defaults that Horovod's users know.
+
+Gradients flow through the blocking ones that return a new tensor; see `engine.torch.functions`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import engine.torch.adapter  # noqa: F401  (registers torch.Tensor)
 from engine import collectives
 from engine.collectives import Handle
 from engine.errors import EngineError
+from engine.torch import functions
 from engine.types import Average, Op, Sum
 
 
@@ -48,6 +52,11 @@ def choose_op(average: bool | None, op: int | None) -> Op:
 def _check(tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
+
+
+def _tensor(result: Any) -> torch.Tensor:
+    assert isinstance(result, torch.Tensor)
+    return result
 
 
 def allreduce_async(
@@ -105,7 +114,8 @@ def allreduce(
     Returns
     -------
     torch.Tensor
-        Contiguous; of the input's dtype and shape; no gradient flows through it.
+        Contiguous; of the input's dtype and shape. Gradients flow through it with `Sum` and `Average`: the same
+        reduction of the ranks' gradients.
 
     Raises
     ------
@@ -114,9 +124,8 @@ def allreduce(
     """
     no_compression(compression)
     _check(tensor)
-    result = collectives.allreduce(tensor, choose_op(average, op), name, prescale_factor, postscale_factor)
-    assert isinstance(result, torch.Tensor)
-    return result
+    arguments = tensor, choose_op(average, op), name, prescale_factor, postscale_factor
+    return _tensor(functions.Allreduce.apply(*arguments) if functions.needs(tensor) else collectives.allreduce(*arguments))
 
 
 def allreduce_(
@@ -146,11 +155,10 @@ def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = No
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """A new tensor with the values of the root's. Collective. See `engine.broadcast`."""
+    """A new tensor with the values of the root's, to which gradients flow back. Collective. See `engine.broadcast`."""
     _check(tensor)
-    result = collectives.broadcast(tensor, root_rank, name)
-    assert isinstance(result, torch.Tensor)
-    return result
+    arguments = tensor, root_rank, name
+    return _tensor(functions.Broadcast.apply(*arguments) if functions.needs(tensor) else collectives.broadcast(*arguments))
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
@@ -167,11 +175,61 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """Concatenate over all ranks along the first dimension, which may differ by rank. See `engine.allgather`."""
+    """Concatenate over all ranks along the first dimension, which may differ by rank. See `engine.allgather`.
+
+    Gradients flow through it: those of this rank's rows, summed over ranks.
+    """
     _check(tensor)
-    result = collectives.allgather(tensor, name)
-    assert isinstance(result, torch.Tensor)
-    return result
+    arguments = tensor, name
+    return _tensor(functions.Allgather.apply(*arguments) if functions.needs(tensor) else collectives.allgather(*arguments))
+
+
+def alltoall_async(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Handle:
+    """Start an all-to-all. `synchronize` gives its result."""
+    _check(tensor)
+    return collectives.alltoall_async(tensor, splits, name)
+
+
+def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Any:
+    """Send some rows to each rank, and receive what each has for this one. See `engine.alltoall`.
+
+    Returns the rows; with `splits` also how many came from each rank. Gradients flow back the way the rows came.
+    """
+    _check(tensor)
+    arguments = tensor, splits, name
+    return functions.Alltoall.apply(*arguments) if functions.needs(tensor) else collectives.alltoall(*arguments)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int | None = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start a reduce-scatter. `synchronize` gives its result."""
+    _check(tensor)
+    return collectives.reducescatter_async(tensor, op, name, prescale_factor, postscale_factor)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Combine a tensor over all ranks, and keep this rank's share of the rows. See `engine.reducescatter`.
+
+    Gradients flow through it with `Sum` and `Average`: each row's from the rank that it went to.
+    """
+    no_compression(compression)
+    _check(tensor)
+    arguments = tensor, choose_op(None, op), name, prescale_factor, postscale_factor
+    if functions.needs(tensor):
+        return _tensor(functions.Reducescatter.apply(*arguments))
+    return _tensor(collectives.reducescatter(*arguments))
 
 
 def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:

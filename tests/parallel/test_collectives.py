@@ -1,4 +1,4 @@
-"""Broadcast, allgather, barrier, handles, knobs and shared tensors."""
+"""Every collective but allreduce, handles, knobs and shared tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import collective_program
 import pytest
+import scatter_program
 from ranks import run_ranks
 
 LIMIT = {"ENGINE_STALL_LIMIT": "20"}
@@ -17,6 +18,8 @@ LIMIT = {"ENGINE_STALL_LIMIT": "20"}
     [
         collective_program.broadcasts,
         collective_program.allgathers,
+        scatter_program.reducescatters,
+        scatter_program.alltoalls,
         collective_program.waiting,
         collective_program.knobs,
         collective_program.shared_tensors,

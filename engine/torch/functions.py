@@ -1,0 +1,125 @@
+"""Collectives through which gradients flow: what `engine.torch` calls when a tensor requires a gradient.
+
+The loss is taken to be the sum of what the ranks compute, so that the gradient of a rank's input is the sum over ranks of
+what their outputs ask of it. Every rank must run backward through the same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine import collectives, runtime
+from engine.errors import EngineError
+from engine.types import Average, Op, Sum
+
+Context = Any
+
+
+def needs(tensor: torch.Tensor) -> bool:
+    """Whether a gradient has to flow through a collective on this tensor."""
+    return tensor.requires_grad and torch.is_grad_enabled()
+
+
+def _linear(op: Op, what: str) -> None:
+    if op not in (Sum, Average):
+        raise EngineError(
+            f"{what} with op={op.name.title()} has no gradient: only Sum and Average are linear; call it on tensor.detach()"
+        )
+
+
+def _backward(name: str | None) -> str | None:
+    return None if name is None else f"{name}.backward"
+
+
+class Allreduce(torch.autograd.Function):
+    """The gradient of a sum over ranks is the sum of the gradients; of an average, their average."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float
+    ) -> Any:
+        ctx.settings = op, _backward(name), prescale, postscale
+        return collectives.allreduce(tensor, op, name, prescale, postscale)
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
+        _linear(ctx.settings[0], "allreduce")
+        return collectives.allreduce(gradients[0], *ctx.settings), None, None, None, None
+
+
+class Broadcast(torch.autograd.Function):
+    """Every rank's output is the root's input: its gradient is the sum of all. The others' inputs do not matter."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Context, tensor: torch.Tensor, root_rank: int, name: str | None
+    ) -> Any:
+        ctx.root_rank, ctx.name = root_rank, _backward(name)
+        return collectives.broadcast(tensor, root_rank, name)
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
+        total = collectives.allreduce(gradients[0], Sum, ctx.name)
+        return total if runtime.rank() == ctx.root_rank else torch.zeros_like(total), None, None
+
+
+class Allgather(torch.autograd.Function):
+    """Every rank's output holds this rank's rows: their gradient is the sum over ranks."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Context, tensor: torch.Tensor, name: str | None
+    ) -> Any:
+        handle = collectives.allgather_async(tensor, name)
+        result = handle.wait()
+        ctx.rows, ctx.shape, ctx.name = handle.rows, tensor.shape, _backward(name)
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
+        total = collectives.allreduce(gradients[0], Sum, ctx.name)
+        start = sum(ctx.rows[: runtime.rank()])
+        return total[start : start + ctx.rows[runtime.rank()]].reshape(ctx.shape), None
+
+
+class Alltoall(torch.autograd.Function):
+    """The gradient travels back the way that the rows came."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Context, tensor: torch.Tensor, splits: Any, name: str | None
+    ) -> Any:
+        handle = collectives.alltoall_async(tensor, splits, name)
+        result = handle.wait()
+        ctx.rows, ctx.shape, ctx.name = handle.rows, tensor.shape, _backward(name)
+        if splits is None:
+            return result
+        ctx.mark_non_differentiable(result[1])
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
+        sent, _ = collectives.alltoall(gradients[0], ctx.rows, ctx.name)
+        if len(sent) < ctx.shape[0]:  # Rows beyond the sum of the splits went nowhere.
+            sent = torch.cat([sent, sent.new_zeros(ctx.shape[0] - len(sent), *ctx.shape[1:])])
+        return sent.reshape(ctx.shape), None, None
+
+
+class Reducescatter(torch.autograd.Function):
+    """Each row went to one rank: all ranks' inputs get the gradient from there."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float
+    ) -> Any:
+        ctx.op, ctx.name = op, _backward(name)
+        ctx.factor = prescale * postscale / (runtime.size() if op is Average else 1)
+        return collectives.reducescatter(tensor, op, name, prescale, postscale)
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
+        _linear(ctx.op, "reducescatter")
+        total = collectives.allgather(gradients[0], ctx.name)
+        return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None

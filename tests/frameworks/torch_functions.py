@@ -1,0 +1,109 @@
+"""Gradients that flow through collectives, held against what one process computes from all ranks' inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch_cases import plain_case
+
+import engine.torch as hvd
+from engine.errors import EngineError
+
+
+def weights(rank: int, *shape: int) -> torch.Tensor:
+    """What a rank's loss weighs its output with: known to all."""
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(100 + rank))
+
+
+def inputs(rank: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+
+
+def check(
+    shapes: list[tuple[int, ...]],
+    collective: Callable[[torch.Tensor], torch.Tensor],
+    model: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+) -> None:
+    """Hold the collective's gradient against that of `model`, which maps all ranks' inputs to all ranks' outputs."""
+    mine = inputs(hvd.rank(), *shapes[hvd.rank()])
+    output = collective(mine * 2)
+    (output * weights(hvd.rank(), *output.shape)).sum().backward()
+    everyone = [inputs(rank, *shape) for rank, shape in enumerate(shapes)]
+    outputs = model([each * 2 for each in everyone])
+    torch.stack([(each * weights(rank, *each.shape)).sum() for rank, each in enumerate(outputs)]).sum().backward()
+    assert torch.allclose(output, outputs[hvd.rank()])
+    want = everyone[hvd.rank()].grad
+    assert mine.grad is not None
+    assert torch.allclose(mine.grad, torch.zeros_like(mine) if want is None else want), (mine.grad, want)
+
+
+@plain_case
+def allreduce() -> None:
+    size = hvd.size()
+    shapes = [(3, 4)] * size
+    check(shapes, lambda x: hvd.allreduce(x, op=hvd.Sum), lambda xs: [torch.stack(xs).sum(0)] * size)
+    check(shapes, hvd.allreduce, lambda xs: [torch.stack(xs).mean(0)] * size)
+    check(
+        shapes,
+        lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0),
+        lambda xs: [torch.stack(xs).sum(0) * 1.5] * size,
+    )
+
+
+@plain_case
+def broadcast() -> None:
+    for root in range(hvd.size()):
+        check([(5,)] * hvd.size(), lambda x, root=root: hvd.broadcast(x, root), lambda xs, root=root: [xs[root]] * len(xs))
+
+
+@plain_case
+def allgather_of_uneven_rows() -> None:
+    check([(rank, 3) for rank in range(hvd.size())], hvd.allgather, lambda xs: [torch.cat(xs)] * len(xs))
+    check([()] * hvd.size(), hvd.allgather, lambda xs: [torch.stack(xs)] * len(xs))
+
+
+@plain_case
+def alltoall() -> None:
+    size = hvd.size()
+    check([(size * 2, 3)] * size, hvd.alltoall, lambda xs: [torch.cat([x[2 * r : 2 * r + 2] for x in xs]) for r in range(size)])
+    splits = [[(rank + other) % 3 for other in range(size)] for rank in range(size)]
+    check(
+        [(sum(each) + 2, 3) for each in splits],
+        lambda x: hvd.alltoall(x, splits=torch.tensor(splits[hvd.rank()]))[0],
+        lambda xs: [
+            torch.cat([x[sum(each[:r]) : sum(each[: r + 1])] for x, each in zip(xs, splits, strict=True)]) for r in range(size)
+        ],
+    )
+
+
+@plain_case
+def reducescatter_of_uneven_rows() -> None:
+    size = hvd.size()
+    rows = [2 if rank == 0 else 1 for rank in range(size)]
+    shapes = [(size + 1, 2)] * size
+    check(shapes, lambda x: hvd.reducescatter(x, op=hvd.Sum), lambda xs: list(torch.stack(xs).sum(0).split(rows)))
+    check(shapes, hvd.reducescatter, lambda xs: list(torch.stack(xs).mean(0).split(rows)))
+
+
+@plain_case
+def what_is_not_linear_has_no_gradient() -> None:
+    x = torch.ones(2, requires_grad=True)
+    for call in (hvd.allreduce, hvd.reducescatter):
+        result = call(x, op=hvd.Max)
+        try:
+            result.sum().backward()
+        except EngineError as error:
+            assert "op=Max has no gradient" in str(error)
+        else:
+            raise AssertionError("not refused")
+
+
+@plain_case
+def without_gradients_there_is_no_graph() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        assert not hvd.allreduce(x).requires_grad
+    assert not hvd.allreduce(x.detach()).requires_grad
+    _, received = hvd.alltoall(torch.ones(hvd.size(), requires_grad=True), splits=[1] * hvd.size())
+    assert not received.requires_grad
