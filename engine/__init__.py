@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "collectives": (
-        "Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall alltoall_async "
-        "barrier broadcast broadcast_ broadcast_async broadcast_async_ poll reducescatter reducescatter_async synchronize"
+        "Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall "
+        "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ poll reducescatter "
+        "reducescatter_async synchronize"
     ),
     "objects": "allgather_object broadcast_object check_consistency",
     "runtime": (

@@ -360,7 +360,9 @@ def _scatter(
     source = adapter.input(tensor)
     engine = runtime.engine()
     rows = len(source) if source.ndim else 0
-    output = adapter.empty(source[: rows // engine.size + (engine.rank < rows % engine.size)] if source.ndim else source)
+    output = adapter.empty(
+        source[: rows // engine.size + (engine.rank < rows % engine.size)] if source.ndim else source
+    )
     native = engine.reducescatter(source, output, name, _op(op), prescale, postscale, blocking)
     return Handle(native, output, lambda output: adapter.result(tensor, output))
 

@@ -445,7 +445,6 @@ cdef class Engine:
         cdef View source
         cdef Op* brought
         cdef object keeper
-        cdef int64_t rows
         cdef int r
         self.check()
         keeper = view_of(tensor, &source)
@@ -476,11 +475,13 @@ cdef class Engine:
         cdef View source, target
         cdef Op* brought
         cdef object keeper, kept
+        cdef int64_t rows
         self.check()
         keeper = view_of(tensor, &source)
         expect_rows(tensor, &source, "a reduce-scatter divides")
         expect_reduction(&source, op, prescale, postscale)
-        kept = same_shape(tensor, &source, output, &target, source.dims[0] // self.size + (self.rank < source.dims[0] % self.size))
+        rows = source.dims[0] // self.size + (self.rank < source.dims[0] % self.size)
+        kept = same_shape(tensor, &source, output, &target, rows)
         brought = new_op()
         fill_meta(&brought.meta, KIND_REDUCESCATTER, &source)
         brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale

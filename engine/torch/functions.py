@@ -1,11 +1,12 @@
 """Collectives through which gradients flow: what `engine.torch` calls when a tensor requires a gradient.
 
-The loss is taken to be the sum of what the ranks compute, so that the gradient of a rank's input is the sum over ranks of
-what their outputs ask of it. Every rank must run backward through the same collectives in the same order.
+The loss is taken to be the sum of what the ranks compute, so that the gradient of a rank's input is the sum over ranks
+of what their outputs ask of it. Every rank must run backward through the same collectives in the same order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,15 +18,19 @@ from engine.types import Average, Op, Sum
 Context = Any
 
 
-def needs(tensor: torch.Tensor) -> bool:
-    """Whether a gradient has to flow through a collective on this tensor."""
-    return tensor.requires_grad and torch.is_grad_enabled()
+def call(
+    function: type[torch.autograd.Function], plain: Callable[..., Any], tensor: torch.Tensor, *arguments: Any
+) -> Any:
+    """The result of `function` if a gradient has to flow to `tensor`, else that of `plain`, which is the same."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return function.apply(tensor, *arguments)  # type: ignore[no-untyped-call]
+    return plain(tensor, *arguments)
 
 
 def _linear(op: Op, what: str) -> None:
     if op not in (Sum, Average):
         raise EngineError(
-            f"{what} with op={op.name.title()} has no gradient: only Sum and Average are linear; call it on tensor.detach()"
+            f"{what} with op={op.name.title()} has no gradient: only Sum and Average are linear; detach the tensor"
         )
 
 
@@ -37,9 +42,7 @@ class Allreduce(torch.autograd.Function):
     """The gradient of a sum over ranks is the sum of the gradients; of an average, their average."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float
-    ) -> Any:
+    def forward(ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float) -> Any:
         ctx.settings = op, _backward(name), prescale, postscale
         return collectives.allreduce(tensor, op, name, prescale, postscale)
 
@@ -53,9 +56,7 @@ class Broadcast(torch.autograd.Function):
     """Every rank's output is the root's input: its gradient is the sum of all. The others' inputs do not matter."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Context, tensor: torch.Tensor, root_rank: int, name: str | None
-    ) -> Any:
+    def forward(ctx: Context, tensor: torch.Tensor, root_rank: int, name: str | None) -> Any:
         ctx.root_rank, ctx.name = root_rank, _backward(name)
         return collectives.broadcast(tensor, root_rank, name)
 
@@ -69,9 +70,7 @@ class Allgather(torch.autograd.Function):
     """Every rank's output holds this rank's rows: their gradient is the sum over ranks."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Context, tensor: torch.Tensor, name: str | None
-    ) -> Any:
+    def forward(ctx: Context, tensor: torch.Tensor, name: str | None) -> Any:
         handle = collectives.allgather_async(tensor, name)
         result = handle.wait()
         ctx.rows, ctx.shape, ctx.name = handle.rows, tensor.shape, _backward(name)
@@ -88,9 +87,7 @@ class Alltoall(torch.autograd.Function):
     """The gradient travels back the way that the rows came."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Context, tensor: torch.Tensor, splits: Any, name: str | None
-    ) -> Any:
+    def forward(ctx: Context, tensor: torch.Tensor, splits: Any, name: str | None) -> Any:
         handle = collectives.alltoall_async(tensor, splits, name)
         result = handle.wait()
         ctx.rows, ctx.shape, ctx.name = handle.rows, tensor.shape, _backward(name)
@@ -111,9 +108,7 @@ class Reducescatter(torch.autograd.Function):
     """Each row went to one rank: all ranks' inputs get the gradient from there."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float
-    ) -> Any:
+    def forward(ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float) -> Any:
         ctx.op, ctx.name = op, _backward(name)
         ctx.factor = prescale * postscale / (runtime.size() if op is Average else 1)
         return collectives.reducescatter(tensor, op, name, prescale, postscale)

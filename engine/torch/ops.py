@@ -124,8 +124,17 @@ def allreduce(
     """
     no_compression(compression)
     _check(tensor)
-    arguments = tensor, choose_op(average, op), name, prescale_factor, postscale_factor
-    return _tensor(functions.Allreduce.apply(*arguments) if functions.needs(tensor) else collectives.allreduce(*arguments))
+    return _tensor(
+        functions.call(
+            functions.Allreduce,
+            collectives.allreduce,
+            tensor,
+            choose_op(average, op),
+            name,
+            prescale_factor,
+            postscale_factor,
+        )
+    )
 
 
 def allreduce_(
@@ -157,8 +166,7 @@ def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = No
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """A new tensor with the values of the root's, to which gradients flow back. Collective. See `engine.broadcast`."""
     _check(tensor)
-    arguments = tensor, root_rank, name
-    return _tensor(functions.Broadcast.apply(*arguments) if functions.needs(tensor) else collectives.broadcast(*arguments))
+    return _tensor(functions.call(functions.Broadcast, collectives.broadcast, tensor, root_rank, name))
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
@@ -180,8 +188,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     Gradients flow through it: those of this rank's rows, summed over ranks.
     """
     _check(tensor)
-    arguments = tensor, name
-    return _tensor(functions.Allgather.apply(*arguments) if functions.needs(tensor) else collectives.allgather(*arguments))
+    return _tensor(functions.call(functions.Allgather, collectives.allgather, tensor, name))
 
 
 def alltoall_async(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Handle:
@@ -196,8 +203,7 @@ def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None) 
     Returns the rows; with `splits` also how many came from each rank. Gradients flow back the way the rows came.
     """
     _check(tensor)
-    arguments = tensor, splits, name
-    return functions.Alltoall.apply(*arguments) if functions.needs(tensor) else collectives.alltoall(*arguments)
+    return functions.call(functions.Alltoall, collectives.alltoall, tensor, splits, name)
 
 
 def reducescatter_async(
@@ -226,10 +232,8 @@ def reducescatter(
     """
     no_compression(compression)
     _check(tensor)
-    arguments = tensor, choose_op(None, op), name, prescale_factor, postscale_factor
-    if functions.needs(tensor):
-        return _tensor(functions.Reducescatter.apply(*arguments))
-    return _tensor(collectives.reducescatter(*arguments))
+    settings = choose_op(None, op), name, prescale_factor, postscale_factor
+    return _tensor(functions.call(functions.Reducescatter, collectives.reducescatter, tensor, *settings))
 
 
 def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:

@@ -182,8 +182,8 @@ Any nonzero byte of a bool tensor is true; results are 0 or 1.
 All other dtypes (complex, other integers, big-endian arrays) are refused with `UnsupportedTensorError`, on the rank
 that submits them, and the engine goes on.
 
-`reducescatter` gives each rank its rows of what `allreduce` gives, bit by bit. The rows are divided in rank order; where they
-do not divide evenly, the first ranks have one more.
+`reducescatter` gives each rank its rows of what `allreduce` gives, bit by bit. The rows are divided in rank
+order; where they do not divide evenly, the first ranks have one more.
 
 `broadcast`, `allgather` and `alltoall` copy bytes, for the same dtypes.
 """
@@ -193,7 +193,8 @@ def page() -> str:
     """docs/operations.md."""
     header = ["| dtype | " + " | ".join(f"`{op}`" for op in OPS) + " |", "|---" * (len(OPS) + 1) + "|"]
     rows = ["| " + " | ".join([", ".join(group), *(row[op].text for op in OPS)]) + " |" for group, row in TABLE.items()]
-    title = "# Operations\n\nWhat `allreduce` and `reducescatter` compute. The tests expect what this table says: both are made of one."
+    what = "What `allreduce` and `reducescatter` compute. The tests expect what this table says: both are made of one."
+    title = f"# Operations\n\n{what}"
     return "\n\n".join([title, "\n".join(header + rows), NOTES.lstrip()])
 
 
