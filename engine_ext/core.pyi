@@ -55,6 +55,16 @@ class Engine:
         postscale: float,
         blocking: bool = False,
     ) -> Handle: ...
+    def allreduce_group(
+        self,
+        tensors: list[Any],
+        outputs: list[Any],
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        blocking: bool = False,
+    ) -> Handle: ...
     def broadcast(self, tensor: Any, output: Any, name: str | None, root: int, blocking: bool = False) -> Handle: ...
     def allgather(self, tensor: Any, name: str | None, blocking: bool = False) -> Handle: ...
     def alltoall(self, tensor: Any, splits: Iterable[int], name: str | None, blocking: bool = False) -> Handle: ...

@@ -34,7 +34,7 @@ from engine_ext.control.state cimport (
     EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock,
 )
-from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status, table_close, table_open
+from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Member, Op, Status, table_close, table_open
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_PRODUCT, engine_kernels_get
 from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of
@@ -77,6 +77,7 @@ cdef enum:
     TICK_NS = 100000000         # how often a blocking call comes back for signals
     UNNAMED = 256               # operations without a name that can be outstanding
     PAGE = 4096
+    MAX_GROUP = 1 << 20
 
 CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
 
@@ -97,6 +98,7 @@ cdef void free_op(Op* op) noexcept:
     free(op.memory)
     free(op.row_counts)
     free(op.splits)
+    free(op.members)
     free(op.text)
     free(op)
 
@@ -409,6 +411,48 @@ cdef class Engine:
         if source.data == target.data:
             brought.meta.shared = arena_locate(&self.state.arena, source.data, source.nbytes)
         return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
+
+    def allreduce_group(self, list tensors, list outputs, name, int op, double prescale, double postscale, bint blocking=False):
+        """One operation on tensors of one dtype: scheduled when every rank has brought it, or not at all."""
+        cdef View source, target
+        cdef Op* brought
+        cdef Member* member
+        cdef list keepers = []
+        cdef Py_ssize_t k, count = len(tensors)
+        cdef uint32_t digest = 2166136261u
+        cdef int d
+        self.check()
+        if not 0 < count <= MAX_GROUP or len(outputs) != count:
+            raise ValueError(f"a group has 1 to {MAX_GROUP} tensors, and an output for each; not {count} and {len(outputs)}")
+        brought = new_op()
+        try:
+            brought.members = <Member*>calloc(<size_t>count, sizeof(Member))
+            if brought.members == NULL:
+                raise MemoryError("no memory for a group")
+            for k in range(count):
+                keepers.append(view_of(tensors[k], &source))
+                expect_dense(tensors[k], &source, f"tensor {k} of the group")
+                if k == 0:
+                    expect_reduction(&source, op, prescale, postscale)
+                    brought.meta.dtype = source.dtype
+                elif source.dtype != brought.meta.dtype:
+                    raise ValueError(f"tensor {k} of the group has another dtype than tensor 0")
+                keepers.append(same_shape(tensors[k], &source, outputs[k], &target, source.dims[0]))
+                member = &brought.members[k]
+                member.source, member.target, member.nbytes = source.data, target.data, source.nbytes
+                brought.nbytes += source.nbytes
+                brought.meta.dims[0] += <int64_t>source.count
+                digest = (digest ^ (<uint32_t>source.ndim << 8 | <uint32_t>source.layout)) * 16777619u
+                for d in range(source.ndim):
+                    digest = (digest ^ <uint32_t>source.dims[d]) * 16777619u
+        except BaseException:
+            free_op(brought)
+            raise
+        brought.meta.kind, brought.meta.op, brought.meta.ndim = KIND_ALLREDUCE, <unsigned char>op, 1
+        brought.meta.prescale, brought.meta.postscale = prescale, postscale
+        brought.meta.group, brought.meta.root = <uint32_t>count, <int32_t>digest
+        brought.source = brought.target = <char*>brought.members        # not absent; the memory is the members'
+        return self.start(brought, name, blocking, (tensors, outputs, keepers), outputs)
 
     def broadcast(self, tensor, output, name, Py_ssize_t root, bint blocking=False):
         cdef View source, target

@@ -38,6 +38,10 @@ cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept n
         at = fit(at, snprintf(text + at, room - at, " %s", OP_NAMES[meta.op]), room)
     elif meta.kind == KIND_BROADCAST:
         at = fit(at, snprintf(text + at, room - at, " from root %d", meta.root), room)
+    if meta.group:
+        return fit(at, snprintf(text + at, room - at, " %s, a group of %u tensors with %lld elements and shapes %08x",
+                                DTYPE_NAMES[meta.dtype], <unsigned int>meta.group, <long long>meta.dims[0],
+                                <unsigned int>meta.root), room)
     at = fit(at, snprintf(text + at, room - at, " %s[", DTYPE_NAMES[meta.dtype]), room)
     for d in range(<int>meta.ndim if meta.ndim < MAX_DIMS else MAX_DIMS):
         if d == 0 and (meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL):

@@ -1,5 +1,5 @@
 """Read the schedule in order; execute its entries; complete operations. The caller holds the driver's role."""
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc, realloc
 from libc.string cimport memcpy, memset, strncpy
 
@@ -166,6 +166,7 @@ cdef bint take_received(State* e) noexcept nogil:
 cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
     cdef Op* op
     cdef uint64_t total
+    cdef uint32_t k
     cdef int32_t i
     cdef bint shared = entry.meta.shared >= 0
     for i in range(<int32_t>entry.items):
@@ -175,7 +176,12 @@ cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
             if op.memory == NULL:
                 return False
             op.memory_bytes, op.target = op.nbytes, op.memory
-        if plan_add(&e.executor.plan, op.source, op.target, op.nbytes, op.meta.shared if shared else -1) == NULL:
+        for k in range(op.meta.group):
+            if plan_add(&e.executor.plan, op.members[k].source, op.members[k].target,
+                        op.members[k].nbytes, -1) == NULL:
+                return False
+        if op.meta.group == 0 and plan_add(&e.executor.plan, op.source, op.target, op.nbytes,
+                                           op.meta.shared if shared else -1) == NULL:
             return False
     total = e.executor.plan.total
     if shared:                                      # one chunk, cut by rank only

@@ -47,10 +47,10 @@ enum { ENTRY_NEEDS_PACK = 1 };  /* entry flag: a shared entry in which some rank
 /* What the ranks must agree on for one operation. Zero-filled before it is set, compared as bytes. */
 typedef struct engine_meta {
   uint8_t kind, dtype, op, layout;
-  int32_t root;
+  int32_t root;                /* of a broadcast; a digest of the shapes, for a group */
   double prescale, postscale;
   int64_t shared;              /* where in the arena, the same on every rank, or -1 */
-  uint32_t ndim, reserved;
+  uint32_t ndim, group;        /* tensors in a group, 0 for one tensor: then dims[0] counts the elements of all */
   int64_t dims[MAX_DIMS];      /* dims[0] of an allgather or all-to-all is 0: it may differ */
 } engine_meta;
 

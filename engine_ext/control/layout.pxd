@@ -19,7 +19,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         int32_t root
         double prescale, postscale
         int64_t shared
-        uint32_t ndim
+        uint32_t ndim, group
         int64_t dims[12]
 
     ctypedef struct engine_request:

@@ -19,6 +19,11 @@ cdef enum Status:
     ABSENT = -7         # no rank brought a tensor; not an error
 
 # The first bytes of an operation and of a record are what a gradient hook touches; it prefetches them.
+cdef struct Member:     # a tensor of a group
+    const char* source
+    char* target
+    uint64_t nbytes
+
 cdef struct Op:
     Record* record      # NULL once it is finished
     Op* previous        # list of what is in flight on this rank
@@ -40,6 +45,7 @@ cdef struct Op:
     uint64_t memory_bytes
     int64_t* row_counts  # malloc'ed, allgather and all-to-all: rows from each rank
     int64_t* splits     # malloc'ed, all-to-all: rows for each rank
+    Member* members     # malloc'ed, of a group; meta says how many
     char* text          # malloc'ed, of an error
 
 cdef struct Record:
