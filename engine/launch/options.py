@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds from a failure or a signal to SIGTERM, and on to SIGKILL (default 5)",
     )
     add("--verbose", "-v", action="store_true", help="say what is started")
-    add("--quiet", "-q", action="store_true", help="say nothing unless something fails")
+    add("--quiet", "-q", action="store_true", help="print nothing of its own unless something fails")
     add("--version", action=_Version, nargs=0, help="show the version and exit")
     _add_placement(parser)
     _add_settings(parser)
