@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.collectives import (
+        Group,
         Handle,
         allgather,
         allgather_async,
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
         broadcast_,
         broadcast_async,
         broadcast_async_,
+        grouped_allreduce,
+        grouped_allreduce_,
+        grouped_allreduce_async,
+        grouped_allreduce_async_,
         poll,
         reducescatter,
         reducescatter_async,
@@ -51,9 +56,10 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "collectives": (
-        "Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall "
-        "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ poll reducescatter "
-        "reducescatter_async synchronize"
+        "Group Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall "
+        "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ grouped_allreduce "
+        "grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_ poll reducescatter reducescatter_async "
+        "synchronize"
     ),
     "objects": "allgather_object broadcast_object check_consistency",
     "runtime": (
@@ -67,6 +73,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names.sp
 __all__ = [
     "Average",
     "DistributedOptimizer",
+    "Group",
     "Handle",
     "Max",
     "Min",
@@ -93,6 +100,10 @@ __all__ = [
     "counters",
     "cross_rank",
     "cross_size",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
     "init",
     "is_homogeneous",
     "is_initialized",

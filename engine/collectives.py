@@ -185,8 +185,8 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Combine several tensors over all ranks in one request. Collective.
 
-    Tensors of one dtype are one operation: reduced together once every rank has brought all of them, or refused together.
-    Much cheaper than as many calls.
+    Tensors of one dtype are one operation: reduced together once every rank has brought all of them, or refused
+    together. Much cheaper than as many calls.
 
     Parameters
     ----------
@@ -414,12 +414,19 @@ def _by_dtype(sources: list[Any]) -> dict[Any, list[int]]:
 
 
 def _start_group(
-    sources: list[Any], outputs: list[Any], op: int | None, name: str | None, scales: tuple[float, float], blocking: bool
+    sources: list[Any],
+    outputs: list[Any],
+    op: int | None,
+    name: str | None,
+    scales: tuple[float, float],
+    blocking: bool,
 ) -> list[core.Handle]:
     if not sources:
         raise ValueError("a group has at least one tensor")
     groups = _by_dtype(sources)
     engine = runtime.engine()
+    if len(groups) > 1:
+        core.expect_tensors(sources)  # All are refused before any is brought.
     return [
         engine.allreduce_group(
             [sources[index] for index in members],

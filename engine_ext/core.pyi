@@ -124,3 +124,6 @@ class Engine:
         """The world's first cause, as the exception every call raises; None while the world is well."""
     def close(self, timeout: float) -> None:
         """Finish what is in flight (up to `timeout` seconds), publish that this rank left, stop the engine thread."""
+
+def expect_tensors(tensors: list[Any]) -> None:
+    """Raise `UnsupportedTensorError` unless the engine can work on all of them."""

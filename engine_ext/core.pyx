@@ -703,6 +703,15 @@ cdef void fill_memory(Op* op, const View* source, const View* target) noexcept:
     op.source, op.target, op.nbytes = source.data, target.data, source.nbytes
 
 
+def expect_tensors(list tensors):
+    """Raise UnsupportedTensorError unless the engine can work on all of them."""
+    cdef View view
+    cdef object keeper
+    for k in range(len(tensors)):
+        keeper = view_of(tensors[k], &view)
+        expect_dense(tensors[k], &view, f"tensor {k} of the group")
+
+
 cdef int expect_rows(object tensor, const View* view, str verb) except -1:
     if view.layout != 0:
         expect_dense(tensor, view, "the tensor")

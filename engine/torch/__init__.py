@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.collectives import Handle, barrier, poll, synchronize
+from engine.collectives import Group, Handle, barrier, poll, synchronize
 from engine.errors import WorldError as HorovodInternalError
 from engine.objects import allgather_object, broadcast_object, check_consistency
 from engine.runtime import (
@@ -35,6 +35,10 @@ from engine.torch.ops import (
     ddl_built,
     gloo_built,
     gloo_enabled,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
     init,
     mpi_built,
     mpi_enabled,
@@ -52,6 +56,7 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "Group",
     "Handle",
     "HorovodInternalError",
     "Max",
@@ -84,6 +89,10 @@ __all__ = [
     "ddl_built",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
     "init",
     "is_homogeneous",
     "is_initialized",

@@ -6,7 +6,7 @@ of what their outputs ask of it. Every rank must run backward through the same c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,13 @@ def call(
     if tensor.requires_grad and torch.is_grad_enabled():
         return function.apply(tensor, *arguments)  # type: ignore[no-untyped-call]
     return plain(tensor, *arguments)
+
+
+def grouped(tensors: Sequence[torch.Tensor], *settings: Any) -> list[torch.Tensor]:
+    """The grouped allreduce of `tensors`, with gradients if any of them has to get one."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return list(GroupedAllreduce.apply(*settings, *tensors))  # type: ignore[no-untyped-call]
+    return collectives.grouped_allreduce(tensors, *settings)
 
 
 def _linear(op: Op, what: str) -> None:
@@ -50,6 +57,22 @@ class Allreduce(torch.autograd.Function):
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _linear(ctx.settings[0], "allreduce")
         return collectives.allreduce(gradients[0], *ctx.settings), None, None, None, None
+
+
+class GroupedAllreduce(torch.autograd.Function):
+    """As `Allreduce`, for several tensors in one request each way."""
+
+    @staticmethod
+    def forward(
+        ctx: Context, op: Op, name: str | None, prescale: float, postscale: float, *tensors: torch.Tensor
+    ) -> Any:
+        ctx.settings = op, _backward(name), prescale, postscale
+        return tuple(collectives.grouped_allreduce(tensors, op, name, prescale, postscale))
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
+        _linear(ctx.settings[0], "grouped_allreduce")
+        return None, None, None, None, *collectives.grouped_allreduce(gradients, *ctx.settings)
 
 
 class Broadcast(torch.autograd.Function):

@@ -5,13 +5,14 @@ Gradients flow through the blocking ones that return a new tensor; see `engine.t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 import engine.torch.adapter  # noqa: F401  (registers torch.Tensor)
 from engine import collectives
-from engine.collectives import Handle
+from engine.collectives import Group, Handle
 from engine.errors import EngineError
 from engine.torch import functions
 from engine.types import Average, Op, Sum
@@ -52,6 +53,13 @@ def choose_op(average: bool | None, op: int | None) -> Op:
 def _check(tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
+
+
+def _check_all(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    tensors = list(tensors)
+    for tensor in tensors:
+        _check(tensor)
+    return tensors
 
 
 def _tensor(result: Any) -> torch.Tensor:
@@ -149,6 +157,66 @@ def allreduce_(
     _check(tensor)
     collectives.allreduce_(tensor, choose_op(average, op), name, prescale_factor, postscale_factor)
     return tensor
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Group:
+    """Start a grouped allreduce. `synchronize` gives a list of new tensors. See `engine.grouped_allreduce`."""
+    return collectives.grouped_allreduce_async(
+        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
+    )
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Group:
+    """Start a grouped allreduce in place; the tensors must be left alone until `synchronize` returns."""
+    return collectives.grouped_allreduce_async_(
+        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
+    )
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Combine several tensors over all ranks in one request. Collective. See `engine.grouped_allreduce`.
+
+    Gradients flow through it as through `allreduce`.
+    """
+    no_compression(compression)
+    settings = choose_op(average, op), name, prescale_factor, postscale_factor
+    return functions.grouped(_check_all(tensors), *settings)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """As `grouped_allreduce`, in place. Returns the tensors."""
+    return collectives.grouped_allreduce_(
+        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
+    )
 
 
 def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:

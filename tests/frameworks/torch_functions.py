@@ -21,6 +21,10 @@ def inputs(rank: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)).requires_grad_()
 
 
+def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
 def check(
     shapes: list[tuple[int, ...]],
     collective: Callable[[torch.Tensor], torch.Tensor],
@@ -49,6 +53,16 @@ def allreduce() -> None:
         shapes,
         lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0),
         lambda xs: [torch.stack(xs).sum(0) * 1.5] * size,
+    )
+
+
+@plain_case
+def grouped_allreduce() -> None:
+    size = hvd.size()
+    check(
+        [(3, 4)] * size,
+        lambda x: flat(hvd.grouped_allreduce([x[:1], x[1:].t()], op=hvd.Sum)),
+        lambda xs: [flat([sum(xs)[:1], sum(xs)[1:].t()])] * size,  # type: ignore[index]
     )
 
 

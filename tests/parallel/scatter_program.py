@@ -1,4 +1,4 @@
-"""Reduce-scatter and all-to-all. Runs on every rank."""
+"""Reduce-scatter, all-to-all and groups. Runs on every rank."""
 
 from __future__ import annotations
 
@@ -62,6 +62,52 @@ def reducescatters() -> int:
             )
             assert "rank 1" in said or "ranks 1" in said
     return cases.done()
+
+
+def groups() -> int:
+    """One request for many tensors: mixed dtypes, empty, strided, in place and not; refused as a whole."""
+    engine.init()
+    cases, rank, size = Cases(), engine.rank(), engine.size()
+    total = size * (size - 1) // 2
+    for count in (1, 2, 9, 3000):
+        shapes = [(k % 5, 3) if k % 3 else () if k % 2 else (700,) for k in range(count)]
+        kinds = [("float32", "int64", "float16")[k % 7 % 3] for k in range(count)]
+        mine = [np.full(shape, rank + k % 9, kind) for k, (shape, kind) in enumerate(zip(shapes, kinds, strict=True))]
+        apart = engine.grouped_allreduce(mine, engine.Sum, f"apart {count}")
+        inplace = [each.copy() for each in mine]
+        handle = engine.grouped_allreduce_async_(inplace, engine.Sum, f"in place {count}")
+        alone = engine.allreduce(np.full(3, rank), engine.Sum, f"alone {count}")
+        result = engine.synchronize(handle)
+        with cases.case(f"{count} tensors"):
+            assert engine.poll(handle)
+            assert all(a is b for a, b in zip(result, inplace, strict=True))
+            assert (alone == total).all()
+            for k, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
+                for got in (apart[k], inplace[k]):
+                    assert got.shape == shape and got.dtype == kind and (got == total + size * (k % 9)).all()
+                assert (mine[k] == rank + k % 9).all()
+    with cases.case("strided"):
+        rows = np.arange(12.0).reshape(3, 4) * rank
+        result = engine.grouped_allreduce_([rows.T, rows[:, :0]], engine.Sum)
+        assert (rows == np.arange(12.0).reshape(3, 4) * total).all() and result[1].shape == (3, 0)
+    with cases.case("large"):
+        big = [np.full(1_000_003, rank, np.float32), np.full(17, 2 * rank, np.float32)]
+        engine.grouped_allreduce_(big, engine.Max)
+        assert (big[0] == size - 1).all() and (big[1] == 2 * size - 2).all()
+    with cases.case("refusals"):
+        refused(lambda: engine.grouped_allreduce([]), "at least one", ValueError)
+        untouched = np.full(2, rank)
+        refused(lambda: engine.grouped_allreduce_([untouched, np.ones(2, np.complex64)], engine.Sum), "complex64")
+        engine.barrier()
+        assert (untouched == rank).all()
+        if size > 1:
+            pair = [np.ones(3), np.ones((2, 3) if rank else (3, 2))]
+            said = refused(
+                lambda: engine.grouped_allreduce_(pair, engine.Sum, "pair"), "a group of 2", engine.errors.MismatchError
+            )
+            assert "9 elements" in said and (pair[0] == 1).all()
+        engine.barrier()
+    return cases.done(7)
 
 
 def alltoalls() -> int:

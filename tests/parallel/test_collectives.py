@@ -20,6 +20,7 @@ LIMIT = {"ENGINE_STALL_LIMIT": "20"}
         collective_program.allgathers,
         scatter_program.reducescatters,
         scatter_program.alltoalls,
+        scatter_program.groups,
         collective_program.waiting,
         collective_program.knobs,
         collective_program.shared_tensors,
