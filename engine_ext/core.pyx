@@ -706,9 +706,8 @@ cdef void fill_memory(Op* op, const View* source, const View* target) noexcept:
 def expect_tensors(list tensors):
     """Raise UnsupportedTensorError unless the engine can work on all of them."""
     cdef View view
-    cdef object keeper
     for k in range(len(tensors)):
-        keeper = view_of(tensors[k], &view)
+        view_of(tensors[k], &view)
         expect_dense(tensors[k], &view, f"tensor {k} of the group")
 
 
