@@ -43,6 +43,13 @@ class _Distributed:
         """Does nothing: `step` never reduces gradients again. Scripts that clip gradients may still say it."""
         yield
 
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Add up so many backward passes before a reduction, from the next `zero_grad` or `step` on."""
+        if passes < 1:
+            raise ValueError(f"backward_passes_per_step is 1 or more, not {passes}")
+        self._engine.reducer.finish()
+        self._engine.reducer.group.passes = passes
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients on this rank; the first backward after it reduces the sum, once.
@@ -122,8 +129,13 @@ def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Any = None,
-    *,
+    backward_passes_per_step: int = 1,
     op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    *,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     gradient_as_bucket_view: bool = False,
@@ -141,8 +153,17 @@ def DistributedOptimizer(
         `model.named_parameters()`: names for messages, equal on all ranks. Numbers by default.
     compression : optional
         `Compression.none`.
+    backward_passes_per_step : int
+        So many backward passes are added up on this rank before a reduction. `step()` after fewer of them, as at the end
+        of an epoch, reduces what there is. The sum is not divided by their number.
     op : Op
         `Average`, `Sum`, `Min`, `Max` or `Product`.
+    gradient_predivide_factor : float
+        With `Average`: divide by it before the ranks' gradients are added, and by the world size over it after.
+    num_groups, groups : int, list of lists of torch.Tensor, optional
+        Accepted for scripts that have them, and without effect: gradients that are ready together travel together anyway.
+    sparse_as_dense : bool
+        Make sparse gradients dense and reduce them; else they are refused.
     prescale_factor, postscale_factor : float
         Multiply the local gradients, and the result.
     gradient_as_bucket_view : bool
@@ -159,7 +180,7 @@ def DistributedOptimizer(
     TypeError
         Not an optimizer.
     ValueError
-        Names that are missing or given twice; an optimizer that is wrapped already, or a parameter that belongs to one.
+        Numbers that make no sense; names that are missing or given twice; an optimizer that is wrapped already, or a parameter that belongs to one.
     MismatchError
         The ranks' parameters differ in name, dtype or shape.
     UnsupportedTensorError
@@ -172,10 +193,22 @@ def DistributedOptimizer(
             "this optimizer is wrapped in DistributedOptimizer already; wrap it once, or unwrap() it first"
         )
     no_compression(compression)
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step is 1 or more, not {backward_passes_per_step}")
+    if gradient_predivide_factor != 1.0:
+        if op != Average or not 0 < gradient_predivide_factor < float("inf"):
+            raise ValueError("gradient_predivide_factor is a positive number and goes with op=Average only")
+        prescale_factor /= gradient_predivide_factor
+        postscale_factor *= gradient_predivide_factor
+    if num_groups < 0 or (num_groups and groups is not None):
+        raise ValueError("give num_groups (0 or more) or groups, not both")
     names = None if named_parameters is None else _names(named_parameters)
     kind = type(optimizer)
     number = next(_numbers)
-    reducer = Reducer(runtime.engine(), Op(op), prescale_factor, postscale_factor, gradient_as_bucket_view)
+    reducer = Reducer(
+        runtime.engine(), Op(op), prescale_factor, postscale_factor, gradient_as_bucket_view, sparse_as_dense
+    )
+    reducer.group.passes = backward_passes_per_step
     wrapping = _Wrapping(kind, reducer, names, "gradient." if number == 0 else f"gradient{number}.")
     try:
         wrapping.adopt(optimizer.param_groups)

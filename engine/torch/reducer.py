@@ -15,6 +15,9 @@ which `no_sync` saves. For every other operation it would be wrong, and raises a
 parameter first, `finish` is queued behind the outer pass and the inner ones join it. If not, the inner pass is finished
 by itself, and what follows begins anew, as with two backwards. `use_reentrant=False` has no nested passes.
 
+**Several passes before a reduction** (`backward_passes_per_step`): each hook counts, and brings its gradient in the
+last of them. `step` reduces what fewer passes have left.
+
 **A pass that raises** never reaches `finish`. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
 the other ranks, which wait for this one's gradients, can go on.
 """
@@ -46,11 +49,12 @@ class Once:
         # The gradient each parameter had when it was reduced: a new tensor there is a new gradient.
         self._reduced: dict[int, weakref.ref[torch.Tensor]] = {}
 
-    def hook(self, index: int, name: str) -> Callable[[torch.Tensor], None]:
+    def hook(self, native: gradients.GradientHook, name: str) -> Callable[[torch.Tensor], None]:
         """The hook for one parameter."""
+        index = native.index
 
         def check_once(parameter: torch.Tensor) -> None:
-            if not self._group.paused and not self.admit(index, parameter):
+            if not self._group.paused and native.due and not self.admit(index, parameter):
                 raise EngineError(
                     f"the gradient of {name!r} was reduced already since the last step() or zero_grad(). With op="
                     f"{self._op.name.title()} a second backward would count it twice: run all but the last backward "
@@ -89,13 +93,18 @@ class Reducer:
         Multiply the local gradients, and the result.
     views : bool
         Keep gradients in shared memory.
+    sparse_as_dense : bool
+        Make sparse gradients dense, instead of refusing them.
     """
 
-    def __init__(self, engine: core.Engine, op: Op, prescale: float, postscale: float, views: bool) -> None:
+    def __init__(
+        self, engine: core.Engine, op: Op, prescale: float, postscale: float, views: bool, sparse_as_dense: bool = False
+    ) -> None:
         self._engine = engine
         self._op = op
         self._scales = prescale, postscale
         self._views = views
+        self._sparse_as_dense = sparse_as_dense
         self.group = gradients.GradientGroup(engine, int(op), prescale, postscale, self._on_first, self._on_slow)
         self._once = None if op is Average else Once(self.group, op)
         self._parameters: list[torch.Tensor] = []
@@ -127,10 +136,9 @@ class Reducer:
         views = share(self._engine, active) if self._views else dict.fromkeys(active)
         for name, parameter in active.items():
             check(parameter, f"parameter {name!r}")
-            index = len(self._parameters)
             hook = self.group.add(parameter, name, views[name])
             if self._once is not None:
-                self._hooks.append(_hook(parameter, self._once.hook(index, name)))
+                self._hooks.append(_hook(parameter, self._once.hook(hook, name)))
             self._hooks.append(_hook(parameter, hook))
             hook.found_in(parameter._post_accumulate_grad_hooks)
             self._native.append(hook)
@@ -161,7 +169,8 @@ class Reducer:
         A gradient that cannot be reduced counts as none, so that the other ranks can go on. It is an error, unless
         gradients are to be discarded: then `backward` has raised it.
         """
-        if not self.group.active:
+        if not self.group.active and (discard or not self.group.touched):
+            self.group.restart()
             return
         try:
             refused = self._submit_rest()
@@ -204,7 +213,7 @@ class Reducer:
         if not rest:
             return None
         refused = None
-        paused, self.group.paused = self.group.paused, False
+        paused, self.group.paused, self.group.urgent = self.group.paused, False, True
         try:
             for index in rest:
                 parameter = self._parameters[index]
@@ -214,7 +223,7 @@ class Reducer:
                     except UnsupportedTensorError as error:
                         refused = refused or error
         finally:
-            self.group.paused = paused
+            self.group.paused, self.group.urgent = paused, False
         return refused
 
     def _thaw(self) -> dict[str, torch.Tensor]:
@@ -240,10 +249,13 @@ class Reducer:
     def _on_slow(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """A contiguous copy of a gradient that cannot be reduced where it is."""
         if gradient.layout is not torch.strided:
-            raise UnsupportedTensorError(
-                f"the gradient of {self._names[index]!r} is sparse, which this version does not reduce: make the layer "
-                "with sparse=False"
-            )
+            if not self._sparse_as_dense:
+                raise UnsupportedTensorError(
+                    f"the gradient of {self._names[index]!r} is sparse: give DistributedOptimizer "
+                    "sparse_as_dense=True, or make the layer with sparse=False"
+                )
+            gradient = gradient.to_dense()
+            parameter.grad = gradient
         check(gradient, f"the gradient of {self._names[index]!r}")
         gradient = gradient.detach()
         copy = gradient.contiguous()

@@ -11,6 +11,9 @@ class GradientHook:
     label: str
     index: int
     def __call__(self, parameter: Any, /) -> None: ...
+    @property
+    def due(self) -> bool:
+        """Whether the next call brings the gradient, or waits for more passes to be added to it."""
     def found_in(self, hooks: dict[int, Any]) -> None:
         """Tell where the framework will find this hook: that is fetched into the cache ahead of the call."""
 
@@ -32,6 +35,14 @@ class GradientGroup:
     def add(self, parameter: Any, name: str, view: Any | None) -> GradientHook:
         """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to."""
     paused: bool
+    urgent: bool
+    """Bring gradients although fewer than `passes` have been accumulated."""
+    passes: int
+    """Backward passes that are added up on this rank before a reduction."""
+    touched: bool
+    """Whether there are such passes that have not been reduced."""
+    def restart(self) -> None:
+        """Forget them."""
     active: bool
     """True from the first hook of a backward pass to `finish`."""
     def missing(self) -> list[int]:

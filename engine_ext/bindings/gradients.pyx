@@ -50,6 +50,7 @@ cdef class GradientHook:
     cdef PyObject* parameter        # borrowed, and only ever prefetched, as the next two
     cdef PyObject* hooks            # where the framework finds this hook
     cdef const void* hooks_keys
+    cdef int passed                 # passes since the last reduction
     cdef bint flying                # brought in this pass
     cdef bint usual                 # the operation's metadata is the parameter's: it need not be copied again
     cdef object view                # a tensor in shared memory, or None
@@ -73,6 +74,11 @@ cdef class GradientHook:
         if group.paused:
             return
         self.look_ahead()
+        if group.passes > 1 and not group.urgent:
+            group.touched = True
+            self.passed += 1
+            if self.passed < group.passes:
+                return              # autograd adds the next passes to this gradient
         gradient = parameter.grad
         if gradient is None:
             return
@@ -87,6 +93,11 @@ cdef class GradientHook:
                 "optimizer.no_sync() for all but the last backward"
             )
         self.bring(parameter, gradient)
+
+    @property
+    def due(self):
+        """Whether the next call brings the gradient."""
+        return self.group.urgent or self.passed + 1 >= self.group.passes
 
     def found_in(self, hooks):
         """Where the framework looks for this hook."""
@@ -202,12 +213,15 @@ cdef class GradientGroup:
     cdef list hooks
     cdef PyObject* last             # the hook that was called last
     cdef public bint paused
+    cdef public bint urgent         # do not wait for more passes
+    cdef public int passes          # that are accumulated before a reduction
+    cdef readonly bint touched      # by such a pass, since the last reduction
     cdef readonly bint active
 
     def __init__(self, Engine engine, int op, double prescale, double postscale, on_first, on_slow):
         engine.check()
         memset(&self.scales, 0, sizeof(engine_meta))
-        self.engine, self.on_first, self.on_slow, self.hooks = engine, on_first, on_slow, []
+        self.engine, self.on_first, self.on_slow, self.hooks, self.passes = engine, on_first, on_slow, [], 1
         self.scales.kind, self.scales.op = KIND_ALLREDUCE, <unsigned char>op
         self.scales.prescale, self.scales.postscale, self.scales.shared = prescale, postscale, -1
 
@@ -243,6 +257,14 @@ cdef class GradientGroup:
         self.hooks.append(hook)
         return hook
 
+    def restart(self):
+        """Forget passes that have been accumulated."""
+        cdef GradientHook hook
+        if self.touched:
+            for hook in self.hooks:
+                hook.passed = 0
+        self.touched = False
+
     def missing(self):
         """Indices of the parameters whose gradient was not brought in this pass."""
         cdef GradientHook hook
@@ -271,6 +293,7 @@ cdef class GradientGroup:
                 engine.finish(hook.op, False)     # wait_all says when to close batches
         finally:
             driver_wait_for_all(engine.state, False)
+        self.restart()
         self.active = False         # not when a signal ended the wait: then the next call finishes
         for hook in self.hooks:
             try:
