@@ -154,14 +154,15 @@ def DistributedOptimizer(
     compression : optional
         `Compression.none`.
     backward_passes_per_step : int
-        So many backward passes are added up on this rank before a reduction. `step()` after fewer of them, as at the end
-        of an epoch, reduces what there is. The sum is not divided by their number.
+        So many backward passes are added up on this rank before a reduction. `step()` after fewer of them, as at the
+        end of an epoch, reduces what there is. The sum is not divided by their number.
     op : Op
         `Average`, `Sum`, `Min`, `Max` or `Product`.
     gradient_predivide_factor : float
         With `Average`: divide by it before the ranks' gradients are added, and by the world size over it after.
     num_groups, groups : int, list of lists of torch.Tensor, optional
-        Accepted for scripts that have them, and without effect: gradients that are ready together travel together anyway.
+        Accepted for scripts that have them, and without effect: gradients that are ready together travel together
+        anyway.
     sparse_as_dense : bool
         Make sparse gradients dense and reduce them; else they are refused.
     prescale_factor, postscale_factor : float
@@ -180,7 +181,8 @@ def DistributedOptimizer(
     TypeError
         Not an optimizer.
     ValueError
-        Numbers that make no sense; names that are missing or given twice; an optimizer that is wrapped already, or a parameter that belongs to one.
+        Numbers that make no sense; names that are missing or given twice; an optimizer that is wrapped already, or a
+        parameter that belongs to one.
     MismatchError
         The ranks' parameters differ in name, dtype or shape.
     UnsupportedTensorError
