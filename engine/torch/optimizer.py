@@ -86,6 +86,7 @@ class _Wrapping:
         self.names = names
         self.prefix = prefix
         self.handles: list[Any] = []
+        self.finalizer: weakref.finalize[Any, Any] | None = None
         self._known: set[int] = set()
         self._engine = runtime.engine()
         self._waited_ns = self._engine.counters()["wait_ns"]
@@ -122,6 +123,8 @@ class _Wrapping:
         """Undo what wrapping did, but for the class."""
         for handle in self.handles:
             handle.remove()
+        if self.finalizer is not None:
+            self.finalizer.detach()  # It would keep the reducer, and with it the engine, as long as the optimizer.
         self.reducer.remove()
 
 
@@ -225,7 +228,8 @@ def DistributedOptimizer(
     namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), namespace)
     optimizer._engine = wrapping  # type: ignore[attr-defined]
-    weakref.finalize(optimizer, reducer.remove).atexit = False
+    wrapping.finalizer = weakref.finalize(optimizer, reducer.remove)
+    wrapping.finalizer.atexit = False
     return optimizer
 
 

@@ -18,6 +18,10 @@ by itself, and what follows begins anew, as with two backwards. `use_reentrant=F
 **Several passes before a reduction** (`backward_passes_per_step`): each hook counts, and brings its gradient in the
 last of them. `step` reduces what fewer passes have left.
 
+**Gradients that share memory.** Each is reduced in place, so shared memory would be reduced twice. In the first passes, and
+when hooks fire in a new order, what shares memory gets a copy of its own, for good; a comparison at the end of every
+pass raises an error about what was missed.
+
 **A pass that raises** never reaches `finish`. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
 the other ranks, which wait for this one's gradients, can go on.
 """
@@ -105,7 +109,9 @@ class Reducer:
         self._scales = prescale, postscale
         self._views = views
         self._sparse_as_dense = sparse_as_dense
-        self.group = gradients.GradientGroup(engine, int(op), prescale, postscale, self._on_first, self._on_slow)
+        self.group = gradients.GradientGroup(
+            engine, int(op), prescale, postscale, self._on_first, self._on_slow, _shares, _apart
+        )
         self._once = None if op is Average else Once(self.group, op)
         self._parameters: list[torch.Tensor] = []
         self._names: list[str] = []
@@ -242,6 +248,8 @@ class Reducer:
 
     def _on_first(self) -> None:
         """Queue `finish` behind the pass that is running."""
+        # At most one gradient is there by now: that of the hook which has just fired.
+        self.group.fresh = sum(parameter.grad is not None for parameter in self._parameters) <= 1
         # Compiled autograd runs hooks outside any pass and takes no callbacks; `before_step` finishes then.
         if torch._C._current_graph_task_id() != -1:
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
@@ -269,6 +277,24 @@ class Reducer:
         self._engine.allreduce(flat, flat, f"{name}.thawed", int(self._op), *self._scales, True).wait()
         if flat.data_ptr() != gradient.data_ptr():
             gradient.copy_(flat)
+
+
+def _shares(gradient: torch.Tensor) -> bool:
+    """Whether anything else looks at a gradient's memory, or it does not lie there as it is.
+
+    Autograd may give several parameters views of one buffer: `(a.view(-1) + b.view(-1)).backward()` does. Before the
+    first of them is reduced the buffer has more users than the gradient and the storage object made here to count.
+    """
+    return gradient.is_neg() or torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) > 2
+
+
+def _apart(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Give a parameter a gradient of its own, with the same values."""
+    if gradient.layout is not torch.strided:
+        return gradient
+    gradient = gradient.resolve_neg().clone()
+    parameter.grad = gradient
+    return gradient
 
 
 def _is_hooked(parameter: torch.Tensor) -> bool:

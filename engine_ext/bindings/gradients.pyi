@@ -28,13 +28,19 @@ class GradientGroup:
         postscale: float,
         on_first: Callable[[], None],
         on_slow: Callable[[int, Any, Any], Any],
+        on_watch: Callable[[Any], bool],
+        on_apart: Callable[[Any, Any], Any],
     ) -> None:
         """`on_first()` runs before the first submission of a backward pass. `on_slow(index, parameter, gradient)`
         returns the contiguous tensor to submit in place of a gradient that cannot be submitted as it is, and is
-        expected to remember it."""
+        expected to remember it. In the first passes, and when hooks fire in another order than before,
+        `on_watch(gradient)` says whether a gradient's memory is not its own; then it is replaced by
+        `on_apart(parameter, gradient)`, from then on in every pass."""
     def add(self, parameter: Any, name: str, view: Any | None) -> GradientHook:
         """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to."""
     paused: bool
+    fresh: bool
+    """To be set by `on_first`: whether no parameter had a gradient before this pass."""
     urgent: bool
     """Bring gradients although fewer than `passes` have been accumulated."""
     passes: int

@@ -8,9 +8,10 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
+from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.layout cimport KIND_ALLREDUCE, NAME_BYTES, engine_meta
@@ -35,6 +36,7 @@ cdef enum:                          # what a call touches of each, from its begi
     HOOK_BYTES = 320                # with the collector's header of 16 before it
     OP_BYTES = 96
     RECORD_BYTES = 56
+    WATCHED_PASSES = 2
     DICT_BYTES = 56
     KEYS_BYTES = 80                 # the table's head and its first entry
 
@@ -52,6 +54,7 @@ cdef class GradientHook:
     cdef const void* hooks_keys
     cdef int passed                 # passes since the last reduction
     cdef bint flying                # brought in this pass
+    cdef bint apart                 # its gradient shares memory with others: it is copied before it is reduced in place
     cdef bint usual                 # the operation's metadata is the parameter's: it need not be copied again
     cdef object view                # a tensor in shared memory, or None
     cdef char* place                # of the view
@@ -109,8 +112,9 @@ cdef class GradientHook:
         cdef GradientGroup group = self.group
         cdef PyObject* following = self.after
         cdef GradientHook hook
-        if group.last != NULL:
+        if group.last != NULL and (<GradientHook>group.last).after != <PyObject*>self:
             (<GradientHook>group.last).after = <PyObject*>self
+            group.watched = WATCHED_PASSES      # another graph than in the last pass
         group.last = <PyObject*>self
         if following == NULL:
             return
@@ -127,6 +131,9 @@ cdef class GradientHook:
         cdef View view
         cdef object keeper = None
         cdef bint fits = False
+        if self.view is None and (self.apart or (self.group.watched and self.group.fresh and self.group.on_watch(gradient))):
+            self.apart = True
+            gradient = self.group.on_apart(parameter, gradient)
         try:
             keeper = view_of(gradient, &view)
             fits = self.fits(&view)
@@ -210,7 +217,11 @@ cdef class GradientGroup:
     cdef engine_meta scales
     cdef object on_first
     cdef object on_slow
+    cdef object on_watch
+    cdef object on_apart
     cdef list hooks
+    cdef int watched                # passes in which gradients are still looked at closely
+    cdef public bint fresh          # no parameter had a gradient before this pass: autograd may have given them shared memory
     cdef PyObject* last             # the hook that was called last
     cdef public bint paused
     cdef public bint urgent         # do not wait for more passes
@@ -218,10 +229,11 @@ cdef class GradientGroup:
     cdef readonly bint touched      # by such a pass, since the last reduction
     cdef readonly bint active
 
-    def __init__(self, Engine engine, int op, double prescale, double postscale, on_first, on_slow):
+    def __init__(self, Engine engine, int op, double prescale, double postscale, on_first, on_slow, on_watch, on_apart):
         engine.check()
         memset(&self.scales, 0, sizeof(engine_meta))
-        self.engine, self.on_first, self.on_slow, self.hooks, self.passes = engine, on_first, on_slow, [], 1
+        self.engine, self.hooks, self.passes, self.watched = engine, [], 1, WATCHED_PASSES
+        self.on_first, self.on_slow, self.on_watch, self.on_apart = on_first, on_slow, on_watch, on_apart
         self.scales.kind, self.scales.op = KIND_ALLREDUCE, <unsigned char>op
         self.scales.prescale, self.scales.postscale, self.scales.shared = prescale, postscale, -1
 
@@ -256,6 +268,31 @@ cdef class GradientGroup:
             raise MemoryError("no memory for a name")
         self.hooks.append(hook)
         return hook
+
+    cdef int expect_apart(self) except -1:
+        """Raise if two private gradients of this pass had memory in common: each was reduced in place, one after the other."""
+        cdef GradientHook hook, other
+        cdef Py_ssize_t count = 0, k
+        cdef Extent* extents = <Extent*>malloc((<size_t>len(self.hooks) + 1) * sizeof(Extent))
+        if extents == NULL:
+            raise MemoryError("no memory to compare gradients")
+        for hook in self.hooks:
+            if hook.view is None and hook.op.source != NULL and hook.op.nbytes:
+                extents[count].begin, extents[count].end = hook.op.source, hook.op.source + hook.op.nbytes
+                extents[count].index = hook.index
+                count += 1
+        k = first_overlap(extents, count)
+        if k >= 0:
+            hook, other = self.hooks[extents[k].index], self.hooks[extents[k - 1].index]
+        free(extents)
+        if k >= 0:
+            hook.apart = other.apart = True
+            raise EngineError(
+                f"the gradients of '{other.label}' and '{hook.label}' share memory, which they did not in the first passes, when "
+                "the engine looked: this pass has reduced it twice. Repeat the step from zero_grad() on: from now on these two "
+                "are copied first"
+            )
+        return 0
 
     def restart(self):
         """Forget passes that have been accumulated."""
@@ -294,6 +331,11 @@ cdef class GradientGroup:
         finally:
             driver_wait_for_all(engine.state, False)
         self.restart()
+        try:
+            self.expect_apart()
+        except EngineError as cause:
+            error = cause
+        self.watched -= self.watched > 0 and self.fresh
         self.active = False         # not when a signal ended the wait: then the next call finishes
         for hook in self.hooks:
             try:
