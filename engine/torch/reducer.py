@@ -18,9 +18,9 @@ by itself, and what follows begins anew, as with two backwards. `use_reentrant=F
 **Several passes before a reduction** (`backward_passes_per_step`): each hook counts, and brings its gradient in the
 last of them. `step` reduces what fewer passes have left.
 
-**Gradients that share memory.** Each is reduced in place, so shared memory would be reduced twice. In the first passes, and
-when hooks fire in a new order, what shares memory gets a copy of its own, for good; a comparison at the end of every
-pass raises an error about what was missed.
+**Gradients that share memory.** Each is reduced in place, so shared memory would be reduced twice. In the first passes,
+and when hooks fire in a new order, what shares memory gets a copy of its own, for good; a comparison at the end of
+every pass raises an error about what was missed.
 
 **A pass that raises** never reaches `finish`. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
 the other ranks, which wait for this one's gradients, can go on.
