@@ -28,6 +28,8 @@ class _Distributed:
         self._engine.reducer.before_zero()
         super().zero_grad(set_to_none)  # type: ignore[misc]
         self._engine.reducer.forget()
+        if set_to_none:
+            self._engine.reducer.renew()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer's own; the new parameters are reduced too. Collective."""

@@ -169,6 +169,10 @@ class Reducer:
         if self._once is not None:
             self._once.forget()
 
+    def renew(self) -> None:
+        """There are no gradients any more: the next pass makes new ones."""
+        self.group.fresh = True
+
     def finish(self, discard: bool = False) -> None:
         """Complete the pass that is under way on this rank, if any.
 
@@ -248,8 +252,9 @@ class Reducer:
 
     def _on_first(self) -> None:
         """Queue `finish` behind the pass that is running."""
-        # At most one gradient is there by now: that of the hook which has just fired.
-        self.group.fresh = sum(parameter.grad is not None for parameter in self._parameters) <= 1
+        if self.group.watched:
+            # At most one gradient is there by now: that of the hook which has just fired.
+            self.group.fresh = sum(parameter.grad is not None for parameter in self._parameters) <= 1
         # Compiled autograd runs hooks outside any pass and takes no callbacks; `before_step` finishes then.
         if torch._C._current_graph_task_id() != -1:
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)

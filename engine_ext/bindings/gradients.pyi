@@ -39,6 +39,8 @@ class GradientGroup:
     def add(self, parameter: Any, name: str, view: Any | None) -> GradientHook:
         """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to."""
     paused: bool
+    watched: int
+    """For how many passes gradients are still given to `on_watch`."""
     fresh: bool
     """To be set by `on_first`: whether no parameter had a gradient before this pass."""
     urgent: bool

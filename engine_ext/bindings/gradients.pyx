@@ -156,6 +156,7 @@ cdef class GradientHook:
             self.op.meta.shared = -1
         elif not self.usual:
             self.op.meta, self.op.agreed, self.usual = self.meta, 0, True
+        self.group.moved |= self.op.source != view.data or self.op.nbytes != view.nbytes
         self.own(gradient if keeper is None else (gradient, keeper))
         self.op.source = self.op.target = view.data
         self.op.nbytes = view.nbytes
@@ -220,7 +221,8 @@ cdef class GradientGroup:
     cdef object on_watch
     cdef object on_apart
     cdef list hooks
-    cdef int watched                # passes in which gradients are still looked at closely
+    cdef readonly int watched       # passes in which gradients are still looked at closely
+    cdef bint moved                 # gradients do not all lie where they lay in the last pass
     cdef public bint fresh          # no parameter had a gradient before this pass: autograd may have given them shared memory
     cdef PyObject* last             # the hook that was called last
     cdef public bint paused
@@ -273,7 +275,11 @@ cdef class GradientGroup:
         """Raise if two private gradients of this pass had memory in common: each was reduced in place, one after the other."""
         cdef GradientHook hook, other
         cdef Py_ssize_t count = 0, k
-        cdef Extent* extents = <Extent*>malloc((<size_t>len(self.hooks) + 1) * sizeof(Extent))
+        cdef Extent* extents
+        if not self.moved:
+            return 0
+        self.moved = False
+        extents = <Extent*>malloc((<size_t>len(self.hooks) + 1) * sizeof(Extent))
         if extents == NULL:
             raise MemoryError("no memory to compare gradients")
         for hook in self.hooks:
@@ -336,6 +342,7 @@ cdef class GradientGroup:
         except EngineError as cause:
             error = cause
         self.watched -= self.watched > 0 and self.fresh
+        self.fresh = False
         self.active = False         # not when a signal ended the wait: then the next call finishes
         for hook in self.hooks:
             try:

@@ -14,8 +14,10 @@ import engine.torch as hvd
 
 REQUIRED = inspect.Parameter.empty
 TENSOR = [("tensor", REQUIRED)]
+TENSORS = [("tensors", REQUIRED)]
 AVERAGE, NAME = [("average", None)], [("name", None)]
 TAIL = [("op", None), ("prescale_factor", 1.0), ("postscale_factor", 1.0)]
+AVERAGE_OP = [("op", hvd.Average), *TAIL[1:]]
 ROOT = [("root_rank", REQUIRED)]
 SURFACE: dict[str, list[tuple[str, Any]]] = {
     "allreduce": [*TENSOR, *AVERAGE, *NAME, ("compression", None), *TAIL],
@@ -34,7 +36,25 @@ SURFACE: dict[str, list[tuple[str, Any]]] = {
     "broadcast_optimizer_state": [("optimizer", REQUIRED), *ROOT, ("model", None)],
     "broadcast_object": [("obj", REQUIRED), ("root_rank", 0), *NAME],
     "allgather_object": [("obj", REQUIRED), *NAME],
-    "DistributedOptimizer": [("optimizer", REQUIRED), ("named_parameters", None), ("compression", None)],
+    "alltoall": [*TENSOR, ("splits", None), *NAME],
+    "alltoall_async": [*TENSOR, ("splits", None), *NAME],
+    "reducescatter": [*TENSOR, *NAME, ("compression", None), *AVERAGE_OP],
+    "reducescatter_async": [*TENSOR, *NAME, *AVERAGE_OP],
+    "grouped_allreduce": [*TENSORS, *AVERAGE, *NAME, ("compression", None), *TAIL],
+    "grouped_allreduce_": [*TENSORS, *AVERAGE, *NAME, *TAIL],
+    "grouped_allreduce_async": [*TENSORS, *AVERAGE, *NAME, *TAIL],
+    "grouped_allreduce_async_": [*TENSORS, *AVERAGE, *NAME, *TAIL],
+    "DistributedOptimizer": [
+        ("optimizer", REQUIRED),
+        ("named_parameters", None),
+        ("compression", None),
+        ("backward_passes_per_step", 1),
+        ("op", hvd.Average),
+        ("gradient_predivide_factor", 1.0),
+        ("num_groups", 0),
+        ("groups", None),
+        ("sparse_as_dense", False),
+    ],
     "init": [("comm", None), ("process_sets", None)],
     "shutdown": [],
     "is_initialized": [],
