@@ -290,13 +290,13 @@ def _shares(gradient: torch.Tensor) -> bool:
     Autograd may give several parameters views of one buffer: `(a.view(-1) + b.view(-1)).backward()` does. Before the
     first of them is reduced the buffer has more users than the gradient and the storage object made here to count.
     """
+    if gradient.layout is not torch.strided:
+        return False
     return gradient.is_neg() or torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) > 2
 
 
 def _apart(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Give a parameter a gradient of its own, with the same values."""
-    if gradient.layout is not torch.strided:
-        return gradient
     gradient = gradient.resolve_neg().clone()
     parameter.grad = gradient
     return gradient
