@@ -2,5 +2,8 @@
 
 import signal
 
-# A process that a shell has started in the background ignores SIGINT, and so would all that the tests start.
+# What `nohup` or a shell's background has told this process to ignore, all that the tests start would ignore too. A
+# handler is not inherited.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
