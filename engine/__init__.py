@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.collectives import (
-        Group,
         Handle,
         allgather,
         allgather_async,
@@ -26,14 +25,17 @@ if TYPE_CHECKING:
         broadcast_,
         broadcast_async,
         broadcast_async_,
-        grouped_allreduce,
-        grouped_allreduce_,
-        grouped_allreduce_async,
-        grouped_allreduce_async_,
         poll,
         reducescatter,
         reducescatter_async,
         synchronize,
+    )
+    from engine.groups import (
+        Group,
+        grouped_allreduce,
+        grouped_allreduce_,
+        grouped_allreduce_async,
+        grouped_allreduce_async_,
     )
     from engine.objects import allgather_object, broadcast_object, check_consistency
     from engine.runtime import (
@@ -56,11 +58,11 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "collectives": (
-        "Group Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall "
-        "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ grouped_allreduce "
-        "grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_ poll reducescatter reducescatter_async "
-        "synchronize"
+        "Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall "
+        "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ poll reducescatter "
+        "reducescatter_async synchronize"
     ),
+    "groups": "Group grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_",
     "objects": "allgather_object broadcast_object check_consistency",
     "runtime": (
         "abort counters cross_rank cross_size init is_homogeneous is_initialized knobs local_rank local_size rank "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from engine.collectives import Group, Handle, barrier, poll, synchronize
+from engine.collectives import Handle, barrier, poll, synchronize
 from engine.errors import WorldError as HorovodInternalError
+from engine.groups import Group
 from engine.objects import allgather_object, broadcast_object, check_consistency
 from engine.runtime import (
     cross_rank,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engine import collectives, runtime
+from engine import collectives, groups, runtime
 from engine.errors import EngineError
 from engine.types import Average, Op, Sum
 
@@ -31,7 +31,7 @@ def grouped(tensors: Sequence[torch.Tensor], *settings: Any) -> list[torch.Tenso
     """The grouped allreduce of `tensors`, with gradients if any of them has to get one."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return list(GroupedAllreduce.apply(*settings, *tensors))  # type: ignore[no-untyped-call]
-    return collectives.grouped_allreduce(tensors, *settings)
+    return groups.grouped_allreduce(tensors, *settings)
 
 
 def _linear(op: Op, what: str) -> None:
@@ -67,12 +67,12 @@ class GroupedAllreduce(torch.autograd.Function):
         ctx: Context, op: Op, name: str | None, prescale: float, postscale: float, *tensors: torch.Tensor
     ) -> Any:
         ctx.settings = op, _backward(name), prescale, postscale
-        return tuple(collectives.grouped_allreduce(tensors, op, name, prescale, postscale))
+        return tuple(groups.grouped_allreduce(tensors, op, name, prescale, postscale))
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _linear(ctx.settings[0], "grouped_allreduce")
-        return None, None, None, None, *collectives.grouped_allreduce(gradients, *ctx.settings)
+        return None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
 
 
 class Broadcast(torch.autograd.Function):

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 import engine.torch.adapter  # noqa: F401  (registers torch.Tensor)
-from engine import collectives
-from engine.collectives import Group, Handle
+from engine import collectives, groups
+from engine.collectives import Handle
 from engine.errors import EngineError
+from engine.groups import Group
 from engine.torch import functions
 from engine.types import Average, Op, Sum
 
@@ -168,7 +169,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
 ) -> Group:
     """Start a grouped allreduce. `synchronize` gives a list of new tensors. See `engine.grouped_allreduce`."""
-    return collectives.grouped_allreduce_async(
+    return groups.grouped_allreduce_async(
         _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
     )
 
@@ -182,7 +183,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
 ) -> Group:
     """Start a grouped allreduce in place; the tensors must be left alone until `synchronize` returns."""
-    return collectives.grouped_allreduce_async_(
+    return groups.grouped_allreduce_async_(
         _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
     )
 
@@ -214,7 +215,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """As `grouped_allreduce`, in place. Returns the tensors."""
-    return collectives.grouped_allreduce_(
+    return groups.grouped_allreduce_(
         _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
     )
 

@@ -36,9 +36,11 @@ cdef enum:                          # what a call touches of each, from its begi
     HOOK_BYTES = 320                # with the collector's header of 16 before it
     OP_BYTES = 96
     RECORD_BYTES = 56
-    WATCHED_PASSES = 2
     DICT_BYTES = 56
     KEYS_BYTES = 80                 # the table's head and its first entry
+
+cdef enum:
+    WATCHED_PASSES = 2              # in which gradients are asked whether they share memory: the first, and in a new order
 
 
 @cython.no_gc_clear                  # __dealloc__ needs the engine, also when the collector breaks the cycle with the group
