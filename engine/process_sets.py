@@ -96,7 +96,8 @@ class ProcessSet:
     def _check(self) -> core.Engine:
         if self._world is None:
             raise NotInitializedError(
-                f"{self} is not there: give it to engine.init(process_sets=...) or engine.add_process_set(), on all ranks"
+                f"{self} is not there: give it to engine.init(process_sets=...) or engine.add_process_set(), on every "
+                "rank"
             )
         return self._world
 
@@ -158,7 +159,7 @@ class Registry:
         if communicator is not None:
             ranks = _distinct(communicator.allgather(self._world.rank))
         self._agree("add", ranks, process_set)
-        if not ranks or not (0 <= ranks[0] and ranks[-1] < self._world.size):
+        if not ranks or not (ranks[0] >= 0 and ranks[-1] < self._world.size):
             raise ValueError(
                 f"a process set has at least one of the ranks 0 to {self._world.size - 1}, not {list(ranks)}"
             )
@@ -178,9 +179,11 @@ class Registry:
         self._agree("remove", process_set._ranks, process_set)
         if process_set._engine is not None:
             process_set._engine.close(self._timeout)
+        self._world.barrier("engine.process_set.removed", True).wait()
+        if process_set._engine is not None and process_set._engine.rank == 0:
+            process_set._engine.reclaim()
         del self._sets[process_set.process_set_id]
         process_set._leave()
-        self._world.barrier("engine.process_set.removed", True).wait()
         return True
 
     def close(self) -> None:

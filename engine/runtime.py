@@ -54,7 +54,7 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
-def init(process_sets: Iterable[ProcessSet | Iterable[int]] | None = None, **settings: Any) -> None:
+def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None, **settings: Any) -> None:
     """Meet the other ranks and start the engine. Collective. Does nothing if the engine is running.
 
     Parameters
@@ -91,8 +91,11 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | None = None, **set
         _generation += 1
         _running = _start(world, chosen, _generation)
         atexit.register(shutdown)
-    if process_sets is not None and process_sets != "dynamic":
-        for each in process_sets:
+    if isinstance(process_sets, str):
+        if process_sets != "dynamic":
+            raise ConfigError(f"process_sets is a list of sets, or 'dynamic', not {process_sets!r}")
+    else:
+        for each in process_sets or ():
             add_process_set(each)
     logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
 

@@ -30,6 +30,7 @@ cdef class Engine:
     cdef int control                # the world's memory file
     cdef uint64_t end               # of what lies in it
     cdef uint64_t formed            # process sets so far
+    cdef uint64_t offset            # where its segment lies there
     cdef uint64_t[6] unnamed        # operations without a name so far, by each of KINDS
     cdef uint64_t regions
     cdef list shared                # this rank's parts of the arena

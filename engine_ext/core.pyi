@@ -88,7 +88,7 @@ class Engine:
     ) -> Handle: ...
     def barrier(self, name: str | None, blocking: bool = False) -> Handle: ...
     def join(self) -> int:
-        """Collective: bring nothing, and stand in for what the others bring, until all have joined; the last to join."""
+        """Collective: bring nothing, and stand in for what others bring, until all have joined; the last to join."""
     def share(self, nbytes: int) -> memoryview:
         """Collective: `nbytes` of zeroed memory at the same offset in every rank's part of the arena."""
     def set_knobs(
@@ -132,6 +132,8 @@ class Engine:
     @property
     def failure(self) -> BaseException | None:
         """The world's first cause, as the exception every call raises; None while the world is well."""
+    def reclaim(self) -> None:
+        """Give back the memory of a process set that all its members have closed. One of them does it."""
     def close(self, timeout: float) -> None:
         """Finish what is in flight (up to `timeout` seconds), publish that this rank left, stop the engine thread."""
 

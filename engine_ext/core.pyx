@@ -25,8 +25,8 @@ from engine_ext.control.driver cimport (
 )
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.layout cimport (
-    CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, NAME_BYTES,
-    SLOT_BYTES, engine_meta, segment_bytes,
+    CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST,
+    KIND_REDUCESCATTER, NAME_BYTES, SLOT_BYTES, engine_meta, segment_bytes,
 )
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.segment cimport (
@@ -61,6 +61,10 @@ cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
     int munmap(void* addr, size_t length)
     int madvise(void* addr, size_t length, int advice)
+
+cdef extern from "<fcntl.h>" nogil:
+    enum: FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
+    int fallocate(int fd, int mode, long offset, long length)
 
 cdef extern from "<unistd.h>" nogil:
     int close_descriptor "close"(int fd)
@@ -204,7 +208,7 @@ cdef class Engine:
         cdef State* e = self.state
         cdef Knobs knobs
         cdef int status, r, size = <int>len(numbers)
-        self.rank, self.size, self.numbers, self.number = rank, size, numbers, numbers[rank]
+        self.rank, self.size, self.numbers, self.number, self.offset = rank, size, numbers, numbers[rank], offset
         e.alive = <uint64_t*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
         if <void*>e.alive == MAP_FAILED:
             e.alive = NULL
@@ -338,7 +342,8 @@ cdef class Engine:
 
     @property
     def failure(self):
-        if self.state.segment.header == NULL or self.state.alive[0] != 1 or load_acquire(self.state.segment.abort) == 0:
+        cdef State* e = self.state
+        if e.segment.header == NULL or e.alive[0] != 1 or load_acquire(e.segment.abort) == 0:
             return None
         return self.world_error()
 
@@ -347,8 +352,8 @@ cdef class Engine:
             raise self.world_error()
         if status == Status.DUPLICATE:
             raise DuplicateNameError(
-                f"rank {self.number} submitted '{name}' again before its operation had completed; synchronize its handle first, or "
-                "give each call a name of its own"
+                f"rank {self.number} submitted '{name}' again before its operation had completed; synchronize its handle first, "
+                "or give each call a name of its own"
             )
         if status == Status.JOINED:
             raise EngineError(
@@ -819,6 +824,12 @@ cdef class Engine:
                 close_descriptor(self.control)
                 self.control = -1
             self.bury()
+
+    def reclaim(self):
+        """Give back the memory of a process set that all its members have closed. One of them does it."""
+        if self.world is not None and self.closed and not self.world.closed:
+            fallocate(self.world.control, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <long>self.offset,
+                      <long>segment_bytes(<uint32_t>self.size))
 
     cdef void leave_world(self) noexcept:
         """A process set that ends is not to be woken with its world."""

@@ -101,7 +101,8 @@ cdef list pending_of(State* e):
             missing = None
             if found[k].id >= 0:
                 missing = [e.segment.numbers[r] for r in range(e.segment.size)
-                           if not away(&e.segment, r) and bit(e.segment.pages[r].ready, found[k].id) != bit(e.segment.mine.ready, found[k].id)]
+                           if not away(&e.segment, r)
+                           and bit(e.segment.pages[r].ready, found[k].id) != bit(e.segment.mine.ready, found[k].id)]
             told.append({"name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"),
                          "kind": kind_name(found[k].kind).decode(), "seconds": (now - found[k].submitted) / 1e9,
                          "missing": missing})

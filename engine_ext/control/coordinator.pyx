@@ -497,7 +497,8 @@ cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil:
 
 cdef inline bint withheld(Coordinator* c, Name* name, int rank) noexcept nogil:
     """Whether `rank` has not brought a name that another rank has requested."""
-    return name.requests[rank] == NULL and not c.joined[rank] and (name.id < 0 or bit(c.segment.pages[rank].ready, name.id) == bit(c.phase, name.id))
+    return name.requests[rank] == NULL and not c.joined[rank] and (
+        name.id < 0 or bit(c.segment.pages[rank].ready, name.id) == bit(c.phase, name.id))
 
 
 cdef bint coordinator_overdue(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil:

@@ -286,6 +286,7 @@ cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil:
         return True             # a request: only the coordinator can tell
     mine = table.segment.mine.ready[id >> 6]
     for r in range(table.segment.size):
-        if r != table.segment.rank and not away(table.segment, r) and (load_relaxed(&table.segment.pages[r].ready[id >> 6]) ^ mine) >> (id & 63) & 1:
+        if r != table.segment.rank and not away(table.segment, r) and (
+                load_relaxed(&table.segment.pages[r].ready[id >> 6]) ^ mine) >> (id & 63) & 1:
             return False
     return True
