@@ -89,6 +89,9 @@ class Engine:
     def barrier(self, name: str | None, blocking: bool = False) -> Handle: ...
     def join(self) -> int:
         """Collective: bring nothing, and stand in for what others bring, until all have joined; the last to join."""
+    @property
+    def joined(self) -> bool:
+        """Whether this rank has joined, and not all have yet."""
     def share(self, nbytes: int) -> memoryview:
         """Collective: `nbytes` of zeroed memory at the same offset in every rank's part of the arena."""
     def set_knobs(

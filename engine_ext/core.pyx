@@ -655,6 +655,10 @@ cdef class Engine:
         memset(self.unnamed, 0, sizeof(self.unnamed))
         return e.last_joined
 
+    @property
+    def joined(self):
+        return self.state.joined
+
     cdef int expect_joins(self, uint64_t begun) except -1:
         """A wait for other ranks to join has lasted a tick. It may last, as long as they go on; not when nothing happens any more
         or one of them has left."""
