@@ -50,7 +50,9 @@ from engine.torch.ops import (
     rocm_built,
 )
 from engine.torch.optimizer import DistributedOptimizer
+from engine.torch.schedules import gradual_warmup, scale_learning_rate
 from engine.torch.state import broadcast_optimizer_state, broadcast_parameters
+from engine.torch.sync_batch_norm import SyncBatchNorm
 from engine.types import Average, Max, Min, Op, Product, Sum
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "Op",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -90,6 +93,7 @@ __all__ = [
     "ddl_built",
     "gloo_built",
     "gloo_enabled",
+    "gradual_warmup",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
@@ -108,6 +112,7 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "rocm_built",
+    "scale_learning_rate",
     "shutdown",
     "size",
     "synchronize",

@@ -55,6 +55,13 @@ SURFACE: dict[str, list[tuple[str, Any]]] = {
         ("groups", None),
         ("sparse_as_dense", False),
     ],
+    "SyncBatchNorm": [
+        ("num_features", REQUIRED),
+        ("eps", 1e-5),
+        ("momentum", 0.1),
+        ("affine", True),
+        ("track_running_stats", True),
+    ],
     "init": [("comm", None), ("process_sets", None)],
     "shutdown": [],
     "is_initialized": [],
