@@ -17,6 +17,7 @@ from engine.runtime import (
     shutdown,
     size,
 )
+from engine.torch.compile import compile_backend
 from engine.torch.ops import (
     Compression,
     allgather,
@@ -87,6 +88,7 @@ __all__ = [
     "broadcast_parameters",
     "ccl_built",
     "check_consistency",
+    "compile_backend",
     "cross_rank",
     "cross_size",
     "cuda_built",

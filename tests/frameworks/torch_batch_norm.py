@@ -11,8 +11,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_cases import (
-    Wrap,
-    case,
     check_close,
     check_same_everywhere,
     parameters_of,
@@ -284,8 +282,8 @@ def what_cannot_be_normalised() -> None:
     layer(torch.ones(4, CHANNELS))
 
 
-@case
-def with_checkpointing_and_compiled(wrap: Wrap) -> None:
+@plain_case
+def with_checkpointing_and_compiled() -> None:
     def model() -> nn.Sequential:
         torch.manual_seed(2)
         return nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6, momentum=None), nn.Tanh(), nn.Linear(6, 3)).double()
@@ -294,10 +292,9 @@ def with_checkpointing_and_compiled(wrap: Wrap) -> None:
     train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(3))
     for way in ("checkpoint", "compile"):
         mine = SyncBatchNorm.convert_sync_batchnorm(model())
-        optimizer = wrap(torch.optim.SGD(mine.parameters(), lr=0.1), mine.named_parameters())
+        optimizer = engine.DistributedOptimizer(torch.optim.SGD(mine.parameters(), lr=0.1))
         run: Any = torch.compile(mine, backend="aot_eager")
         if way == "checkpoint":
             run = lambda x, mine=mine: checkpoint(mine, x, use_reentrant=False)  # noqa: E731
         train(run, optimizer, shards(3))
         check_close(parameters_of(mine), parameters_of(alone), rtol=1e-8, atol=1e-9)
-        optimizer.unwrap()
