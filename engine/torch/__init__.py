@@ -20,6 +20,7 @@ from engine.runtime import (
     shutdown,
     size,
 )
+from engine.torch.compile import compile_backend
 from engine.torch.ops import (
     Compression,
     allgather,
@@ -55,7 +56,9 @@ from engine.torch.ops import (
     rocm_built,
 )
 from engine.torch.optimizer import DistributedOptimizer
+from engine.torch.schedules import gradual_warmup, scale_learning_rate
 from engine.torch.state import broadcast_optimizer_state, broadcast_parameters
+from engine.torch.sync_batch_norm import SyncBatchNorm
 from engine.types import Average, Max, Min, Op, Product, Sum
 
 __all__ = [
@@ -71,6 +74,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -91,6 +95,7 @@ __all__ = [
     "broadcast_parameters",
     "ccl_built",
     "check_consistency",
+    "compile_backend",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -98,6 +103,7 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "gradual_warmup",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
@@ -118,6 +124,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "scale_learning_rate",
     "shutdown",
     "size",
     "synchronize",

@@ -62,6 +62,13 @@ SURFACE: dict[str, list[tuple[str, Any]]] = {
     "barrier": SET,
     "add_process_set": [("process_set", REQUIRED)],
     "remove_process_set": [("process_set", REQUIRED)],
+    "SyncBatchNorm": [
+        ("num_features", REQUIRED),
+        ("eps", 1e-5),
+        ("momentum", 0.1),
+        ("affine", True),
+        ("track_running_stats", True),
+    ],
     "init": [("comm", None), ("process_sets", None)],
     "shutdown": [],
     "is_initialized": [],

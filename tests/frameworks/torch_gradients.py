@@ -401,6 +401,48 @@ def two_optimizers_that_play_against_each_other(wrap: Wrap) -> None:
 
 
 @case
+def two_models_of_one_kind(wrap: Wrap) -> None:
+    """With the same names, or none; one backward fills both, and each is zeroed and stepped by itself."""
+    for named in (True, False):
+        mine, alone = [mlp(), mlp()], [mlp(), mlp()]
+        optimizers = [wrap(sgd(model), model.named_parameters() if named else None) for model in mine]
+        others = [sgd(model) for model in alone]
+        for step in range(3):
+            for models, pair, batch in (
+                (mine, optimizers, shard(whole_batch(step))),
+                (alone, others, whole_batch(step)),
+            ):
+                pair[0].zero_grad()
+                pair[1].zero_grad()
+                (loss_of(models[0], batch) + 2 * loss_of(models[1], batch)).backward()
+                pair[0].step()
+                pair[0].zero_grad(set_to_none=step == 0)  # While the other's gradients still wait for their step.
+                loss_of(lambda x, models=models: models[0](x) + models[1](x).detach(), batch).backward()
+                pair[1].step()
+                pair[0].step()
+        for model, other in zip(mine, alone, strict=True):
+            check_close(parameters_of(model), parameters_of(other))
+        for optimizer in optimizers:
+            optimizer.unwrap()
+
+
+@case
+def gradients_zeroed_between_backward_and_step(wrap: Wrap) -> None:
+    """As by the other player of two; what is zeroed is not brought again, and the pass after it is complete."""
+    model, alone = mlp(), mlp()
+    optimizer, other = wrap(sgd(model), model.named_parameters()), sgd(alone)
+    for step in range(3):
+        for module, owner, batch in ((model, optimizer, shard(whole_batch(step))), (alone, other, whole_batch(step))):
+            owner.zero_grad()
+            loss_of(module, batch * 3).backward()
+            owner.zero_grad(set_to_none=step != 1)
+            owner.step()
+            loss_of(module, batch).backward()
+            owner.step()
+    check_close(parameters_of(model), parameters_of(alone))
+
+
+@case
 def parameters_frozen_and_thawed(wrap: Wrap) -> None:
     model, alone = mlp(), mlp()
     for module in (model, alone):

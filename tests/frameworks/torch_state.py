@@ -187,6 +187,54 @@ def a_checkpoint_goes_on_where_training_stopped(wrap: Wrap) -> None:
     assert optimizer.state_dict().keys() == other.state_dict().keys()
 
 
+class Normalised(nn.Sequential):
+    """A model with buffers, another one on each rank."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(40 + engine.rank())
+        layers = nn.Linear(8, 6), engine.torch.SyncBatchNorm(6), nn.Tanh(), nn.Linear(6, 3)
+        super().__init__(*layers)
+        self.double()
+
+
+@case
+def a_checkpoint_of_the_first_rank_goes_on_to_the_bit(wrap: Wrap) -> None:
+    """As if the training had not been interrupted; only the first rank has the file."""
+
+    def begin() -> tuple[nn.Module, Any, Any]:
+        model = Normalised()
+        optimizer = wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model.named_parameters())
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+    def steps(model: nn.Module, optimizer: Any, scheduler: Any, which: range) -> None:
+        for step in which:
+            train(model, optimizer, [shard(whole_batch(step))])
+            scheduler.step()
+
+    model, optimizer, scheduler = begin()
+    engine.torch.broadcast_parameters(model.state_dict(), 0)
+    steps(model, optimizer, scheduler, range(3))
+    file = io.BytesIO()
+    if engine.rank() == 0:
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+    steps(model, optimizer, scheduler, range(3, 6))
+    again, other, timetable = begin()
+    stored = None
+    if engine.rank() == 0:
+        file.seek(0)
+        stored = torch.load(file)
+        again.load_state_dict(stored["model"])
+        other.load_state_dict(stored["optimizer"])
+    engine.torch.broadcast_parameters(again.state_dict(), 0)
+    engine.torch.broadcast_optimizer_state(other, 0)
+    timetable.load_state_dict(engine.broadcast_object(stored and stored["scheduler"], 0))
+    steps(again, other, timetable, range(3, 6))
+    check_close(dict(again.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+    assert timetable.get_last_lr() == scheduler.get_last_lr() == [0.01 / 8]
+    check_same_everywhere(again.state_dict())
+
+
 @plain_case
 def what_differs_is_named() -> None:
     model = mlp()

@@ -23,12 +23,14 @@ from torch_cases import (
     mlp,
     parameters_of,
     plain_case,
+    reduced,
     shard,
     shards,
     train,
     whole_batch,
     wholes,
 )
+from torch_marked import Marked
 
 import engine
 import engine.torch
@@ -218,6 +220,7 @@ def what_horovod_scripts_say_around_clipping(wrap: Wrap) -> None:
     model, alone = mlp(), mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     other = torch.optim.SGD(alone.parameters(), lr=0.1)
+    before = reduced()
     for step in range(2):
         optimizer.zero_grad()
         other.zero_grad()
@@ -229,7 +232,43 @@ def what_horovod_scripts_say_around_clipping(wrap: Wrap) -> None:
         with optimizer.skip_synchronize():
             optimizer.step()
         other.step()
+    assert reduced() - before == 2 * len(list(model.parameters()))  # Each gradient once.
     check_close(parameters_of(model), parameters_of(alone))
+
+
+@case
+def what_horovod_scripts_say_around_gradient_scaling(wrap: Wrap) -> None:
+    """With clipping, for a window of two passes; an infinity skips the step on all ranks."""
+    model, alone = mlp(torch.float32), mlp(torch.float32)
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=2)
+    other = torch.optim.SGD(alone.parameters(), lr=0.1)
+    scaler, reference = (torch.amp.GradScaler("cpu", init_scale=256.0) for _ in range(2))
+    counts = []
+    for step in range(3):
+        before = reduced()
+        optimizer.zero_grad()
+        other.zero_grad()
+        for window in range(2):
+            spoiled = float("inf") if step == 1 and window == 0 else 1.0
+            batch = whole_batch(2 * step + window).float()
+            mine = spoiled if engine.rank() == 0 else 1.0
+            scaler.scale(loss_of(model, shard(batch)) * mine).backward()
+            reference.scale(loss_of(alone, batch) * spoiled).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        reference.unscale_(other)
+        for module in (model, alone):
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        reference.step(other)
+        scaler.update()
+        reference.update()
+        counts.append(reduced() - before)
+    assert counts == [6] * 3, counts
+    assert scaler.get_scale() == reference.get_scale() == 128.0
+    check_same_everywhere(parameters_of(model))
+    check_close(parameters_of(model), parameters_of(alone), rtol=1e-4, atol=1e-5)
 
 
 @case
@@ -309,13 +348,27 @@ def lbfgs(wrap: Wrap) -> None:
 def compiled_models(wrap: Wrap) -> None:
     model, alone = mlp(), mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    fast = torch.compile(model, backend="aot_eager")
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(fast, shard(whole_batch(step))).backward()
-        optimizer.step()
+    train(torch.compile(model, backend="aot_eager"), optimizer, shards(3))
     train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(3))
     check_close(parameters_of(model), parameters_of(alone))
+
+
+@plain_case
+def compiled_models_keep_the_overlap() -> None:
+    """Halfway through backward the last layer's gradients are reduced; compiled in one piece they would not be."""
+    alone = mlp()
+    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(2))
+    in_pieces = engine.torch.compile_backend("aot_eager", bucket_bytes=256)
+    for backend, patience, expected in ((in_pieces, 10.0, 2), ("aot_eager", 0.2, 0)):
+        model = Marked(mlp(), wait_for=2, patience=patience)
+        optimizer = engine.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        fast = torch.compile(model, backend=backend)
+        for step in range(2):
+            engine.barrier()
+            model.begin()
+            train(fast, optimizer, [shard(whole_batch(step))])
+        assert model.counts == [expected] * 2, (backend, model.counts)
+        check_close(parameters_of(model.inner), parameters_of(alone))
 
 
 class Stored(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
@@ -436,3 +489,23 @@ def copies_are_plain_optimizers() -> None:
     before = engine.counters()["tensors"]
     train(model, optimizer, shards(2))
     assert engine.counters()["tensors"] == before
+
+
+@plain_case
+def learning_rates_are_scaled_by_the_world_size_and_warmed_up() -> None:
+    size = engine.size()
+    lr = engine.torch.scale_learning_rate(0.1)
+    assert lr == 0.1 * size
+    model, alone = mlp(), mlp()
+    optimizer = engine.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9))
+    warmup = engine.torch.gradual_warmup(optimizer, 4)
+    other = torch.optim.SGD(alone.parameters(), lr=lr, momentum=0.9)
+    rates = []
+    for step in range(6):
+        rates.append(optimizer.param_groups[0]["lr"])
+        other.param_groups[0]["lr"] = 0.1 + (lr - 0.1) * min(step, 4) / 4
+        train(model, optimizer, [shard(whole_batch(step))])
+        train(alone, other, [whole_batch(step)])
+        warmup.step()
+    assert all(abs(rate - (0.1 + (lr - 0.1) * min(step, 4) / 4)) < 1e-12 for step, rate in enumerate(rates)), rates
+    check_close(parameters_of(model), parameters_of(alone), rtol=1e-8, atol=1e-9)

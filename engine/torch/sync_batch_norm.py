@@ -1,0 +1,252 @@
+"""Batch normalisation with the statistics of all ranks' batches, as if they were one.
+
+Each rank computes the mean m and the sum of squared deviations M2 of its n values, in two passes over them. These are
+gathered and merged in float64, in the order of ranks, by the formula of Chan, Golub and LeVeque (1983) for samples in
+parts:
+
+    mean = sum(n m) / sum(n)        M2 = sum(M2 + n (m - mean)^2)
+
+It subtracts no large numbers from each other, as E[x^2] - E[x]^2 would. Every rank merges the same numbers in the same
+order, so running statistics stay equal to the last bit.
+
+Backward needs two more sums over all ranks, of dy and of dy (x - mean): one collective in each direction.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import torch
+from torch import nn
+from torch._compile import _disable_dynamo
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from engine import collectives, runtime
+from engine.types import Sum
+
+_numbers = itertools.count()
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch normalisation over the batches of all ranks. In training, forward and backward are collective.
+
+    All ranks must run it equally often, in the same order; the batch may have another size on each, or none. In
+    evaluation it is `torch.nn.BatchNorm1d` to `3d`, whose `state_dict` it has, and calls no other rank.
+
+    Parameters
+    ----------
+    num_features : int
+        C, of an input of shape [N, C, ...]: two dimensions or more.
+    eps : float
+        Added to the variance.
+    momentum : float, optional
+        Weight of a batch in the running statistics; None averages over all batches.
+    affine : bool
+        Learn a scale and a shift per channel. Their gradients are those of this rank's batch: DistributedOptimizer
+        reduces them as all others.
+    track_running_stats : bool
+        Keep running statistics for evaluation; without them, evaluation normalises each batch by its own.
+    device, dtype : optional
+        Of parameters and running statistics. float16 and bfloat16 inputs are normalised in float32.
+
+    Raises
+    ------
+    ValueError
+        In forward, on all ranks: fewer than two values per channel on all ranks together, which have no variance.
+    MismatchError
+        In forward: the ranks' inputs have different numbers of channels.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        self.label = ""  # where it is in its model, if known
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: nn.Module) -> nn.Module:
+        """Replace every `torch.nn.BatchNorm*d` of a model by a `SyncBatchNorm` with the same parameters and buffers.
+
+        Parameters
+        ----------
+        module : torch.nn.Module
+            Changed in place; optimizers that have its parameters stay right.
+
+        Returns
+        -------
+        torch.nn.Module
+            `module`; its replacement, if it is a batch normalisation itself.
+
+        Raises
+        ------
+        ValueError
+            A lazy layer, which does not know its number of channels before its first batch.
+        """
+        converted: dict[nn.Module, SyncBatchNorm] = {}
+        for path, each in list(module.named_modules(remove_duplicate=False)):
+            if not isinstance(each, _BatchNorm) or isinstance(each, cls):
+                continue
+            if each not in converted:
+                converted[each] = cls._in_place_of(each, path)
+            if each is module:
+                return converted[each]
+            parent, _, name = path.rpartition(".")
+            setattr(module.get_submodule(parent), name, converted[each])
+        return module
+
+    @classmethod
+    def _in_place_of(cls, plain: _BatchNorm, path: str) -> SyncBatchNorm:
+        if isinstance(plain, nn.modules.lazy.LazyModuleMixin):
+            raise ValueError(
+                f"{path or 'the module'} is a {type(plain).__name__} that has seen no batch; give it one before "
+                "convert_sync_batchnorm"
+            )
+        own = cls(plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats)
+        own.weight, own.bias = plain.weight, plain.bias
+        own.running_mean, own.running_var = plain.running_mean, plain.running_var
+        own.num_batches_tracked = plain.num_batches_tracked
+        own.training = plain.training
+        own.label = path
+        return own
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2 or input.shape[1] != self.num_features:
+            raise ValueError(
+                f"SyncBatchNorm expects an input of shape [N, {self.num_features}, ...], not {list(input.shape)}"
+            )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalise a batch of shape [N, C, ...]; the result has its shape, dtype and memory format."""
+        if not self.training or runtime.size() == 1:
+            return super().forward(input)
+        return self._synchronised(input)
+
+    @_disable_dynamo  # As `torch.compiler.disable`, which would import the compiler here and now.
+    def _synchronised(self, input: torch.Tensor) -> torch.Tensor:
+        self._check_input_dim(input)
+        name = self._name()
+        with torch.no_grad():
+            mean, square, count = _joint_statistics(input, name)
+            self._track(mean, square / max(count - 1, 1))
+        # What follows multiplies with the input: in its precision, but for halves.
+        kind = _wide(input.dtype)
+        mean, rstd = mean.to(kind), (square / count + self.eps).rsqrt().to(kind)
+        normalised: torch.Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
+            input, self.weight, self.bias, mean, rstd, count, f"{name}.backward"
+        )
+        return normalised
+
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Note a batch in the running statistics. The variance is the unbiased one, as torch's layers have it."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        weight = 1.0 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+        for running, batch in ((self.running_mean, mean), (self.running_var, variance)):
+            running.copy_((1 - weight) * running.double() + weight * batch)
+
+    def _name(self) -> str:
+        """For collectives and messages about them. Layers are numbered as they are first used: alike on all ranks."""
+        if "_number" not in self.__dict__:
+            self._number = next(_numbers)
+        return f"sync_batch_norm.{self._number}" + (f".{self.label}" if self.label else "")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is a layer of its own.
+        return {name: value for name, value in self.__dict__.items() if name != "_number"}
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - mean) * rstd * weight + bias, where mean and rstd depend on x of all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        mean: torch.Tensor,
+        rstd: torch.Tensor,
+        count: int,
+        name: str,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.count, ctx.name = count, name
+        y = x - _per_channel(mean, x)
+        if weight is None or bias is None:
+            y *= _per_channel(rstd, x)
+        else:
+            scale = rstd * weight.to(rstd.dtype)
+            torch.addcmul(_per_channel(bias.to(y.dtype), x), y, _per_channel(scale, x), out=y)
+        return y.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        x, weight, mean, rstd = ctx.saved_tensors
+        centred = x - _per_channel(mean, x)
+        dy = gradients[0].to(centred.dtype)
+        dims = _all_but_channels(x)
+        mine = torch.stack([dy.sum(dims), (dy * centred).sum(dims)])
+        dx = None
+        if ctx.needs_input_grad[0]:
+            # The derivatives by the mean and by the variance, each of which all ranks' outputs depend on.
+            by_mean, by_square = (collectives.allreduce(mine.double(), Sum, ctx.name) / ctx.count).to(mine.dtype)
+            scale = rstd if weight is None else rstd * weight.to(rstd.dtype)
+            dx = centred.mul_(_per_channel(-(rstd**2) * by_square * scale, x)).sub_(_per_channel(by_mean * scale, x))
+            dx = dx.addcmul_(dy, _per_channel(scale, x)).to(x.dtype)
+        if weight is None:
+            return dx, None, None, None, None, None, None
+        return dx, (mine[1] * rstd).to(weight.dtype), mine[0].to(weight.dtype), None, None, None, None
+
+
+def _joint_statistics(x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Means and sums of squared deviations over all ranks, [C] float64, and the number of values per channel."""
+    channels = x.shape[1]
+    row = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64)
+    if x.numel():
+        dims, mine = _all_but_channels(x), x.numel() // channels
+        mean = x.mean(dims, dtype=_wide(x.dtype))
+        centred = x - _per_channel(mean, x)
+        # What rounding has left of the mean: beside a large one it is not small.
+        rest = centred.sum(dims).double()
+        row[0, 0] = mine
+        row[0, 1 : 1 + channels] = mean + rest / mine
+        row[0, 1 + channels :] = centred.square_().sum(dims) - rest.square() / mine
+    rows = collectives.allgather(row, name)
+    counts, means, squares = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
+    count = int(counts.sum())
+    if count < 2:
+        raise ValueError(f"{name} needs two values per channel or more over all ranks in training; there are {count}")
+    mean = _in_rank_order(counts * means) / count
+    return mean, _in_rank_order(squares + counts * (means - mean).square()), count
+
+
+def _in_rank_order(rows: torch.Tensor) -> torch.Tensor:
+    """The sum over rows, one after the other: `torch.sum` promises no order."""
+    return functools.reduce(torch.add, rows.unbind())
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The precision to compute in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def _all_but_channels(x: torch.Tensor) -> list[int]:
+    return [0, *range(2, x.dim())]
+
+
+def _per_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """[C] as [1, C, 1, ...], to meet x."""
+    return values.view(1, -1, *[1] * (x.dim() - 2))

@@ -1,0 +1,300 @@
+"""`SyncBatchNorm` on N ranks is `BatchNorm` on the batches of all ranks in one process."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch_cases import (
+    check_close,
+    check_same_everywhere,
+    parameters_of,
+    plain_case,
+    raises,
+    shards,
+    train,
+    wholes,
+)
+
+import engine
+import engine.torch
+from engine.errors import MismatchError
+from engine.torch import SyncBatchNorm
+
+# By the dimensions of the input: the layer in one process, and what follows N and C.
+PLAIN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+TAILS = {2: (), 3: (5,), 4: (4, 3), 5: (2, 3, 2)}
+CHANNELS = 3
+
+
+def batches(rows: list[int], dims: int, step: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """The input of every rank, with so many rows, known to all; each rank's has another mean and variance."""
+    generator = torch.Generator().manual_seed(100 * step + dims)
+    return [
+        (torch.randn(n, CHANNELS, *TAILS[dims], generator=generator, dtype=torch.float64) * (rank + 1) - 2 * rank).to(
+            dtype
+        )
+        for rank, n in enumerate(rows)
+    ]
+
+
+def uneven() -> Iterator[list[int]]:
+    """Rows by rank: equal ones, different ones, and none on the first rank or on the last."""
+    size = engine.size()
+    yield [4] * size
+    yield [2 + rank for rank in range(size)]
+    if size > 1:
+        yield [0] + [3] * (size - 1)
+        yield [5] * (size - 1) + [0]
+        yield [1] + [0] * (size - 2) + [1]
+
+
+def same_as_alone(layer: SyncBatchNorm, alone: nn.Module, rows: list[int], dims: int, steps: int = 3) -> None:
+    """Forward, backward and statistics of a few steps against those of one process."""
+    rank, found, expected = engine.rank(), [], []
+    begin = sum(rows[:rank])
+    for step in range(steps):
+        inputs = batches(rows, dims, step)
+        mine, whole = inputs[rank].requires_grad_(), torch.cat(inputs).detach().requires_grad_()
+        layer.zero_grad()
+        alone.zero_grad()
+        weights = torch.randn(whole.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        output, wanted = layer(mine), alone(whole)
+        part = slice(begin, begin + rows[rank])
+        (output**3 * weights[part]).sum().backward()
+        (wanted**3 * weights).sum().backward()
+        assert mine.grad is not None and whole.grad is not None
+        found.append({"output": output.detach(), "gradient": mine.grad})
+        expected.append({"output": wanted.detach()[part], "gradient": whole.grad[part]})
+        for name, parameter in layer.named_parameters():
+            assert parameter.grad is not None
+            found[-1][name] = engine.allreduce(parameter.grad, engine.Sum)
+        expected[-1].update({name: each.grad for name, each in alone.named_parameters() if each.grad is not None})
+    for got, want in zip(found, expected, strict=True):
+        check_close(got, want, rtol=1e-9, atol=1e-10)
+    check_close(dict(layer.named_buffers()), dict(alone.named_buffers()))
+    check_same_everywhere(dict(layer.named_buffers()))
+
+
+@plain_case
+def equals_one_process_with_the_joint_batch() -> None:
+    for dims in PLAIN:
+        for rows in uneven():
+            if sum(rows) > 1:
+                same_as_alone(SyncBatchNorm(CHANNELS).double(), PLAIN[dims](CHANNELS).double(), rows, dims)
+
+
+@plain_case
+def every_option() -> None:
+    rows = [2 + rank for rank in range(engine.size())]
+    for options in (
+        {"momentum": None},
+        {"momentum": 0.7, "eps": 0.5},
+        {"momentum": 0.0},
+        {"affine": False},
+        {"track_running_stats": False},
+        {"track_running_stats": False, "affine": False},
+    ):
+        layer, alone = SyncBatchNorm(CHANNELS, **options).double(), nn.BatchNorm2d(CHANNELS, **options).double()
+        for affine in (layer, alone):
+            torch.manual_seed(4)
+            for parameter in affine.parameters():
+                nn.init.uniform_(parameter)
+        same_as_alone(layer, alone, rows, 4)
+
+
+@plain_case
+def evaluation_is_that_of_torch_and_calls_nobody() -> None:
+    for options in ({}, {"track_running_stats": False}):
+        layer, alone = SyncBatchNorm(CHANNELS, **options).double(), nn.BatchNorm2d(CHANNELS, **options).double()
+        same_as_alone(layer, alone, [3] * engine.size(), 4, steps=1)
+        alone.load_state_dict(layer.state_dict())
+        layer.eval()
+        alone.eval()
+        before = engine.counters()["entries"]
+        if engine.rank() == 0:  # A collective here would wait for the others.
+            x = batches([3], 4, 7)[0]
+            assert torch.equal(layer(x), alone(x))
+            assert engine.counters()["entries"] == before
+
+
+@plain_case
+def an_mlp_trains_as_in_one_process() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(2)
+        norm = nn.BatchNorm1d(8)  # Used twice in a pass.
+        layers = nn.Linear(8, 8), norm, nn.Tanh(), nn.Linear(8, 8), norm, nn.Tanh(), nn.Linear(8, 3), nn.BatchNorm1d(3)
+        return nn.Sequential(*layers).double()
+
+    for views in (False, True):
+        mine, alone = SyncBatchNorm.convert_sync_batchnorm(model()), model()
+        optimizer = engine.DistributedOptimizer(
+            torch.optim.SGD(mine.parameters(), lr=0.1), mine.named_parameters(), gradient_as_bucket_view=views
+        )
+        losses = train(mine, optimizer, shards(4))
+        train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(4))
+        check_close(parameters_of(mine), parameters_of(alone), rtol=1e-8, atol=1e-9)
+        check_close(dict(mine.named_buffers()), dict(alone.named_buffers()), rtol=1e-8, atol=1e-9)
+        check_same_everywhere(mine.state_dict())
+        assert losses[-1] < losses[0]
+
+
+@plain_case
+def halves_are_normalised_in_float32() -> None:
+    rows = [3 + rank for rank in range(engine.size())]
+    for dtype, module_dtype in (
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float16),
+        (torch.float32, torch.float32),
+    ):
+        layer, alone = SyncBatchNorm(CHANNELS).to(module_dtype), nn.BatchNorm2d(CHANNELS).double()
+        inputs = batches(rows, 4, 0, dtype)
+        mine = inputs[engine.rank()].requires_grad_()
+        whole = torch.cat(inputs).detach().double().requires_grad_()
+        output, wanted = layer(mine), alone(whole)
+        begin = sum(rows[: engine.rank()])
+        part = slice(begin, begin + rows[engine.rank()])
+        output.backward(output.detach() ** 2)
+        wanted.backward((wanted.detach() ** 2).to(dtype).double())
+        assert output.dtype is dtype and mine.grad is not None and mine.grad.dtype is dtype and whole.grad is not None
+        near = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(output.double(), wanted[part], rtol=near, atol=near)
+        torch.testing.assert_close(mine.grad.double(), whole.grad[part], rtol=16 * near, atol=16 * near)
+        check_same_everywhere(dict(layer.named_buffers()))
+        for name, each in layer.named_buffers():
+            kind = 4 * torch.finfo(each.dtype if each.is_floating_point() else dtype).eps
+            torch.testing.assert_close(each.double(), alone.get_buffer(name).double(), rtol=kind, atol=kind)
+            assert name == "num_batches_tracked" or each.dtype is module_dtype
+
+
+@plain_case
+def channels_last_is_kept() -> None:
+    for shape, form in (((4, 3, 5, 6), torch.channels_last), ((2, 3, 4, 5, 6), torch.channels_last_3d)):
+        for affine in (True, False):
+            for dtype in (torch.float32, torch.bfloat16):
+                layer = SyncBatchNorm(3, affine=affine)
+                x = torch.randn(shape).to(dtype).contiguous(memory_format=form).requires_grad_()
+                output = layer(x)
+                output.backward(torch.randn(shape).to(dtype))
+                assert x.grad is not None
+                assert output.is_contiguous(memory_format=form)
+                assert x.grad.is_contiguous(memory_format=form)
+
+
+@plain_case
+def large_means_leave_the_variance_right() -> None:
+    """E[x^2] - E[x]^2 in float32 would have an error larger than the variance itself."""
+    rank, size = engine.rank(), engine.size()
+    generator = torch.Generator().manual_seed(8)
+    inputs = [torch.randn(64, CHANNELS, generator=generator) + 10_000 + rank for rank in range(size)]
+    layer = SyncBatchNorm(CHANNELS, momentum=1.0)
+    output = layer(inputs[rank])
+    expected = torch.cat(inputs).double().var(0)
+    assert layer.running_var is not None
+    torch.testing.assert_close(layer.running_var.double(), expected, rtol=1e-5, atol=0)
+    rows = engine.allgather(output.detach())
+    torch.testing.assert_close(rows.var(0), torch.ones(CHANNELS), rtol=0.02, atol=0)
+    torch.testing.assert_close(rows.mean(0), torch.zeros(CHANNELS), rtol=0, atol=1e-2)
+
+
+@plain_case
+def threads_change_no_bit_of_the_statistics() -> None:
+    torch.set_num_threads(1 + engine.rank() % 2)
+    try:
+        layer = SyncBatchNorm(33)
+        for step in range(3):
+            layer(torch.randn(16 + engine.rank(), 33, 20, generator=torch.Generator().manual_seed(step)))
+    finally:
+        torch.set_num_threads(1)
+    check_same_everywhere(dict(layer.named_buffers()))
+
+
+class Net(nn.Module):
+    """Layers to convert: nested, shared, frozen in evaluation, without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.first = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, eps=1e-3, momentum=None))
+        self.again = self.first[1]
+        self.frozen = nn.BatchNorm1d(4, affine=False).eval()
+        self.bare = nn.SyncBatchNorm(4, track_running_stats=False)
+        self.other = nn.GroupNorm(2, 4)
+
+
+@plain_case
+def converting_a_model() -> None:
+    plain = Net()
+    parameters, state = dict(plain.named_parameters()), copy.deepcopy(plain.state_dict())
+    net: Any = SyncBatchNorm.convert_sync_batchnorm(plain)
+    assert net is plain
+    for layer in (net.first[1], net.frozen, net.bare):
+        assert type(layer) is SyncBatchNorm
+    assert type(net.other) is nn.GroupNorm
+    assert net.again is net.first[1] and net.first[1].label == "first.1"
+    assert net.first[1].eps == 1e-3 and net.first[1].momentum is None
+    assert net.first.training and not net.frozen.training and net.frozen.weight is None and net.bare.running_var is None
+    assert all(each is parameters[name] for name, each in net.named_parameters())
+    assert net.state_dict().keys() == state.keys()
+    assert SyncBatchNorm.convert_sync_batchnorm(net).first[1] is net.again
+    for one, other in ((net, Net()), (Net(), net)):
+        one.load_state_dict(other.state_dict())
+    alone = SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(2))
+    assert isinstance(alone, SyncBatchNorm)
+    lazy = nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d())
+    text = raises(ValueError, lambda: SyncBatchNorm.convert_sync_batchnorm(lazy))
+    assert "1 is a LazyBatchNorm1d" in text, text
+
+
+@plain_case
+def a_copy_is_a_layer_of_its_own() -> None:
+    layer = SyncBatchNorm(CHANNELS)
+    x = batches([4] * engine.size(), 2, 0, torch.float32)[engine.rank()]
+    layer(x)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        check_close(dict(other.named_buffers()), dict(layer.named_buffers()))
+        assert engine.size() == 1 or other._name() != layer._name()
+        other(x)
+    check_same_everywhere(dict(layer.named_buffers()))
+
+
+@plain_case
+def what_cannot_be_normalised() -> None:
+    size = engine.size()
+    layer = SyncBatchNorm(CHANNELS)
+    before = copy.deepcopy(layer.state_dict())
+    raises(ValueError, lambda: layer(torch.ones(4)))
+    if size > 1:
+        assert "[N, 3, ...]" in raises(ValueError, lambda: layer(torch.ones(4, CHANNELS + 1)))
+    # All ranks know that there is one value, also the one that has it.
+    text = raises(ValueError, lambda: layer(torch.ones(int(engine.rank() == 0), CHANNELS)))
+    assert size == 1 or "there are 1" in text, text
+    if size > 1:
+        check_close(layer.state_dict(), before)
+        other = SyncBatchNorm(CHANNELS + engine.rank() % 2)
+        raises(MismatchError, lambda: other(torch.ones(4, other.num_features)))
+    layer(torch.ones(4, CHANNELS))
+
+
+@plain_case
+def with_checkpointing_and_compiled() -> None:
+    def model() -> nn.Sequential:
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6, momentum=None), nn.Tanh(), nn.Linear(6, 3)).double()
+
+    alone = model()
+    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(3))
+    for way in ("checkpoint", "compile"):
+        mine = SyncBatchNorm.convert_sync_batchnorm(model())
+        optimizer = engine.DistributedOptimizer(torch.optim.SGD(mine.parameters(), lr=0.1))
+        run: Any = torch.compile(mine, backend="aot_eager")
+        if way == "checkpoint":
+            run = lambda x, mine=mine: checkpoint(mine, x, use_reentrant=False)  # noqa: E731
+        train(run, optimizer, shards(3))
+        check_close(parameters_of(mine), parameters_of(alone), rtol=1e-8, atol=1e-9)

@@ -1,0 +1,65 @@
+"""A model that notices in the middle of its backward, when it is compiled too, what has been reduced by then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch_cases import reduced
+
+_passed: Callable[[], object]  # what the backward of the last marked model calls
+
+
+@torch.library.custom_op("enginetest::mark", mutates_args=())
+def _mark(x: torch.Tensor) -> torch.Tensor:
+    """Nothing, forward."""
+    return x.clone()
+
+
+@torch.library.custom_op("enginetest::mark_backward", mutates_args=())
+def _mark_backward(gradient: torch.Tensor) -> torch.Tensor:
+    _passed()
+    return gradient.clone()
+
+
+_mark.register_fake(torch.empty_like)
+_mark_backward.register_fake(torch.empty_like)
+_mark.register_autograd(lambda ctx, gradient: _mark_backward(gradient))
+
+
+class Marked(nn.Module):
+    """An MLP; when backward has left its last layer, it waits for some reductions as only a computation would.
+
+    Parameters
+    ----------
+    inner : torch.nn.Sequential
+        Of five layers.
+    wait_for : int
+        So many tensors.
+    patience : float
+        Seconds; then it goes on without them.
+    """
+
+    def __init__(self, inner: nn.Sequential, wait_for: int, patience: float) -> None:
+        super().__init__()
+        self.inner = inner
+        self.counts: list[int] = []  # what was reduced by then, a step
+        self._wait_for, self._patience = wait_for, patience
+        self._before = 0
+
+    def begin(self) -> None:
+        """Before a step."""
+        global _passed
+        _passed, self._before = self._wait, reduced()
+
+    def _wait(self) -> None:
+        end = time.monotonic() + self._patience
+        while reduced() < self._before + self._wait_for and time.monotonic() < end:
+            time.sleep(0.001)  # Nothing here calls the engine to wait.
+        self.counts.append(reduced() - self._before)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner[4](_mark(self.inner[:4](x)))
+        return result
