@@ -31,11 +31,14 @@ if TYPE_CHECKING:
         synchronize,
     )
     from engine.groups import (
-        Group,
+        grouped_allgather,
+        grouped_allgather_async,
         grouped_allreduce,
         grouped_allreduce_,
         grouped_allreduce_async,
         grouped_allreduce_async_,
+        grouped_reducescatter,
+        grouped_reducescatter_async,
     )
     from engine.objects import allgather_object, broadcast_object, check_consistency
     from engine.runtime import (
@@ -62,7 +65,10 @@ _MODULES = {
         "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ poll reducescatter "
         "reducescatter_async synchronize"
     ),
-    "groups": "Group grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_",
+    "groups": (
+        "grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_ grouped_allreduce_async "
+        "grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async"
+    ),
     "objects": "allgather_object broadcast_object check_consistency",
     "runtime": (
         "abort counters cross_rank cross_size init is_homogeneous is_initialized knobs local_rank local_size rank "
@@ -75,7 +81,6 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names.sp
 __all__ = [
     "Average",
     "DistributedOptimizer",
-    "Group",
     "Handle",
     "Max",
     "Min",
@@ -102,10 +107,14 @@ __all__ = [
     "counters",
     "cross_rank",
     "cross_size",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",

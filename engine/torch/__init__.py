@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from engine.collectives import Handle, barrier, poll, synchronize
 from engine.errors import WorldError as HorovodInternalError
-from engine.groups import Group
 from engine.objects import allgather_object, broadcast_object, check_consistency
 from engine.runtime import (
     cross_rank,
@@ -36,10 +35,14 @@ from engine.torch.ops import (
     ddl_built,
     gloo_built,
     gloo_enabled,
+    grouped_allgather,
+    grouped_allgather_async,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
     init,
     mpi_built,
     mpi_enabled,
@@ -50,6 +53,7 @@ from engine.torch.ops import (
     rocm_built,
 )
 from engine.torch.optimizer import DistributedOptimizer
+from engine.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from engine.torch.state import broadcast_optimizer_state, broadcast_parameters
 from engine.types import Average, Max, Min, Op, Product, Sum
 
@@ -57,7 +61,6 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
-    "Group",
     "Handle",
     "HorovodInternalError",
     "Max",
@@ -90,10 +93,14 @@ __all__ = [
     "ddl_built",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -110,5 +117,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce",
+    "sparse_allreduce_async",
     "synchronize",
 ]

@@ -27,11 +27,16 @@ def call(
     return plain(tensor, *arguments)
 
 
-def grouped(tensors: Sequence[torch.Tensor], *settings: Any) -> list[torch.Tensor]:
-    """The grouped allreduce of `tensors`, with gradients if any of them has to get one."""
+def call_grouped(
+    function: type[torch.autograd.Function],
+    plain: Callable[..., list[Any]],
+    tensors: Sequence[torch.Tensor],
+    *settings: Any,
+) -> list[torch.Tensor]:
+    """As `call`, for several tensors: the result of `function` if a gradient has to flow to any of them."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return list(GroupedAllreduce.apply(*settings, *tensors))  # type: ignore[no-untyped-call]
-    return groups.grouped_allreduce(tensors, *settings)
+        return list(function.apply(*settings, *tensors))  # type: ignore[no-untyped-call]
+    return plain(tensors, *settings)
 
 
 def _linear(op: Op, what: str) -> None:
@@ -43,6 +48,17 @@ def _linear(op: Op, what: str) -> None:
 
 def _backward(name: str | None) -> str | None:
     return None if name is None else f"{name}.backward"
+
+
+def _own_rows(total: torch.Tensor, rows: Sequence[int], shape: torch.Size) -> torch.Tensor:
+    """What of a gathered tensor's gradient belongs to this rank's input, which had that shape."""
+    start = sum(rows[: runtime.rank()])
+    return total[start : start + rows[runtime.rank()]].reshape(shape)
+
+
+def _factor(op: Op, prescale: float, postscale: float) -> float:
+    """By what a reduction multiplies each rank's values."""
+    return prescale * postscale / (runtime.size() if op is Average else 1)
 
 
 class Allreduce(torch.autograd.Function):
@@ -75,6 +91,40 @@ class GroupedAllreduce(torch.autograd.Function):
         return None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
 
 
+class GroupedAllgather(torch.autograd.Function):
+    """As `Allgather`, for several tensors in one request each way."""
+
+    @staticmethod
+    def forward(ctx: Context, name: str | None, *tensors: torch.Tensor) -> Any:
+        handle = groups.grouped_allgather_async(tensors, name)
+        results = handle.wait()
+        ctx.rows, ctx.shapes, ctx.name = handle.rows, [tensor.shape for tensor in tensors], _backward(name)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
+        totals = groups.grouped_allreduce(gradients, Sum, ctx.name)
+        mine = [_own_rows(*each) for each in zip(totals, ctx.rows, ctx.shapes, strict=True)]
+        return None, *mine
+
+
+class GroupedReducescatter(torch.autograd.Function):
+    """As `Reducescatter`, for several tensors in one request each way."""
+
+    @staticmethod
+    def forward(
+        ctx: Context, op: Op, name: str | None, prescale: float, postscale: float, *tensors: torch.Tensor
+    ) -> Any:
+        ctx.op, ctx.name, ctx.factor = op, _backward(name), _factor(op, prescale, postscale)
+        return tuple(groups.grouped_reducescatter(tensors, op, name, prescale, postscale))
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
+        _linear(ctx.op, "grouped_reducescatter")
+        totals = groups.grouped_allgather(gradients, ctx.name)
+        return None, None, None, None, *(total if ctx.factor == 1 else total * ctx.factor for total in totals)
+
+
 class Broadcast(torch.autograd.Function):
     """Every rank's output is the root's input: its gradient is the sum of all. The others' inputs do not matter."""
 
@@ -102,8 +152,7 @@ class Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         total = collectives.allreduce(gradients[0], Sum, ctx.name)
-        start = sum(ctx.rows[: runtime.rank()])
-        return total[start : start + ctx.rows[runtime.rank()]].reshape(ctx.shape), None
+        return _own_rows(total, ctx.rows, ctx.shape), None
 
 
 class Alltoall(torch.autograd.Function):
@@ -132,8 +181,7 @@ class Reducescatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float) -> Any:
-        ctx.op, ctx.name = op, _backward(name)
-        ctx.factor = prescale * postscale / (runtime.size() if op is Average else 1)
+        ctx.op, ctx.name, ctx.factor = op, _backward(name), _factor(op, prescale, postscale)
         return collectives.reducescatter(tensor, op, name, prescale, postscale)
 
     @staticmethod

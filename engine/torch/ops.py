@@ -14,7 +14,6 @@ import engine.torch.adapter  # noqa: F401  (registers torch.Tensor)
 from engine import collectives, groups
 from engine.collectives import Handle
 from engine.errors import EngineError
-from engine.groups import Group
 from engine.torch import functions
 from engine.types import Average, Op, Sum
 
@@ -167,7 +166,7 @@ def grouped_allreduce_async(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Group:
+) -> Handle:
     """Start a grouped allreduce. `synchronize` gives a list of new tensors. See `engine.grouped_allreduce`."""
     return groups.grouped_allreduce_async(
         _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
@@ -181,7 +180,7 @@ def grouped_allreduce_async_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Group:
+) -> Handle:
     """Start a grouped allreduce in place; the tensors must be left alone until `synchronize` returns."""
     return groups.grouped_allreduce_async_(
         _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
@@ -203,7 +202,7 @@ def grouped_allreduce(
     """
     no_compression(compression)
     settings = choose_op(average, op), name, prescale_factor, postscale_factor
-    return functions.grouped(_check_all(tensors), *settings)
+    return functions.call_grouped(functions.GroupedAllreduce, groups.grouped_allreduce, _check_all(tensors), *settings)
 
 
 def grouped_allreduce_(
@@ -260,6 +259,19 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     return _tensor(functions.call(functions.Allgather, collectives.allgather, tensor, name))
 
 
+def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: str | None = None) -> Handle:
+    """Start a grouped allgather. `synchronize` gives a list of new tensors. See `engine.grouped_allgather`."""
+    return groups.grouped_allgather_async(_check_all(tensors), name)
+
+
+def grouped_allgather(tensors: Sequence[torch.Tensor], name: str | None = None) -> list[torch.Tensor]:
+    """Concatenate several tensors over all ranks in one request. Collective. See `engine.grouped_allgather`.
+
+    Gradients flow through it as through `allgather`.
+    """
+    return functions.call_grouped(functions.GroupedAllgather, groups.grouped_allgather, _check_all(tensors), name)
+
+
 def alltoall_async(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Handle:
     """Start an all-to-all. `synchronize` gives its result."""
     _check(tensor)
@@ -303,6 +315,36 @@ def reducescatter(
     _check(tensor)
     settings = choose_op(None, op), name, prescale_factor, postscale_factor
     return _tensor(functions.call(functions.Reducescatter, collectives.reducescatter, tensor, *settings))
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int | None = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start a grouped reduce-scatter. `synchronize` gives a list of new tensors. See `engine.grouped_reducescatter`."""
+    return groups.grouped_reducescatter_async(_check_all(tensors), op, name, prescale_factor, postscale_factor)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Combine several tensors over all ranks in one request, and keep this rank's rows of each. Collective.
+
+    See `engine.grouped_reducescatter`. Gradients flow through it as through `reducescatter`.
+    """
+    no_compression(compression)
+    settings = choose_op(None, op), name, prescale_factor, postscale_factor
+    return functions.call_grouped(
+        functions.GroupedReducescatter, groups.grouped_reducescatter, _check_all(tensors), *settings
+    )
 
 
 def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:

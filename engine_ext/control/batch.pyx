@@ -14,6 +14,7 @@ from engine_ext.control.layout cimport (
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve
 from engine_ext.control.stores cimport stores_choose
+from engine_ext.data.kernels cimport ENGINE_DTYPES
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
 
 cdef enum:
@@ -24,11 +25,18 @@ cdef int* ITEM_BYTES = [2, 2, 4, 8, 1, 1, 4, 8, 1]
 
 
 cdef int64_t meta_bytes(const engine_meta* meta) noexcept nogil:
-    """Bytes of a tensor; of one row where the rows may differ by rank, of nothing for a barrier."""
+    """Bytes of a tensor or group; of one row where the rows may differ by rank, of nothing for a barrier."""
     cdef int64_t n = ITEM_BYTES[meta.dtype]
     cdef uint32_t d
     if meta.kind == KIND_BARRIER:
         return 0
+    if meta.group and meta.kind == KIND_ALLGATHER:
+        return 1                # it is gathered as bytes
+    if meta.group:
+        n = 0
+        for d in range(ENGINE_DTYPES):
+            n += meta.dims[d] * ITEM_BYTES[d]
+        return n
     for d in range(1 if meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL else 0, min(meta.ndim, <uint32_t>MAX_DIMS)):
         n *= meta.dims[d]
     return n

@@ -11,8 +11,8 @@ from libc.string cimport memcmp, memcpy, memset
 from engine_ext.control.batch cimport close_batches, meta_bytes
 from engine_ext.control.describe cimport describe_meta, describe_ranks, kind_name
 from engine_ext.control.layout cimport (
-    ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ID_WORDS, IDS, KIND_ALLGATHER,
-    KIND_ALLREDUCE, MAX_RANKS, REQUEST_BYTES, engine_entry,
+    DIM_SPARSE, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ID_WORDS, IDS, KIND_ALLGATHER,
+    KIND_ALLREDUCE, LAYOUT_SPARSE, MAX_RANKS, REQUEST_BYTES, engine_entry,
     engine_meta, engine_request, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
@@ -164,7 +164,32 @@ cdef inline const engine_meta* sent_by(Name* name, int rank) noexcept nogil:
     return &name.requests[rank].meta if name.requests[rank] != NULL else &name.meta
 
 
-cdef int complain(Coordinator* c, Name* name, char* text) noexcept nogil:
+cdef inline bint absent(Coordinator* c, Name* name, int rank) noexcept nogil:
+    """Whether `rank` brought that it has no tensor."""
+    return name.requests[rank].absent if name.requests[rank] != NULL else bit(c.segment.pages[rank].absent, name.id)
+
+
+cdef const engine_meta* first_present(Coordinator* c, Name* name) noexcept nogil:
+    """What the first rank with a tensor brought; without any, what rank 0 would have."""
+    cdef int r
+    for r in range(c.segment.size):
+        if not absent(c, name, r):
+            return sent_by(name, r)
+    return sent_by(name, 0)
+
+
+cdef const engine_meta* counts_as(Coordinator* c, Name* name, int rank, const engine_meta* present) noexcept nogil:
+    """What `rank` brought. Who has no gradient cannot know that the others' is sparse: then theirs is what it would have."""
+    cdef const engine_meta* sent = sent_by(name, rank)
+    cdef engine_meta x
+    if present.layout != LAYOUT_SPARSE or not absent(c, name, rank):
+        return sent
+    x = sent[0]
+    x.kind, x.layout, x.group, x.dims[DIM_SPARSE] = present.kind, present.layout, present.group, present.dims[DIM_SPARSE]
+    return present if same(&x, present) else sent
+
+
+cdef int complain(Coordinator* c, Name* name, const engine_meta* present, char* text) noexcept nogil:
     """What each rank sent, equal ranks together. Empty when all sent the same."""
     cdef bint[MAX_RANKS] group
     cdef bint[MAX_RANKS] told
@@ -175,13 +200,13 @@ cdef int complain(Coordinator* c, Name* name, char* text) noexcept nogil:
             continue
         memset(group, 0, sizeof(group))
         for q in range(r, c.segment.size):
-            if not told[q] and same(sent_by(name, q), sent_by(name, r)):
+            if not told[q] and same(counts_as(c, name, q, present), counts_as(c, name, r, present)):
                 group[q] = told[q] = True
         if groups:
             at += snprintf(text + at, TEXT_BYTES - at, ", ")
         at += describe_ranks(group, c.segment.size, text + at, TEXT_BYTES - at)
         at += snprintf(text + at, TEXT_BYTES - at, " sent ")
-        at += describe_meta(sent_by(name, r), text + at, TEXT_BYTES - at)
+        at += describe_meta(counts_as(c, name, r, present), text + at, TEXT_BYTES - at)
         groups += 1
         if at > TEXT_BYTES - 512:
             break
@@ -220,8 +245,8 @@ cdef bint append_definition(Coordinator* c, Name* name, const engine_meta* meta,
 cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
     """Every rank has brought `name`, at least one by a request: define and queue it, or complain. False: try again later."""
     cdef char[TEXT_BYTES] text
-    cdef int length = complain(c, name, text)
-    cdef engine_meta meta
+    cdef engine_meta meta = first_present(c, name)[0]
+    cdef int length = complain(c, name, &meta, text)
     cdef int32_t id = name.id
     cdef bint first = id < 0
     cdef int r
@@ -234,7 +259,6 @@ cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
         else:
             forget(c, name)
         return True
-    meta = sent_by(name, 0)[0]
     for r in range(c.segment.size):
         if sent_by(name, r).shared != meta.shared:
             meta.shared = -1            # not in the arena everywhere, or not at the same place: a private tensor
@@ -277,12 +301,15 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
         rows = 0
         for r in range(c.segment.size):
             page = c.segment.pages[r]
-            name.rows[r] = name.requests[r].rows if first else <int64_t>load_relaxed(&page.rows[name.id])
+            if absent(c, name, r):
+                name.rows[r] = 0
+            else:
+                name.rows[r] = name.requests[r].rows if first else <int64_t>load_relaxed(&page.rows[name.id])
             rows += name.rows[r]
         name.nbytes *= <uint64_t>rows
     elif name.meta.kind == KIND_ALLREDUCE:
         for r in range(c.segment.size):
-            name.absent += name.requests[r].absent if first else bit(c.segment.pages[r].absent, name.id)
+            name.absent += absent(c, name, r)
     if c.queue_count == 0:
         c.queue_since = now_ns()
     c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)

@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc, realloc
 from libc.string cimport memcpy, memset, strncpy
 
+from engine_ext.control.batch cimport meta_bytes
 from engine_ext.control.layout cimport (
     ALGORITHM_TWO_SHOT, CAUSE_RAISED, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_NEEDS_PACK, ENTRY_SKIP,
     KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, engine_entry,
@@ -14,10 +15,10 @@ from engine_ext.control.state cimport (
 )
 from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
-    OP_ABANDONED, OP_DONE, Op, Record, Status, table_define, table_evict, table_finish, table_record,
+    OP_ABANDONED, OP_DONE, Member, Op, Record, Status, table_define, table_evict, table_finish, table_record,
 )
 from engine_ext.data.executor cimport executor_progress, executor_start
-from engine_ext.data.kernels cimport ENGINE_AVERAGE
+from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_INT64, ENGINE_UINT8
 from engine_ext.data.plan cimport plan_add, plan_clear
 from engine_ext.data.scatter cimport scatter_chunks
 from engine_ext.platform.atomics cimport (
@@ -103,13 +104,14 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
-    """An allgather: one tensor, whose result is allocated here because only the entry knows its size."""
+    """An allgather: one tensor or group, whose result is allocated here because only the entry knows its size."""
     cdef Op* op = e.batch[0]
     cdef const int64_t* rows = rows_of(entry)
-    cdef uint64_t total = 0, longest = 0
+    cdef uint64_t total = 0, longest = 0, row_bytes = <uint64_t>meta_bytes(&entry.meta)
+    cdef uint32_t k
     cdef int r
     for r in range(e.segment.size):
-        e.executor.gather_bytes[r] = <uint64_t>rows[r] * op.row_bytes
+        e.executor.gather_bytes[r] = <uint64_t>rows[r] * row_bytes
         e.executor.gather_start[r] = total
         total += e.executor.gather_bytes[r]
         longest = max(longest, e.executor.gather_bytes[r])
@@ -118,8 +120,15 @@ cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
     if op.row_counts == NULL or op.memory == NULL:
         return False
     memcpy(op.row_counts, rows, e.segment.size * sizeof(int64_t))
-    op.memory_bytes = total
-    if plan_add(&e.executor.plan, op.source, op.memory, op.nbytes, -1) == NULL:
+    e.executor.gathered, op.memory_bytes = op.memory, total
+    e.executor.reduction.prescale = 1.0             # what is gathered is not scaled on the way
+    if op.meta.group:
+        if plan_add(&e.executor.plan, <char*>op.splits, NULL, op.meta.group * 2 * sizeof(int64_t), ENGINE_INT64, -1) == NULL:
+            return False
+        for k in range(op.meta.group):
+            if plan_add(&e.executor.plan, op.members[k].source, NULL, op.members[k].nbytes, ENGINE_UINT8, -1) == NULL:
+                return False
+    elif rows[e.segment.rank] and plan_add(&e.executor.plan, op.source, NULL, op.nbytes, ENGINE_UINT8, -1) == NULL:
         return False
     executor_start(&e.executor, (longest + entry.chunk - 1) // entry.chunk)
     return True
@@ -128,13 +137,25 @@ cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
 cdef bint plan_scatter(State* e, const engine_entry* entry) noexcept nogil:
     """A reduce-scatter: rank r keeps the sum of part r of the rows. The first ranks have one more where they do not divide."""
     cdef Op* op = e.batch[0]
-    cdef uint64_t rows = <uint64_t>entry.meta.dims[0], size = <uint64_t>e.segment.size, start = 0, r
+    cdef Member one
+    cdef const Member* members = op.members
+    cdef const Member* member
+    cdef uint64_t size = <uint64_t>e.segment.size, rows, first, last, r
+    cdef uint32_t k
+    if op.meta.group == 0:
+        one.source, one.target, one.nbytes = op.source, op.target, op.nbytes
+        one.row_bytes, one.rows, one.dtype = op.row_bytes, entry.meta.dims[0], op.meta.dtype
+        members = &one
     for r in range(size):
-        e.executor.send_start[r] = start
-        e.executor.send_bytes[r] = (rows // size + (r < rows % size)) * op.row_bytes
-        start += e.executor.send_bytes[r]
-    if plan_add(&e.executor.plan, op.source, op.target, op.nbytes, -1) == NULL:
-        return False
+        e.executor.send_start[r] = e.executor.plan.total
+        for k in range(max(op.meta.group, <uint32_t>1)):
+            member = &members[k]
+            rows = <uint64_t>member.rows
+            first, last = r * (rows // size) + min(r, rows % size), (r + 1) * (rows // size) + min(r + 1, rows % size)
+            if plan_add(&e.executor.plan, member.source + first * member.row_bytes, member.target,
+                        (last - first) * member.row_bytes, member.dtype, -1) == NULL:
+                return False
+        e.executor.send_bytes[r] = e.executor.plan.total - e.executor.send_start[r]
     executor_start(&e.executor, scatter_chunks(&e.executor))
     return True
 
@@ -145,7 +166,7 @@ cdef bint plan_exchange(State* e) noexcept nogil:
     cdef uint64_t start = 0
     cdef int r
     op.row_counts = <int64_t*>malloc(e.segment.size * sizeof(int64_t))
-    if op.row_counts == NULL or plan_add(&e.executor.plan, op.source, NULL, op.nbytes, -1) == NULL:
+    if op.row_counts == NULL or plan_add(&e.executor.plan, op.source, NULL, op.nbytes, ENGINE_UINT8, -1) == NULL:
         return False
     for r in range(e.segment.size):
         e.executor.send_start[r], e.executor.send_bytes[r] = start, <uint64_t>op.splits[r] * op.row_bytes
@@ -178,9 +199,9 @@ cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
             op.memory_bytes, op.target = op.nbytes, op.memory
         for k in range(op.meta.group):
             if plan_add(&e.executor.plan, op.members[k].source, op.members[k].target,
-                        op.members[k].nbytes, -1) == NULL:
+                        op.members[k].nbytes, op.members[k].dtype, -1) == NULL:
                 return False
-        if op.meta.group == 0 and plan_add(&e.executor.plan, op.source, op.target, op.nbytes,
+        if op.meta.group == 0 and plan_add(&e.executor.plan, op.source, op.target, op.nbytes, op.meta.dtype,
                                            op.meta.shared if shared else -1) == NULL:
             return False
     total = e.executor.plan.total
@@ -200,11 +221,10 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     e.executor.needs_pack = entry.flags & ENTRY_NEEDS_PACK != 0
     e.executor.root, e.executor.chunk = entry.meta.root, entry.chunk
     memset(&e.executor.reduction, 0, sizeof(e.executor.reduction))
-    e.executor.reduction.dtype, e.executor.reduction.op = entry.meta.dtype, entry.meta.op
+    e.executor.reduction.op = entry.meta.op             # the dtype is each piece's own
     e.executor.reduction.count, e.executor.reduction.streaming = e.segment.size, e.executor.streaming
     e.executor.reduction.prescale, e.executor.reduction.postscale = entry.meta.prescale, entry.meta.postscale
     e.executor.reduction.divisor = e.segment.size if entry.meta.op == ENGINE_AVERAGE else 1
-    e.executor.element = e.executor.kernels.types[entry.meta.dtype].size
     if entry.kind == KIND_ALLGATHER:
         return plan_gather(e, entry)
     if entry.kind == KIND_REDUCESCATTER:

@@ -12,9 +12,11 @@
 #include <stdint.h>
 
 enum {
-  ENGINE_PROTOCOL = 2,
+  ENGINE_PROTOCOL = 3,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
+  DIM_SPARSE = 10,             /* in dims of a sparse tensor */
+  DIM_DIGEST = 11,             /* in dims of a group */
   IDS = 16384,                 /* names that travel as one bit */
   ID_WORDS = IDS / 64,
   RING_WORDS = 1 << 17,        /* schedule: 1 MiB of 64-bit words */
@@ -30,6 +32,7 @@ enum {
 enum { KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS };
 enum { ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP };
 enum { ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER };
+enum { LAYOUT_ROWS, LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_SPARSE };
 enum { STORES_CACHED, STORES_STREAMING, STORES_AUTO };
 enum { CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED };
 /* rank_page.asleep: which door sleeps, and what would be news to it besides a new entry. */
@@ -47,11 +50,14 @@ enum { ENTRY_NEEDS_PACK = 1 };  /* entry flag: a shared entry in which some rank
 /* What the ranks must agree on for one operation. Zero-filled before it is set, compared as bytes. */
 typedef struct engine_meta {
   uint8_t kind, dtype, op, layout;
-  int32_t root;                /* of a broadcast; a digest of the shapes, for a group */
+  int32_t root;                /* of a broadcast */
   double prescale, postscale;
   int64_t shared;              /* where in the arena, the same on every rank, or -1 */
-  uint32_t ndim, group;        /* tensors in a group, 0 for one tensor: then dims[0] counts the elements of all */
-  int64_t dims[MAX_DIMS];      /* dims[0] of an allgather or all-to-all is 0: it may differ */
+  uint32_t ndim, group;        /* tensors in a group, 0 for one tensor */
+  /* dims[0] of an allgather or all-to-all is 0: it may differ. Of a group: how many elements of each dtype (an allgather's:
+   * in one row of each tensor), and a digest of dtypes and shapes in order. Of a sparse tensor, which is gathered as a group
+   * of indices and values: its shape, and how many of its dimensions are sparse. */
+  int64_t dims[MAX_DIMS];
 } engine_meta;
 
 typedef struct engine_request {

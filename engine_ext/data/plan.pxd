@@ -7,6 +7,7 @@ cdef struct Piece:
     uint64_t start          # in the logical buffer, a multiple of PIECE_ALIGNMENT
     uint64_t nbytes
     int64_t shared          # place in the arena, or -1
+    int32_t dtype
 
 cdef struct Plan:
     Piece* pieces
@@ -19,5 +20,7 @@ cdef enum:
 
 cdef void plan_clear(Plan* plan) noexcept nogil
 cdef void plan_free(Plan* plan) noexcept nogil
-cdef Piece* plan_add(Plan* plan, const char* source, char* target, uint64_t nbytes, int64_t shared) noexcept nogil
+cdef Piece* plan_add(
+    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int64_t shared
+) noexcept nogil
 cdef int32_t plan_find(const Plan* plan, uint64_t at) noexcept nogil

@@ -13,7 +13,9 @@ cdef void plan_free(Plan* plan) noexcept nogil:
     memset(plan, 0, sizeof(Plan))
 
 
-cdef Piece* plan_add(Plan* plan, const char* source, char* target, uint64_t nbytes, int64_t shared) noexcept nogil:
+cdef Piece* plan_add(
+    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int64_t shared
+) noexcept nogil:
     """Append a tensor; NULL without memory."""
     cdef Piece* pieces
     cdef Piece* piece
@@ -23,7 +25,8 @@ cdef Piece* plan_add(Plan* plan, const char* source, char* target, uint64_t nbyt
             return NULL
         plan.pieces, plan.room = pieces, plan.room * 2 + 64
     piece = &plan.pieces[plan.count]
-    piece.source, piece.target, piece.start, piece.nbytes, piece.shared = source, target, plan.total, nbytes, shared
+    piece.source, piece.target, piece.start, piece.nbytes = source, target, plan.total, nbytes
+    piece.dtype, piece.shared = dtype, shared
     plan.count += 1
     plan.total += (nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT
     return piece
