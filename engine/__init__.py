@@ -32,11 +32,14 @@ if TYPE_CHECKING:
         synchronize,
     )
     from engine.groups import (
-        Group,
+        grouped_allgather,
+        grouped_allgather_async,
         grouped_allreduce,
         grouped_allreduce_,
         grouped_allreduce_async,
         grouped_allreduce_async_,
+        grouped_reducescatter,
+        grouped_reducescatter_async,
     )
     from engine.objects import allgather_object, broadcast_object, check_consistency
     from engine.process_sets import ProcessSet, global_process_set
@@ -66,7 +69,10 @@ _MODULES = {
         "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ join poll reducescatter "
         "reducescatter_async synchronize"
     ),
-    "groups": "Group grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_",
+    "groups": (
+        "grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_ grouped_allreduce_async "
+        "grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async"
+    ),
     "objects": "allgather_object broadcast_object check_consistency",
     "process_sets": "ProcessSet global_process_set",
     "runtime": (
@@ -80,7 +86,6 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names.sp
 __all__ = [
     "Average",
     "DistributedOptimizer",
-    "Group",
     "Handle",
     "Max",
     "Min",
@@ -110,10 +115,14 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "global_process_set",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.adapters import Adapter, adapter_of
 from engine.native import core
 from engine.process_sets import ProcessSet, global_process_set
 from engine.types import Average, Op
-
-if TYPE_CHECKING:
-    from engine.groups import Group
 
 
 class Handle:
@@ -320,12 +317,12 @@ def join(process_set: ProcessSet = global_process_set) -> int:
     return process_set.engine.join()
 
 
-def poll(handle: Handle | Group) -> bool:
+def poll(handle: Handle) -> bool:
     """Whether `synchronize` would return, or raise, at once."""
     return handle.done
 
 
-def synchronize(handle: Handle | Group) -> Any:
+def synchronize(handle: Handle) -> Any:
     """Wait for an operation and return its result. Raises what went wrong, as the operation's docstring says."""
     return handle.wait()
 
@@ -333,6 +330,14 @@ def synchronize(handle: Handle | Group) -> Any:
 def number_of(op: int | None) -> int:
     """The number the native engine knows an operation by; None is `Average`."""
     return Average if op is None else op if type(op) is Op else Op(op)
+
+
+def share_of(source: Any, rank: int, size: int) -> Any:
+    """As many rows of `source` as `rank` gets of them by a reduce-scatter: what an output looks like."""
+    if not source.ndim:
+        return source  # The native engine says what is wrong with it.
+    rows = len(source)
+    return source[: rows // size + (rank < rows % size)]
 
 
 # `blocking`: the caller is about to wait, so the engine submits and waits in one step and wakes nobody for it.
@@ -427,10 +432,7 @@ def _scatter(
     adapter = adapter_of(tensor)
     source = adapter.input(tensor)
     engine = process_set.engine
-    rows = len(source) if source.ndim else 0
-    output = adapter.empty(
-        source[: rows // engine.size + (engine.rank < rows % engine.size)] if source.ndim else source
-    )
+    output = adapter.empty(share_of(source, engine.rank, engine.size))
     native = engine.reducescatter(source, output, name, number_of(op), prescale, postscale, blocking)
     return Handle(native, output, lambda output: adapter.result(tensor, output))
 

@@ -1,47 +1,25 @@
-"""Several tensors in one request."""
+"""Several tensors in one request: all of them, or none. They may be of several dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from engine.adapters import adapter_of
-from engine.collectives import number_of
-from engine.errors import EngineError
-from engine.native import core
+from engine.collectives import Handle, number_of, share_of
 from engine.process_sets import ProcessSet, global_process_set
 from engine.types import Average
 
 
-class Group:
-    """Several operations that were started together; `poll` and `synchronize` take it as they take a `Handle`."""
+class GatherHandle(Handle):
+    """As `Handle`, of an allgather of several tensors."""
 
-    __slots__ = ("_fetch", "_natives", "_results")
-
-    def __init__(self, natives: list[core.Handle], results: list[Any], fetch: Callable[[list[Any]], list[Any]]) -> None:
-        self._natives = natives
-        self._results = results
-        self._fetch: Callable[[list[Any]], list[Any]] | None = fetch
+    __slots__ = ()
 
     @property
-    def done(self) -> bool:
-        """Whether `wait` would return at once. Never blocks; raises nothing."""
-        return all(native.done for native in self._natives)
-
-    def wait(self) -> list[Any]:
-        """The results, when all are there; may be called again. Raises what went wrong, the first of it."""
-        error = None
-        for native in self._natives:
-            try:
-                native.wait()
-            except EngineError as cause:
-                error = error or cause
-        if error is not None:
-            raise error
-        if self._fetch is not None:
-            self._results = self._fetch(self._results)
-            self._fetch = None
-        return self._results
+    def rows(self) -> Any:
+        """After `wait`: for each tensor, how many rows came from each rank."""
+        return [rows for _, rows, _ in self._native.gathered_group]
 
 
 def grouped_allreduce_async_(
@@ -51,9 +29,9 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Group:
+) -> Handle:
     """Start `grouped_allreduce_`; see there. The tensors must be left alone until `synchronize` returns."""
-    return _reduce_group_in_place(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
+    return _reduce_in_place(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
 
 
 def grouped_allreduce_async(
@@ -63,9 +41,9 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Group:
+) -> Handle:
     """Start `grouped_allreduce`; see there. The tensors must not be written to until `synchronize` returns."""
-    return _reduce_group(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
+    return _reduce(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
 
 
 def grouped_allreduce(
@@ -78,13 +56,13 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Combine several tensors over all ranks in one request. Collective.
 
-    Tensors of one dtype are one operation: reduced together once every rank has brought all of them, or refused
-    together. Much cheaper than as many calls.
+    They are reduced together once every rank has brought all of them, or refused together. Much cheaper than as many
+    calls.
 
     Parameters
     ----------
     tensors : sequence of array or tensor
-        As for `allreduce`; equally many on all ranks, in one order.
+        As for `allreduce`, of any dtypes; equally many on all ranks, in one order.
     op, name, prescale_factor, postscale_factor : optional
         As for `allreduce`.
 
@@ -97,9 +75,9 @@ def grouped_allreduce(
     ValueError
         There is no tensor.
     EngineError
-        As for `allreduce`; a `MismatchError` concerns all tensors of a dtype.
+        As for `allreduce`; it concerns all of the tensors.
     """
-    return _reduce_group(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=True).wait()
+    return _list(_reduce(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=True))
 
 
 def grouped_allreduce_(
@@ -111,48 +89,95 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """As `grouped_allreduce`, in place. Returns the tensors."""
-    return _reduce_group_in_place(
-        tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=True
-    ).wait()
+    return _list(_reduce_in_place(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=True))
 
 
-def _by_dtype(sources: list[Any]) -> dict[Any, list[int]]:
-    """Which tensors are of which dtype, in the order of their first."""
-    groups: dict[Any, list[int]] = {}
-    for index, source in enumerate(sources):
-        groups.setdefault(source.dtype, []).append(index)
-    return groups
+def grouped_allgather_async(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> GatherHandle:
+    """Start `grouped_allgather`; see there. The tensors must not be written to until `synchronize` returns."""
+    return _gather(tensors, name, process_set, blocking=False)
 
 
-def _start_group(
-    sources: list[Any],
-    outputs: list[Any],
-    op: int | None,
-    name: str | None,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
-    blocking: bool,
-) -> list[core.Handle]:
-    if not sources:
-        raise ValueError("a group has at least one tensor")
-    groups = _by_dtype(sources)
-    engine = process_set.engine
-    if len(groups) > 1:
-        core.expect_tensors(sources)  # All are refused before any is brought.
-    return [
-        engine.allreduce_group(
-            [sources[index] for index in members],
-            [outputs[index] for index in members],
-            name if name is None or len(groups) == 1 else f"{name}.{dtype}",
-            number_of(op),
-            *scales,
-            blocking and len(groups) == 1,
-        )
-        for dtype, members in groups.items()
-    ]
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Concatenate several tensors of all ranks along their first dimensions, in one request. Collective.
+
+    Parameters
+    ----------
+    tensors : sequence of array or tensor
+        As for `allgather`, of any dtypes; equally many on all ranks, in one order. The number of rows may differ by
+        rank and by tensor.
+    name : str, optional
+        As for `allreduce`.
+
+    Returns
+    -------
+    list of array or tensor
+        As from `allgather`.
+
+    Raises
+    ------
+    ValueError
+        There is no tensor.
+    EngineError
+        As for `allreduce`; it concerns all of the tensors.
+    """
+    return _list(_gather(tensors, name, process_set, blocking=True))
 
 
-def _reduce_group(
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    op: int | None = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start `grouped_reducescatter`; see there. The tensors must not be written to until `synchronize` returns."""
+    return _scatter(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    op: int | None = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Combine several tensors over all ranks, and keep this rank's rows of each, in one request. Collective.
+
+    Parameters
+    ----------
+    tensors : sequence of array or tensor
+        As for `reducescatter`, of any dtypes; equally many on all ranks, in one order.
+    op, name, prescale_factor, postscale_factor : optional
+        As for `allreduce`.
+
+    Returns
+    -------
+    list of array or tensor
+        As from `reducescatter`: each tensor's rows are divided in rank order.
+
+    Raises
+    ------
+    ValueError
+        There is no tensor.
+    EngineError
+        As for `allreduce`; it concerns all of the tensors.
+    """
+    return _list(_scatter(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=True))
+
+
+def _list(handle: Handle) -> list[Any]:
+    results = handle.wait()
+    assert isinstance(results, list)
+    return results
+
+
+def _reduce(
     tensors: Sequence[Any],
     op: int | None,
     name: str | None,
@@ -160,21 +185,15 @@ def _reduce_group(
     postscale: float,
     process_set: ProcessSet,
     blocking: bool,
-) -> Group:
+) -> Handle:
     adapters = [adapter_of(tensor) for tensor in tensors]
     sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
     outputs = [adapter.empty(source) for adapter, source in zip(adapters, sources, strict=True)]
-    natives = _start_group(sources, outputs, op, name, (prescale, postscale), process_set, blocking)
-
-    def fetch(outputs: list[Any]) -> list[Any]:
-        return [
-            adapter.result(tensor, output) for adapter, tensor, output in zip(adapters, tensors, outputs, strict=True)
-        ]
-
-    return Group(natives, outputs, fetch)
+    native = process_set.engine.allreduce_group(sources, outputs, name, number_of(op), prescale, postscale, blocking)
+    return Handle(native, outputs, lambda outputs: _results(adapters, tensors, outputs))
 
 
-def _reduce_group_in_place(
+def _reduce_in_place(
     tensors: Sequence[Any],
     op: int | None,
     name: str | None,
@@ -182,10 +201,10 @@ def _reduce_group_in_place(
     postscale: float,
     process_set: ProcessSet,
     blocking: bool,
-) -> Group:
+) -> Handle:
     adapters = [adapter_of(tensor) for tensor in tensors]
     targets = [adapter.target(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
-    natives = _start_group(targets, targets, op, name, (prescale, postscale), process_set, blocking)
+    native = process_set.engine.allreduce_group(targets, targets, name, number_of(op), prescale, postscale, blocking)
 
     def fetch(targets: list[Any]) -> list[Any]:
         for adapter, tensor, target in zip(adapters, tensors, targets, strict=True):
@@ -193,4 +212,43 @@ def _reduce_group_in_place(
                 adapter.store(tensor, target)
         return list(tensors)
 
-    return Group(natives, targets, fetch)
+    return Handle(native, targets, fetch)
+
+
+def _gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, blocking: bool) -> GatherHandle:
+    adapters = [adapter_of(tensor) for tensor in tensors]
+    sources = [adapter.rows(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
+    native = process_set.engine.allgather_group(sources, name, blocking)
+
+    def fetch(_: Any) -> list[Any]:
+        parts = native.gathered_group
+        return [
+            adapter.gathered(tensor, data, sum(rows))
+            for adapter, tensor, (data, rows, _) in zip(adapters, tensors, parts, strict=True)
+        ]
+
+    return GatherHandle(native, None, fetch)
+
+
+def _scatter(
+    tensors: Sequence[Any],
+    op: int | None,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    blocking: bool,
+) -> Handle:
+    adapters = [adapter_of(tensor) for tensor in tensors]
+    sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
+    engine = process_set.engine
+    outputs = [
+        adapter.empty(share_of(source, engine.rank, engine.size))
+        for adapter, source in zip(adapters, sources, strict=True)
+    ]
+    native = engine.reducescatter_group(sources, outputs, name, number_of(op), prescale, postscale, blocking)
+    return Handle(native, outputs, lambda outputs: _results(adapters, tensors, outputs))
+
+
+def _results(adapters: list[Any], tensors: Sequence[Any], outputs: list[Any]) -> list[Any]:
+    return [adapter.result(tensor, output) for adapter, tensor, output in zip(adapters, tensors, outputs, strict=True)]

@@ -15,6 +15,7 @@ cdef class Handle:
     cdef readonly object output
     cdef object memory
     cdef tuple rows
+    cdef list parts                 # of an allgather of a group
     cdef int waiting                # threads in wait()
 
     cdef int conclude(self, Op* op) except -1
@@ -45,6 +46,8 @@ cdef class Engine:
     cdef void bury(self) noexcept
     cdef object world_error(self)
     cdef Handle start(self, Op* op, object name, bint blocking, object owner, object output)
+    cdef Handle reduce_group(self, int kind, list tensors, list outputs, object name, int op, double prescale, double postscale,
+                             bint blocking)
     cdef uint64_t row_bytes(self, const View* view) noexcept
     cdef int expect_joins(self, uint64_t begun) except -1
     cdef void leave_world(self) noexcept

@@ -17,6 +17,11 @@ class Handle:
     @property
     def gathered(self) -> tuple[memoryview, tuple[int, ...]]:
         """Allgather, after `wait`: the bytes, writable and owned, and the rows of each rank."""
+    @property
+    def gathered_group(self) -> list[tuple[memoryview, tuple[int, ...], int]]:
+        """Allgather of a group, after `wait`: of each tensor the bytes, writable and owned, the rows of each rank, and
+        the bytes of a row.
+        """
     def wait(self) -> None:
         """Drive the engine until the operation is done; raise what went wrong. May be called again."""
 
@@ -75,11 +80,31 @@ class Engine:
     ) -> Handle: ...
     def broadcast(self, tensor: Any, output: Any, name: str | None, root: int, blocking: bool = False) -> Handle: ...
     def allgather(self, tensor: Any, name: str | None, blocking: bool = False) -> Handle: ...
+    def allgather_group(
+        self,
+        tensors: list[Any],
+        name: str | None,
+        blocking: bool = False,
+        sparse: tuple[Sequence[int], int, float, float] | None = None,
+    ) -> Handle:
+        """`sparse`: the tensors are indices (int64, a row for each value) and values of a sparse tensor; its shape, the
+        operation, prescale and postscale are compared, and left to the caller.
+        """
     def alltoall(self, tensor: Any, splits: Iterable[int], name: str | None, blocking: bool = False) -> Handle: ...
     def reducescatter(
         self,
         tensor: Any,
         output: Any,
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        blocking: bool = False,
+    ) -> Handle: ...
+    def reducescatter_group(
+        self,
+        tensors: list[Any],
+        outputs: list[Any],
         name: str | None,
         op: int,
         prescale: float,
@@ -139,6 +164,3 @@ class Engine:
         """Give back the memory of a process set that all its members have closed. One of them does it."""
     def close(self, timeout: float) -> None:
         """Finish what is in flight (up to `timeout` seconds), publish that this rank left, stop the engine thread."""
-
-def expect_tensors(tensors: list[Any]) -> None:
-    """Raise `UnsupportedTensorError` unless the engine can work on all of them."""

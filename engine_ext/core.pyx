@@ -37,10 +37,10 @@ from engine_ext.control.state cimport (
     EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock,
 )
-from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Member, Op, Status, table_close, table_open
+from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status, table_close, table_open
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_PRODUCT, engine_kernels_get
-from engine_ext.data.plan cimport PIECE_ALIGNMENT
+from engine_ext.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of
 from engine_ext.platform.atomics cimport (
     load32_acquire, load_acquire, now_ns, or32, store32_release, store_release, swap_pointer,
@@ -85,7 +85,6 @@ cdef enum:
     TICK_NS = 100000000         # how often a blocking call comes back for signals
     UNNAMED = 256               # operations without a name that can be outstanding
     PAGE = 4096
-    MAX_GROUP = 1 << 20
 
 CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
 
@@ -137,6 +136,12 @@ cdef class Handle:
             raise EngineError(f"'{self.name}' has nothing gathered: call wait() first")
         return memoryview(self.memory), self.rows
 
+    @property
+    def gathered_group(self):
+        if self.parts is None:
+            raise EngineError(f"'{self.name}' has no group gathered: call wait() first")
+        return self.parts
+
     def wait(self):
         """Drive the engine until the operation is done; raise what went wrong with it."""
         cdef Op* op = self.op
@@ -161,7 +166,9 @@ cdef class Handle:
             raise MismatchError(f"ranks disagree on '{self.name}': {text}")
         if status != Status.OK:
             self.engine.refuse(status, self.name)
-        if op.memory != NULL:
+        if op.memory != NULL and op.meta.group:
+            self.parts = group_parts(op.memory, op.row_counts, self.engine.size, op.meta.group)
+        elif op.memory != NULL:
             self.rows = tuple([op.row_counts[r] for r in range(self.engine.size)])
             self.memory = take_memory(op)
         return 0
@@ -484,46 +491,39 @@ cdef class Engine:
         return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
 
     def allreduce_group(self, list tensors, list outputs, name, int op, double prescale, double postscale, bint blocking=False):
-        """One operation on tensors of one dtype: scheduled when every rank has brought it, or not at all."""
+        """One operation on several tensors: scheduled when every rank has brought it, or not at all."""
+        return self.reduce_group(KIND_ALLREDUCE, tensors, outputs, name, op, prescale, postscale, blocking)
+
+    def reducescatter_group(self, list tensors, list outputs, name, int op, double prescale, double postscale,
+                            bint blocking=False):
+        return self.reduce_group(KIND_REDUCESCATTER, tensors, outputs, name, op, prescale, postscale, blocking)
+
+    cdef Handle reduce_group(self, int kind, list tensors, list outputs, object name, int op, double prescale, double postscale,
+                             bint blocking):
         cdef View source, target
         cdef Op* brought
-        cdef Member* member
         cdef list keepers = []
         cdef Py_ssize_t k, count = len(tensors)
-        cdef uint32_t digest = 2166136261u
-        cdef int d
+        cdef int64_t rows
         self.check()
-        if not 0 < count <= MAX_GROUP or len(outputs) != count:
-            raise ValueError(f"a group has 1 to {MAX_GROUP} tensors, and an output for each; not {count} and {len(outputs)}")
+        if len(outputs) != count:
+            raise ValueError(f"a group of {count} tensors has as many outputs, not {len(outputs)}")
         brought = new_op()
         try:
-            brought.members = <Member*>calloc(<size_t>count, sizeof(Member))
-            if brought.members == NULL:
-                raise MemoryError("no memory for a group")
+            group_open(brought, kind, count)
             for k in range(count):
-                keepers.append(view_of(tensors[k], &source))
-                expect_dense(tensors[k], &source, f"tensor {k} of the group")
-                if k == 0:
-                    expect_reduction(&source, op, prescale, postscale)
-                    brought.meta.dtype = source.dtype
-                elif source.dtype != brought.meta.dtype:
-                    raise ValueError(f"tensor {k} of the group has another dtype than tensor 0")
-                keepers.append(same_shape(tensors[k], &source, outputs[k], &target, source.dims[0]))
-                member = &brought.members[k]
-                member.source, member.target, member.nbytes = source.data, target.data, source.nbytes
-                brought.nbytes += source.nbytes
-                brought.meta.dims[0] += <int64_t>source.count
-                brought.meta.dims[1] += <int64_t>((source.nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT)
-                digest = (digest ^ (<uint32_t>source.ndim << 8 | <uint32_t>source.layout)) * 16777619u
-                for d in range(source.ndim):
-                    digest = (digest ^ <uint32_t>source.dims[d]) * 16777619u
+                keepers.append(group_add(brought, k, tensors[k], &source))
+                expect_reduction(&source, op, prescale, postscale)
+                rows = source.dims[0]
+                if kind == KIND_REDUCESCATTER:
+                    expect_rows(tensors[k], &source, "a reduce-scatter divides")
+                    rows = source.dims[0] // self.size + (self.rank < source.dims[0] % self.size)
+                keepers.append(same_shape(tensors[k], &source, outputs[k], &target, rows))
+                brought.members[k].target = target.data
         except BaseException:
             free_op(brought)
             raise
-        brought.meta.kind, brought.meta.op, brought.meta.ndim = KIND_ALLREDUCE, <unsigned char>op, 1
-        brought.meta.prescale, brought.meta.postscale = prescale, postscale
-        brought.meta.group, brought.meta.root = <uint32_t>count, <int32_t>digest
-        brought.source = brought.target = <char*>brought.members        # not absent; the memory is the members'
+        brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
         return self.start(brought, name, blocking, (tensors, outputs, keepers), outputs)
 
     def broadcast(self, tensor, output, name, Py_ssize_t root, bint blocking=False):
@@ -558,6 +558,27 @@ cdef class Engine:
         fill_memory(brought, &source, &source)
         brought.target = NULL
         return self.start(brought, name, blocking, (tensor, keeper), None)
+
+    def allgather_group(self, list tensors, name, bint blocking=False, sparse=None):
+        cdef View source
+        cdef Op* brought
+        cdef list keepers = []
+        cdef Py_ssize_t k, count = len(tensors)
+        self.check()
+        brought = new_op()
+        try:
+            group_open(brought, KIND_ALLGATHER, count)
+            for k in range(count):
+                keepers.append(group_add(brought, k, tensors[k], &source))
+                expect_rows(tensors[k], &source, "an allgather joins")
+            group_gather(brought)
+            if sparse is not None:
+                shape, brought.meta.op, brought.meta.prescale, brought.meta.postscale = sparse
+                group_sparse(brought, shape)
+        except BaseException:
+            free_op(brought)
+            raise
+        return self.start(brought, name, blocking, (tensors, keepers), None)
 
     def alltoall(self, tensor, splits, name, bint blocking=False):
         cdef View source
@@ -858,14 +879,6 @@ cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept:
 
 cdef void fill_memory(Op* op, const View* source, const View* target) noexcept:
     op.source, op.target, op.nbytes = source.data, target.data, source.nbytes
-
-
-def expect_tensors(list tensors):
-    """Raise UnsupportedTensorError unless the engine can work on all of them."""
-    cdef View view
-    for k in range(len(tensors)):
-        view_of(tensors[k], &view)
-        expect_dense(tensors[k], &view, f"tensor {k} of the group")
 
 
 cdef int expect_rows(object tensor, const View* view, str verb) except -1:

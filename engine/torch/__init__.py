@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from engine.collectives import Handle, poll, synchronize
 from engine.errors import WorldError as HorovodInternalError
-from engine.groups import Group
 from engine.objects import allgather_object, broadcast_object, check_consistency
 from engine.process_sets import ProcessSet, global_process_set
 from engine.runtime import (
@@ -41,10 +40,14 @@ from engine.torch.ops import (
     ddl_built,
     gloo_built,
     gloo_enabled,
+    grouped_allgather,
+    grouped_allgather_async,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
     init,
     join,
     mpi_built,
@@ -57,6 +60,7 @@ from engine.torch.ops import (
 )
 from engine.torch.optimizer import DistributedOptimizer
 from engine.torch.schedules import gradual_warmup, scale_learning_rate
+from engine.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from engine.torch.state import broadcast_optimizer_state, broadcast_parameters
 from engine.torch.sync_batch_norm import SyncBatchNorm
 from engine.types import Average, Max, Min, Op, Product, Sum
@@ -65,7 +69,6 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
-    "Group",
     "Handle",
     "HorovodInternalError",
     "Max",
@@ -104,10 +107,14 @@ __all__ = [
     "gloo_built",
     "gloo_enabled",
     "gradual_warmup",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -127,5 +134,7 @@ __all__ = [
     "scale_learning_rate",
     "shutdown",
     "size",
+    "sparse_allreduce",
+    "sparse_allreduce_async",
     "synchronize",
 ]

@@ -15,8 +15,13 @@ def check(tensor: torch.Tensor, what: str = "a tensor") -> None:
     """Raise unless the engine can work on this kind of tensor."""
     if tensor.layout is not torch.strided:
         raise UnsupportedTensorError(
-            f"{what} has layout {tensor.layout}; the engine takes dense tensors: use to_dense()"
+            f"{what} has layout {tensor.layout}; the engine takes dense tensors: use to_dense(), or sparse_allreduce"
         )
+    check_device(tensor, what)
+
+
+def check_device(tensor: torch.Tensor, what: str = "a tensor") -> None:
+    """Raise unless the tensor lies where the engine can work on it."""
     if not tensor.is_cpu:
         raise UnsupportedTensorError(
             f"{what} is on {tensor.device}; the engine works in main memory for now: use cpu()"

@@ -28,11 +28,16 @@ def call(
     return plain(tensor, *arguments)
 
 
-def grouped(tensors: Sequence[torch.Tensor], *settings: Any) -> list[torch.Tensor]:
-    """The grouped allreduce of `tensors`, with gradients if any of them has to get one."""
+def call_grouped(
+    function: type[torch.autograd.Function],
+    plain: Callable[..., list[Any]],
+    tensors: Sequence[torch.Tensor],
+    *settings: Any,
+) -> list[torch.Tensor]:
+    """As `call`, for several tensors: the result of `function` if a gradient has to flow to any of them."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return list(GroupedAllreduce.apply(*settings, *tensors))  # type: ignore[no-untyped-call]
-    return groups.grouped_allreduce(tensors, *settings)
+        return list(function.apply(*settings, *tensors))  # type: ignore[no-untyped-call]
+    return plain(tensors, *settings)
 
 
 def _linear(op: Op, what: str) -> None:
@@ -44,6 +49,18 @@ def _linear(op: Op, what: str) -> None:
 
 def _backward(name: str | None) -> str | None:
     return None if name is None else f"{name}.backward"
+
+
+def _own_rows(total: torch.Tensor, rows: Sequence[int], shape: torch.Size, process_set: ProcessSet) -> torch.Tensor:
+    """What of a gathered tensor's gradient belongs to this rank's input, which had that shape."""
+    rank = process_set.engine.rank
+    start = sum(rows[:rank])
+    return total[start : start + rows[rank]].reshape(shape)
+
+
+def _factor(op: Op, prescale: float, postscale: float, process_set: ProcessSet) -> float:
+    """By what a reduction multiplies each rank's values."""
+    return prescale * postscale / (process_set.size() if op is Average else 1)
 
 
 class Allreduce(torch.autograd.Function):
@@ -90,6 +107,48 @@ class GroupedAllreduce(torch.autograd.Function):
         return None, None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
 
 
+class GroupedAllgather(torch.autograd.Function):
+    """As `Allgather`, for several tensors in one request each way."""
+
+    @staticmethod
+    def forward(ctx: Context, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        handle = groups.grouped_allgather_async(tensors, name, process_set)
+        results = handle.wait()
+        ctx.rows, ctx.shapes = handle.rows, [tensor.shape for tensor in tensors]
+        ctx.name, ctx.process_set = _backward(name), process_set
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
+        totals = groups.grouped_allreduce(gradients, Sum, ctx.name, process_set=ctx.process_set)
+        mine = [_own_rows(*each, ctx.process_set) for each in zip(totals, ctx.rows, ctx.shapes, strict=True)]
+        return None, None, *mine
+
+
+class GroupedReducescatter(torch.autograd.Function):
+    """As `Reducescatter`, for several tensors in one request each way."""
+
+    @staticmethod
+    def forward(
+        ctx: Context,
+        op: Op,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        ctx.op, ctx.name, ctx.process_set = op, _backward(name), process_set
+        ctx.factor = _factor(op, prescale, postscale, process_set)
+        return tuple(groups.grouped_reducescatter(tensors, op, name, prescale, postscale, process_set))
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
+        _linear(ctx.op, "grouped_reducescatter")
+        totals = groups.grouped_allgather(gradients, ctx.name, ctx.process_set)
+        return None, None, None, None, None, *(total if ctx.factor == 1 else total * ctx.factor for total in totals)
+
+
 class Broadcast(torch.autograd.Function):
     """Every rank's output is the root's input: its gradient is the sum of all. The others' inputs do not matter."""
 
@@ -117,9 +176,7 @@ class Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         total = collectives.allreduce(gradients[0], Sum, ctx.name, process_set=ctx.process_set)
-        rank = ctx.process_set.rank()
-        start = sum(ctx.rows[:rank])
-        return total[start : start + ctx.rows[rank]].reshape(ctx.shape), None, None
+        return _own_rows(total, ctx.rows, ctx.shape, ctx.process_set), None, None
 
 
 class Alltoall(torch.autograd.Function):
@@ -157,7 +214,7 @@ class Reducescatter(torch.autograd.Function):
         process_set: ProcessSet,
     ) -> Any:
         ctx.op, ctx.name, ctx.process_set = op, _backward(name), process_set
-        ctx.factor = prescale * postscale / (process_set.size() if op is Average else 1)
+        ctx.factor = _factor(op, prescale, postscale, process_set)
         return collectives.reducescatter(tensor, op, name, prescale, postscale, process_set)
 
     @staticmethod

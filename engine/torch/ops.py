@@ -14,7 +14,6 @@ import engine.torch.adapter  # noqa: F401  (registers torch.Tensor)
 from engine import collectives, groups, runtime
 from engine.collectives import Handle
 from engine.errors import EngineError
-from engine.groups import Group
 from engine.process_sets import ProcessSet, global_process_set
 from engine.torch import functions
 from engine.types import Average, Op, Sum
@@ -178,7 +177,7 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Group:
+) -> Handle:
     """Start a grouped allreduce. `synchronize` gives a list of new tensors. See `engine.grouped_allreduce`."""
     return groups.grouped_allreduce_async(
         _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
@@ -193,7 +192,7 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Group:
+) -> Handle:
     """Start a grouped allreduce in place; the tensors must be left alone until `synchronize` returns."""
     return groups.grouped_allreduce_async_(
         _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
@@ -216,7 +215,7 @@ def grouped_allreduce(
     """
     no_compression(compression)
     settings = choose_op(average, op), name, prescale_factor, postscale_factor, process_set
-    return functions.grouped(_check_all(tensors), *settings)
+    return functions.call_grouped(functions.GroupedAllreduce, groups.grouped_allreduce, _check_all(tensors), *settings)
 
 
 def grouped_allreduce_(
@@ -286,6 +285,25 @@ def allgather(
     return _tensor(functions.call(functions.Allgather, collectives.allgather, tensor, name, process_set))
 
 
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start a grouped allgather. `synchronize` gives a list of new tensors. See `engine.grouped_allgather`."""
+    return groups.grouped_allgather_async(_check_all(tensors), name, process_set)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """Concatenate several tensors over all ranks in one request. Collective. See `engine.grouped_allgather`.
+
+    Gradients flow through it as through `allgather`.
+    """
+    return functions.call_grouped(
+        functions.GroupedAllgather, groups.grouped_allgather, _check_all(tensors), name, process_set
+    )
+
+
 def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -335,6 +353,40 @@ def reducescatter(
     _check(tensor)
     settings = choose_op(None, op), name, prescale_factor, postscale_factor, process_set
     return _tensor(functions.call(functions.Reducescatter, collectives.reducescatter, tensor, *settings))
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int | None = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start a grouped reduce-scatter. `synchronize` gives a list of new tensors. See `engine.grouped_reducescatter`."""
+    return groups.grouped_reducescatter_async(
+        _check_all(tensors), choose_op(None, op), name, prescale_factor, postscale_factor, process_set
+    )
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Combine several tensors over all ranks in one request, and keep this rank's rows of each. Collective.
+
+    See `engine.grouped_reducescatter`. Gradients flow through it as through `reducescatter`.
+    """
+    no_compression(compression)
+    settings = choose_op(None, op), name, prescale_factor, postscale_factor, process_set
+    return functions.call_grouped(
+        functions.GroupedReducescatter, groups.grouped_reducescatter, _check_all(tensors), *settings
+    )
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -38,6 +38,7 @@ import torch
 
 from engine.errors import EngineError, UnsupportedTensorError
 from engine.native import core, gradients
+from engine.torch import sparse
 from engine.torch.adapter import check, tensor_over
 from engine.types import Average, Op
 
@@ -98,7 +99,7 @@ class Reducer:
     views : bool
         Keep gradients in shared memory.
     sparse_as_dense : bool
-        Make sparse gradients dense, instead of refusing them.
+        Make sparse gradients dense, instead of gathering what they store.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class Reducer:
         self.finish()
         for name, parameter in self._thaw().items():
             if parameter.grad is not None:  # From passes before there was a hook.
-                self._reduce_now(name, parameter.grad)
+                self._reduce_now(f"{name}.thawed", parameter, parameter.grad)
 
     def before_zero(self) -> None:
         """As `before_step`, except that old gradients do not matter any more."""
@@ -246,9 +247,13 @@ class Reducer:
         return thawed
 
     def _bring(self, index: int, memory: Any) -> None:
-        """Give a parameter that had no gradient here the result of the ranks where it had one."""
+        """Give a parameter a result that does not lie in its gradient: it had none here, or a sparse one."""
         parameter, view = self._parameters[index], self._bucket[index]
-        parameter.grad = tensor_over(memory, parameter) if view is None else view
+        if isinstance(memory, list):  # Gathered indices and values.
+            gradient = parameter if parameter.grad is None else parameter.grad
+            parameter.grad = sparse.add_up(memory, gradient.dtype, parameter.shape, self._op, *self._scales)
+        else:
+            parameter.grad = tensor_over(memory, parameter) if view is None else view
 
     def _on_first(self) -> None:
         """Queue `finish` behind the pass that is running."""
@@ -259,14 +264,11 @@ class Reducer:
         if torch._C._current_graph_task_id() != -1:
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
 
-    def _on_slow(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of a gradient that cannot be reduced where it is."""
+    def _on_slow(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | sparse.Brought:
+        """A contiguous copy of a gradient that cannot be reduced where it is, or what is sent of a sparse one."""
         if gradient.layout is not torch.strided:
             if not self._sparse_as_dense:
-                raise UnsupportedTensorError(
-                    f"the gradient of {self._names[index]!r} is sparse: give DistributedOptimizer "
-                    "sparse_as_dense=True, or make the layer with sparse=False"
-                )
+                return sparse.bring(gradient, self._op, f"the gradient of {self._names[index]!r}")
             gradient = gradient.to_dense()
             parameter.grad = gradient
         check(gradient, f"the gradient of {self._names[index]!r}")
@@ -276,10 +278,16 @@ class Reducer:
             self._copies.append((gradient, copy))
         return copy
 
-    def _reduce_now(self, name: str, gradient: torch.Tensor) -> None:
-        check(gradient, f"the gradient of {name!r}")
+    def _reduce_now(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            if not self._sparse_as_dense:
+                handle = sparse.start(self.engine, gradient, name, self._op, *self._scales, blocking=True)
+                parameter.grad = handle.wait()
+                return
+            gradient = parameter.grad = gradient.to_dense()
+        check(gradient, f"{name!r}")
         flat = gradient.detach().contiguous()
-        self.engine.allreduce(flat, flat, f"{name}.thawed", int(self._op), *self._scales, True).wait()
+        self.engine.allreduce(flat, flat, name, int(self._op), *self._scales, True).wait()
         if flat.data_ptr() != gradient.data_ptr():
             gradient.copy_(flat)
 

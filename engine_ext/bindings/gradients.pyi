@@ -33,9 +33,10 @@ class GradientGroup:
     ) -> None:
         """`on_first()` runs before the first submission of a backward pass. `on_slow(index, parameter, gradient)`
         returns the contiguous tensor to submit in place of a gradient that cannot be submitted as it is, and is
-        expected to remember it. In the first passes, and when hooks fire in another order than before,
-        `on_watch(gradient)` says whether a gradient's memory is not its own; then it is replaced by
-        `on_apart(parameter, gradient)`, from then on in every pass."""
+        expected to remember it; of a sparse gradient a tuple: indices (int64, a row for each value), values, shape.
+        In the first passes, and when hooks fire in another order than before, `on_watch(gradient)` says whether a
+        gradient's memory is not its own; then it is replaced by `on_apart(parameter, gradient)`, from then on in every
+        pass."""
     def add(self, parameter: Any, name: str, view: Any | None) -> GradientHook:
         """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to."""
     paused: bool
@@ -58,5 +59,7 @@ class GradientGroup:
     def finish(self) -> list[tuple[int, Any]]:
         """Submit *absent* for what got no gradient, wait for all of it, mark the step's communication done.
 
-        Returns (index, memory) for parameters without a gradient here whose result exists because another rank had one.
+        Returns (index, memory) for parameters without a gradient here whose result exists because another rank had one,
+        and for sparse gradients the gathered indices and values: (index, [(memory, rows of each rank, bytes of a row),
+        ...]).
         """

@@ -14,10 +14,11 @@ from libc.string cimport memcmp, memcpy, memset
 from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
-from engine_ext.control.layout cimport KIND_ALLREDUCE, NAME_BYTES, engine_meta
+from engine_ext.control.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, NAME_BYTES, engine_meta
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status
 from engine_ext.core cimport Engine, free_op, new_op, take_memory
 from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL
+from engine_ext.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.platform.atomics cimport or32
 from engine_ext.transport.arena cimport arena_locate
 
@@ -143,6 +144,8 @@ cdef class GradientHook:
             pass                    # sparse, or on a device: the binding knows better what to say
         if not fits:
             gradient = self.group.on_slow(self.index, parameter, gradient)
+            if type(gradient) is tuple:
+                return self.bring_sparse(<tuple>gradient)
             keeper = view_of(gradient, &view)
             expect_dense(gradient, &view, f"the gradient of '{self.label}'")
             fits = self.fits(&view)
@@ -163,6 +166,45 @@ cdef class GradientHook:
         self.op.source = self.op.target = view.data
         self.op.nbytes = view.nbytes
         return self.submit()
+
+    cdef int bring_sparse(self, tuple parts) except -1:
+        """Indices, values and the shape of a sparse gradient: they are gathered, and added up by the binding."""
+        cdef View view
+        cdef Py_ssize_t k
+        cdef list keepers = []
+        cdef Op* op = self.op
+        self.drop_parts()
+        op.meta, op.agreed, self.usual, op.nbytes = self.meta, 0, False, 0
+        try:
+            group_open(op, KIND_ALLGATHER, 2)
+            for k in range(2):
+                keepers.append(group_add(op, k, parts[k], &view))
+            group_gather(op)
+            group_sparse(op, parts[2])
+        except BaseException:
+            self.drop_parts()
+            raise
+        self.own((parts, keepers))
+        return self.submit()
+
+    cdef list take_parts(self):
+        """What all ranks have brought of a sparse gradient: indices and values; None of a dense one."""
+        cdef list parts = None
+        if self.op.row_counts != NULL and self.op.memory != NULL:
+            parts = group_parts(self.op.memory, self.op.row_counts, self.engine.size, 2)
+        self.drop_parts()
+        return parts
+
+    cdef void drop_parts(self) noexcept:
+        """Make the operation that of a dense gradient again."""
+        cdef Op* op = self.op
+        if op.members != NULL or op.row_counts != NULL:
+            free(op.members)
+            free(op.splits)
+            free(op.row_counts)
+            free(op.memory)
+            op.members, op.splits, op.row_counts, op.memory = NULL, NULL, NULL, NULL
+            op.rows, op.row_bytes = 0, 0
 
     cdef inline bint fits(self, const View* view) noexcept:
         """Whether a gradient has its parameter's dtype, shape and layout."""
@@ -285,7 +327,7 @@ cdef class GradientGroup:
         if extents == NULL:
             raise MemoryError("no memory to compare gradients")
         for hook in self.hooks:
-            if hook.view is None and hook.op.source != NULL and hook.op.nbytes:
+            if hook.view is None and hook.op.source != NULL and hook.op.nbytes and hook.op.members == NULL:
                 extents[count].begin, extents[count].end = hook.op.source, hook.op.source + hook.op.nbytes
                 extents[count].index = hook.index
                 count += 1
@@ -322,11 +364,13 @@ cdef class GradientGroup:
         -------
         list of (int, memory)
             For parameters without a gradient here whose result exists because another rank had one: index, and the shared
-            view or the memory that holds it.
+            view or the memory that holds it. For those with a sparse gradient on any rank: index, and a list of two
+            (memory, rows of each rank, bytes of a row), the gathered indices and values.
         """
         cdef Engine engine = self.engine
         cdef GradientHook hook
         cdef list found = []
+        cdef list parts
         cdef object error = None
         engine.check()
         for hook in self.hooks:
@@ -351,7 +395,10 @@ cdef class GradientGroup:
                 hook.raise_error()
             except Exception as cause:          # every hook is left in order; the first error is what is raised
                 error = error or cause
-            if hook.op.source == NULL and hook.nbytes and hook.op.status == Status.OK:
+            parts = hook.take_parts()
+            if parts is not None:
+                found.append((hook.index, parts))
+            elif hook.op.source == NULL and hook.nbytes and hook.op.status == Status.OK:
                 found.append((hook.index, hook.view if hook.view is not None else take_memory(hook.op)))
             hook.own(None)
         if error is not None:

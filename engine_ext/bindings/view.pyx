@@ -159,7 +159,7 @@ cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* stri
     memset(view.dims, 0, sizeof(view.dims))
     for k in range(ndim):
         view.count *= <uint64_t>dims[k]
-    view.nbytes = view.count * <uint64_t>itemsize
+    view.itemsize, view.nbytes = itemsize, view.count * <uint64_t>itemsize
     view.ndim = min(ndim, <int>MAX_DIMS)
     for k in range(ndim):
         if k < MAX_DIMS:

@@ -11,8 +11,8 @@ from libc.string cimport memcmp, memcpy, memset
 from engine_ext.control.batch cimport close_batches
 from engine_ext.control.describe cimport describe_meta, describe_ranks, kind_name
 from engine_ext.control.layout cimport (
-    ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ID_WORDS, IDS, KIND_ALLGATHER,
-    KIND_ALLREDUCE, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, engine_entry,
+    DIM_SPARSE, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ID_WORDS, IDS, KIND_ALLGATHER,
+    KIND_ALLREDUCE, KIND_BROADCAST, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_RANKS, REQUEST_BYTES, engine_entry,
     engine_meta, engine_request, meta_bytes, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
@@ -166,31 +166,11 @@ cdef inline const engine_meta* sent_by(Name* name, int rank) noexcept nogil:
     return &name.requests[rank].meta if name.requests[rank] != NULL else &name.meta
 
 
-cdef int complain(Coordinator* c, Name* name, char* text) noexcept nogil:
-    """What each rank sent, equal ranks together. Empty when all sent the same and it can be done."""
-    cdef bint[MAX_RANKS] group
-    cdef bint[MAX_RANKS] told
-    cdef int at = 0, r, q, groups = 0
-    for r in range(c.segment.size):
-        told[r] = c.joined[r]
-    for r in range(c.segment.size):
-        if told[r]:
-            continue
-        memset(group, 0, sizeof(group))
-        for q in range(r, c.segment.size):
-            if not told[q] and same(sent_by(name, q), sent_by(name, r)):
-                group[q] = told[q] = True
-        if groups:
-            at += snprintf(text + at, TEXT_BYTES - at, ", ")
-        at += describe_ranks(group, c.segment.numbers, c.segment.size, text + at, TEXT_BYTES - at)
-        at += snprintf(text + at, TEXT_BYTES - at, " sent ")
-        at += describe_meta(sent_by(name, r), text + at, TEXT_BYTES - at)
-        groups += 1
-        if at > TEXT_BYTES - 512:
-            break
-    if groups == 1:
-        return complain_of_root(c, sent_by(name, bringer(c)), text)
-    return at
+cdef inline bint absent(Coordinator* c, Name* name, int rank) noexcept nogil:
+    """Whether `rank` has no tensor: it brought that, or it has joined."""
+    if c.joined[rank]:
+        return True
+    return name.requests[rank].absent if name.requests[rank] != NULL else bit(c.segment.pages[rank].absent, name.id)
 
 
 cdef inline int bringer(Coordinator* c) noexcept nogil:
@@ -202,13 +182,60 @@ cdef inline int bringer(Coordinator* c) noexcept nogil:
     return r
 
 
-cdef int complain_of_root(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
-    """A root that has joined has nothing to give."""
+cdef const engine_meta* first_present(Coordinator* c, Name* name) noexcept nogil:
+    """What the first rank with a tensor brought; without any, what the first would have."""
     cdef int r
-    if meta.kind == KIND_BROADCAST:
-        for r in range(c.segment.size):
-            if c.joined[r] and c.segment.numbers[r] == meta.root:
-                return snprintf(text, TEXT_BYTES, "rank %d is the root and has joined", meta.root)
+    for r in range(c.segment.size):
+        if not absent(c, name, r):
+            return sent_by(name, r)
+    return sent_by(name, bringer(c))
+
+
+cdef const engine_meta* counts_as(Coordinator* c, Name* name, int rank, const engine_meta* present) noexcept nogil:
+    """What `rank` brought. Who has no gradient cannot know that the others' is sparse: then theirs is what it would have."""
+    cdef const engine_meta* sent = sent_by(name, rank)
+    cdef engine_meta x
+    if present.layout != LAYOUT_SPARSE or not absent(c, name, rank):
+        return sent
+    x = sent[0]
+    x.kind, x.layout, x.group, x.dims[DIM_SPARSE] = present.kind, present.layout, present.group, present.dims[DIM_SPARSE]
+    return present if same(&x, present) else sent
+
+
+cdef int complain(Coordinator* c, Name* name, const engine_meta* present, char* text) noexcept nogil:
+    """What each rank sent, equal ranks together. Empty when all sent the same and it can be done."""
+    cdef bint[MAX_RANKS] group
+    cdef bint[MAX_RANKS] told
+    cdef int at = 0, r, q, groups = 0
+    for r in range(c.segment.size):
+        told[r] = c.joined[r]
+    for r in range(c.segment.size):
+        if told[r]:
+            continue
+        memset(group, 0, sizeof(group))
+        for q in range(r, c.segment.size):
+            if not told[q] and same(counts_as(c, name, q, present), counts_as(c, name, r, present)):
+                group[q] = told[q] = True
+        if groups:
+            at += snprintf(text + at, TEXT_BYTES - at, ", ")
+        at += describe_ranks(group, c.segment.numbers, c.segment.size, text + at, TEXT_BYTES - at)
+        at += snprintf(text + at, TEXT_BYTES - at, " sent ")
+        at += describe_meta(counts_as(c, name, r, present), text + at, TEXT_BYTES - at)
+        groups += 1
+        if at > TEXT_BYTES - 512:
+            break
+    return at if groups > 1 else complain_of_joined(c, present, text)
+
+
+cdef int complain_of_joined(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
+    """A rank that has joined has nothing to give as a root, and does not know how the rows of a group's tensors divide."""
+    cdef int r
+    for r in range(c.segment.size):
+        if c.joined[r] and meta.kind == KIND_BROADCAST and c.segment.numbers[r] == meta.root:
+            return snprintf(text, TEXT_BYTES, "rank %d is the root and has joined", meta.root)
+        if c.joined[r] and meta.kind == KIND_REDUCESCATTER and meta.group:
+            return snprintf(text, TEXT_BYTES, "rank %d has joined, and cannot take part in a group whose rows are divided",
+                            c.segment.numbers[r])
     return 0
 
 
@@ -244,8 +271,8 @@ cdef bint append_definition(Coordinator* c, Name* name, const engine_meta* meta,
 cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
     """Every rank has brought `name`, at least one by a request: define and queue it, or complain. False: try again later."""
     cdef char[TEXT_BYTES] text
-    cdef int length = complain(c, name, text)
-    cdef engine_meta meta
+    cdef engine_meta meta = first_present(c, name)[0]
+    cdef int length = complain(c, name, &meta, text)
     cdef int32_t id = name.id
     cdef bint first = id < 0
     cdef int r
@@ -258,7 +285,6 @@ cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
         else:
             forget(c, name)
         return True
-    meta = sent_by(name, bringer(c))[0]
     for r in range(c.segment.size):
         if not c.joined[r] and sent_by(name, r).shared != meta.shared:
             meta.shared = -1            # not in the arena everywhere, or not at the same place: a private tensor
@@ -301,7 +327,7 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
         rows = 0
         for r in range(c.segment.size):
             page = c.segment.pages[r]
-            if c.joined[r]:
+            if absent(c, name, r):
                 name.rows[r] = 0
             else:
                 name.rows[r] = name.requests[r].rows if first else <int64_t>load_relaxed(&page.rows[name.id])
@@ -309,10 +335,7 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
         name.nbytes *= <uint64_t>rows
     elif name.meta.kind == KIND_ALLREDUCE:
         for r in range(c.segment.size):
-            if c.joined[r]:
-                name.absent += 1
-            else:
-                name.absent += name.requests[r].absent if first else bit(c.segment.pages[r].absent, name.id)
+            name.absent += absent(c, name, r)
     if c.queue_count == 0:
         c.queue_since = now_ns()
     c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)
@@ -374,6 +397,7 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
     cdef int32_t w, id
     cdef int r
     cdef bint alike
+    cdef char[TEXT_BYTES] text
     cdef Name* name
     for w in range(c.words):
         ready = c.defined[w] & ~c.queued[w] if c.joined_count < c.segment.size else 0
@@ -396,7 +420,7 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             id = w * 64 + count_trailing_zeros(ready)
             ready &= ready - 1
             name = c.by_id[id]
-            alike = name.brought == 0 and (c.joined_count == 0 or name.meta.kind != KIND_BROADCAST)
+            alike = name.brought == 0 and (c.joined_count == 0 or complain_of_joined(c, &name.meta, text) == 0)
             if not (enqueue(c, name, False) if alike else settle(c, name)):
                 c.stuck = True
     return True

@@ -3,12 +3,14 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport strtod
 
 from engine_ext.control.layout cimport (
-    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, MAX_DIMS, engine_meta,
+    DIM_DIGEST, DIM_SPARSE, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER,
+    LAYOUT_SPARSE, MAX_DIMS, engine_meta,
 )
+from engine_ext.data.kernels cimport ENGINE_DTYPES
 
 cdef const char** KIND_NAMES = ["allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter"]
 cdef const char** OP_NAMES = ["sum", "average", "min", "max", "product"]
-cdef const char** LAYOUT_NAMES = ["", " channels_last", " channels_last_3d"]
+cdef const char** LAYOUT_NAMES = ["", " channels_last", " channels_last_3d", ""]
 cdef const char** DTYPE_NAMES = [
     "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool",
 ]
@@ -28,32 +30,51 @@ cdef inline int fit(int at, int written, int room) noexcept nogil:
 
 cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept nogil:
     cdef int at = 0
-    cdef int d
-    at = fit(at, snprintf(text, room, "%s", KIND_NAMES[meta.kind]), room)
+    cdef bint sparse = meta.layout == LAYOUT_SPARSE
+    at = fit(at, snprintf(text, room, "%s%s", b"sparse " if sparse else b"",
+                          KIND_NAMES[KIND_ALLREDUCE if sparse else meta.kind]), room)
     if meta.kind == KIND_BARRIER:
         if meta.ndim:       # an internal barrier that agrees on a size
             at = fit(at, snprintf(text + at, room - at, " of %lld bytes", <long long>meta.dims[0]), room)
         return at
-    if meta.kind == KIND_ALLREDUCE or meta.kind == KIND_REDUCESCATTER:
+    if meta.kind == KIND_ALLREDUCE or meta.kind == KIND_REDUCESCATTER or sparse:
         at = fit(at, snprintf(text + at, room - at, " %s", OP_NAMES[meta.op]), room)
     elif meta.kind == KIND_BROADCAST:
         at = fit(at, snprintf(text + at, room - at, " from root %d", meta.root), room)
-    if meta.group:
-        return fit(at, snprintf(text + at, room - at, " %s, a group of %u tensors with %lld elements and shapes %08x",
-                                DTYPE_NAMES[meta.dtype], <unsigned int>meta.group, <long long>meta.dims[0],
-                                <unsigned int>meta.root), room)
-    at = fit(at, snprintf(text + at, room - at, " %s[", DTYPE_NAMES[meta.dtype]), room)
-    for d in range(<int>meta.ndim if meta.ndim < MAX_DIMS else MAX_DIMS):
-        if d == 0 and (meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL):
-            at = fit(at, snprintf(text + at, room - at, "*"), room)
-        else:
-            at = fit(at, snprintf(text + at, room - at, "%s%lld", b", " if d else b"", <long long>meta.dims[d]), room)
-    at = fit(at, snprintf(text + at, room - at, "]%s", LAYOUT_NAMES[meta.layout]), room)
+    if meta.group and not sparse:
+        at = describe_group(meta, text, at, room)
+    else:
+        at = describe_shape(meta, text, at, room)
+    if sparse:
+        at = fit(at, snprintf(text + at, room - at, ", sparse in %lld of its dimensions", <long long>meta.dims[DIM_SPARSE]), room)
     if meta.prescale != 1.0:
         at = describe_factor(b"prescale", meta.prescale, text, at, room)
     if meta.postscale != 1.0:
         at = describe_factor(b"postscale", meta.postscale, text, at, room)
     return at
+
+
+cdef int describe_group(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
+    """`a group of 3 tensors: float32 12 elements, int64 3 elements, shapes 0123456789abcdef`."""
+    cdef int d
+    at = fit(at, snprintf(text + at, room - at, ", a group of %u tensors: ", <unsigned int>meta.group), room)
+    for d in range(ENGINE_DTYPES):
+        if meta.dims[d]:
+            at = fit(at, snprintf(text + at, room - at, "%s %lld elements%s, ", DTYPE_NAMES[d], <long long>meta.dims[d],
+                                  b" in a row" if meta.kind == KIND_ALLGATHER else b""), room)
+    return fit(at, snprintf(text + at, room - at, "shapes %016llx", <unsigned long long>meta.dims[DIM_DIGEST]), room)
+
+
+cdef int describe_shape(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
+    """`float32[3, 4]`; a star for rows that may differ."""
+    cdef int d
+    at = fit(at, snprintf(text + at, room - at, " %s[", DTYPE_NAMES[meta.dtype]), room)
+    for d in range(<int>meta.ndim if meta.ndim < MAX_DIMS else MAX_DIMS):
+        if d == 0 and meta.layout != LAYOUT_SPARSE and (meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL):
+            at = fit(at, snprintf(text + at, room - at, "*"), room)
+        else:
+            at = fit(at, snprintf(text + at, room - at, "%s%lld", b", " if d else b"", <long long>meta.dims[d]), room)
+    return fit(at, snprintf(text + at, room - at, "]%s", LAYOUT_NAMES[meta.layout]), room)
 
 
 cdef int describe_factor(const char* what, double factor, char* text, int at, int room) noexcept nogil:

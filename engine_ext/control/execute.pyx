@@ -5,7 +5,8 @@ from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.layout cimport (
     ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_NEEDS_PACK,
-    ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, engine_entry,
+    ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, dtype_bytes,
+    engine_entry, meta_bytes,
 )
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
 from engine_ext.control.segment cimport Segment, abort_world, ring
@@ -14,12 +15,12 @@ from engine_ext.control.state cimport (
 )
 from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
-    OP_ABANDONED, OP_DONE, OP_STAND_IN, Op, Record, Status, table_define, table_dismiss, table_evict, table_finish, table_record,
-    table_stand_in, table_toggle,
+    OP_ABANDONED, OP_DONE, OP_STAND_IN, Member, Op, Record, Status, table_define, table_dismiss, table_evict, table_finish,
+    table_record, table_stand_in, table_toggle,
 )
 from engine_ext.data.executor cimport executor_progress, executor_start
-from engine_ext.data.kernels cimport ENGINE_AVERAGE
-from engine_ext.data.plan cimport plan_add, plan_clear
+from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_INT64, ENGINE_UINT8
+from engine_ext.data.plan cimport Piece, Plan, plan_add, plan_append, plan_clear
 from engine_ext.data.scatter cimport scatter_chunks
 from engine_ext.platform.atomics cimport (
     FENCE_DONE, add32, cas_pointer, full_fence, futex_wake, load32_relaxed, now_ns, or32, store32_release,
@@ -119,13 +120,14 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
-    """An allgather: one tensor, whose result is allocated here because only the entry knows its size."""
+    """An allgather: one tensor or group, whose result is allocated here because only the entry knows its size."""
     cdef Op* op = e.batch[0]
     cdef const int64_t* rows = rows_of(entry)
-    cdef uint64_t total = 0, longest = 0
+    cdef uint64_t total = 0, longest = 0, row_bytes = <uint64_t>meta_bytes(&entry.meta)
+    cdef uint32_t k
     cdef int r
     for r in range(e.segment.size):
-        e.executor.gather_bytes[r] = <uint64_t>rows[r] * op.row_bytes
+        e.executor.gather_bytes[r] = <uint64_t>rows[r] * row_bytes
         e.executor.gather_start[r] = total
         total += e.executor.gather_bytes[r]
         longest = max(longest, e.executor.gather_bytes[r])
@@ -134,8 +136,15 @@ cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
     if op.row_counts == NULL or op.memory == NULL:
         return False
     memcpy(op.row_counts, rows, e.segment.size * sizeof(int64_t))
-    op.memory_bytes = total
-    if plan_add(&e.executor.plan, op.source, op.memory, op.nbytes, -1) == NULL:
+    e.executor.gathered, op.memory_bytes = op.memory, total
+    e.executor.reduction.prescale = 1.0             # what is gathered is not scaled on the way
+    if op.members != NULL:
+        if plan_add(&e.executor.plan, <char*>op.splits, NULL, op.meta.group * 2 * sizeof(int64_t), ENGINE_INT64, -1) == NULL:
+            return False
+        for k in range(op.meta.group):
+            if plan_add(&e.executor.plan, op.members[k].source, NULL, op.members[k].nbytes, ENGINE_UINT8, -1) == NULL:
+                return False
+    elif rows[e.segment.rank] and plan_add(&e.executor.plan, op.source, NULL, op.nbytes, ENGINE_UINT8, -1) == NULL:
         return False
     executor_start(&e.executor, (longest + entry.chunk - 1) // entry.chunk)
     return True
@@ -144,17 +153,29 @@ cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
 cdef bint plan_scatter(State* e, const engine_entry* entry) noexcept nogil:
     """A reduce-scatter: rank r keeps the sum of part r of the rows. The first ranks have one more where they do not divide."""
     cdef Op* op = e.batch[0]
-    cdef uint64_t rows = <uint64_t>entry.meta.dims[0], size = <uint64_t>e.segment.size, start = 0, r
+    cdef Member one
+    cdef const Member* members = op.members
+    cdef const Member* member
+    cdef uint64_t size = <uint64_t>e.segment.size, rows, first, last, r
+    cdef uint32_t k
+    if op.meta.group == 0:
+        one.source, one.target, one.nbytes = op.source, op.target, op.nbytes
+        one.row_bytes, one.rows, one.dtype = op.row_bytes, entry.meta.dims[0], op.meta.dtype
+        if one.target == NULL and one.nbytes:           # nobody wants this part
+            one.target = op.memory = <char*>malloc((one.rows // size + 1) * one.row_bytes)
+            if one.target == NULL:
+                return False
+        members = &one
     for r in range(size):
-        e.executor.send_start[r] = start
-        e.executor.send_bytes[r] = (rows // size + (r < rows % size)) * op.row_bytes
-        start += e.executor.send_bytes[r]
-    if op.target == NULL and e.executor.send_bytes[e.segment.rank]:     # nobody wants it
-        op.target = op.memory = <char*>malloc(e.executor.send_bytes[e.segment.rank])
-        if op.target == NULL:
-            return False
-    if plan_add(&e.executor.plan, op.source, op.target, op.nbytes, -1) == NULL:
-        return False
+        e.executor.send_start[r] = e.executor.plan.total
+        for k in range(max(op.meta.group, <uint32_t>1)):
+            member = &members[k]
+            rows = <uint64_t>member.rows
+            first, last = r * (rows // size) + min(r, rows % size), (r + 1) * (rows // size) + min(r + 1, rows % size)
+            if plan_add(&e.executor.plan, member.source + first * member.row_bytes if member.source != NULL else NULL,
+                        member.target, (last - first) * member.row_bytes, member.dtype, -1) == NULL:
+                return False
+        e.executor.send_bytes[r] = e.executor.plan.total - e.executor.send_start[r]
     executor_start(&e.executor, scatter_chunks(&e.executor))
     return True
 
@@ -165,7 +186,8 @@ cdef bint plan_exchange(State* e) noexcept nogil:
     cdef uint64_t start = 0
     cdef int r
     op.row_counts = <int64_t*>malloc(e.segment.size * sizeof(int64_t))
-    if op.row_counts == NULL or op.splits == NULL or plan_add(&e.executor.plan, op.source, NULL, op.nbytes, -1) == NULL:
+    if op.row_counts == NULL or op.splits == NULL or (
+            plan_add(&e.executor.plan, op.source, NULL, op.nbytes, ENGINE_UINT8, -1) == NULL):
         return False
     for r in range(e.segment.size):
         e.executor.send_start[r], e.executor.send_bytes[r] = start, <uint64_t>op.splits[r] * op.row_bytes
@@ -183,12 +205,41 @@ cdef bint take_received(State* e) noexcept nogil:
     return op.memory != NULL
 
 
+cdef bint plan_group(Plan* plan, const Op* op) noexcept nogil:
+    """By dtype, and without gaps between tensors of one: so a rank that has joined, which knows only how many elements of each
+    dtype there are, has the same plan. False without memory."""
+    cdef const Member* member
+    cdef Piece* piece
+    cdef uint64_t nbytes, used = 0
+    cdef bint begun
+    cdef uint32_t k
+    cdef int d
+    for d in range(ENGINE_DTYPES):
+        begun = False
+        if op.members == NULL and op.meta.dims[d]:
+            nbytes = <uint64_t>(op.meta.dims[d] * dtype_bytes(d))
+            if plan_add(plan, NULL, op.target + used, nbytes, d, -1) == NULL:
+                return False
+            used += nbytes
+        for k in range(op.meta.group if op.members != NULL and op.meta.dims[d] else 0):
+            member = &op.members[k]
+            if member.dtype != d or member.nbytes == 0:
+                continue
+            if begun:
+                piece = plan_append(plan, member.source, member.target, member.nbytes, d, -1)
+            else:
+                piece = plan_add(plan, member.source, member.target, member.nbytes, d, -1)
+            if piece == NULL:
+                return False
+            begun = True
+    return True
+
+
 cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
     cdef Op* op
     cdef uint64_t total
-    cdef uint32_t k
     cdef int32_t i
-    cdef bint shared = entry.meta.shared >= 0
+    cdef bint shared = entry.meta.shared >= 0, planned
     for i in range(<int32_t>entry.items):
         op = e.batch[i]
         if op.target == NULL and op.nbytes:         # absent here, present elsewhere: there is a result after all
@@ -196,12 +247,12 @@ cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
             if op.memory == NULL:
                 return False
             op.memory_bytes, op.target = op.nbytes, op.memory
-        for k in range(op.meta.group if op.members != NULL else 0):
-            if plan_add(&e.executor.plan, op.members[k].source, op.members[k].target,
-                        op.members[k].nbytes, -1) == NULL:
-                return False
-        if op.members == NULL and plan_add(&e.executor.plan, op.source, op.target, op.nbytes,
-                                           op.meta.shared if shared else -1) == NULL:
+        if op.meta.group:
+            planned = plan_group(&e.executor.plan, op)
+        else:
+            planned = plan_add(&e.executor.plan, op.source, op.target, op.nbytes, op.meta.dtype,
+                               op.meta.shared if shared else -1) != NULL
+        if not planned:
             return False
     total = e.executor.plan.total
     if shared:                                      # one chunk, cut by rank only
@@ -229,11 +280,10 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     e.executor.needs_pack = entry.flags & ENTRY_NEEDS_PACK != 0
     e.executor.root, e.executor.chunk = place_of(&e.segment, entry.meta.root), entry.chunk
     memset(&e.executor.reduction, 0, sizeof(e.executor.reduction))
-    e.executor.reduction.dtype, e.executor.reduction.op = entry.meta.dtype, entry.meta.op
+    e.executor.reduction.op = entry.meta.op             # the dtype is each piece's own
     e.executor.reduction.count, e.executor.reduction.streaming = e.segment.size, e.executor.streaming
     e.executor.reduction.prescale, e.executor.reduction.postscale = entry.meta.prescale, entry.meta.postscale
     e.executor.reduction.divisor = e.segment.size if entry.meta.op == ENGINE_AVERAGE else 1
-    e.executor.element = e.executor.kernels.types[entry.meta.dtype].size
     if entry.kind == KIND_ALLGATHER:
         return plan_gather(e, entry)
     if entry.kind == KIND_REDUCESCATTER:

@@ -16,6 +16,8 @@ enum {
   ENGINE_PROTOCOL = 3,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
+  DIM_SPARSE = 10,             /* in dims of a sparse tensor */
+  DIM_DIGEST = 11,             /* in dims of a group */
   IDS = 16384,                 /* names that travel as one bit */
   ID_WORDS = IDS / 64,
   RING_WORDS = 1 << 17,        /* schedule: 1 MiB of 64-bit words */
@@ -31,6 +33,7 @@ enum {
 enum { KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS };
 enum { ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED };
 enum { ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER };
+enum { LAYOUT_ROWS, LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_SPARSE };
 enum { STORES_CACHED, STORES_STREAMING, STORES_AUTO };
 enum { CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED };
 /* rank_page.asleep: which door sleeps, and what would be news to it besides a new entry. */
@@ -48,11 +51,14 @@ enum { ENTRY_NEEDS_PACK = 1 };  /* entry flag: a shared entry in which some rank
 /* What the ranks must agree on for one operation. Zero-filled before it is set, compared as bytes. */
 typedef struct engine_meta {
   uint8_t kind, dtype, op, layout;
-  int32_t root;                /* of a broadcast, as a rank of the world; a digest of the shapes, for a group */
+  int32_t root;                /* of a broadcast, as a rank of the world */
   double prescale, postscale;
   int64_t shared;              /* where in the arena, the same on every rank, or -1 */
-  uint32_t ndim, group;        /* tensors in a group, 0 for one tensor. A group's dims: elements of all, bytes of its plan */
-  int64_t dims[MAX_DIMS];      /* dims[0] of an allgather or all-to-all is 0: it may differ */
+  uint32_t ndim, group;        /* tensors in a group, 0 for one tensor */
+  /* dims[0] of an allgather or all-to-all is 0: it may differ. Of a group: how many elements of each dtype (an allgather's:
+   * in one row of each tensor), and a digest of dtypes and shapes in order. Of a sparse tensor, which is gathered as a group
+   * of indices and values: its shape, and how many of its dimensions are sparse. */
+  int64_t dims[MAX_DIMS];
 } engine_meta;
 
 typedef struct engine_request {
@@ -132,16 +138,24 @@ static const uint64_t ENGINE_LAYOUT =
                 SLOTS *(uint64_t)SLOT_BYTES),
             offsetof(engine_entry, meta));
 
-/* Bytes of one row, for kinds whose first dimension may differ by rank. */
+/* Bytes of one element, by dtype. */
+static const uint8_t ENGINE_ITEM_BYTES[] = {2, 2, 4, 8, 1, 1, 4, 8, 1};
+static inline int64_t dtype_bytes(int dtype) { return ENGINE_ITEM_BYTES[dtype]; }
+/* Bytes of one row, for kinds whose first dimension may differ by rank. A group is gathered as bytes. */
 static inline int64_t meta_row_bytes(const engine_meta *meta) {
-  static const uint8_t item[] = {2, 2, 4, 8, 1, 1, 4, 8, 1};
-  int64_t n = item[meta->dtype];
+  if (meta->group) return 1;
+  int64_t n = dtype_bytes(meta->dtype);
   for (uint32_t d = 1; d < meta->ndim && d < MAX_DIMS; d++) n *= meta->dims[d];
   return n;
 }
 /* Bytes of a tensor, or of all tensors of a group; of one row where the rows may differ, of nothing for a barrier. */
 static inline int64_t meta_bytes(const engine_meta *meta) {
   if (meta->kind == KIND_BARRIER) return 0;
+  if (meta->group && meta->kind != KIND_ALLGATHER) {
+    int64_t n = 0;
+    for (size_t d = 0; d < sizeof ENGINE_ITEM_BYTES; d++) n += meta->dims[d] * ENGINE_ITEM_BYTES[d];
+    return n;
+  }
   int64_t rows = meta->kind == KIND_ALLGATHER || meta->kind == KIND_ALLTOALL || meta->ndim == 0 ? 1 : meta->dims[0];
   return rows * meta_row_bytes(meta);
 }

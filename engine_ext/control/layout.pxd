@@ -3,10 +3,11 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "engine_ext/control/layout.h" nogil:
     enum:
         ENGINE_PROTOCOL, MAX_RANKS, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
-        REASON_BYTES, SLOTS, SLOT_BYTES, DOORS
+        REASON_BYTES, SLOTS, SLOT_BYTES, DOORS, DIM_SPARSE, DIM_DIGEST
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
         ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED
         ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER
+        LAYOUT_ROWS, LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_SPARSE
         STORES_CACHED, STORES_STREAMING, STORES_AUTO
         CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED
         ENTRY_NEEDS_PACK
@@ -65,6 +66,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint64_t* rows
         unsigned char* requests
 
+    int64_t dtype_bytes(int dtype)
     int64_t meta_row_bytes(const engine_meta* meta)
     int64_t meta_bytes(const engine_meta* meta)
     uint64_t segment_bytes(uint32_t size)

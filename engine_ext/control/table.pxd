@@ -25,6 +25,9 @@ cdef struct Member:     # a tensor of a group
     const char* source
     char* target
     uint64_t nbytes
+    uint64_t row_bytes
+    int64_t rows
+    int32_t dtype
 
 cdef struct Op:
     Record* record      # NULL once it is finished
@@ -46,7 +49,7 @@ cdef struct Op:
     char* memory        # malloc'ed result
     uint64_t memory_bytes
     int64_t* row_counts  # malloc'ed, allgather and all-to-all: rows from each rank
-    int64_t* splits     # malloc'ed, all-to-all: rows for each rank
+    int64_t* splits     # malloc'ed, all-to-all: rows for each rank; allgather of a group: rows of each member, bytes of one
     Member* members     # malloc'ed, of a group; meta says how many
     char* text          # malloc'ed, of an error
 

@@ -188,7 +188,7 @@ cdef void table_stand_in(Table* table, Record* record) noexcept nogil:
     if op.meta.kind == KIND_ALLTOALL:
         op.splits = <int64_t*>calloc(table.segment.size, sizeof(int64_t))
     elif op.meta.kind != KIND_ALLGATHER and op.meta.kind != KIND_BARRIER:
-        op.nbytes = <uint64_t>(op.meta.dims[1] if op.meta.group else meta_bytes(&op.meta))
+        op.nbytes = <uint64_t>meta_bytes(&op.meta)
     record.inflight = op
     if not record.fresh:
         table_toggle(table, record.id)

@@ -18,12 +18,12 @@ cdef struct Executor:
     bint needs_pack             # shared tensors: some rank must write before others read
     int root
     uint64_t chunk              # bytes
-    uint64_t element            # bytes
     engine_reduction reduction
     uint64_t* gather_bytes      # allgather, all-to-all: from each rank
-    uint64_t* gather_start      # and where that begins in the target
+    uint64_t* gather_start      # and where that begins in the result
+    char* gathered              # of an allgather
     uint64_t* send_bytes        # reduce-scatter, all-to-all: for each rank
-    uint64_t* send_start        # and where that begins in the source
+    uint64_t* send_start        # and where that begins in the source; reduce-scatter: in the logical buffer
     uint64_t row_bytes          # all-to-all, as the next three
     const int64_t* rows_sent    # to each rank
     int64_t* rows_received      # from each rank: known after the first chunk

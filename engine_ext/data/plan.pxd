@@ -4,14 +4,16 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 cdef struct Piece:
     const char* source      # NULL: absent here, contributes the identity of the operation
     char* target
-    uint64_t start          # in the logical buffer, a multiple of PIECE_ALIGNMENT
+    uint64_t start          # in the logical buffer, a multiple of PIECE_ALIGNMENT, or of the element within a group
     uint64_t nbytes
     int64_t shared          # place in the arena, or -1
+    int32_t dtype
 
 cdef struct Plan:
     Piece* pieces
     int32_t count
     int32_t room
+    uint64_t end            # of the last piece
     uint64_t total          # bytes of the logical buffer, gaps included
 
 cdef enum:
@@ -19,5 +21,10 @@ cdef enum:
 
 cdef void plan_clear(Plan* plan) noexcept nogil
 cdef void plan_free(Plan* plan) noexcept nogil
-cdef Piece* plan_add(Plan* plan, const char* source, char* target, uint64_t nbytes, int64_t shared) noexcept nogil
+cdef Piece* plan_add(
+    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int64_t shared
+) noexcept nogil
+cdef Piece* plan_append(
+    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int64_t shared
+) noexcept nogil
 cdef int32_t plan_find(const Plan* plan, uint64_t at) noexcept nogil

@@ -1,11 +1,11 @@
-"""The fusion plan. Pieces lie one after another, each at a multiple of 64 bytes; the gaps carry nothing."""
+"""The fusion plan. Pieces lie one after another, at multiples of 64 bytes; the gaps carry nothing."""
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 
 cdef void plan_clear(Plan* plan) noexcept nogil:
-    plan.count, plan.total = 0, 0
+    plan.count, plan.end, plan.total = 0, 0, 0
 
 
 cdef void plan_free(Plan* plan) noexcept nogil:
@@ -13,8 +13,18 @@ cdef void plan_free(Plan* plan) noexcept nogil:
     memset(plan, 0, sizeof(Plan))
 
 
-cdef Piece* plan_add(Plan* plan, const char* source, char* target, uint64_t nbytes, int64_t shared) noexcept nogil:
+cdef Piece* plan_add(
+    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int64_t shared
+) noexcept nogil:
     """Append a tensor; NULL without memory."""
+    plan.end = plan.total
+    return plan_append(plan, source, target, nbytes, dtype, shared)
+
+
+cdef Piece* plan_append(
+    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int64_t shared
+) noexcept nogil:
+    """As plan_add, without a gap after the piece before, which has the same dtype."""
     cdef Piece* pieces
     cdef Piece* piece
     if plan.count == plan.room:
@@ -23,9 +33,11 @@ cdef Piece* plan_add(Plan* plan, const char* source, char* target, uint64_t nbyt
             return NULL
         plan.pieces, plan.room = pieces, plan.room * 2 + 64
     piece = &plan.pieces[plan.count]
-    piece.source, piece.target, piece.start, piece.nbytes, piece.shared = source, target, plan.total, nbytes, shared
+    piece.source, piece.target, piece.start, piece.nbytes = source, target, plan.end, nbytes
+    piece.dtype, piece.shared = dtype, shared
     plan.count += 1
-    plan.total += (nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT
+    plan.end += nbytes
+    plan.total = (plan.end + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT
     return piece
 
 

@@ -12,9 +12,7 @@ from libc.string cimport memcpy
 
 from engine_ext.control.layout cimport segment_slot
 from engine_ext.data.executor cimport Executor
-from engine_ext.data.identity cimport fill_identity
-from engine_ext.data.kernels cimport ENGINE_NO_SOURCE
-from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece
+from engine_ext.data.plan cimport PIECE_ALIGNMENT
 
 
 cdef inline uint64_t compartment(const Executor* x) noexcept nogil:
@@ -41,35 +39,17 @@ cdef uint64_t scatter_chunks(const Executor* x) noexcept nogil:
     return (longest + compartment(x) - 1) // compartment(x)
 
 
-# ---- reduce-scatter: `send` is the part of each rank in the source -----------------------------------------------------------
+# ---- reduce-scatter: the logical buffer is the part of rank 0 of every tensor, then that of rank 1, and so on --------------
 
-cdef void pack_scatter(Executor* x, uint64_t n) noexcept nogil:
-    cdef Piece* piece = &x.plan.pieces[0]
-    cdef uint64_t begin = n * compartment(x), nbytes
-    cdef int r
-    for r in range(x.segment.size):
-        nbytes = left(x, x.send_bytes[r], begin)
-        if nbytes and piece.source == NULL:
-            fill_identity(place(x, x.segment.rank, n, r), x.reduction.dtype, x.reduction.op, nbytes // x.element)
-        elif nbytes and r != x.segment.rank:
-            x.kernels.pack(x.reduction.dtype, x.reduction.prescale, x.streaming, place(x, x.segment.rank, n, r),
-                           piece.source + x.send_start[r] + begin, nbytes // x.element)
+cdef uint64_t scatter_compartment(const Executor* x, int rank) noexcept nogil:
+    """Where in a slot what is for `rank` begins."""
+    return <uint64_t>rank * compartment(x)
 
 
-cdef void reduce_scatter(Executor* x, uint64_t n) noexcept nogil:
-    cdef Piece* piece = &x.plan.pieces[0]
-    cdef int me = x.segment.rank, r
-    cdef uint64_t begin = n * compartment(x), nbytes = left(x, x.send_bytes[me], begin)
-    if nbytes == 0:
-        return
-    for r in range(x.segment.size):
-        x.sources[r] = place(x, r, n, me)
-    if piece.source != NULL:
-        x.sources[me] = piece.source + x.send_start[me] + begin
-    x.targets[0] = piece.target + begin
-    x.reduction.copies = 1
-    x.reduction.unscaled = me if x.reduction.prescale != 1.0 and piece.source != NULL else ENGINE_NO_SOURCE
-    x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, nbytes // x.element)
+cdef void scatter_window(const Executor* x, uint64_t n, int rank, uint64_t* low, uint64_t* high) noexcept nogil:
+    """What of the part of `rank` is in chunk n: [low, high) of the logical buffer."""
+    low[0] = x.send_start[rank] + n * compartment(x)
+    high[0] = low[0] + left(x, x.send_bytes[rank], n * compartment(x))
 
 
 # ---- all-to-all: `send` is this rank's source, `gather` its result -----------------------------------------------------------

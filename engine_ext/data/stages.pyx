@@ -12,7 +12,7 @@ from engine_ext.control.layout cimport (
 from engine_ext.data.identity cimport fill_identity
 from engine_ext.data.kernels cimport ENGINE_EVERY_SOURCE, ENGINE_NO_SOURCE
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece, plan_find
-from engine_ext.data.scatter cimport copy_exchange, pack_exchange, pack_scatter, reduce_scatter
+from engine_ext.data.scatter cimport copy_exchange, pack_exchange, scatter_compartment, scatter_window
 from engine_ext.transport.arena cimport arena_address
 
 
@@ -30,6 +30,10 @@ cdef inline char* slot(const Executor* x, int rank, uint64_t n) noexcept nogil:
     return segment_slot(x.segment.header, rank, x.first + n)
 
 
+cdef inline uint64_t elements(const Executor* x, const Piece* piece, uint64_t nbytes) noexcept nogil:
+    return nbytes // x.kernels.types[piece.dtype].size
+
+
 cdef void pack_range(Executor* x, char* into, uint64_t begin, uint64_t low, uint64_t high) noexcept nogil:
     """Copy [low, high) of the logical buffer to the slot `into`, which holds it from `begin` on; scale on the way."""
     cdef int32_t k = plan_find(&x.plan, low)
@@ -40,10 +44,10 @@ cdef void pack_range(Executor* x, char* into, uint64_t begin, uint64_t low, uint
         a, b = max(low, piece.start), min(high, piece.start + piece.nbytes)
         if a < b:
             if piece.source == NULL:
-                fill_identity(into + (a - begin), x.reduction.dtype, x.reduction.op, (b - a) // x.element)
+                fill_identity(into + (a - begin), piece.dtype, x.reduction.op, elements(x, piece, b - a))
             else:
-                x.kernels.pack(x.reduction.dtype, x.reduction.prescale, x.streaming, into + (a - begin),
-                               piece.source + (a - piece.start), (b - a) // x.element)
+                x.kernels.pack(piece.dtype, x.reduction.prescale, x.streaming, into + (a - begin),
+                               piece.source + (a - piece.start), elements(x, piece, b - a))
         k += 1
 
 
@@ -69,7 +73,7 @@ cdef void identity_of_absent(Executor* x, char* into, uint64_t begin, uint64_t l
         piece = &x.plan.pieces[k]
         a, b = max(low, piece.start), min(high, piece.start + piece.nbytes)
         if a < b and piece.source == NULL:
-            fill_identity(into + (a - begin), x.reduction.dtype, x.reduction.op, (b - a) // x.element)
+            fill_identity(into + (a - begin), piece.dtype, x.reduction.op, elements(x, piece, b - a))
         k += 1
 
 
@@ -80,23 +84,30 @@ cdef void pack_shared(Executor* x) noexcept nogil:
         for k in range(x.plan.count):
             piece = &x.plan.pieces[k]
             if piece.source == NULL:
-                fill_identity(arena_address(x.arena, piece.shared, x.segment.rank), x.reduction.dtype, x.reduction.op,
-                              piece.nbytes // x.element)
+                fill_identity(arena_address(x.arena, piece.shared, x.segment.rank), piece.dtype, x.reduction.op,
+                              elements(x, piece, piece.nbytes))
 
 
 cdef void pack_gather(Executor* x, uint64_t n) noexcept nogil:
     """Offer the next chunk of this rank's rows, and put it where it belongs in the own result."""
-    cdef Piece* piece = &x.plan.pieces[0]
-    cdef uint64_t begin = n * x.chunk, end = min(begin + x.chunk, piece.nbytes)
-    cdef char* into = slot(x, x.segment.rank, n)
+    cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin)
     if begin >= end:
         return
     if x.segment.size > 1:
-        if x.streaming:
-            x.kernels.copy_streaming(into, piece.source + begin, end - begin)
-        else:
-            x.kernels.copy(into, piece.source + begin, end - begin)
-    memcpy(piece.target + x.gather_start[x.segment.rank] + begin, piece.source + begin, end - begin)
+        pack_range(x, slot(x, x.segment.rank, n), begin, begin, end)
+    pack_range(x, x.gathered + x.gather_start[x.segment.rank] + begin, begin, begin, end)
+
+
+cdef void pack_scatter(Executor* x, uint64_t n) noexcept nogil:
+    """Offer every other rank the next of its part."""
+    cdef uint64_t low, high
+    cdef int r
+    for r in range(x.segment.size):
+        scatter_window(x, n, r, &low, &high)
+        if low < high and r == x.segment.rank:
+            identity_of_absent(x, slot(x, r, n) + scatter_compartment(x, r), low, low, high)
+        elif low < high:
+            pack_range(x, slot(x, x.segment.rank, n) + scatter_compartment(x, r), low, low, high)
 
 
 cdef void pack_chunk(Executor* x, uint64_t n) noexcept nogil:
@@ -150,12 +161,13 @@ cdef void reduce_shared(Executor* x, uint64_t low, uint64_t high) noexcept nogil
                 if r != me:
                     x.targets[t] = <void*>x.sources[r]
                     t += 1
-            x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, (b - a) // x.element)
+            x.reduction.dtype = piece.dtype
+            x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, elements(x, piece, b - a))
         k += 1
 
 
 cdef void reduce_range(Executor* x, uint64_t n, uint64_t begin, uint64_t low, uint64_t high, int copies) noexcept nogil:
-    """Reduce [low, high) into the tensors and, with two copies, into this rank's slot."""
+    """Reduce [low, high) into the tensors and, with two copies, into this rank's slot. The slots hold it from `begin` on."""
     cdef int32_t k = plan_find(&x.plan, low)
     cdef int me = x.segment.rank, r
     cdef Piece* piece
@@ -173,14 +185,17 @@ cdef void reduce_range(Executor* x, uint64_t n, uint64_t begin, uint64_t low, ui
             x.targets[0] = piece.target + (a - piece.start)
             if copies > 1:
                 x.targets[1] = slot(x, me, n) + (a - begin)
-            x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, (b - a) // x.element)
+            x.reduction.dtype = piece.dtype
+            x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, elements(x, piece, b - a))
         k += 1
 
 
 cdef void reduce_chunk(Executor* x, uint64_t n) noexcept nogil:
     cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin), low, high
     if x.kind == KIND_REDUCESCATTER:
-        reduce_scatter(x, n)
+        scatter_window(x, n, x.segment.rank, &low, &high)
+        if low < high:
+            reduce_range(x, n, low - scatter_compartment(x, x.segment.rank), low, high, 1)
         return
     if x.algorithm == ALGORITHM_ONE_SHOT:
         reduce_range(x, n, begin, begin, end, 1)
@@ -227,7 +242,7 @@ cdef void copy_chunk(Executor* x, uint64_t n) noexcept nogil:
             continue
         if x.kind == KIND_ALLGATHER:
             if begin < x.gather_bytes[r]:
-                x.kernels.copy(x.plan.pieces[0].target + x.gather_start[r] + begin, slot(x, r, n),
+                x.kernels.copy(x.gathered + x.gather_start[r] + begin, slot(x, r, n),
                                min(x.chunk, x.gather_bytes[r] - begin))
         else:
             end = chunk_end(x, begin)

@@ -46,6 +46,12 @@ SURFACE: dict[str, list[tuple[str, Any]]] = {
     "grouped_allreduce_": [*TENSORS, *AVERAGE, *NAME, *TAIL],
     "grouped_allreduce_async": [*TENSORS, *AVERAGE, *NAME, *TAIL],
     "grouped_allreduce_async_": [*TENSORS, *AVERAGE, *NAME, *TAIL],
+    "grouped_allgather": [*TENSORS, *NAME],
+    "grouped_allgather_async": [*TENSORS, *NAME],
+    "grouped_reducescatter": [*TENSORS, *NAME, ("compression", None), *AVERAGE_OP],
+    "grouped_reducescatter_async": [*TENSORS, *NAME, *AVERAGE_OP],
+    "sparse_allreduce": [*TENSOR, *NAME, ("op", None)],
+    "sparse_allreduce_async": [*TENSOR, *NAME, ("op", None)],
     "DistributedOptimizer": [
         ("optimizer", REQUIRED),
         ("named_parameters", None),

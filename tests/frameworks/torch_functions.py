@@ -124,3 +124,56 @@ def without_gradients_there_is_no_graph() -> None:
     assert not hvd.allreduce(x.detach()).requires_grad
     _, received = hvd.alltoall(torch.ones(hvd.size(), requires_grad=True), splits=[1] * hvd.size())
     assert not received.requires_grad
+
+
+@plain_case
+def grouped_allgather() -> None:
+    size = hvd.size()
+    shapes = [(2 + rank % 2 + rank, 3) for rank in range(size)]
+    check(
+        shapes,
+        lambda x: flat(hvd.grouped_allgather([x[:2].float().double(), x.t()[0], x.sum()], name="gathered")),
+        lambda xs: (
+            [
+                flat(
+                    [
+                        torch.cat([x[:2].float().double() for x in xs]),
+                        torch.cat([x.t()[0] for x in xs]),
+                        torch.stack([x.sum() for x in xs]),
+                    ]
+                )
+            ]
+            * size
+        ),
+    )
+
+
+@plain_case
+def grouped_reducescatter() -> None:
+    size = hvd.size()
+    rows = size + 1
+
+    def parts(total: torch.Tensor) -> list[torch.Tensor]:
+        return [total[:2], *(total[rank + 1 : rank + 2] for rank in range(1, size))]
+
+    for op, factor in ((hvd.Sum, 1.0), (hvd.Average, 1 / size)):
+        check(
+            [(rows, 3)] * size,
+            lambda x, op=op: flat(hvd.grouped_reducescatter([x, x[:, 1]], op=op, prescale_factor=2.0)),
+            lambda xs, factor=factor: [
+                flat([total, total[:, 1]]) for total in parts(torch.stack(xs).sum(0) * 2 * factor)
+            ],
+        )
+
+
+@plain_case
+def a_group_with_members_that_have_no_gradient() -> None:
+    x = torch.ones(hvd.size(), 2, dtype=torch.float64, requires_grad=True)
+    counts, fixed = torch.arange(hvd.size()), torch.ones(hvd.size())
+    for call in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
+        x.grad = None
+        results = call([counts, x, fixed])
+        assert [each.dtype for each in results] == [torch.int64, torch.float64, torch.float32]
+        results[1].sum().backward()
+        assert x.grad is not None
+        assert (x.grad == (hvd.size() if call is hvd.grouped_allgather else x.grad[0, 0])).all()

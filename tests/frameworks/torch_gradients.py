@@ -32,7 +32,7 @@ from torch_cases import (
 )
 
 import engine
-from engine.errors import EngineError, UnsupportedTensorError
+from engine.errors import EngineError
 
 
 def sgd(module: nn.Module) -> torch.optim.SGD:
@@ -523,21 +523,6 @@ def an_exception_in_backward_on_all_ranks(wrap: Wrap) -> None:
             optimizer.step()
     train(alone, sgd(alone), wholes(1))
     check_close(parameters_of(model.inner), parameters_of(alone))
-
-
-@case
-def sparse_gradients_are_refused_by_name(wrap: Wrap) -> None:
-    table = nn.Embedding(10, 4, sparse=True)
-    other = mlp(torch.float32)
-    model = nn.ModuleDict({"table": table, "other": other})
-    optimizer = wrap(sgd(model), model.named_parameters())
-    for _ in range(2):
-        optimizer.zero_grad()
-        text = raises(UnsupportedTensorError, lambda: table(torch.tensor([1, 2])).sum().backward())
-        assert "table.weight" in text and "sparse=False" in text, text
-    optimizer.zero_grad()
-    loss_of(other, shard(whole_batch(0)).float()).backward()
-    check_same_everywhere(gradients_of(other))
 
 
 @case

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import collective_program
+import group_program
 import pytest
 import scatter_program
 from ranks import run_ranks
@@ -21,6 +22,10 @@ LIMIT = {"ENGINE_STALL_LIMIT": "20"}
         scatter_program.reducescatters,
         scatter_program.alltoalls,
         scatter_program.groups,
+        group_program.gathers,
+        group_program.scatters,
+        group_program.disagreements,
+        group_program.cost,
         collective_program.waiting,
         collective_program.knobs,
         collective_program.shared_tensors,

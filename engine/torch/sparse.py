@@ -1,0 +1,180 @@
+"""Sparse tensors over all ranks: their entries are gathered, and added up on every rank.
+
+What crosses the ranks is what is stored: each rank first adds up the entries that it has twice, so that a row of an
+embedding that a batch looks up a thousand times travels once.
+
+All ranks add up the same entries in the order of the ranks, so they hold the same bits. Half precision is added in
+float32 and rounded once, integers are added exactly, as in an allreduce of dense tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engine.collectives import Handle
+from engine.errors import UnsupportedTensorError
+from engine.native import core
+from engine.process_sets import ProcessSet, global_process_set
+from engine.torch.adapter import check_device
+from engine.types import Average, Op, Sum
+
+Parts = Sequence[tuple[memoryview, tuple[int, ...], int]]
+Brought = tuple[torch.Tensor, torch.Tensor, list[int]]
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None = None, op: int | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start `sparse_allreduce`; see there. `synchronize` gives its result."""
+    return start(process_set.engine, tensor, name, Average if op is None else Op(op), blocking=False)
+
+
+def sparse_allreduce(
+    tensor: torch.Tensor, name: str | None = None, op: int | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Add up a sparse tensor over all ranks. Collective.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of layout `torch.sparse_coo`, in main memory, with at most 10 dimensions; coalesced or not. Which entries there
+        are, and how many, may differ by rank; dtype, shape and the number of sparse dimensions may not. The dtypes of
+        `engine.allreduce`.
+    name : str, optional
+        Equal on all ranks.
+    op : Op, optional
+        `Average` (by default) or `Sum`. The divisor of `Average` is the number of ranks, for every entry.
+    process_set : ProcessSet, optional
+        Whose ranks take part.
+
+    Returns
+    -------
+    torch.Tensor
+        Coalesced, of the input's dtype and shape, bitwise equal on all ranks: an entry for each index that any rank
+        has. No gradient flows through it.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        Not such a tensor, or another operation; `Average` of bool.
+    EngineError
+        As for `engine.allreduce`.
+    """
+    result = start(process_set.engine, tensor, name, Average if op is None else Op(op), blocking=True).wait()
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def start(
+    engine: core.Engine,
+    tensor: torch.Tensor,
+    name: str | None,
+    op: Op,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    blocking: bool = False,
+) -> Handle:
+    """Start to add up a sparse tensor; parameters and errors as of `sparse_allreduce` and `add_up`."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
+    indices, values, shape = bring(tensor, op, "a tensor")
+    native = engine.allgather_group([indices, values], name, blocking, (shape, int(op), prescale, postscale))
+    return Handle(native, None, lambda _: add_up(native.gathered_group, values.dtype, shape, op, prescale, postscale))
+
+
+def bring(tensor: torch.Tensor, op: Op, what: str) -> Brought:
+    """What a rank sends of a sparse tensor: indices (int64, a row for each value), values, and the shape.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        As `sparse_allreduce`.
+    """
+    if tensor.layout is not torch.sparse_coo:
+        raise UnsupportedTensorError(
+            f"{what} has layout {tensor.layout}, not torch.sparse_coo; dense tensors have allreduce"
+        )
+    check_device(tensor, what)
+    if op not in (Sum, Average):
+        raise UnsupportedTensorError(
+            f"{what} is sparse, for which there are Sum and Average only, not {op.name.title()}; make it dense"
+        )
+    if tensor.dtype not in _WIDE:
+        raise UnsupportedTensorError(f"{what} is {tensor.dtype}, which the engine does not reduce; convert it first")
+    if tensor.dtype is torch.bool and op is Average:
+        raise UnsupportedTensorError(f"{what} is bool, which has no Average; use Sum (any rank), or convert it")
+    tensor = tensor.detach()
+    if not tensor.is_coalesced():
+        wide = _WIDE[tensor.dtype]
+        tensor = tensor.coalesce() if wide is tensor.dtype else tensor.to(wide).coalesce().to(tensor.dtype)
+    return tensor.indices().t().contiguous(), tensor.values().contiguous(), list(tensor.shape)
+
+
+def add_up(
+    parts: Parts, dtype: torch.dtype, shape: Sequence[int], op: Op, prescale: float = 1.0, postscale: float = 1.0
+) -> torch.Tensor:
+    """The sum, or average, of what all ranks have brought.
+
+    Parameters
+    ----------
+    parts : (memory, rows of each rank, bytes of a row) of the gathered indices and values
+        Of each rank sorted and without duplicates, as `bring` makes them.
+    dtype, shape
+        Of the tensor.
+    prescale, postscale : float
+        Multiply each rank's values, and the result.
+    """
+    (index_memory, counts, index_bytes), (value_memory, _, _) = parts
+    total, sparse = sum(counts), index_bytes // 8
+    rest = list(shape[sparse:])
+    places, values = _over(index_memory, torch.int64, [total, sparse]), _over(value_memory, dtype, [total, *rest])
+    # One number for each place, in row-major order.
+    keys = torch.zeros(total, dtype=torch.int64)
+    for column, length in enumerate(shape[:sparse]):
+        keys = keys * length + places[:, column]
+    keys, slots = torch.unique(keys, sorted=True, return_inverse=True)
+    wide = _WIDE[dtype]
+    result = torch.zeros([len(keys), *rest], dtype=wide)
+    # No rank has an index twice, so each of these additions touches an entry once: the order is that of the ranks.
+    for slot, value in zip(torch.split(slots, list(counts)), torch.split(values, list(counts)), strict=True):
+        if prescale != 1.0:
+            value = (value.to(wide) * prescale).to(dtype)
+        result[slot] = result[slot] + value.to(wide)
+    if op is Average:
+        result = _divided(result, len(counts))
+    if postscale != 1.0:
+        result = result * postscale
+    indices = torch.empty(sparse, len(keys), dtype=torch.int64)
+    for column in reversed(range(sparse)):
+        indices[column] = keys % max(shape[column], 1)
+        keys = keys // max(shape[column], 1)
+    return torch.sparse_coo_tensor(indices, result.to(dtype), list(shape), is_coalesced=True, check_invariants=False)
+
+
+def _over(memory: memoryview, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+    if not memory.nbytes:  # frombuffer refuses it.
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def _divided(total: torch.Tensor, size: int) -> torch.Tensor:
+    if total.is_floating_point():
+        return total / size
+    return torch.div(total, size, rounding_mode="trunc")
+
+
+# In which dtype entries are added up.
+_WIDE: dict[torch.dtype, Any] = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.int8: torch.int64,
+    torch.uint8: torch.int64,
+    torch.int32: torch.int64,
+    torch.int64: torch.int64,
+    torch.bool: torch.int64,
+}

@@ -1,0 +1,140 @@
+"""Operations on several tensors: their members, what the ranks compare of them, and the parts of what was gathered.
+
+A gathered group travels as bytes: how many rows each member has here and how long one is, then the members, each at a multiple
+of 64. So one request carries any dtypes and any number of rows, and a rank without a tensor sends nothing at all.
+"""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
+
+from engine_ext.bindings.memory cimport Memory
+from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.control.layout cimport DIM_DIGEST, DIM_SPARSE, KIND_ALLGATHER, LAYOUT_SPARSE, MAX_DIMS
+from engine_ext.control.table cimport Member, Op
+from engine_ext.data.plan cimport PIECE_ALIGNMENT
+
+from engine_ext.errors import UnsupportedTensorError
+
+cdef enum:
+    MAX_GROUP = 1 << 20
+
+cdef uint64_t FNV_BASIS = 14695981039346656037u
+cdef uint64_t FNV_PRIME = 1099511628211u
+
+
+cdef inline uint64_t padded(uint64_t nbytes) noexcept nogil:
+    return (nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT
+
+
+cdef int group_open(Op* op, int kind, Py_ssize_t count) except -1:
+    """Make `op` a group of `count` members, which are added next."""
+    if not 0 < count <= MAX_GROUP:
+        raise ValueError(f"a group has 1 to {MAX_GROUP} tensors, not {count}")
+    op.members = <Member*>calloc(<size_t>count, sizeof(Member))
+    if op.members == NULL:
+        raise MemoryError("no memory for a group")
+    op.meta.kind, op.meta.group, op.meta.ndim = <unsigned char>kind, <uint32_t>count, 0
+    op.meta.dims[DIM_DIGEST] = <int64_t>FNV_BASIS
+    op.source = op.target = <char*>op.members           # not absent; the memory is the members'
+    return 0
+
+
+cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view):
+    """View member `k`; what keeps its memory in place."""
+    cdef object keeper = view_of(tensor, view)
+    cdef Member* member = &op.members[k]
+    cdef uint64_t digest, count = 1
+    cdef int first = op.meta.kind == KIND_ALLGATHER, d      # of the dimensions that must be equal on all ranks
+    expect_dense(tensor, view, f"tensor {k} of the group")
+    member.source, member.nbytes, member.dtype = view.data, view.nbytes, view.dtype
+    for d in range(1, view.ndim):
+        count *= <uint64_t>view.dims[d]
+    member.row_bytes, member.rows = count * <uint64_t>view.itemsize, view.dims[0] if view.ndim else 1
+    op.nbytes += view.nbytes
+    op.meta.dims[view.dtype] += <int64_t>(count if first else view.count)
+    digest = <uint64_t>op.meta.dims[DIM_DIGEST]
+    digest = (digest ^ (<uint64_t>view.ndim << 16 | <uint64_t>view.dtype << 8 | <unsigned char>view.layout)) * FNV_PRIME
+    for d in range(first, view.ndim):
+        digest = (digest ^ <uint64_t>view.dims[d]) * FNV_PRIME
+    op.meta.dims[DIM_DIGEST] = <int64_t>digest
+    if k == 0:
+        op.meta.dtype = view.dtype
+    return keeper
+
+
+cdef int group_gather(Op* op) except -1:
+    """All members are there: make it the payload of an allgather."""
+    cdef uint64_t k, count = op.meta.group
+    cdef const Member* member
+    op.splits = <int64_t*>malloc(count * 2 * sizeof(int64_t))
+    if op.splits == NULL:
+        raise MemoryError("no memory for a group")
+    op.rows, op.row_bytes = <int64_t>padded(count * 2 * sizeof(int64_t)), 1
+    for k in range(count):
+        member = &op.members[k]
+        op.splits[2 * k], op.splits[2 * k + 1] = member.rows, <int64_t>member.row_bytes
+        op.rows += <int64_t>padded(member.nbytes)
+    op.nbytes, op.target = <uint64_t>op.rows, NULL
+    return 0
+
+
+cdef int group_sparse(Op* op, object shape) except -1:
+    """The members are the indices (row by row) and the values of a sparse tensor of that shape: that is what ranks compare."""
+    cdef int64_t sparse = <int64_t>op.members[0].row_bytes // 8, k
+    if len(shape) > DIM_SPARSE:
+        raise UnsupportedTensorError(f"a sparse tensor has at most {DIM_SPARSE} dimensions here, not {len(shape)}")
+    for k in range(MAX_DIMS):
+        op.meta.dims[k] = shape[k] if k < len(shape) else 0
+    op.meta.dims[DIM_SPARSE] = sparse
+    op.meta.dtype, op.meta.layout = <unsigned char>op.members[1].dtype, LAYOUT_SPARSE
+    op.meta.ndim, op.meta.shared = <uint32_t>len(shape), -1
+    return 0
+
+
+cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint32_t count):
+    """What was gathered, by member: its bytes from all ranks in one piece, the rows of each rank, and the bytes of a row.
+
+    Parameters
+    ----------
+    memory : payloads, one rank's after the other's
+    nbytes : of each rank's payload; 0: it had nothing
+    """
+    cdef list parts = []
+    cdef Memory part
+    cdef const int64_t* sent
+    cdef const char* payload
+    cdef uint64_t total, length, row_bytes
+    cdef uint64_t* offsets = <uint64_t*>calloc(<size_t>size, sizeof(uint64_t))      # of the next member in each payload
+    cdef uint32_t k
+    cdef int r
+    if offsets == NULL:
+        raise MemoryError("no memory for the result of a group")
+    try:
+        for r in range(size):
+            offsets[r] = padded(count * 2 * sizeof(int64_t))
+        for k in range(count):
+            rows, payload, total, row_bytes = [], memory, 0, 0
+            for r in range(size):
+                sent = <const int64_t*>payload
+                if nbytes[r]:
+                    row_bytes = <uint64_t>sent[2 * k + 1]           # the same wherever there is one
+                    total += <uint64_t>sent[2 * k] * row_bytes
+                rows.append(sent[2 * k] if nbytes[r] else 0)
+                payload += nbytes[r]
+            part = Memory.__new__(Memory)
+            part.data, part.nbytes = <char*>malloc(max(total, <uint64_t>1)), total
+            if part.data == NULL:
+                raise MemoryError("no memory for the result of a group")
+            payload, total = memory, 0
+            for r in range(size):
+                if nbytes[r]:
+                    sent = <const int64_t*>payload
+                    length = <uint64_t>sent[2 * k] * row_bytes
+                    memcpy(part.data + total, payload + offsets[r], length)
+                    offsets[r] += padded(length)
+                    total += length
+                payload += nbytes[r]
+            parts.append((memoryview(part), tuple(rows), row_bytes))
+    finally:
+        free(offsets)
+    return parts

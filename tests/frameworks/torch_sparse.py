@@ -1,0 +1,340 @@
+"""Sparse tensors and sparse gradients over all ranks, held against dense ones and against one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch_cases import Wrap, case, check_close, check_same_everywhere, parameters_of, plain_case, raises, reduced
+
+import engine
+import engine.torch as hvd
+from engine.errors import DuplicateNameError, EngineError, MismatchError, UnsupportedTensorError
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int64)
+
+
+def entries(rank: int, dtype: torch.dtype, shape: tuple[int, ...], sparse: int, nnz: int) -> torch.Tensor:
+    """What a rank brings, known to all: indices come several times."""
+    rng = np.random.default_rng([rank, sparse, nnz, *shape])
+    indices = np.stack([rng.integers(0, length, nnz) for length in shape[:sparse]])
+    values = torch.from_numpy(rng.integers(-9, 9, (nnz, *shape[sparse:])) * 0.37).to(dtype)
+    return torch.sparse_coo_tensor(torch.from_numpy(indices), values, shape)
+
+
+def dense(tensor: torch.Tensor) -> Any:
+    """In NumPy, added up in the order of the entries."""
+    total = np.zeros(tensor.shape)
+    np.add.at(total, tuple(tensor._indices().numpy()), tensor._values().double().numpy())
+    return total
+
+
+def bits(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    return [("indices", tensor.indices().contiguous()), ("values", tensor.values().contiguous())]
+
+
+@plain_case
+def sums_of_what_is_stored() -> None:
+    """Equal to NumPy's up to rounding, to the dense allreduce bit by bit, and on all ranks."""
+    found = []
+    for number, (shape, sparse) in enumerate((((7,), 1), ((9, 4), 1), ((9, 4), 2), ((3, 4, 2, 5), 2), ((6, 0), 1))):
+        for dtype in DTYPES:
+            for op in (hvd.Sum, hvd.Average):
+                ranks = [entries(rank, dtype, shape, sparse, 4 * number + rank) for rank in range(hvd.size())]
+                mine = ranks[hvd.rank()]
+                got = hvd.sparse_allreduce(mine, f"sum {number} {dtype} {op}", op)
+                assert mine._nnz() == 4 * number + hvd.rank(), "the input was changed"
+                # What a rank has twice is added up in float32, for half precision.
+                wide = mine.to(torch.float32) if dtype.itemsize == 2 else mine
+                found.append((dtype, op, sparse, ranks, got, hvd.allreduce(wide.to_dense().to(dtype), op=op)))
+    check_same_everywhere({f"{number} {what}": each for number, row in enumerate(found) for what, each in bits(row[4])})
+    for dtype, op, sparse, ranks, got, want in found:
+        assert got.is_coalesced() and got.dtype is dtype and got.shape == want.shape and got.sparse_dim() == sparse
+        places = np.concatenate([each._indices().numpy() for each in ranks], axis=1)
+        assert (got.indices().numpy() == np.unique(places, axis=1)).all()
+        assert torch.equal(got.to_dense(), want), (dtype, got.to_dense(), want)
+        if dtype.is_floating_point:
+            parts = np.stack([dense(each) for each in ranks])
+            total = parts.sum(0) / (hvd.size() if op is hvd.Average else 1)
+            error = np.abs(got.to_dense().double().numpy() - total).max(initial=0)
+            assert error <= 8 * torch.finfo(dtype).eps * np.abs(parts).sum(0).max(initial=1), (dtype, error)
+
+
+@plain_case
+def the_order_of_addition_is_that_of_the_ranks() -> None:
+    """Values whose sum depends on the order, to the last bit."""
+    values = [np.random.default_rng(rank).standard_normal((50, 3)).astype(np.float32) for rank in range(hvd.size())]
+    places = [np.random.default_rng(100 + rank).permutation(80)[:50] for rank in range(hvd.size())]
+    mine = torch.sparse_coo_tensor(places[hvd.rank()][None], torch.from_numpy(values[hvd.rank()]), (80, 3))
+    want = np.zeros((80, 3), np.float32)
+    for place, value in zip(places, values, strict=True):
+        want[place] += value
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        assert hvd.sparse_allreduce(mine, op=hvd.Sum).to_dense().numpy().tobytes() == want.tobytes()
+    torch.set_num_threads(1)
+
+
+@plain_case
+def nothing_stored() -> None:
+    """On some ranks, or on all."""
+    for name, count in {"some": hvd.rank(), "none": 0}.items():
+        mine = torch.sparse_coo_tensor(torch.full((2, count), 1), torch.ones(count, 3), (4, 5, 3))
+        got = hvd.sparse_allreduce(mine, name, hvd.Sum)
+        total = hvd.size() * (hvd.size() - 1) / 2 if count or name == "some" else 0
+        assert got.sparse_dim() == 2 and got._nnz() == (total > 0)
+        assert got.to_dense().sum() == 3 * total
+    flags = torch.sparse_coo_tensor([[hvd.rank(), 5]], [True, False], (6,))
+    want = [rank < hvd.size() for rank in range(6)]
+    assert hvd.sparse_allreduce(flags, op=hvd.Sum).to_dense().tolist() == want
+
+
+@plain_case
+def handles_of_sparse_sums() -> None:
+    """Asynchronous, waited for in another order on each rank, among others."""
+    handles = {}
+    for k in range(60):
+        mine = torch.sparse_coo_tensor([[hvd.rank(), k % 7]], torch.full((2, 2), float(k)), (10, 2))
+        handles[k] = hvd.sparse_allreduce_async(mine, f"async {k}", hvd.Sum)
+        if k % 10 == 0:
+            handles[100 + k] = hvd.grouped_allgather_async([torch.ones(k), torch.ones(1, dtype=torch.int8)])
+    done = {k: hvd.synchronize(handles[k]) for k in sorted(handles, key=lambda k: (k * 7 + hvd.rank() * 5) % 61)}
+    for k in range(60):
+        assert hvd.poll(handles[k]) and hvd.synchronize(handles[k]) is done[k]
+        want = torch.zeros(10, 2)
+        want[: hvd.size()] += k
+        want[k % 7] += k * hvd.size()
+        assert torch.equal(done[k].to_dense(), want)
+    assert [len(done[100 + k][0]) for k in range(0, 60, 10)] == [k * hvd.size() for k in range(0, 60, 10)]
+
+
+@plain_case
+def disagreements_about_sparse_tensors() -> None:
+    odd = hvd.rank() == hvd.size() - 1 and hvd.size() > 1
+
+    def sparse(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, dims: int = 1) -> torch.Tensor:
+        return torch.sparse_coo_tensor(torch.zeros(dims, 1), torch.ones(1, *shape[dims:], dtype=dtype), shape)
+
+    calls = {
+        "shape": lambda: hvd.sparse_allreduce(sparse((10, 5 if odd else 4)), "shape"),
+        "rows": lambda: hvd.sparse_allreduce(sparse((11 if odd else 10, 4)), "rows"),
+        "dtype": lambda: hvd.sparse_allreduce(sparse((10, 4), torch.float64 if odd else torch.float32), "dtype"),
+        "dims": lambda: hvd.sparse_allreduce(sparse((10, 4), dims=2 if odd else 1), "dims"),
+        "op": lambda: hvd.sparse_allreduce(sparse((10, 4)), "op", hvd.Sum if odd else hvd.Average),
+        "dense": lambda: (
+            hvd.allreduce(torch.ones(10, 4), name="dense") if odd else hvd.sparse_allreduce(sparse((10, 4)), "dense")
+        ),
+    }
+    for name, call in calls.items():
+        if hvd.size() > 1:
+            text = raises(MismatchError, call)
+            assert "sent sparse allreduce" in text and "10, 4], sparse in 1 of its dimensions" in text, text
+            assert len(set(hvd.allgather_object(text))) == 1
+        assert hvd.sparse_allreduce(sparse((10, 4)), name, hvd.Sum).to_dense()[0, 0] == hvd.size()
+    good = sparse((10, 4))
+    deep = torch.sparse_coo_tensor(torch.zeros(1, 1), torch.ones(1, *[1] * 10), [3, *[1] * 10])
+    for call, what in (
+        (lambda: hvd.sparse_allreduce(torch.ones(3)), "dense tensors have allreduce"),
+        (lambda: hvd.sparse_allreduce(torch.eye(3).to_sparse_csr()), "layout torch.sparse_csr"),
+        (lambda: hvd.sparse_allreduce(good, op=hvd.Max), "Sum and Average only, not Max"),
+        (lambda: hvd.sparse_allreduce(good.to(torch.complex64)), "complex64"),
+        (lambda: hvd.sparse_allreduce(good.bool()), "bool, which has no Average"),
+        (lambda: hvd.sparse_allreduce(deep), "at most 10 dimensions"),
+        (lambda: hvd.allreduce(good), "sparse_allreduce"),
+    ):
+        assert what in raises(UnsupportedTensorError, call), what
+    raises(TypeError, lambda: hvd.sparse_allreduce([1.0]))
+    handle = hvd.sparse_allreduce_async(good, f"twice {hvd.rank()}")
+    if hvd.size() > 1:
+        raises(DuplicateNameError, lambda: hvd.sparse_allreduce_async(good, f"twice {hvd.rank()}"))
+    others = [hvd.sparse_allreduce_async(good, f"twice {k}") for k in range(hvd.size()) if k != hvd.rank()]
+    assert all(hvd.synchronize(each).to_dense()[0, 0] == 1 for each in [handle, *others])
+
+
+# ---- gradients
+
+
+def tables(count: int = 2, rows: int = 30) -> nn.ModuleList:
+    torch.manual_seed(2)
+    return nn.ModuleList(nn.Embedding(rows, 5, sparse=True).double() for _ in range(count))
+
+
+def looked_up(rank: int, step: int) -> torch.Tensor:
+    """12 places in a table of 30 rows, some of them several times."""
+    return torch.randint(0, 30, (12,), generator=torch.Generator().manual_seed(31 * step + rank))
+
+
+def loss_of(table: nn.Module, places: torch.Tensor) -> torch.Tensor:
+    total: torch.Tensor = (table(places) - places[:, None].sin()).square().sum(1).mean()
+    return total
+
+
+def optimizers(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    return [
+        torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
+        torch.optim.SparseAdam(parameters, lr=0.05),
+        torch.optim.Adagrad(parameters, lr=0.1),
+    ]
+
+
+@case
+def training_with_sparse_gradients(wrap: Wrap) -> None:
+    """As one process on all ranks' batches; gradients stay sparse."""
+    for number in range(3):
+        (model,), (alone,) = tables(1), tables(1)
+        optimizer = wrap(optimizers(list(model.parameters()))[number], model.named_parameters())
+        single = optimizers(list(alone.parameters()))[number]
+        for step in range(5):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            loss_of(model, looked_up(hvd.rank(), step)).backward()
+            gradient = model.weight.grad
+            assert gradient is not None and gradient.is_sparse and gradient.is_coalesced()
+            optimizer.step()
+            single.zero_grad()
+            loss_of(alone, torch.cat([looked_up(rank, step) for rank in range(hvd.size())])).backward()
+            single.step()
+        check_close(parameters_of(model), parameters_of(alone), rtol=1e-9)
+        check_same_everywhere(parameters_of(model))
+
+
+@case
+def a_table_that_some_ranks_do_not_use(wrap: Wrap) -> None:
+    """They contribute nothing, from the first step on, and get the others' gradient."""
+    model, alone = tables(), tables()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
+    single = torch.optim.SGD(alone.parameters(), lr=0.5)
+    # By step: which ranks use the second table. Rank 0 first does not, nobody does, all do.
+    plans: list[set[int]] = [{hvd.size() - 1}, set(), {0}, set(range(hvd.size())), set(), {hvd.size() - 1}]
+    kinds = []
+    for step, users in enumerate(plans):
+        optimizer.zero_grad()
+        used = model if hvd.rank() in users else model[:1]
+        torch.stack([loss_of(table, looked_up(hvd.rank(), step)) for table in used]).sum().backward()
+        gradient = model[1].weight.grad
+        kinds.append(gradient is not None and gradient.is_sparse)
+        assert gradient is None or gradient.is_sparse
+        optimizer.step()
+        single.zero_grad()
+        for rank in range(hvd.size()):
+            for table in alone if rank in users else alone[:1]:
+                (loss_of(table, looked_up(rank, step)) / hvd.size()).backward()
+        single.step()
+    assert kinds == [bool(users) for users in plans], kinds
+    check_close(parameters_of(model), parameters_of(alone))
+    check_same_everywhere(parameters_of(model))
+
+
+@case
+def sparse_gradients_of_several_passes(wrap: Wrap) -> None:
+    """Added up on their rank first, with an incomplete window, and by two backwards before a step."""
+    for options in ({"backward_passes_per_step": 3}, {"backward_passes_per_step": 3, "op": hvd.Sum}, {}):
+        (model,), (alone,) = tables(1), tables(1)
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **options)
+        for step, passes in enumerate((3, 2)):
+            optimizer.zero_grad()
+            alone.zero_grad()
+            before = reduced()
+            for number in range(passes):
+                loss_of(model, looked_up(hvd.rank(), 3 * step + number)).backward()
+                for rank in range(hvd.size()):
+                    loss_of(alone, looked_up(rank, 3 * step + number)).backward()
+            optimizer.step()
+            assert reduced() - before == (1 if options else passes)
+            divisor = 1 if options.get("op") is hvd.Sum else hvd.size()
+            got, want = model.weight.grad, alone.weight.grad
+            assert got is not None and want is not None and got.is_sparse
+            assert torch.allclose(got.to_dense(), want.to_dense() / divisor)
+
+
+@case
+def a_sparse_gradient_twice_with_sum(wrap: Wrap) -> None:
+    (model,) = tables(1)
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), op=hvd.Sum)
+    loss_of(model, looked_up(hvd.rank(), 0)).backward()
+    assert "reduced already" in raises(EngineError, lambda: loss_of(model, looked_up(hvd.rank(), 1)).backward())
+    optimizer.zero_grad()
+    loss_of(model, looked_up(hvd.rank(), 1)).backward()
+    optimizer.step()
+    check_same_everywhere({"gradient": model.weight.grad.to_dense()})
+
+
+@case
+def sparse_gradients_are_scaled(wrap: Wrap) -> None:
+    for options, factor in (
+        ({"gradient_predivide_factor": 4.0}, 1 / hvd.size()),
+        ({"op": hvd.Sum, "prescale_factor": 0.5, "postscale_factor": 3.0}, 1.5),
+    ):
+        (model,), (alone,) = tables(1), tables(1)
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **options)
+        loss_of(model, looked_up(hvd.rank(), 0)).backward()
+        optimizer.step()
+        for rank in range(hvd.size()):
+            loss_of(alone, looked_up(rank, 0)).backward()
+        assert torch.allclose(model.weight.grad.to_dense(), alone.weight.grad.to_dense() * factor)
+
+
+@case
+def dense_here_and_sparse_there(wrap: Wrap) -> None:
+    """Every rank hears of it, by the parameter's name, and the next step works."""
+    (model,) = tables(1)
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        model.sparse = step != 1 or hvd.rank() == 0
+        loss = loss_of(model, looked_up(hvd.rank(), step))
+        if step == 1 and hvd.size() > 1:
+            text = raises(MismatchError, loss.backward)
+            assert "the gradient of 'gradient" in text and "weight'" in text, text
+            assert "sent sparse allreduce average float64[30, 5]" in text, text
+            assert "sent allreduce average float64[30, 5]" in text, text
+        else:
+            loss.backward()
+            optimizer.step()
+    check_same_everywhere(parameters_of(model))
+
+
+@case
+def operations_that_sparse_gradients_do_not_have(wrap: Wrap) -> None:
+    """Refused by the parameter's name; dense gradients beside it go on, and so does sparse_as_dense."""
+    table, other = tables(1)[0], nn.Linear(5, 2).double()
+    model = nn.ModuleDict({"table": table, "other": other})
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=hvd.Max)
+    for _ in range(2):
+        optimizer.zero_grad()
+        text = raises(UnsupportedTensorError, loss_of(table, looked_up(hvd.rank(), 0)).backward)
+        assert "table.weight" in text and "Sum and Average only, not Max" in text, text
+    optimizer.zero_grad()
+    other(torch.ones(3, 5, dtype=torch.float64) * hvd.rank()).sum().backward()
+    check_same_everywhere({"dense": other.weight.grad})
+
+
+@case
+def a_table_that_is_unfrozen(wrap: Wrap) -> None:
+    (model,), (alone,) = tables(1), tables(1)
+    model.weight.requires_grad = False
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
+    model.weight.requires_grad = True
+    loss_of(model, looked_up(hvd.rank(), 0)).backward()  # Before there is a hook: `step` reduces it.
+    optimizer.step()
+    single = torch.optim.SGD(alone.parameters(), lr=0.5)
+    loss_of(alone, torch.cat([looked_up(rank, 0) for rank in range(hvd.size())])).backward()
+    single.step()
+    check_close(parameters_of(model), parameters_of(alone))
+
+
+@case
+def only_distinct_rows_are_sent(wrap: Wrap) -> None:
+    """50,000 look-ups of 1,000 rows in a table of 100,000 count as a thousand rows of each rank."""
+    table = nn.Embedding(100_000, 64, sparse=True)
+    optimizer = wrap(torch.optim.SGD(table.parameters(), lr=0.1), [("table", table.weight)])
+    rows = torch.randperm(100_000, generator=torch.Generator().manual_seed(hvd.rank()))[:1000]
+    before = engine.counters()["bytes"]
+    table(rows[torch.randint(0, 1000, (50_000,))]).sum().backward()
+    distinct = 1000 * (64 * 4 + 8)
+    sent = engine.counters()["bytes"] - before
+    optimizer.step()
+    gradient = table.weight.grad
+    assert gradient is not None and 1000 <= gradient._nnz() <= 1000 * hvd.size()
+    assert 0.99 * hvd.size() * distinct < sent < 1.01 * hvd.size() * distinct, (sent, distinct)
