@@ -10,6 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.builds import (
+        ccl_built,
+        cuda_built,
+        ddl_built,
+        gloo_built,
+        gloo_enabled,
+        mpi_built,
+        mpi_enabled,
+        mpi_threads_supported,
+        nccl_built,
+        rocm_built,
+    )
     from engine.collectives import (
         Handle,
         allgather,
@@ -57,6 +69,10 @@ if TYPE_CHECKING:
     from engine.types import Average, Max, Min, Op, Product, Sum
 
 _MODULES = {
+    "builds": (
+        "ccl_built cuda_built ddl_built gloo_built gloo_enabled mpi_built mpi_enabled mpi_threads_supported nccl_built "
+        "rocm_built"
+    ),
     "collectives": (
         "Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall "
         "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ poll reducescatter "
@@ -98,10 +114,15 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
+    "ccl_built",
     "check_consistency",
     "counters",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
@@ -112,10 +133,15 @@ __all__ = [
     "knobs",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "rocm_built",
     "set_knobs",
     "shutdown",
     "size",

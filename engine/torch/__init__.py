@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from engine.builds import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 from engine.collectives import Handle, barrier, poll, synchronize
 from engine.errors import WorldError as HorovodInternalError
 from engine.groups import Group
@@ -31,23 +43,13 @@ from engine.torch.ops import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
     init,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
     reducescatter,
     reducescatter_async,
-    rocm_built,
 )
 from engine.torch.optimizer import DistributedOptimizer
 from engine.torch.state import broadcast_optimizer_state, broadcast_parameters
