@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         grouped_allreduce_async,
         grouped_allreduce_async_,
     )
+    from engine.launch.function import run
     from engine.objects import allgather_object, broadcast_object, check_consistency
     from engine.runtime import (
         abort,
@@ -79,6 +80,7 @@ _MODULES = {
         "reducescatter_async synchronize"
     ),
     "groups": "Group grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_",
+    "launch.function": "run",
     "objects": "allgather_object broadcast_object check_consistency",
     "runtime": (
         "abort counters cross_rank cross_size init is_homogeneous is_initialized knobs local_rank local_size rank "
@@ -142,6 +144,7 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "rocm_built",
+    "run",
     "set_knobs",
     "shutdown",
     "size",

@@ -86,6 +86,8 @@ def init(**settings: Any) -> None:
         _running = _start(world, chosen, _generation)
         atexit.register(shutdown)
     logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
+    if unused := config.without_effect(environ):
+        logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
 
 
 def _start(world: World, settings: config.Config, generation: int) -> _Running:

@@ -10,28 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from engine.compat import switch
+from engine.launch import horovod
+from engine.launch.check_build import table
 from engine.launch.errors import LaunchError
 from engine.launch.hosts import read_hostfile, slots_here
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 MEBIBYTE = 1 << 20
-
-# Options of `horovodrun` without a meaning here: accepted, and answered with one line.
-IGNORED_FLAGS = (
-    *("--disable-cache", "--autotune", "--no-autotune", "--timeline-mark-cycles", "--no-timeline-mark-cycles"),
-    *("--hierarchical-allreduce", "--no-hierarchical-allreduce", "--hierarchical-allgather"),
-    *("--no-hierarchical-allgather", "--torus-allreduce", "--no-torus-allreduce", "--mpi-threads-disable"),
-    *("--no-mpi-threads-disable", "--tcp", "--gloo", "--mpi", "--jsrun", "--log-with-timestamp"),
-    *("--log-without-timestamp", "--log-hide-timestamp"),
-)
-IGNORED_WITH_VALUE = (
-    *("-p", "--ssh-port", "-i", "--ssh-identity-file", "--network-interfaces", "--network-interface", "--config-file"),
-    *("--cache-capacity", "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
-    *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise", "--min-np", "--min-num-proc"),
-    *("--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout", "--reset-limit"),
-    *("--host-discovery-script", "--timeline-filename", "--mpi-args", "--binding-args", "--num-nccl-streams"),
-    *("--thread-affinity", "--gloo-timeout-seconds"),
-)
 
 
 @dataclass(frozen=True)
@@ -53,8 +39,10 @@ class Options:
     grace : float
         Seconds between the stages of an ending.
     timestamps, verbose, quiet : bool
+    horovod : bool
+        `import horovod.torch` gives `engine.torch`.
     ignored : tuple of str
-        Options that were accepted and have no meaning.
+        Options that were accepted and do nothing.
     """
 
     size: int
@@ -67,6 +55,7 @@ class Options:
     timestamps: bool
     verbose: bool
     quiet: bool
+    horovod: bool
     ignored: tuple[str, ...]
 
 
@@ -94,6 +83,12 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _CheckBuild(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(table())
+        parser.exit()
+
+
 def parse(arguments: Sequence[str]) -> Options:
     """Read the command line.
 
@@ -111,14 +106,24 @@ def parse(arguments: Sequence[str]) -> Options:
     LaunchError
         If it makes no sense.
     SystemExit
-        After `--help` and `--version`.
+        After `--help`, `--version` and `--check-build`.
     """
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.config_file is not None:
+        # The command line goes before the file: of an option that is given twice, the last counts.
+        known = {name for action in parser._actions for name in action.option_strings}
+        from_file = horovod.arguments_of(given.config_file, known - {"--config-file"})
+        given = parser.parse_args([*from_file, *arguments])
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not command:
         raise LaunchError("no command to run: write it after the options, as in 'enginerun -np 4 python train.py'")
+    size = _size(given)
+    horovod.check_static(size, given.min_np, given.max_np, given.host_discovery_script)
+    if given.horovod and (obstacle := switch.obstacle(command)):
+        raise LaunchError(f"--horovod does not reach this command: {obstacle}")
     return Options(
-        size=_size(given),
+        size=size,
         command=tuple(command),
         directory=given.output_dir,
         settings=_settings(given),
@@ -128,6 +133,7 @@ def parse(arguments: Sequence[str]) -> Options:
         timestamps=given.prefix_output_with_timestamp,
         verbose=given.verbose,
         quiet=given.quiet,
+        horovod=given.horovod,
         ignored=tuple(given.ignored),
     )
 
@@ -152,16 +158,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds from a failure or a signal to SIGTERM, and on to SIGKILL (default 5)",
     )
-    add("--verbose", "-v", action="store_true", help="say what is started")
+    add("--verbose", action="store_true", help="say what is started")
     add("--quiet", "-q", action="store_true", help="print nothing of its own unless something fails")
-    add("--version", action=_Version, nargs=0, help="show the version and exit")
+    add("--version", "-v", action=_Version, nargs=0, help="show the version and exit")
+    add("--check-build", "-cb", action=_CheckBuild, nargs=0, help="show what this installation can do and exit")
     _add_placement(parser)
     _add_settings(parser)
-    for option in IGNORED_FLAGS:
-        add(option, action=_Ignored, nargs=0, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    for option in IGNORED_WITH_VALUE:
-        add(option, action=_Ignored, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    add("--blacklist-cooldown-range", action=_Ignored, nargs=2, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    _add_horovods(parser)
     parser.set_defaults(ignored=[])
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -173,6 +176,18 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cpus-per-rank", type=_count, metavar="N", help="threads and CPUs of a rank (default: an equal share)"
     )
+
+
+def _add_horovods(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("scripts and command lines written for Horovod").add_argument
+    add("--horovod", action="store_true", help="make 'import horovod.torch' give engine.torch")
+    add("--config-file", type=Path, metavar="FILE", help="more options, in YAML, TOML or JSON")
+    add("--min-np", "--min-num-proc", type=_count, metavar="N", help="must be the number of ranks")
+    add("--max-np", "--max-num-proc", type=_count, metavar="N", help="must be the number of ranks")
+    add("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
+    for options, values in ((horovod.FLAGS, 0), (horovod.WITH_VALUE, None), (horovod.WITH_TWO_VALUES, 2)):
+        for option in options:
+            add(option, action=_Ignored, nargs=values, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,46 @@
+"""Runs as Python starts, in every process with this directory on its PYTHONPATH: see `engine.compat.switch`.
+
+Nothing of the engine is imported until a program asks for `horovod`. The `sitecustomize` that this one hides, if there
+is one, runs too.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+from typing import Any
+
+
+class Switch:
+    """A finder that brings the finder of `engine.compat`."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Look for a module, if it is one of Horovod's."""
+        if name.partition(".")[0] != "horovod":
+            return None
+        try:
+            from engine.compat import install
+        except ModuleNotFoundError as error:
+            if error.name != "engine":
+                raise
+            text = f"--horovod: {sys.executable} has no enginerun, which stands in for horovod: install it there"
+            raise ModuleNotFoundError(text, name=name) from error
+        return install().find_spec(name, path, target)
+
+
+def run_the_hidden_one() -> None:
+    """Take our directory off the path, and import the `sitecustomize` that is then found."""
+    own = str(Path(__file__).parent)
+    sys.path[:] = [path for path in sys.path if path != own]
+    spec = PathFinder.find_spec("sitecustomize")
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+sys.meta_path.insert(0, Switch)
+run_the_hidden_one()
