@@ -25,7 +25,7 @@ SWITCHES = {"HOROVOD_STALL_CHECK_DISABLE": ("stall_warning", 0.0)}
 WITHOUT_EFFECT = (
     *("HOROVOD_AUTOTUNE", "HOROVOD_AUTOTUNE_LOG", "HOROVOD_CACHE_CAPACITY", "HOROVOD_DYNAMIC_PROCESS_SETS"),
     *("HOROVOD_ELASTIC", "HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_LOG_HIDE_TIME"),
-    *("HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_THREAD_AFFINITY", "HOROVOD_TIMELINE", "HOROVOD_TIMELINE_MARK_CYCLES"),
+    *("HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_THREAD_AFFINITY"),
 )
 
 Parser = Callable[[Any], Any]
@@ -62,14 +62,6 @@ def size(value: Any) -> int:
     return int(digits) * _SUFFIXES[suffix]
 
 
-def switch(value: Any) -> bool:
-    """On or off, as written in an environment."""
-    text = str(value).strip().lower()
-    if text not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
-        raise ValueError("1 or 0")
-    return text in ("1", "true", "yes", "on")
-
-
 def choice(*words: str) -> Parser:
     """A parser of one of `words`, in any case."""
 
@@ -89,6 +81,15 @@ def level(value: Any) -> str:
     if text not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
         raise ValueError("one of trace, debug, info, warning, error, fatal")
     return text
+
+
+def truth(value: Any) -> bool:
+    """A switch."""
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    text = str(value).strip().lower()
+    if text not in words:
+        raise ValueError("1 or 0")
+    return words[text]
 
 
 def directory(value: Any) -> Path:
@@ -247,7 +248,7 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None)
     """
     values: dict[str, Any] = {}
     for source, (name, value) in SWITCHES.items():
-        if environ.get(source) and not environ.get(variable(name)) and _parsed(switch, environ[source], source):
+        if environ.get(source) and not environ.get(variable(name)) and _parsed(truth, environ[source], source):
             values[name] = value
     for entry in fields(Config):
         if entry.name in values:

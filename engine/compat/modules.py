@@ -20,7 +20,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "horovod.common": (),
     "horovod.common.basics": ("engine.compat.basics",),
     "horovod.common.exceptions": ("engine.compat.exceptions",),
-    "horovod.common.process_sets": ("engine.process_sets",),
+    "horovod.common.process_sets": ("engine",),
     "horovod.common.util": ("engine.compat.util",),
     "horovod.run": ("engine.compat.package",),
     "horovod.runner": ("engine.compat.package",),
@@ -94,13 +94,7 @@ class Finder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Give it its names."""
         assert isinstance(module, Module)
-        try:
-            module.shown = [import_module(name) for name in MODULES[module.__name__]]
-        except ModuleNotFoundError as error:
-            if error.name not in MODULES[module.__name__]:
-                raise
-            text = f"no module {module.__name__!r}: it is not in this version ({SEE})"
-            raise ModuleNotFoundError(text, name=module.__name__) from None
+        module.shown = [import_module(name) for name in MODULES[module.__name__]]
         if module.__name__ == ROOT:
             _tell_of_another()
 

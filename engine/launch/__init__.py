@@ -2,7 +2,7 @@
 
 Pure: `hosts`, `plan`, `policy`, `verdict`. They decide and touch nothing.
 At work: `machine` (facts), `spawn`, `processes`, `guardian`, `output`, `console`, `supervisor`, `report`, `cli`.
-Beside them: `function`, `function_job` and `function_rank` are `engine.run`; `horovod` and `check_build` are options.
+Options of their own: `horovodrun`, `check_build`. `engine.run`: `function`, `function_job`, `function_rank`.
 """
 
 from __future__ import annotations

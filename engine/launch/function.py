@@ -56,8 +56,8 @@ def run(
     """Call `func(*args, **kwargs)` on every rank of a new job on this host, and wait for its end.
 
     Function, arguments and results are pickled; by cloudpickle if it is installed, so that a function of a notebook, of
-    the main script or a lambda will do. Otherwise `func` must belong to a module that the ranks can import. The ranks
-    have this process's environment and `sys.path`. What they write is shown as by `enginerun`.
+    the main script or a lambda will do. Otherwise `func` must belong to a module that the ranks can import. They have
+    this process's environment and `sys.path`. What they write is shown as by `enginerun`.
 
     Parameters
     ----------
@@ -117,9 +117,8 @@ network_interfaces
         if network_interfaces is None or isinstance(network_interfaces, str)
         else ",".join(network_interfaces),
     }
-    # With another Python go other packages: only its own path leads to them.
-    path = sys.path if executable is None else []
-    call = pickle.dumps((path, _dumps(func, args, dict(kwargs or {}))))
+    # Another Python has packages of its own, which go first.
+    call = pickle.dumps((sys.path, executable is None, _dumps(func, args, dict(kwargs or {}))))
     with tempfile.TemporaryDirectory(prefix="enginerun-call-") as directory:
         home = Path(directory)
         (home / CALL).write_bytes(call)

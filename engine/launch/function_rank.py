@@ -21,8 +21,8 @@ def main(home: Path) -> None:
     """
     rank = os.environ["ENGINE_RANK"]
     try:
-        path, call = pickle.loads((home / CALL).read_bytes())
-        sys.path[:] = path or sys.path
+        path, same_python, call = pickle.loads((home / CALL).read_bytes())
+        sys.path[:] = path if same_python else dict.fromkeys([*sys.path, *path])
         func, args, kwargs = pickle.loads(call)
         value = func(*args, **kwargs)
         data = _dumps(value, rank)

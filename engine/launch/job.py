@@ -16,7 +16,7 @@ from engine.launch import machine, processes, spawn
 from engine.launch.console import Console
 from engine.launch.errors import LaunchError
 from engine.launch.guardian import Guardian
-from engine.launch.horovod import without_effect
+from engine.launch.horovodrun import without_effect
 from engine.launch.options import Options
 from engine.launch.output import Stream
 from engine.launch.plan import Job, RankPlan, plan

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.compat import switch
-from engine.launch import horovod
+from engine.launch import horovodrun
 from engine.launch.check_build import table
 from engine.launch.errors import LaunchError
 from engine.launch.hosts import read_hostfile, slots_here
@@ -113,13 +113,13 @@ def parse(arguments: Sequence[str]) -> Options:
     if given.config_file is not None:
         # The command line goes before the file: of an option that is given twice, the last counts.
         known = {name for action in parser._actions for name in action.option_strings}
-        from_file = horovod.arguments_of(given.config_file, known - {"--config-file"})
+        from_file = horovodrun.arguments_of(given.config_file, known - {"--config-file"})
         given = parser.parse_args([*from_file, *arguments])
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not command:
         raise LaunchError("no command to run: write it after the options, as in 'enginerun -np 4 python train.py'")
     size = _size(given)
-    horovod.check_static(size, given.min_np, given.max_np, given.host_discovery_script)
+    horovodrun.check_static(size, given.min_np, given.max_np, given.host_discovery_script)
     if given.horovod and (obstacle := switch.obstacle(command)):
         raise LaunchError(f"--horovod does not reach this command: {obstacle}")
     return Options(
@@ -185,7 +185,7 @@ def _add_horovods(parser: argparse.ArgumentParser) -> None:
     add("--min-np", "--min-num-proc", type=_count, metavar="N", help="must be the number of ranks")
     add("--max-np", "--max-num-proc", type=_count, metavar="N", help="must be the number of ranks")
     add("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
-    for options, values in ((horovod.FLAGS, 0), (horovod.WITH_VALUE, None), (horovod.WITH_TWO_VALUES, 2)):
+    for options, values in ((horovodrun.FLAGS, 0), (horovodrun.WITH_VALUE, None), (horovodrun.WITH_TWO_VALUES, 2)):
         for option in options:
             add(option, action=_Ignored, nargs=values, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
 

@@ -121,14 +121,6 @@ def test_errors_say_what_is_wrong(line, message):
     assert "\n" not in str(caught.value)
 
 
-def test_options_of_horovodrun_without_a_meaning_are_accepted_and_counted():
-    options = parse(
-        "-np 2 --autotune --mpi-args=--x -p 22 --blacklist-cooldown-range 1 2 --min-np 1 --gloo true".split()
-    )
-    assert options.ignored == ("--autotune", "--mpi-args", "-p", "--blacklist-cooldown-range", "--min-np", "--gloo")
-    assert options.command == ("true",)
-
-
 def test_hosts():
     assert parse_hosts("a:2, b") == [("a", 2), ("b", 1)]
     assert slots_here("localhost:2,me:3", {"me"}) == 5

@@ -24,9 +24,11 @@ class Switch:
         try:
             from engine.compat import install
         except ModuleNotFoundError as error:
-            if error.name != "engine":
+            if error.name not in ("engine", "engine.compat"):
                 raise
-            text = f"--horovod: {sys.executable} has no enginerun, which stands in for horovod: install it there"
+            other = getattr(sys.modules.get("engine"), "__file__", None)
+            why = f"{sys.executable} has no enginerun" if other is None else f"{other} hides enginerun's; rename that"
+            text = f"no module {name!r}: the package 'engine' stands in for it under --horovod, and {why}"
             raise ModuleNotFoundError(text, name=name) from error
         return install().find_spec(name, path, target)
 

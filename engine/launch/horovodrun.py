@@ -15,14 +15,12 @@ _ONE_TRANSPORT = "shared memory is the one transport"
 _ONE_ALGORITHM = "no hierarchy on one host"
 _NOT_ELASTIC = "of elastic jobs"
 _NO_TUNER = "there is no tuner yet"
-_NO_TIMELINE = "there is no timeline yet"
 _ALWAYS_TIMED = "log lines have the time"
 
 # Options that are accepted and do nothing, with the reason, which is shown.
 FLAGS = {
     "--disable-cache": "nothing is checked over the network",
     **dict.fromkeys(("--autotune", "--no-autotune"), _NO_TUNER),
-    **dict.fromkeys(("--timeline-mark-cycles", "--no-timeline-mark-cycles"), _NO_TIMELINE),
     **dict.fromkeys(("--hierarchical-allreduce", "--no-hierarchical-allreduce"), _ONE_ALGORITHM),
     **dict.fromkeys(("--hierarchical-allgather", "--no-hierarchical-allgather"), _ONE_ALGORITHM),
     **dict.fromkeys(("--torus-allreduce", "--no-torus-allreduce"), _ONE_ALGORITHM),
@@ -37,7 +35,6 @@ WITH_VALUE = {
     **dict.fromkeys(("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"), _NO_TUNER),
     **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), _NO_TUNER),
     **dict.fromkeys(("--slots-per-host", "--elastic-timeout", "--reset-limit"), _NOT_ELASTIC),
-    "--timeline-filename": _NO_TIMELINE,
     **dict.fromkeys(("--mpi-args", "--binding-args", "--gloo-timeout-seconds"), _ONE_TRANSPORT),
     "--num-nccl-streams": "there is no NCCL here",
     "--thread-affinity": "ranks are bound to CPUs, see --cpus-per-rank",
