@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -193,7 +194,8 @@ def _add_horovods(parser: argparse.ArgumentParser) -> None:
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("engine settings").add_argument
     add("--start-timeout", type=_positive_seconds, metavar="S", help="seconds for all ranks to find each other")
-    add("--fusion-threshold-mb", type=_amount, metavar="MB", help="fusion threshold, in MiB")
+    add("--fusion-threshold", type=_size_text, metavar="SIZE", help="fusion threshold: bytes, or with a unit, as 64M")
+    add("--fusion-threshold-mb", dest="fusion_threshold", type=_mebibytes, metavar="MB", help="the same, in MiB")
     add("--cycle-time-ms", type=_amount, metavar="MS", help="cycle time, in ms")
     add("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="warn of a rank that is late this long")
     add("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S", help="fail when a rank is late this long")
@@ -227,11 +229,11 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
         "ENGINE_STALL_WARNING": given.stall_check_warning_time_seconds,
         "ENGINE_STALL_LIMIT": given.stall_check_shutdown_time_seconds,
     }
-    if given.fusion_threshold_mb is not None:
-        numbers["ENGINE_FUSION_THRESHOLD"] = round(given.fusion_threshold_mb * MEBIBYTE)
     if given.stall_check is False:
         numbers["ENGINE_STALL_WARNING"] = numbers["ENGINE_STALL_LIMIT"] = 0
     settings = {name: _plain(number) for name, number in numbers.items() if number is not None}
+    if given.fusion_threshold is not None:
+        settings["ENGINE_FUSION_THRESHOLD"] = given.fusion_threshold
     if given.log_level is not None:
         settings["ENGINE_LOG_LEVEL"] = given.log_level
     return settings
@@ -260,3 +262,14 @@ _count = _number("a whole number of at least 1", 1, int)
 _seconds = _number("a number of seconds, 0 or more", 0, float)
 _positive_seconds = _number("a number of seconds above 0", 0.001, float)
 _amount = _number("a number, 0 or more", 0, float)
+
+
+def _mebibytes(text: str) -> str:
+    return str(round(_amount(text) * MEBIBYTE))
+
+
+def _size_text(text: str) -> str:
+    """A size as the engine reads it."""
+    if not re.fullmatch(r"[0-9]+ ?([kmg]i?)?b?", text, re.IGNORECASE):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 67108864 or 64M")
+    return text

@@ -20,10 +20,11 @@ SETTINGS = ("ENGINE_", "HOROVOD_", "OMP_", "PYTHON")
 
 
 def start(
-    *command: object, cwd: Path, path: tuple[object, ...] = (), code: int = 0
+    *command: object, cwd: Path, path: tuple[object, ...] = (), code: int = 0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command, with `path` and the engine on PYTHONPATH."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    env |= variables
     env["PYTHONPATH"] = os.pathsep.join(map(str, (*path, ROOT)))
     done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == code, done.stdout + done.stderr
@@ -286,3 +287,13 @@ import horovod
 """
     done = start(sys.executable, "-c", program, cwd=tmp_path)
     assert done.stdout == "horovod has been imported already: call engine.compat.install() before that\n"
+
+
+@pytest.mark.parametrize("level", ["debug", "warning"])
+def test_variables_that_set_nothing_are_told_to_who_wants_to_know(tmp_path, level):
+    variables = {"HOROVOD_AUTOTUNE": "1", "HOROVOD_CACHE_CAPACITY": "9", "HOROVOD_LOG_LEVEL": level}
+    done = start(sys.executable, "-c", "import engine; engine.init()", cwd=tmp_path, **variables)
+    said = [line for line in done.stderr.splitlines() if "without effect" in line]
+    assert [line.partition(": ")[2] for line in said] == (
+        ["set, and without effect here: HOROVOD_AUTOTUNE, HOROVOD_CACHE_CAPACITY"] if level == "debug" else []
+    )
