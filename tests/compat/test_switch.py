@@ -205,6 +205,20 @@ def test_a_module_of_the_users_that_hides_the_engine_is_named(programs):
     assert f"and {programs}/engine.py hides enginerun's; rename that" in done.stderr
 
 
+def test_a_script_that_starts_its_own_ranks(tmp_path):
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle")
+    (tmp_path / "train.py").write_text(
+        "from horovod import run\n"
+        "def train(first, second=0):\n"
+        "    import horovod, os\n"
+        "    return horovod.__version__, os.environ['ENGINE_RANK'], first, second\n"
+        "print(run(train, args=(3,), kwargs={'second': 4}, num_proc=2, hosts='localhost:2', use_gloo=True))\n"
+    )
+    done = start(sys.executable, "-m", "engine.compat", "train.py", cwd=tmp_path)
+    assert done.stdout == "[('0.28.1', '0', 3, 4), ('0.28.1', '1', 3, 4)]\n"
+    assert done.stderr == "enginerun: without effect: --gloo (shared memory is the one transport)\n"
+
+
 MODULES = """
 import importlib, importlib.util, sys
 import horovod, horovod.torch as hvd
