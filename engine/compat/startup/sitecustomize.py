@@ -1,23 +1,24 @@
 """Runs as Python starts, in every process with this directory on its PYTHONPATH: see `engine.compat.switch`.
 
-Nothing of the engine is imported until a program asks for `horovod`. The `sitecustomize` that this one hides, if there
-is one, runs too.
+Nothing of the engine is imported until a program asks for `horovod`, and nothing that Python has not imported by then
+is used: every start of a Python pays for it. The `sitecustomize` that this one hides, if there is one, runs too.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import module_from_spec
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 
 class Switch:
     """A finder that brings the finder of `engine.compat`."""
 
     @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Look for a module, if it is one of Horovod's."""
         if name.partition(".")[0] != "horovod":
             return None
@@ -35,13 +36,15 @@ class Switch:
 
 def run_the_hidden_one() -> None:
     """Take our directory off the path, and import the `sitecustomize` that is then found."""
-    own = str(Path(__file__).parent)
-    sys.path[:] = [path for path in sys.path if path != own]
-    spec = PathFinder.find_spec("sitecustomize")
-    if spec is not None and spec.loader is not None:
-        module = module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
-        spec.loader.exec_module(module)
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if path != here]
+    own = sys.modules.pop("sitecustomize")
+    try:
+        __import__("sitecustomize")
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+        sys.modules["sitecustomize"] = own
 
 
 sys.meta_path.insert(0, Switch)
