@@ -10,6 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.builds import (
+        ccl_built,
+        cuda_built,
+        ddl_built,
+        gloo_built,
+        gloo_enabled,
+        mpi_built,
+        mpi_enabled,
+        mpi_threads_supported,
+        nccl_built,
+        rocm_built,
+    )
     from engine.collectives import (
         Handle,
         allgather,
@@ -41,6 +53,7 @@ if TYPE_CHECKING:
         grouped_reducescatter,
         grouped_reducescatter_async,
     )
+    from engine.launch.function import run
     from engine.objects import allgather_object, broadcast_object, check_consistency
     from engine.process_sets import ProcessSet, global_process_set
     from engine.runtime import (
@@ -64,6 +77,10 @@ if TYPE_CHECKING:
     from engine.types import Average, Max, Min, Op, Product, Sum
 
 _MODULES = {
+    "builds": (
+        "ccl_built cuda_built ddl_built gloo_built gloo_enabled mpi_built mpi_enabled mpi_threads_supported nccl_built "
+        "rocm_built"
+    ),
     "collectives": (
         "Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall "
         "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ join poll reducescatter "
@@ -73,6 +90,7 @@ _MODULES = {
         "grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_ grouped_allreduce_async "
         "grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async"
     ),
+    "launch.function": "run",
     "objects": "allgather_object broadcast_object check_consistency",
     "process_sets": "ProcessSet global_process_set",
     "runtime": (
@@ -110,11 +128,16 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
+    "ccl_built",
     "check_consistency",
     "counters",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -130,11 +153,17 @@ __all__ = [
     "knobs",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
     "rank",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "rocm_built",
+    "run",
     "set_knobs",
     "shutdown",
     "size",

@@ -18,6 +18,16 @@ PREFIX = "ENGINE_"
 _LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
+# Horovod's variables that are no other name of a setting (those are given with the setting, as its alias).
+# A switch: the setting that it decides when it is on, and the value.
+SWITCHES = {"HOROVOD_STALL_CHECK_DISABLE": ("stall_warning", 0.0)}
+# Nothing here to set.
+WITHOUT_EFFECT = (
+    *("HOROVOD_AUTOTUNE", "HOROVOD_AUTOTUNE_LOG", "HOROVOD_CACHE_CAPACITY", "HOROVOD_DYNAMIC_PROCESS_SETS"),
+    *("HOROVOD_ELASTIC", "HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_LOG_HIDE_TIME"),
+    *("HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_THREAD_AFFINITY"),
+)
+
 Parser = Callable[[Any], Any]
 
 
@@ -71,6 +81,15 @@ def level(value: Any) -> str:
     if text not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
         raise ValueError("one of trace, debug, info, warning, error, fatal")
     return text
+
+
+def truth(value: Any) -> bool:
+    """A switch."""
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    text = str(value).strip().lower()
+    if text not in words:
+        raise ValueError("1 or 0")
+    return words[text]
 
 
 def directory(value: Any) -> Path:
@@ -200,12 +219,16 @@ def parse(name: str, value: Any, source: str | None = None) -> Any:
     """
     for entry in fields(Config):
         if entry.name == name:
-            try:
-                return entry.metadata["parse"](value)
-            except ValueError as error:
-                raise ConfigError(f"{source or name} is {value!r}; expected {error}") from None
+            return _parsed(entry.metadata["parse"], value, source or name)
     known = ", ".join(entry.name for entry in fields(Config))
     raise ConfigError(f"there is no setting {name!r}; there are: {known}")
+
+
+def _parsed(parser: Parser, value: Any, source: str) -> Any:
+    try:
+        return parser(value)
+    except ValueError as error:
+        raise ConfigError(f"{source} is {value!r}; expected {error}") from None
 
 
 def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Config:
@@ -224,7 +247,12 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None)
         A value that cannot be, or an override of a setting that does not exist.
     """
     values: dict[str, Any] = {}
+    for source, (name, value) in SWITCHES.items():
+        if environ.get(source) and not environ.get(variable(name)) and _parsed(truth, environ[source], source):
+            values[name] = value
     for entry in fields(Config):
+        if entry.name in values:
+            continue
         for source in (variable(entry.name), entry.metadata["alias"]):
             if source is not None and environ.get(source):
                 values[entry.name] = parse(entry.name, environ[source], source)
@@ -232,6 +260,11 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None)
     for name, value in (overrides or {}).items():
         values[name] = parse(name, value)
     return Config(**values)
+
+
+def without_effect(environ: Mapping[str, str]) -> list[str]:
+    """The variables of Horovod that are set and have nothing to set here."""
+    return [name for name in WITHOUT_EFFECT if environ.get(name)]
 
 
 def describe() -> str:

@@ -98,6 +98,8 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         for each in process_sets or ():
             add_process_set(each)
     logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
+    if unused := config.without_effect(environ):
+        logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
 
 
 def _start(world: World, settings: config.Config, generation: int) -> _Running:

@@ -2,10 +2,12 @@
 
 Pure: `hosts`, `plan`, `policy`, `verdict`. They decide and touch nothing.
 At work: `machine` (facts), `spawn`, `processes`, `guardian`, `output`, `console`, `supervisor`, `report`, `cli`.
+Options of their own: `horovodrun`, `check_build`. `engine.run`: `function`, `function_job`, `function_rank`.
 """
 
 from __future__ import annotations
 
 from engine.launch.cli import main
+from engine.launch.errors import JobError, LaunchError
 
-__all__ = ["main"]
+__all__ = ["JobError", "LaunchError", "main"]

@@ -5,3 +5,17 @@ from __future__ import annotations
 
 class LaunchError(Exception):
     """A job that cannot start. The text says what, where and how to mend it, in one line; the exit code is 2."""
+
+
+class JobError(RuntimeError):
+    """A job that `engine.run` started and that failed. The text begins with what the first failing rank said.
+
+    Attributes
+    ----------
+    rank : int or None
+        The rank that failed first; None if none did, as when the job was ended by a signal.
+    """
+
+    def __init__(self, text: str, rank: int | None = None) -> None:
+        super().__init__(text)
+        self.rank = rank

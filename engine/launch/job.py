@@ -16,12 +16,14 @@ from engine.launch import machine, processes, spawn
 from engine.launch.console import Console
 from engine.launch.errors import LaunchError
 from engine.launch.guardian import Guardian
+from engine.launch.horovodrun import without_effect
 from engine.launch.options import Options
 from engine.launch.output import Stream
 from engine.launch.plan import Job, RankPlan, plan
 from engine.launch.policy import allot, format_set
 from engine.launch.report import QUOTE, failure_lines, flight_records, investigate
 from engine.launch.supervisor import Outcome, Supervisor, signals
+from engine.launch.verdict import Verdict
 
 LEFT_BY_RANKS = ("failure.json", "flight.json")
 
@@ -32,9 +34,18 @@ class JobRun:
     Parameters
     ----------
     options : Options
+
+    Attributes
+    ----------
+    verdict : Verdict or None
+        After `run`: who failed first, if one did.
+    report : list of str
+        After `run`: what was said about that.
     """
 
     def __init__(self, options: Options) -> None:
+        self.verdict: Verdict | None = None
+        self.report: list[str] = []
         self._options = options
         self._out = Console(1)
         self._err = Console(2)
@@ -60,8 +71,8 @@ class JobRun:
         allotment = allot(
             machine.facts(), options.size, os.environ, binding=options.binding, cpus_per_rank=options.cpus_per_rank
         )
-        for option in options.ignored:
-            self._say(f"{option} has no meaning here and is ignored")
+        if options.ignored:
+            self._say(without_effect(options.ignored))
         with self._directory() as directory:
             job = Job(
                 size=options.size,
@@ -70,6 +81,7 @@ class JobRun:
                 port=machine.free_port(),
                 directory=directory,
                 settings=options.settings,
+                horovod=options.horovod,
             )
             if not options.quiet:
                 self._say(allotment.summary)
@@ -144,7 +156,8 @@ class JobRun:
                 f"{directory}/rank.N/flight.json"
             )
         if verdict is not None:
-            return verdict.exit_code, lines + failure_lines(verdict, outcome.ends, directory, started)
+            self.verdict, self.report = verdict, failure_lines(verdict, outcome.ends, directory, started)
+            return verdict.exit_code, lines + self.report
         if outcome.signum is not None:
             lines.append(f"ended by {processes.signal_name(outcome.signum)}")
             return 128 + outcome.signum, lines

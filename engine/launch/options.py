@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from engine.compat import switch
+from engine.launch import horovodrun
+from engine.launch.check_build import table
 from engine.launch.errors import LaunchError
 from engine.launch.hosts import read_hostfile, slots_here
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 MEBIBYTE = 1 << 20
-
-# Options of `horovodrun` without a meaning here: accepted, and answered with one line.
-IGNORED_FLAGS = (
-    *("--disable-cache", "--autotune", "--no-autotune", "--timeline-mark-cycles", "--no-timeline-mark-cycles"),
-    *("--hierarchical-allreduce", "--no-hierarchical-allreduce", "--hierarchical-allgather"),
-    *("--no-hierarchical-allgather", "--torus-allreduce", "--no-torus-allreduce", "--mpi-threads-disable"),
-    *("--no-mpi-threads-disable", "--tcp", "--gloo", "--mpi", "--jsrun", "--log-with-timestamp"),
-    *("--log-without-timestamp", "--log-hide-timestamp"),
-)
-IGNORED_WITH_VALUE = (
-    *("-p", "--ssh-port", "-i", "--ssh-identity-file", "--network-interfaces", "--network-interface", "--config-file"),
-    *("--cache-capacity", "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
-    *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise", "--min-np", "--min-num-proc"),
-    *("--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout", "--reset-limit"),
-    *("--host-discovery-script", "--timeline-filename", "--mpi-args", "--binding-args", "--num-nccl-streams"),
-    *("--thread-affinity", "--gloo-timeout-seconds"),
-)
 
 
 @dataclass(frozen=True)
@@ -53,8 +40,10 @@ class Options:
     grace : float
         Seconds between the stages of an ending.
     timestamps, verbose, quiet : bool
+    horovod : bool
+        `import horovod.torch` gives `engine.torch`.
     ignored : tuple of str
-        Options that were accepted and have no meaning.
+        Options that were accepted and do nothing.
     """
 
     size: int
@@ -67,6 +56,7 @@ class Options:
     timestamps: bool
     verbose: bool
     quiet: bool
+    horovod: bool
     ignored: tuple[str, ...]
 
 
@@ -94,6 +84,12 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _CheckBuild(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(table())
+        parser.exit()
+
+
 def parse(arguments: Sequence[str]) -> Options:
     """Read the command line.
 
@@ -111,14 +107,24 @@ def parse(arguments: Sequence[str]) -> Options:
     LaunchError
         If it makes no sense.
     SystemExit
-        After `--help` and `--version`.
+        After `--help`, `--version` and `--check-build`.
     """
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.config_file is not None:
+        # The command line goes before the file: of an option that is given twice, the last counts.
+        known = {name for action in parser._actions for name in action.option_strings}
+        from_file = horovodrun.arguments_of(given.config_file, known - {"--config-file"})
+        given = parser.parse_args([*from_file, *arguments])
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not command:
         raise LaunchError("no command to run: write it after the options, as in 'enginerun -np 4 python train.py'")
+    size = _size(given)
+    horovodrun.check_static(size, given.min_np, given.max_np, given.host_discovery_script)
+    if given.horovod and (obstacle := switch.obstacle(command)):
+        raise LaunchError(f"--horovod does not reach this command: {obstacle}")
     return Options(
-        size=_size(given),
+        size=size,
         command=tuple(command),
         directory=given.output_dir,
         settings=_settings(given),
@@ -128,6 +134,7 @@ def parse(arguments: Sequence[str]) -> Options:
         timestamps=given.prefix_output_with_timestamp,
         verbose=given.verbose,
         quiet=given.quiet,
+        horovod=given.horovod,
         ignored=tuple(given.ignored),
     )
 
@@ -152,16 +159,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds from a failure or a signal to SIGTERM, and on to SIGKILL (default 5)",
     )
-    add("--verbose", "-v", action="store_true", help="say what is started")
+    add("--verbose", action="store_true", help="say what is started")
     add("--quiet", "-q", action="store_true", help="print nothing of its own unless something fails")
-    add("--version", action=_Version, nargs=0, help="show the version and exit")
+    add("--version", "-v", action=_Version, nargs=0, help="show the version and exit")
+    add("--check-build", "-cb", action=_CheckBuild, nargs=0, help="show what this installation can do and exit")
     _add_placement(parser)
     _add_settings(parser)
-    for option in IGNORED_FLAGS:
-        add(option, action=_Ignored, nargs=0, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    for option in IGNORED_WITH_VALUE:
-        add(option, action=_Ignored, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    add("--blacklist-cooldown-range", action=_Ignored, nargs=2, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    _add_horovods(parser)
     parser.set_defaults(ignored=[])
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -175,10 +179,23 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_horovods(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("scripts and command lines written for Horovod").add_argument
+    add("--horovod", action="store_true", help="make 'import horovod.torch' give engine.torch")
+    add("--config-file", type=Path, metavar="FILE", help="more options, in YAML, TOML or JSON")
+    add("--min-np", "--min-num-proc", type=_count, metavar="N", help="must be the number of ranks")
+    add("--max-np", "--max-num-proc", type=_count, metavar="N", help="must be the number of ranks")
+    add("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
+    for options, values in ((horovodrun.FLAGS, 0), (horovodrun.WITH_VALUE, None), (horovodrun.WITH_TWO_VALUES, 2)):
+        for option in options:
+            add(option, action=_Ignored, nargs=values, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("engine settings").add_argument
     add("--start-timeout", type=_positive_seconds, metavar="S", help="seconds for all ranks to find each other")
-    add("--fusion-threshold-mb", type=_amount, metavar="MB", help="fusion threshold, in MiB")
+    add("--fusion-threshold", type=_size_text, metavar="SIZE", help="fusion threshold: bytes, or with a unit, as 64M")
+    add("--fusion-threshold-mb", dest="fusion_threshold", type=_mebibytes, metavar="MB", help="the same, in MiB")
     add("--cycle-time-ms", type=_amount, metavar="MS", help="cycle time, in ms")
     add("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="warn of a rank that is late this long")
     add("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S", help="fail when a rank is late this long")
@@ -212,11 +229,11 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
         "ENGINE_STALL_WARNING": given.stall_check_warning_time_seconds,
         "ENGINE_STALL_LIMIT": given.stall_check_shutdown_time_seconds,
     }
-    if given.fusion_threshold_mb is not None:
-        numbers["ENGINE_FUSION_THRESHOLD"] = round(given.fusion_threshold_mb * MEBIBYTE)
     if given.stall_check is False:
         numbers["ENGINE_STALL_WARNING"] = numbers["ENGINE_STALL_LIMIT"] = 0
     settings = {name: _plain(number) for name, number in numbers.items() if number is not None}
+    if given.fusion_threshold is not None:
+        settings["ENGINE_FUSION_THRESHOLD"] = given.fusion_threshold
     if given.log_level is not None:
         settings["ENGINE_LOG_LEVEL"] = given.log_level
     return settings
@@ -245,3 +262,14 @@ _count = _number("a whole number of at least 1", 1, int)
 _seconds = _number("a number of seconds, 0 or more", 0, float)
 _positive_seconds = _number("a number of seconds above 0", 0.001, float)
 _amount = _number("a number, 0 or more", 0, float)
+
+
+def _mebibytes(text: str) -> str:
+    return str(round(_amount(text) * MEBIBYTE))
+
+
+def _size_text(text: str) -> str:
+    """A size as the engine reads it."""
+    if not re.fullmatch(r"[0-9]+ ?([kmg]i?)?b?", text, re.IGNORECASE):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 67108864 or 64M")
+    return text

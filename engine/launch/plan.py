@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.compat import switch
 from engine.launch.policy import Allotment
 
 # How other launchers tell a process its place. Started under one of them, ours would be contradicted by its variables,
@@ -37,6 +38,8 @@ class Job:
         The job's files; rank N's are in `rank.N`.
     settings : mapping of str to str
         Engine settings that options asked for, by variable.
+    horovod : bool
+        Ranks run scripts written for Horovod.
     """
 
     size: int
@@ -45,6 +48,7 @@ class Job:
     port: int
     directory: Path
     settings: Mapping[str, str]
+    horovod: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
     if allotment.threads is not None:
         shared["OMP_NUM_THREADS"] = str(allotment.threads)
     shared.update(job.settings)
+    if job.horovod:
+        shared = switch.environment(shared)
     return [
         RankPlan(
             rank=rank,
@@ -106,9 +112,9 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
 
 
 def _place(job: Job, rank: int) -> dict[str, str]:
-    """Give the variables that tell a process its place: ours, and torchrun's."""
+    """Give the variables that tell a process its place: ours, torchrun's, and Horovod's where they are wanted."""
     number, size = str(rank), str(job.size)
-    return {
+    place = {
         "ENGINE_RANK": number,
         "ENGINE_SIZE": size,
         "ENGINE_LOCAL_RANK": number,
@@ -123,3 +129,13 @@ def _place(job: Job, rank: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(job.port),
     }
+    if job.horovod:
+        place |= {
+            "HOROVOD_RANK": number,
+            "HOROVOD_SIZE": size,
+            "HOROVOD_LOCAL_RANK": number,
+            "HOROVOD_LOCAL_SIZE": size,
+            "HOROVOD_CROSS_RANK": "0",
+            "HOROVOD_CROSS_SIZE": "1",
+        }
+    return place

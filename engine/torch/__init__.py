@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from engine.builds import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 from engine.collectives import Handle, poll, synchronize
 from engine.errors import WorldError as HorovodInternalError
 from engine.objects import allgather_object, broadcast_object, check_consistency
@@ -35,11 +47,6 @@ from engine.torch.ops import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
@@ -50,13 +57,8 @@ from engine.torch.ops import (
     grouped_reducescatter_async,
     init,
     join,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
     reducescatter,
     reducescatter_async,
-    rocm_built,
 )
 from engine.torch.optimizer import DistributedOptimizer
 from engine.torch.schedules import gradual_warmup, scale_learning_rate

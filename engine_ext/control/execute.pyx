@@ -161,7 +161,7 @@ cdef bint plan_scatter(State* e, const engine_entry* entry) noexcept nogil:
     if op.meta.group == 0:
         one.source, one.target, one.nbytes = op.source, op.target, op.nbytes
         one.row_bytes, one.rows, one.dtype = op.row_bytes, entry.meta.dims[0], op.meta.dtype
-        if one.target == NULL and one.nbytes:           # nobody wants this part
+        if op.flags & OP_STAND_IN:          # somewhere for a part that nobody wants
             one.target = op.memory = <char*>malloc((one.rows // size + 1) * one.row_bytes)
             if one.target == NULL:
                 return False

@@ -101,6 +101,7 @@ def test_questions_take_no_argument(name: str) -> None:
 @pytest.mark.parametrize("name", BUILT)
 def test_what_is_not_built_says_so(name: str) -> None:
     assert not getattr(hvd, name)()
+    assert getattr(engine, name) is getattr(hvd, name)
 
 
 def test_operations_and_exceptions() -> None:

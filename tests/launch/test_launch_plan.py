@@ -84,6 +84,17 @@ def test_options_become_settings():
     assert options.command == ("python", "x.py", "-np", "3")
 
 
+def test_the_threshold_has_its_unit_or_the_options_and_the_last_one_counts():
+    for line, expected in {
+        "--fusion-threshold 64M": "64M",
+        "--fusion-threshold 1048576": "1048576",
+        "--fusion-threshold-mb 2": "2097152",
+        "--fusion-threshold 1k --fusion-threshold-mb 0": "0",
+        "--fusion-threshold-mb 8 --fusion-threshold 16MiB": "16MiB",
+    }.items():
+        assert parse(f"-np 2 {line} true".split()).settings == {"ENGINE_FUSION_THRESHOLD": expected}
+
+
 def test_without_options_the_environment_decides():
     assert parse(["-np", "2", "true"]).settings == {}
 
@@ -107,6 +118,8 @@ def test_no_stall_check():
         ("-np 2 --grace-period nan true", "'nan' is not a number of seconds"),
         ("-np 2 --cycle-time-ms inf true", "'inf' is not a number"),
         ("-np 2 --log-level loud true", "'loud'"),
+        ("-np 2 --fusion-threshold 1.5M true", "'1.5M' is not a number of bytes such as"),
+        ("-np 2 --fusion-threshold-mb many true", "'many' is not a number"),
         ("-np 2 --unheard-of true", "--unheard-of"),
         ("-np 4 -H localhost:2 true", "needs more slots than the 2"),
         ("-H elsewhere:2 true", "'elsewhere' is another host"),
@@ -119,14 +132,6 @@ def test_errors_say_what_is_wrong(line, message):
         parse(line.split())
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_options_of_horovodrun_without_a_meaning_are_accepted_and_counted():
-    options = parse(
-        "-np 2 --autotune --mpi-args=--x -p 22 --blacklist-cooldown-range 1 2 --min-np 1 --gloo true".split()
-    )
-    assert options.ignored == ("--autotune", "--mpi-args", "-p", "--blacklist-cooldown-range", "--min-np", "--gloo")
-    assert options.command == ("true",)
 
 
 def test_hosts():

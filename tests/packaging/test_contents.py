@@ -43,6 +43,12 @@ def test_wheel_holds_nothing_else(wheel_names: list[str]) -> None:
     assert [name for name in wheel_names if not expected.fullmatch(name)] == []
 
 
+def test_wheel_puts_nothing_of_that_name_where_horovod_is_imported_from(wheel_names: list[str]) -> None:
+    assert [name for name in wheel_names if re.search(r"(^|/)horovod(/|\.|$)", name)] == []
+    assert "engine/compat/startup/sitecustomize.py" in wheel_names
+    assert [name for name in wheel_names if name.startswith("sitecustomize")] == []
+
+
 def test_wheel_names_the_command_and_its_license(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     files = {Path(name).name: name for name in archive.namelist() if ".dist-info/" in name}

@@ -50,6 +50,39 @@ def test_our_variable_goes_before_its_alias_and_a_caller_before_both() -> None:
     assert config.load(environ, {"cycle_time_ms": 1}).cycle_time_ms == 1.0
 
 
+def test_horovods_stall_switch_turns_warnings_off_unless_ours_is_set() -> None:
+    environ = {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_CHECK_TIME_SECONDS": "30"}
+    assert config.load(environ).stall_warning == 0
+    assert config.load(environ).stall_limit == 600
+    assert config.load({**environ, "ENGINE_STALL_WARNING": "7"}).stall_warning == 7
+    assert config.load(environ, {"stall_warning": 9}).stall_warning == 9
+    assert config.load({**environ, "HOROVOD_STALL_CHECK_DISABLE": "0"}).stall_warning == 30
+    with pytest.raises(ConfigError, match="HOROVOD_STALL_CHECK_DISABLE is 'x'; expected 1 or 0"):
+        config.load({"HOROVOD_STALL_CHECK_DISABLE": "x"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "setting", "value"),
+    [
+        ("HOROVOD_FUSION_THRESHOLD", "1048576", "fusion_threshold", 1 << 20),
+        ("HOROVOD_CYCLE_TIME", "2.5", "cycle_time_ms", 2.5),
+        ("HOROVOD_STALL_CHECK_TIME_SECONDS", "30", "stall_warning", 30),
+        ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90", "stall_limit", 90),
+        ("HOROVOD_START_TIMEOUT", "12", "start_timeout", 12),
+        ("HOROVOD_LOG_LEVEL", "warning", "log_level", "WARNING"),
+    ],
+)
+def test_horovods_variables_keep_their_units(variable: str, text: str, setting: str, value: Any) -> None:
+    assert getattr(config.load({variable: text}), setting) == value
+
+
+def test_variables_without_effect_are_accepted_whatever_they_say_and_can_be_named() -> None:
+    environ = dict.fromkeys(config.WITHOUT_EFFECT, "anything")
+    assert config.load(environ) == config.load({})
+    assert config.without_effect(environ) == list(config.WITHOUT_EFFECT)
+    assert config.without_effect({"HOROVOD_AUTOTUNE": ""}) == []
+
+
 def test_an_empty_variable_counts_as_not_set() -> None:
     assert config.load({"ENGINE_CYCLE_TIME_MS": "", "HOROVOD_CYCLE_TIME": "4"}).cycle_time_ms == 4.0
 

@@ -1,0 +1,51 @@
+"""`python -m engine.compat train.py [arguments]`, or `-m module`: run a program with the switch on."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from engine.compat import install, switch
+
+USAGE = "usage: python -m engine.compat (SCRIPT | -m MODULE) [arguments]"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a program as `__main__`.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        A script's path, or `-m` and a module's name, and the arguments of the program.
+
+    Returns
+    -------
+    int
+        Exit code: 0 when the program has come to its end, 2 if there is none.
+    """
+    as_module = list(arguments[:1]) == ["-m"]
+    program = list(arguments[1:] if as_module else arguments)
+    if not program or program[0].startswith("-"):
+        wanted = program[:1] == ["--help"] or program[:1] == ["-h"]
+        print(USAGE, file=sys.stdout if wanted else sys.stderr)
+        return 0 if wanted else 2
+    install()
+    os.environ.update(switch.environment(os.environ))  # of the processes that the program starts
+    sys.argv[:] = program
+    if as_module:
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        return 0
+    script = os.path.abspath(program[0])
+    if not os.path.exists(script):
+        print(f"python -m engine.compat: there is no file {program[0]!r} in {os.getcwd()}", file=sys.stderr)
+        return 2
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    runpy.run_path(script, run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

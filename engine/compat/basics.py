@@ -1,0 +1,36 @@
+"""What `horovod.common.basics` holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import engine
+
+__all__ = ["HorovodBasics"]
+
+_BASICS = (
+    "ccl_built cross_rank cross_size cuda_built ddl_built gloo_built gloo_enabled init is_homogeneous is_initialized "
+    "local_rank local_size mpi_built mpi_enabled mpi_threads_supported nccl_built rank rocm_built shutdown size "
+    "start_timeline stop_timeline"
+).split()
+
+
+class HorovodBasics:
+    """The functions on rank, size and build as methods of an object.
+
+    Parameters
+    ----------
+    *args : object
+        Where a native library lies; there is one here, so it means nothing.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _BASICS:
+            raise AttributeError(f"HorovodBasics has no {name!r}", name=name, obj=self)
+        return getattr(engine, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *_BASICS]

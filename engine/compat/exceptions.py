@@ -1,0 +1,15 @@
+"""What `horovod.common.exceptions` holds: names for `except` clauses."""
+
+from __future__ import annotations
+
+from engine.errors import WorldError as HorovodInternalError
+
+__all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """The hosts of an elastic job have changed. There are none yet, so nothing raises it."""
+
+
+class HorovodVersionMismatchError(ImportError):
+    """The native part is of another version. Ours refuses such ranks with `IncompatibleRanksError` instead."""

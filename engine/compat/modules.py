@@ -1,0 +1,138 @@
+"""The modules of Horovod, each made of names of ours: one table, and the finder that gives them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import spec_from_loader
+from types import ModuleType
+from typing import Any
+
+ROOT = "horovod"
+SEE = "docs/migration.md says what there is"
+
+# A module, and where its names are taken from.
+MODULES: dict[str, tuple[str, ...]] = {
+    "horovod": ("engine.compat.package",),
+    "horovod.common": (),
+    "horovod.common.basics": ("engine.compat.basics",),
+    "horovod.common.exceptions": ("engine.compat.exceptions",),
+    "horovod.common.process_sets": ("engine",),
+    "horovod.common.util": ("engine.compat.util",),
+    "horovod.run": ("engine.compat.package",),
+    "horovod.runner": ("engine.compat.package",),
+    "horovod.torch": ("engine.torch",),
+    "horovod.torch.compression": ("engine.torch",),
+    "horovod.torch.functions": ("engine.torch",),
+    "horovod.torch.mpi_ops": ("engine.torch",),
+    "horovod.torch.optimizer": ("engine.torch",),
+    "horovod.torch.sync_batch_norm": ("engine.torch",),
+    "horovod.version": ("engine.compat.package",),
+}
+
+_ONE_FRAMEWORK = "this version has the binding of PyTorch alone, horovod.torch"
+# Packages that are refused, with the reason.
+ABSENT = {
+    "horovod.keras": _ONE_FRAMEWORK,
+    "horovod.mxnet": "MXNet is no longer developed, and there is no binding for it; there is horovod.torch",
+    "horovod.ray": "jobs on Ray are not there yet; start the ranks of one host with enginerun",
+    "horovod.spark": "jobs on Spark are not there yet; start the ranks of one host with enginerun",
+    "horovod.tensorflow": _ONE_FRAMEWORK,
+    "horovod.torch.elastic": "elastic jobs are not there yet; a job keeps the ranks that it was started with",
+}
+
+
+class Module(ModuleType):
+    """A module that shows the names of others."""
+
+    shown: Sequence[ModuleType] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        for module in self.shown:
+            if hasattr(module, name):
+                return getattr(module, name)
+        reason = ABSENT.get(f"{self.__name__}.{name}", SEE)
+        raise AttributeError(f"module {self.__name__!r} has no {name!r}: {reason}", name=name, obj=self)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(name for module in self.shown for name in module.__all__)})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`horovod.run` was a module before it was a function; it is both here, and no other module can be called."""
+        if self.__name__ != "horovod.run":
+            raise TypeError(f"module {self.__name__!r} is not callable")
+        return self.run(*args, **kwargs)
+
+
+class Finder(MetaPathFinder, Loader):
+    """Finds every module of Horovod, or says why it is not there. It answers for no other."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Look a module up in the table.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            A module of Horovod that is not there. Somebody else's of that name must not be found instead.
+        """
+        if name.partition(".")[0] != ROOT:
+            return None
+        if name in MODULES:
+            return spec_from_loader(name, self, is_package=any(other.startswith(f"{name}.") for other in MODULES))
+        for absent, reason in ABSENT.items():
+            if f"{name}.".startswith(f"{absent}."):
+                raise ModuleNotFoundError(f"no module {name!r}: {reason} ({SEE})", name=name)
+        raise ModuleNotFoundError(f"no module {name!r} behind the compatibility switch: {SEE}", name=name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Make the module that the machinery of imports will fill."""
+        return Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give it its names."""
+        assert isinstance(module, Module)
+        module.shown = [import_module(name) for name in MODULES[module.__name__]]
+        if module.__name__ == ROOT:
+            _tell_of_another()
+
+
+def install() -> Finder:
+    """Switch this process on. A second call does nothing.
+
+    Returns
+    -------
+    Finder
+        The first in `sys.meta_path`.
+
+    Raises
+    ------
+    ImportError
+        Another `horovod` has been imported already.
+    """
+    for finder in sys.meta_path:
+        if isinstance(finder, Finder):
+            return finder
+    if ROOT in sys.modules:
+        raise ImportError("horovod has been imported already: call engine.compat.install() before that", name=ROOT)
+    made = Finder()
+    sys.meta_path.insert(0, made)
+    return made
+
+
+def _tell_of_another() -> None:
+    """Say once in a job that an installed Horovod is not what runs."""
+    found = PathFinder.find_spec(ROOT)
+    if found is None or found.origin is None:
+        return
+    from engine import config, logs, world
+    from engine.errors import ConfigError
+
+    try:
+        first = world.detect(config.environment()).rank == 0
+    except ConfigError:  # `init` will say so
+        first = True
+    if first:
+        logs.logger.warning("the compatibility switch is on: horovod is this engine, not %s", found.origin)

@@ -1,0 +1,10 @@
+"""What `horovod`, `horovod.runner`, `horovod.run` and `horovod.version` hold."""
+
+from __future__ import annotations
+
+from engine.launch.function import run
+
+__all__ = ["__version__", "run"]
+
+# Scripts compare it: the version whose names and meaning are kept.
+__version__ = "0.28.1"

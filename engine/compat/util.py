@@ -1,0 +1,23 @@
+"""What scripts take from `horovod.common.util`: is there support for a framework, or for its GPU?"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+__all__ = ["check_extension", "extension_available", "gpu_available"]
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether a framework, such as `torch`, has a binding and is installed."""
+    return ext_base_name == "torch" and find_spec("torch") is not None
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether a framework's tensors may live on a GPU: not yet."""
+    return False
+
+
+def check_extension(ext_name: str, *args: object) -> None:
+    """Raise ImportError unless there is a binding, such as `horovod.torch`."""
+    if not extension_available(ext_name.rpartition(".")[2]):
+        raise ImportError(f"{ext_name} is not available: there is no binding for it, or the framework is not installed")

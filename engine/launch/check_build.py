@@ -1,0 +1,72 @@
+"""`--check-build`: what this installation can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+from engine import builds
+
+# Package, how it is called, and the name of our binding; None where there is none yet.
+_FRAMEWORKS = (
+    ("torch", "PyTorch", "engine.torch"),
+    ("numpy", "NumPy, DLPack, buffers", "engine"),
+    ("tensorflow", "TensorFlow", None),
+    ("keras", "Keras", None),
+    ("mxnet", "MXNet", None),
+)
+
+
+def table() -> str:
+    """Write what there is (`[X]`) and what there is not, as it is found now."""
+    kernels, problem = _native()
+    native = f"shared memory, with kernels {', '.join(kernels)}" if kernels else f"shared memory: {problem}"
+    sections: dict[str, list[tuple[bool, str]]] = {
+        "Frameworks": list(_frameworks()),
+        "Controllers": [
+            (bool(kernels), "shared memory"),
+            (builds.mpi_built(), "MPI"),
+            (builds.gloo_built(), "Gloo"),
+        ],
+        "Operations": [
+            (bool(kernels), native),
+            (bool(builds.nccl_built()), "NCCL"),
+            (builds.ddl_built(), "DDL"),
+            (builds.ccl_built(), "CCL"),
+            (builds.mpi_built(), "MPI"),
+            (builds.gloo_built(), "Gloo"),
+        ],
+        "Devices": [(bool(kernels), "CPU"), (builds.cuda_built(), "CUDA"), (builds.rocm_built(), "ROCm")],
+    }
+    lines = [f"enginerun {_version('enginerun') or '(a source tree that was never installed)'}"]
+    for title, rows in sections.items():
+        lines += ["", f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for there, name in rows)]
+    return "\n".join(lines)
+
+
+def _frameworks() -> Iterator[tuple[bool, str]]:
+    for package, name, binding in _FRAMEWORKS:
+        installed = _version(package)
+        if binding is None:
+            yield False, f"{name}: no binding yet"
+        elif installed is None:
+            yield False, f"{name} ({binding}): not installed here"
+        else:
+            yield True, f"{name} ({binding}), {package} {installed}"
+
+
+def _native() -> tuple[list[str], str]:
+    """Find the kernels of the native engine, or why it cannot be loaded."""
+    try:
+        setup = import_module("engine.native").setup
+    except ImportError as error:
+        return [], str(error).partition("\n")[0]
+    return setup.kernel_levels(), ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,211 @@
+"""`engine.run`: call a function on every rank of a job, and return what it returned.
+
+Three processes take part. The caller pickles the call into a directory of its own and waits. `function_job`, which it
+starts, is the launcher: the launcher needs one thread and adopts orphans, and the caller may be anything. Each rank is
+`function_rank`, which makes the call and pickles the result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from engine.launch.errors import JobError, LaunchError
+
+CALL, OUTCOME, RESULT, ERROR = "call", "outcome.json", "result.{}", "error.{}"
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: tuple[int, int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | os.PathLike[str] | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    executable: str | None = None,
+    *,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Call `func(*args, **kwargs)` on every rank of a new job on this host, and wait for its end.
+
+    Function, arguments and results are pickled; by cloudpickle if it is installed, so that a function of a notebook, of
+    the main script or a lambda will do. Otherwise `func` must belong to a module that the ranks can import. They have
+    this process's environment and `sys.path`. What they write is shown as by `enginerun`.
+
+    Parameters
+    ----------
+    func : callable
+        It calls `engine.init()` itself.
+    args, kwargs : sequence, mapping
+        Its arguments, the same on every rank.
+    num_proc, np : int
+        Number of ranks.
+    hosts, hostfile, start_timeout, output_filename
+        As `--hosts`, `--hostfile`, `--start-timeout` (seconds) and `--output-dir` of `enginerun`.
+    verbose : int, optional
+        Not 0: say what is started, and on which CPUs.
+    executable : str, optional
+        The Python of the ranks; this one by default.
+    min_num_proc, max_num_proc, min_np, max_np, host_discovery_script
+        Of elastic jobs, which do not exist yet: refused, unless both bounds are `num_proc`.
+    slots, reset_limit, cooldown_range, ssh_port, ssh_identity_file, disable_cache, use_gloo, use_mpi, mpi_args, \
+network_interfaces
+        Accepted, and answered with one line: they have nothing to do on one host.
+
+    Returns
+    -------
+    list
+        What `func` returned, by rank.
+
+    Raises
+    ------
+    JobError
+        A rank failed; its traceback comes first. Or a signal ended the job.
+    LaunchError
+        The job cannot start.
+    TypeError
+        The call cannot be pickled, or a result.
+    """
+    options = {
+        "-np": np if np is not None else num_proc,
+        "--min-np": min_np if min_np is not None else min_num_proc,
+        "--max-np": max_np if max_np is not None else max_num_proc,
+        "--slots-per-host": slots,
+        "--reset-limit": reset_limit,
+        "--blacklist-cooldown-range": cooldown_range,
+        "--hosts": hosts,
+        "--hostfile": hostfile,
+        "--host-discovery-script": host_discovery_script,
+        "--start-timeout": start_timeout,
+        "--ssh-port": ssh_port,
+        "--ssh-identity-file": ssh_identity_file,
+        "--disable-cache": disable_cache,
+        "--output-dir": output_filename,
+        "--verbose": bool(verbose),
+        "--quiet": not verbose,
+        "--gloo": use_gloo,
+        "--mpi": use_mpi,
+        "--mpi-args": mpi_args,
+        "--network-interfaces": network_interfaces
+        if network_interfaces is None or isinstance(network_interfaces, str)
+        else ",".join(network_interfaces),
+    }
+    # Another Python has packages of its own, which go first.
+    call = pickle.dumps((sys.path, executable is None, _dumps(func, args, dict(kwargs or {}))))
+    with tempfile.TemporaryDirectory(prefix="enginerun-call-") as directory:
+        home = Path(directory)
+        (home / CALL).write_bytes(call)
+        python = executable or sys.executable
+        command = [python, "-P", "-m", "engine.launch.function_rank", directory]
+        _launch(home, [*_arguments(options), "--", *command])
+        return _results(home)
+
+
+def pickler() -> ModuleType:
+    """The module that pickles: cloudpickle if it is installed."""
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        return pickle
+    assert isinstance(cloudpickle, ModuleType)
+    return cloudpickle
+
+
+def _dumps(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    used = pickler()
+    hint = "" if used is not pickle else ": 'pip install cloudpickle', or put it into a module that ranks can import"
+    if hint and getattr(func, "__module__", "__main__") == "__main__":
+        raise TypeError(f"engine.run cannot hand {func!r} to the ranks, it belongs to the main script{hint}")
+    try:
+        data: bytes = used.dumps((func, tuple(args), kwargs))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise TypeError(f"engine.run cannot pickle {func!r} or its arguments ({error}){hint}") from error
+    return data
+
+
+def _arguments(options: Mapping[str, Any]) -> Iterator[str]:
+    """Write options of the launcher; those that are None or False are left out."""
+    for option, value in options.items():
+        if value is True:
+            yield option
+        elif isinstance(value, tuple | list):
+            yield from (option, *map(str, value))
+        elif value is not None and value is not False:
+            yield from (option, str(value)) if option == "-np" else (f"{option}={value}",)
+
+
+def _launch(home: Path, arguments: Sequence[str]) -> None:
+    """Start the launcher and wait for its end. It ends with the thread that started it, and so do the ranks."""
+    # A session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on once.
+    launcher = subprocess.Popen(
+        [sys.executable, "-P", "-m", "engine.launch.function_job", str(os.getpid()), str(home), *arguments],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        launcher.wait()
+    except BaseException:  # KeyboardInterrupt above all
+        launcher.send_signal(signal.SIGTERM)
+        try:
+            launcher.wait()
+        finally:
+            launcher.kill()
+            launcher.wait()
+        raise
+
+
+def _results(home: Path) -> list[Any]:
+    try:
+        outcome = json.loads((home / OUTCOME).read_text())
+    except FileNotFoundError:
+        raise JobError("the launcher of the job was killed, and the ranks with it") from None
+    if outcome["error"] is not None:
+        raise LaunchError(outcome["error"])
+    if outcome["code"] != 0:
+        raise _failure(home, outcome)
+    results = []
+    for rank in range(outcome["size"]):
+        path = home / RESULT.format(rank)
+        if not path.exists():
+            raise JobError(f"rank {rank} ended before the function returned, with exit code 0", rank)
+        results.append(pickle.loads(path.read_bytes()))
+    return results
+
+
+def _failure(home: Path, outcome: Mapping[str, Any]) -> JobError:
+    rank = outcome["rank"]
+    report = "\n".join(outcome["report"])
+    if rank is None:
+        return JobError(f"the job was ended by a signal (exit code {outcome['code']})")
+    try:
+        trace = (home / ERROR.format(rank)).read_text()
+    except FileNotFoundError:  # killed, or it never came to the call
+        return JobError(f"rank {rank} failed first\n{report}", rank)
+    return JobError(f"rank {rank} failed first:\n{trace}", rank)

@@ -1,0 +1,48 @@
+"""The launcher of `engine.run`, a process beside the caller: `function_job CALLER DIRECTORY options -- command`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.launch import processes
+from engine.launch.errors import LaunchError
+from engine.launch.function import OUTCOME
+from engine.launch.job import JobRun
+from engine.launch.options import parse
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the job, and write down how it ended.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        The caller's pid, the directory of the call, and what `enginerun` takes.
+    """
+    caller, home = int(arguments[0]), Path(arguments[1])
+    processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # of the caller's death
+    outcome: dict[str, Any] = {"error": None, "code": 0, "size": 0, "rank": None, "report": []}
+    if os.getppid() == caller:  # else it died before the request above
+        try:
+            options = parse(arguments[2:])
+            job = JobRun(options)
+            outcome |= {"code": job.run(), "size": options.size, "report": job.report}
+            if job.verdict is not None:
+                outcome["rank"] = job.verdict.culprit
+        except LaunchError as error:
+            outcome["error"] = str(error)
+    if os.getppid() == caller:
+        (home / OUTCOME).write_text(json.dumps(outcome))
+    else:
+        shutil.rmtree(home, ignore_errors=True)  # nobody else is left to do it
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

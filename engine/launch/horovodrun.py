@@ -1,0 +1,172 @@
+"""Options of `horovodrun` that `enginerun` takes beside its own: what becomes of each, and of its file of settings."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.launch.errors import LaunchError
+
+_NO_NETWORK = "all ranks are on this host"
+_ONE_TRANSPORT = "shared memory is the one transport"
+_ONE_ALGORITHM = "no hierarchy on one host"
+_NOT_ELASTIC = "of elastic jobs"
+_NO_TUNER = "there is no tuner yet"
+_ALWAYS_TIMED = "log lines have the time"
+
+# Options that are accepted and do nothing, with the reason, which is shown.
+FLAGS = {
+    "--disable-cache": "nothing is checked over the network",
+    **dict.fromkeys(("--autotune", "--no-autotune"), _NO_TUNER),
+    **dict.fromkeys(("--hierarchical-allreduce", "--no-hierarchical-allreduce"), _ONE_ALGORITHM),
+    **dict.fromkeys(("--hierarchical-allgather", "--no-hierarchical-allgather"), _ONE_ALGORITHM),
+    **dict.fromkeys(("--torus-allreduce", "--no-torus-allreduce"), _ONE_ALGORITHM),
+    **dict.fromkeys(("--mpi-threads-disable", "--no-mpi-threads-disable"), _ONE_TRANSPORT),
+    **dict.fromkeys(("--tcp", "--gloo", "--mpi", "--jsrun"), _ONE_TRANSPORT),
+    **dict.fromkeys(("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"), _ALWAYS_TIMED),
+}
+WITH_VALUE = {
+    **dict.fromkeys(("-p", "--ssh-port", "-i", "--ssh-identity-file"), _NO_NETWORK),
+    **dict.fromkeys(("--network-interfaces", "--network-interface"), _NO_NETWORK),
+    "--cache-capacity": "what ranks have agreed on is always kept",
+    **dict.fromkeys(("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"), _NO_TUNER),
+    **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), _NO_TUNER),
+    **dict.fromkeys(("--slots-per-host", "--elastic-timeout", "--reset-limit"), _NOT_ELASTIC),
+    **dict.fromkeys(("--mpi-args", "--binding-args", "--gloo-timeout-seconds"), _ONE_TRANSPORT),
+    "--num-nccl-streams": "there is no NCCL here",
+    "--thread-affinity": "ranks are bound to CPUs, see --cpus-per-rank",
+}
+WITH_TWO_VALUES = {"--blacklist-cooldown-range": _NOT_ELASTIC}
+
+# Sections of a file of settings, and how the options begin that its keys stand for; `enabled` is the section itself.
+_SECTIONS = {
+    "params": "",
+    "autotune": "autotune-",
+    "timeline": "timeline-",
+    "stall-check": "stall-check-",
+    "library-options": "",
+    "logging": "log-",
+}
+
+
+def without_effect(options: Iterable[str]) -> str:
+    """Say in one line which options were accepted and do nothing, and why.
+
+    Parameters
+    ----------
+    options : iterable of str
+        Keys of the tables above, in the order given.
+
+    Returns
+    -------
+    str
+    """
+    reasons = FLAGS | WITH_VALUE | WITH_TWO_VALUES
+    groups: dict[str, list[str]] = {}
+    for option in dict.fromkeys(options):
+        groups.setdefault(reasons[option], []).append(option)
+    return "without effect: " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in groups.items())
+
+
+def check_static(size: int, least: int | None, most: int | None, discovery: str | None) -> None:
+    """Refuse a job whose ranks may come and go: it would be taken for one that survives their loss.
+
+    Parameters
+    ----------
+    size : int
+        Ranks at the start.
+    least, most : int or None
+        What `--min-np` and `--max-np` say.
+    discovery : str or None
+        What `--host-discovery-script` says.
+
+    Raises
+    ------
+    LaunchError
+        Unless both bounds are the size.
+    """
+    given = [f"--min-np {least}"] * (least not in (None, size)) + [f"--max-np {most}"] * (most not in (None, size))
+    given += ["--host-discovery-script"] * (discovery is not None)
+    if given:
+        raise LaunchError(
+            f"{', '.join(given)}: there are no elastic jobs yet, and this one would not outlive a rank; leave it out "
+            f"to run with {size} ranks from start to end"
+        )
+
+
+def arguments_of(path: Path, options: Collection[str]) -> list[str]:
+    """Turn a file of settings, as `--config-file` takes it, into options.
+
+    Parameters
+    ----------
+    path : Path
+        JSON or TOML by its suffix, else YAML. It holds sections `params`, `autotune`, `timeline`, `stall_check`,
+        `library_options` and `logging`, and options outside of them.
+    options : collection of str
+        Those that the command line knows.
+
+    Returns
+    -------
+    list of str
+
+    Raises
+    ------
+    LaunchError
+        If it cannot be read, or a key stands for no option.
+    """
+    content = _read(path)
+    if not isinstance(content, dict):
+        raise LaunchError(f"--config-file: {str(path)!r} holds no settings by name, such as 'params: ...'")
+    found = []
+    for key, option, value in _entries(content):
+        negated = f"--no-{option[2:]}"
+        if option not in options or isinstance(value, dict | list):
+            raise LaunchError(f"--config-file: {str(path)!r} has {key!r}, which stands for no option of enginerun")
+        if value is True:
+            found.append(option)
+        elif value is False:
+            found += [negated] if negated in options else []
+        elif value is not None:
+            found.append(f"{option}={value}")
+    return found
+
+
+def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield what the file calls a setting, its option and its value."""
+    for name, value in content.items():
+        section = str(name).replace("_", "-")
+        if section not in _SECTIONS or not isinstance(value, dict):
+            yield str(name), f"--{section}", value
+            continue
+        for key, setting in value.items():
+            word = str(key).replace("_", "-")
+            yield f"{name}.{key}", f"--{section}" if word == "enabled" else f"--{_SECTIONS[section]}{word}", setting
+
+
+def _read(path: Path) -> Any:
+    try:
+        text = path.read_text()
+        if path.suffix == ".json":
+            return json.loads(text)
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+    except (OSError, ValueError) as error:  # of both formats, and of what is not text
+        raise LaunchError(f"--config-file: cannot read {str(path)!r}: {_one_line(error)}") from error
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise LaunchError(
+            f"--config-file: {str(path)!r} is taken for YAML, which needs PyYAML: 'pip install pyyaml', or write it as "
+            "a .toml or .json file"
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise LaunchError(f"--config-file: cannot read {str(path)!r}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

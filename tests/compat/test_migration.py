@@ -1,0 +1,199 @@
+"""`docs/migration.md` against the code: every name that scripts may use is there, and what it says of each is so."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
+import engine
+import engine.torch as hvd
+from engine import config
+from engine.compat import exceptions, modules
+from engine.launch.errors import LaunchError
+from engine.launch.options import parse
+
+PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
+
+# What the page promises and this revision does not have. Names that are there must not be here.
+PENDING = set(
+    "start_timeline stop_timeline Adasum ProcessSet global_process_set add_process_set remove_process_set "
+    "grouped_allgather grouped_allgather_async grouped_reducescatter grouped_reducescatter_async "
+    "sparse_allreduce_async join SyncBatchNorm process_set HOROVOD_TIMELINE HOROVOD_TIMELINE_MARK_CYCLES "
+    "--timeline-filename --timeline-mark-cycles --no-timeline-mark-cycles".split()
+)
+
+FUNCTIONS = (
+    "init shutdown is_initialized size local_size cross_size rank local_rank cross_rank is_homogeneous start_timeline "
+    "stop_timeline mpi_threads_supported mpi_enabled gloo_enabled mpi_built gloo_built nccl_built ddl_built ccl_built "
+    "cuda_built rocm_built Average Sum Adasum Min Max Product Compression HorovodInternalError HostsUpdatedInterrupt "
+    "HorovodVersionMismatchError ProcessSet global_process_set add_process_set remove_process_set allreduce allreduce_ "
+    "allreduce_async allreduce_async_ grouped_allreduce grouped_allreduce_ grouped_allreduce_async "
+    "grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather "
+    "grouped_allgather_async broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async "
+    "reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll synchronize "
+    "broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object DistributedOptimizer "
+    "SyncBatchNorm elastic.run elastic.TorchState elastic.ElasticSampler run"
+).split()
+OPTIMIZER = (
+    "optimizer named_parameters compression backward_passes_per_step op gradient_predivide_factor num_groups groups "
+    "sparse_as_dense process_set synchronize skip_synchronize step zero_grad set_backward_passes_per_step"
+).split()
+VARIABLES = [
+    f"HOROVOD_{name}"
+    for name in (
+        "FUSION_THRESHOLD CYCLE_TIME CACHE_CAPACITY AUTOTUNE AUTOTUNE_LOG TIMELINE TIMELINE_MARK_CYCLES "
+        "STALL_CHECK_DISABLE STALL_CHECK_TIME_SECONDS STALL_SHUTDOWN_TIME_SECONDS LOG_LEVEL LOG_HIDE_TIME "
+        "THREAD_AFFINITY NUM_NCCL_STREAMS DYNAMIC_PROCESS_SETS ELASTIC ELASTIC_TIMEOUT START_TIMEOUT "
+        "GLOO_TIMEOUT_SECONDS"
+    ).split()
+]
+OPTIONS = {
+    **dict.fromkeys(("-np", "--num-proc", "--min-np", "--max-np"), "2"),
+    **dict.fromkeys(("-H", "--hosts"), "localhost:2"),
+    **dict.fromkeys(("-hostfile", "--hostfile", "--config-file", "--host-discovery-script"), "FILE"),
+    **dict.fromkeys(("-p", "--ssh-port", "--num-nccl-streams", "--thread-affinity", "--cache-capacity"), "1"),
+    **dict.fromkeys(("--start-timeout", "--elastic-timeout", "--gloo-timeout-seconds"), "30"),
+    **dict.fromkeys(("-i", "--ssh-identity-file", "--network-interfaces", "--output-filename"), "name"),
+    **dict.fromkeys(("--fusion-threshold-mb", "--cycle-time-ms", "--slots-per-host", "--reset-limit"), "3"),
+    **dict.fromkeys(("--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds"), "3"),
+    **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), "3"),
+    **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), "3"),
+    **dict.fromkeys(("--autotune-log-file", "--timeline-filename", "--mpi-args", "--binding-args"), "x"),
+    "--blacklist-cooldown-range": "1 2",
+    "--log-level": "INFO",
+    **dict.fromkeys(
+        (
+            "--verbose --disable-cache --hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather "
+            "--no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune --tcp --gloo "
+            "--timeline-mark-cycles --no-timeline-mark-cycles --stall-check --no-stall-check --mpi-threads-disable "
+            "--no-mpi-threads-disable --log-with-timestamp --log-without-timestamp --prefix-output-with-timestamp "
+            "--mpi --jsrun"
+        ).split(),
+        "",
+    ),
+}
+SHOW_AND_EXIT = ["-v", "--version", "-cb", "--check-build"]
+
+
+def table(title: str) -> dict[str, str]:
+    """The names of one section's table, and what it says of each."""
+    (section,) = [part for part in PAGE.read_text().split("\n## ") if part.startswith(f"{title}\n")]
+    found: dict[str, str] = {}
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `"):
+            for name in re.findall(r"`([^`]+)`", cells[0]):
+                assert name not in found, f"{name} is in two rows"
+                found[name] = cells[1]
+    assert found
+    assert set(found.values()) <= {"works", "works differently", "not there"}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("title", "names"),
+    [
+        ("Functions and classes of `hvd`", FUNCTIONS),
+        ("`DistributedOptimizer`", OPTIMIZER),
+        ("Variables", VARIABLES),
+        ("Options of `horovodrun`", [*OPTIONS, *SHOW_AND_EXIT]),
+        ("Modules", [*(set(modules.MODULES) - {"horovod.common"}), *modules.ABSENT]),
+    ],
+)
+def test_every_name_is_in_the_table_and_no_other(title: str, names: list[str]) -> None:
+    assert set(table(title)) == set(names)
+
+
+def exists(name: str) -> bool:
+    return any(hasattr(place, name) for place in (hvd, exceptions)) or name == engine.run.__name__
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_there_or_not_as_the_table_says(name: str) -> None:
+    promised = table("Functions and classes of `hvd`")[name] != "not there"
+    assert exists(name) == (promised and name not in PENDING)
+
+
+@pytest.mark.parametrize("name", OPTIMIZER)
+def test_arguments_and_methods_of_the_optimizer_are_there(name: str) -> None:
+    import torch
+
+    arguments = inspect.signature(hvd.DistributedOptimizer).parameters
+    engine.init()
+    try:
+        wrapped = hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+        assert (name in arguments or callable(getattr(wrapped, name, None))) == (name not in PENDING)
+    finally:
+        engine.shutdown()
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_variables_set_something_or_nothing_as_the_table_says(name: str) -> None:
+    aliases = {entry.metadata["alias"] for entry in dataclasses.fields(config.Config)} | set(config.SWITCHES)
+    assert not aliases & set(config.WITHOUT_EFFECT)
+    if name in PENDING:
+        assert name not in aliases
+    elif table("Variables")[name] == "not there":
+        assert name in config.WITHOUT_EFFECT and name not in aliases
+    else:
+        assert name in aliases
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_are_taken_and_do_something_or_nothing_as_the_table_says(option: str, tmp_path: Path) -> None:
+    files = {"-hostfile": "localhost slots=2", "--hostfile": "localhost slots=2", "--config-file": "{}"}
+    value = OPTIONS[option]
+    if option in files:
+        path = tmp_path / "file.json"
+        path.write_text(files[option])
+        value = str(path)
+    line = ["-np", "2", option, *value.split(), "true"]
+    if option in PENDING:
+        with pytest.raises(LaunchError, match="unrecognized arguments"):
+            parse(line)
+        return
+    if option == "--host-discovery-script":
+        with pytest.raises(LaunchError, match="no elastic jobs yet"):
+            parse(line)
+        return
+    options = parse(line)
+    assert options.command == ("true",)
+    without_effect = table("Options of `horovodrun`")[option] == "not there" and option not in ("--min-np", "--max-np")
+    assert options.ignored == ((option,) if without_effect else ())
+
+
+@pytest.mark.parametrize("option", SHOW_AND_EXIT)
+def test_options_that_show_something_end_well(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse([option])
+    assert caught.value.code in (None, 0)
+    assert capsys.readouterr().out.startswith("enginerun ")
+
+
+def test_modules_are_there_or_not_as_the_table_says() -> None:
+    finder = modules.Finder()
+    for name, said in table("Modules").items():
+        if said == "not there":
+            with pytest.raises(ModuleNotFoundError):
+                finder.find_spec(name)
+        else:
+            assert finder.find_spec(name) is not None
+            for source in modules.MODULES[name]:
+                importlib.import_module(source)
+
+
+def test_the_first_diff_is_the_whole_change() -> None:
+    (diff,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    removed = [line[1:] for line in diff.splitlines() if line.startswith("-")]
+    added = [line[1:] for line in diff.splitlines() if line.startswith("+")]
+    assert removed == ["import horovod.torch as hvd", "horovodrun -np 4 python train.py"]
+    assert added == ["import engine.torch as hvd", "enginerun -np 4 python train.py"]
+    script = Path(__file__).with_name("horovod_script.py").read_text()
+    assert script.count("horovod.") == 1 and f"{removed[0]}\n" in script

@@ -1,0 +1,313 @@
+"""The compatibility switch: scripts written for Horovod, unchanged, by every way to start them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import engine
+
+HERE = Path(__file__).parent
+ROOT = str(Path(engine.__file__).parents[1])
+PROBE = "import horovod, sys; print(horovod.__version__, horovod.run.__module__, *sys.argv[1:])"
+FOUND = "0.28.1 engine.launch.function"
+LAUNCHER = (sys.executable, "-P", "-m", "engine.launch", "--quiet")
+SETTINGS = ("ENGINE_", "HOROVOD_", "OMP_", "PYTHON")
+
+
+def start(
+    *command: object, cwd: Path, path: tuple[object, ...] = (), code: int = 0, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, with `path` and the engine on PYTHONPATH."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    env |= variables
+    env["PYTHONPATH"] = os.pathsep.join(map(str, (*path, ROOT)))
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def plain_lines(text: str) -> list[str]:
+    """Lines without the prefix of their rank."""
+    return [line.partition(">:")[2] if line.startswith("[") else line for line in text.splitlines()]
+
+
+def in_one_process(saved: dict[str, object], world: int) -> dict[str, object]:
+    """Train from the same start with the batches of all ranks, without any communication."""
+    import torch
+    from torch import nn
+
+    x = torch.linspace(-1, 1, 256).reshape(64, 4)
+    y = x.sin().sum(dim=1, keepdim=True)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    model.load_state_dict(saved["start"])  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02 * world, momentum=0.9)
+    for _ in range(2):
+        for inputs, targets in zip(x.split(8 * world), y.split(8 * world), strict=True):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("-np", "2", "--horovod", sys.executable),
+        ("-np", "2", sys.executable, "-m", "engine.compat"),
+    ],
+    ids=["option", "module"],
+)
+def test_a_training_script_runs_unchanged_and_trains_as_one_process_would(tmp_path, command):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    done = start(*LAUNCHER, *command, HERE / "horovod_script.py", "--epochs", 2, cwd=tmp_path)
+    first, second = (torch.load(tmp_path / f"model.{rank}.pt") for rank in range(2))
+    expected = in_one_process(first, world=2)
+    for name, tensor in first["end"].items():
+        assert torch.equal(tensor, second["end"][name]), name
+        assert torch.allclose(tensor, expected[name], atol=1e-5), name
+        assert not torch.equal(tensor, first["start"][name]), name
+    assert (first["steps"], second["steps"]) == (8, 8)
+    assert f"[0]<stdout>:epoch 1: loss {first['loss']:.6f}\n" in done.stdout
+    assert first["loss"] == second["loss"]
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A directory with the same probe as a script, a module, a shell script, a console script and a child process."""
+    (tmp_path / "probe.py").write_text(PROBE)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "probe.py").write_text(PROBE)
+    (tmp_path / "start.sh").write_text(f'exec "{sys.executable}" probe.py "$@"\n')
+    console = tmp_path / "console"
+    console.write_text(f"#!{sys.executable}\n{PROBE}\n")
+    console.chmod(0o755)
+    (tmp_path / "spawn.py").write_text(
+        "import multiprocessing, sys\n"
+        "def probe(*rest):\n"
+        f"    sys.argv[1:] = rest; exec({PROBE!r})\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=probe, args=sys.argv[1:])\n"
+        "    child.start(); child.join(); sys.exit(child.exitcode)\n"
+    )
+    return tmp_path
+
+
+WAYS = {
+    "script": (sys.executable, "probe.py"),
+    "flags": (sys.executable, "-u", "-W", "ignore", "-P", "probe.py"),
+    "module": (sys.executable, "-m", "package.probe"),
+    "code": (sys.executable, "-c", PROBE),
+    "shell": ("bash", "start.sh"),
+    "console script": ("./console",),
+    "spawned child": (sys.executable, "spawn.py"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_option_reaches_every_python(programs, way):
+    done = start(*LAUNCHER, "-np", 1, "--horovod", "--", *WAYS[way], "a", "-np", cwd=programs)
+    assert plain_lines(done.stdout) == [f"{FOUND} a -np"]
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_it_horovod_is_what_is_installed_or_nothing(programs, way):
+    done = start(*WAYS[way], cwd=programs, code=1)
+    assert "No module named 'horovod'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("probe.py",), ("-m", "package.probe"), ("spawn.py",)], ids=["script", "module", "spawned child"]
+)
+def test_the_module_runs_scripts_and_modules(programs, command):
+    done = start(sys.executable, "-m", "engine.compat", *command, "a", "-m", cwd=programs)
+    assert done.stdout.splitlines() == [f"{FOUND} a -m"]
+
+
+def test_a_script_finds_what_lies_beside_it_and_is_main(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "beside.py").write_text("value = 5")
+    (tmp_path / "scripts" / "train.py").write_text(
+        "import beside, pickle\n"
+        "class Own: pass\n"
+        "assert type(pickle.loads(pickle.dumps(Own()))) is Own\n"
+        "print(beside.value, __name__, __file__)"
+    )
+    done = start(sys.executable, "-m", "engine.compat", "scripts/train.py", cwd=tmp_path)
+    assert done.stdout.split() == ["5", "__main__", str(tmp_path / "scripts" / "train.py")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "usage: python -m engine.compat"),
+        (("-m",), 2, "usage: python -m engine.compat"),
+        (("--help",), 0, "usage: python -m engine.compat"),
+        (("absent.py",), 2, "there is no file 'absent.py' in "),
+        (("-m", "absent"), 1, "No module named absent"),
+    ],
+)
+def test_what_cannot_run_is_told(tmp_path, arguments, code, said):
+    done = start(sys.executable, "-m", "engine.compat", *arguments, cwd=tmp_path, code=code)
+    assert said in done.stdout + done.stderr
+
+
+def test_an_exit_code_is_passed_on(tmp_path):
+    (tmp_path / "ends.py").write_text("import sys; sys.exit(7)")
+    start(sys.executable, "-m", "engine.compat", "ends.py", cwd=tmp_path, code=7)
+
+
+def test_an_installed_horovod_is_passed_over_and_one_rank_says_so(programs):
+    installed = programs / "installed"
+    (installed / "horovod").mkdir(parents=True)
+    (installed / "horovod" / "__init__.py").write_text("__version__ = 'theirs'; run = print")
+    theirs = start(*LAUNCHER, "-np", 1, sys.executable, "probe.py", cwd=programs, path=(installed,))
+    assert plain_lines(theirs.stdout) == ["theirs builtins"]
+    done = start(*LAUNCHER, "-np", 2, "--horovod", sys.executable, "probe.py", cwd=programs, path=(installed,))
+    assert plain_lines(done.stdout) == [FOUND, FOUND]
+    said = [line for line in done.stderr.splitlines() if str(installed) in line]
+    assert len(said) == 1 and said[0].startswith("[0]<stderr>:")
+    assert "horovod is this engine, not" in said[0]
+
+
+def test_the_users_sitecustomize_still_runs(programs):
+    own = programs / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import os, sys; sys.own = os.getpid()")
+    program = "import os, sys, horovod, sitecustomize; print(sys.own == os.getpid(), sitecustomize.__file__, sys.path)"
+    done = start(*LAUNCHER, "-np", 1, "--horovod", sys.executable, "-c", program, cwd=programs, path=(own,))
+    (line,) = plain_lines(done.stdout)
+    assert line.startswith(f"True {own}/sitecustomize.py ")
+    assert "startup" not in line
+
+
+def test_a_program_that_does_not_ask_for_horovod_loads_nothing(tmp_path):
+    program = "import sys; print([name for name in sys.modules if name.partition('.')[0] == 'engine'])"
+    done = start(*LAUNCHER, "-np", 1, "--horovod", sys.executable, "-c", program, cwd=tmp_path)
+    assert plain_lines(done.stdout) == ["[]"]
+
+
+def test_a_python_without_enginerun_is_told(tmp_path):
+    program = "import sys; sys.modules['engine'] = None; import horovod"
+    done = start(*LAUNCHER, "-np", 1, "--horovod", sys.executable, "-c", program, cwd=tmp_path, code=1)
+    assert f"stands in for it under --horovod, and {sys.executable} has no enginerun" in done.stderr
+
+
+def test_a_module_of_the_users_that_hides_the_engine_is_named(programs):
+    (programs / "engine.py").touch()
+    done = start(*LAUNCHER, "-np", 1, "--horovod", sys.executable, "probe.py", cwd=programs, code=1)
+    assert f"and {programs}/engine.py hides enginerun's; rename that" in done.stderr
+
+
+def test_a_script_that_starts_its_own_ranks(tmp_path):
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle")
+    (tmp_path / "train.py").write_text(
+        "from horovod import run\n"
+        "def train(first, second=0):\n"
+        "    import horovod, os\n"
+        "    return horovod.__version__, os.environ['ENGINE_RANK'], first, second\n"
+        "print(run(train, args=(3,), kwargs={'second': 4}, num_proc=2, hosts='localhost:2', use_gloo=True))\n"
+    )
+    done = start(sys.executable, "-m", "engine.compat", "train.py", cwd=tmp_path)
+    assert done.stdout == "[('0.28.1', '0', 3, 4), ('0.28.1', '1', 3, 4)]\n"
+    assert done.stderr == "enginerun: without effect: --gloo (shared memory is the one transport)\n"
+
+
+MODULES = """
+import importlib, importlib.util, sys
+import horovod, horovod.torch as hvd
+import engine, engine.torch
+
+assert hvd.allreduce is engine.torch.allreduce and hvd.Sum is engine.Sum
+assert hvd is sys.modules["horovod.torch"] and hvd is not engine.torch
+for name in "mpi_ops compression optimizer functions sync_batch_norm".split():
+    module = importlib.import_module(f"horovod.torch.{name}")
+    assert module.DistributedOptimizer is engine.torch.DistributedOptimizer, name
+from horovod.torch.mpi_ops import Average, allreduce_async_, local_rank, poll, synchronize
+from horovod.torch.compression import Compression
+from horovod.torch.functions import broadcast_object, broadcast_parameters
+import horovod.common.process_sets
+from horovod.common.exceptions import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
+assert HorovodInternalError is engine.errors.WorldError
+from horovod.common.basics import HorovodBasics
+from horovod.common.util import check_extension, extension_available, gpu_available
+assert extension_available("torch") and not extension_available("tensorflow") and not gpu_available("torch")
+check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+from horovod.runner import run
+assert run is horovod.run is engine.run
+from horovod.run import run as again
+assert again is run and callable(horovod.run) and horovod.run.run is run
+from horovod.version import __version__
+assert __version__ == horovod.__version__ == "0.28.1"
+star = {}
+exec("from horovod.torch import *", star)
+assert set(engine.torch.__all__) < set(star)
+assert {"allreduce", "DistributedOptimizer"} < set(dir(hvd))
+assert importlib.util.find_spec("horovod.torch") is not None
+assert engine.torch.optimizer.__name__ == "engine.torch.optimizer"  # nothing of ours was renamed
+
+basics = HorovodBasics(__file__, "mpi_lib_v2")
+basics.init()
+assert (basics.rank(), basics.size(), basics.is_initialized()) == (0, 1, True)
+assert basics.nccl_built() == 0 and "mpi_built" in dir(basics)
+basics.shutdown()
+assert not engine.is_initialized()
+
+def refused(action, kind, *words):
+    try:
+        action()
+    except kind as error:
+        assert all(word in str(error) for word in words), (words, error)
+    else:
+        raise AssertionError(words)
+
+for name in "tensorflow tensorflow.keras keras mxnet ray spark spark.torch torch.elastic torch.elastic.sampler".split():
+    refused(lambda: importlib.import_module(f"horovod.{name}"), ImportError, "no module 'horovod.", "migration.md")
+refused(lambda: importlib.import_module("horovod.tensorflow"), ImportError, "horovod.torch")
+refused(lambda: importlib.import_module("horovod.torch.reducer"), ImportError, "'horovod.torch.reducer'")
+refused(lambda: hvd.elastic, AttributeError, "'elastic'", "elastic jobs are not there yet")
+refused(lambda: hvd.allredcue, AttributeError, "'horovod.torch' has no 'allredcue'")
+refused(lambda: basics.allreduce, AttributeError, "'allreduce'")
+refused(lambda: check_extension("horovod.tensorflow"), ImportError, "horovod.tensorflow")
+refused(lambda: horovod(), TypeError, "'horovod' is not callable")
+print("done")
+"""
+
+
+def test_modules_and_names_that_scripts_import(tmp_path):
+    pytest.importorskip("torch", reason="needs torch")
+    (tmp_path / "modules.py").write_text(MODULES)
+    assert start(sys.executable, "-m", "engine.compat", "modules.py", cwd=tmp_path).stdout == "done\n"
+
+
+def test_the_switch_comes_before_the_first_import(tmp_path):
+    program = """
+import sys, types
+from engine.compat import install
+sys.modules["horovod"] = types.ModuleType("horovod")
+try:
+    install()
+except ImportError as error:
+    print(error)
+del sys.modules["horovod"]
+assert install() is install()
+import horovod
+"""
+    done = start(sys.executable, "-c", program, cwd=tmp_path)
+    assert done.stdout == "horovod has been imported already: call engine.compat.install() before that\n"
+
+
+@pytest.mark.parametrize("level", ["debug", "warning"])
+def test_variables_that_set_nothing_are_told_to_who_wants_to_know(tmp_path, level):
+    variables = {"HOROVOD_AUTOTUNE": "1", "HOROVOD_CACHE_CAPACITY": "9", "HOROVOD_LOG_LEVEL": level}
+    done = start(sys.executable, "-c", "import engine; engine.init()", cwd=tmp_path, **variables)
+    said = [line for line in done.stderr.splitlines() if "without effect" in line]
+    assert [line.partition(": ")[2] for line in said] == (
+        ["set, and without effect here: HOROVOD_AUTOTUNE, HOROVOD_CACHE_CAPACITY"] if level == "debug" else []
+    )

@@ -1,0 +1,53 @@
+"""Functions for tests of `engine.run`: ranks import them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+def rank() -> int:
+    return int(os.environ["ENGINE_RANK"])
+
+
+def place(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    return rank(), int(os.environ["ENGINE_SIZE"]), args, kwargs, os.getcwd()
+
+
+def total(value: float) -> float:
+    import numpy as np
+
+    import engine
+
+    engine.init()
+    return float(engine.allreduce(np.full(3, value * engine.rank()), engine.Sum)[0])
+
+
+def raises_on(culprit: int) -> None:
+    if rank() == culprit:
+        raise ValueError(f"rank {culprit} does not like it")
+
+
+def killed_on(culprit: int) -> None:
+    if rank() == culprit:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exits_on(culprit: int) -> int:
+    if rank() == culprit:
+        sys.exit(0)
+    return rank()
+
+
+def unpicklable() -> Any:
+    return threading.Lock()
+
+
+def sleeps(directory: str) -> None:
+    Path(directory, f"ready.{rank()}").touch()
+    time.sleep(100)

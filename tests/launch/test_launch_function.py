@@ -1,0 +1,154 @@
+"""`engine.run`: a function on every rank."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import called
+import pytest
+
+import engine
+from engine.launch import JobError, LaunchError
+
+# The caller of the last test but one.
+CALLER = """
+import sys
+sys.path.insert(0, {tests!r})
+import called, engine
+engine.run(called.sleeps, ({here!r},), num_proc=2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path, monkeypatch):
+    """The ranks import the engine that is tested; no file stays behind."""
+    root = str(Path(engine.__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    temporary = tmp_path / "calls"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    yield
+    assert list(temporary.glob("enginerun-call-*")) == []
+
+
+def test_results_come_by_rank_and_arguments_arrive():
+    results = engine.run(called.place, ("a", 2), {"key": [3]}, 3)
+    assert results == [(rank, 3, ("a", 2), {"key": [3]}, os.getcwd()) for rank in range(3)]
+
+
+def test_the_ranks_are_a_world():
+    assert engine.run(called.total, [2.0], np=3, start_timeout=60) == [6.0] * 3
+
+
+def test_a_failing_ranks_traceback_comes_first():
+    with pytest.raises(JobError) as caught:
+        engine.run(called.raises_on, (1,), num_proc=2)
+    lines = str(caught.value).splitlines()
+    assert lines[:2] == ["rank 1 failed first:", "Traceback (most recent call last):"]
+    assert lines[-1] == "ValueError: rank 1 does not like it"
+    assert caught.value.rank == 1
+
+
+def test_a_killed_rank_is_named():
+    with pytest.raises(JobError, match=r"(?s)^rank 0 failed first\n.*killed by SIGKILL") as caught:
+        engine.run(called.killed_on, (0,), num_proc=2)
+    assert caught.value.rank == 0
+
+
+def test_a_rank_that_ends_without_a_result_is_an_error():
+    with pytest.raises(JobError, match="rank 1 ended before the function returned"):
+        engine.run(called.exits_on, (1,), num_proc=2)
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_of_its_rank():
+    with pytest.raises(JobError, match=r"TypeError: the result of rank 0, of type lock, cannot be pickled"):
+        engine.run(called.unpicklable)
+
+
+def test_a_lambda_takes_cloudpickle():
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle")
+    factor = 7
+    assert engine.run(lambda value: value * factor, (6,), num_proc=2) == [42, 42]
+
+
+def test_without_cloudpickle_only_functions_of_modules_are_taken(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    assert [result[0] for result in engine.run(called.place, num_proc=2)] == [0, 1]
+    with pytest.raises(TypeError, match=r"cannot pickle .*: 'pip install cloudpickle', or put it into a module"):
+        engine.run(lambda: 1)
+    script = eval("lambda: 1", {"__name__": "__main__"})
+    with pytest.raises(TypeError, match=r"belongs to the main script: 'pip install cloudpickle'"):
+        engine.run(script)
+
+
+def test_arguments_that_cannot_be_pickled_are_refused():
+    with pytest.raises(TypeError, match=r"cannot pickle .*place.* or its arguments"):
+        engine.run(called.place, (threading.Lock(),))
+
+
+def test_a_job_that_cannot_start_is_refused():
+    with pytest.raises(LaunchError, match="'elsewhere' is another host"):
+        engine.run(called.place, hosts="elsewhere:2", num_proc=2)
+    with pytest.raises(LaunchError, match="--min-np 1: there are no elastic jobs yet"):
+        engine.run(called.place, num_proc=2, min_num_proc=1)
+    with pytest.raises(LaunchError, match="'0' is not a whole number"):
+        engine.run(called.place, num_proc=0)
+
+
+def test_what_means_nothing_here_is_said_in_one_line(capfd, tmp_path):
+    output = tmp_path / "output"
+    result = engine.run(
+        called.place,
+        num_proc=1,
+        min_np=1,
+        max_np=1,
+        slots=1,
+        reset_limit=3,
+        cooldown_range=(1, 2),
+        ssh_port=22,
+        disable_cache=True,
+        use_gloo=True,
+        use_mpi=False,
+        mpi_args="--map-by slot",
+        network_interfaces=["lo", "eth0"],
+        output_filename=output,
+        executable=sys.executable,
+    )
+    assert result[0][:2] == (0, 1)
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("enginerun: ")]
+    assert line.startswith("enginerun: without effect: --slots-per-host, --reset-limit, --blacklist-cooldown-range (")
+    assert all(option in line for option in ("--ssh-port", "--disable-cache", "--gloo", "--mpi-args"))
+    assert "--mpi," not in line
+    assert (output / "rank.0" / "stdout").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_the_job_ends_with_its_caller(launcher, signum):
+    program = launcher.home / "caller.py"
+    program.write_text(CALLER.format(tests=str(Path(called.__file__).parent), here=str(launcher.home)))
+    caller = subprocess.Popen(
+        [sys.executable, program], env=launcher.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    launcher.started.append(caller)
+    launcher.wait_for("ready.0", "ready.1")
+    caller.send_signal(signum)
+    err = caller.communicate(timeout=20)[1].decode()
+    launcher.nothing_left()
+    assert list(launcher.temporary.glob("enginerun-call-*")) == []
+    if signum == signal.SIGINT:
+        assert "KeyboardInterrupt" in err
+        assert caller.returncode == -signal.SIGINT
+    else:
+        assert caller.returncode == -signum
+
+
+def test_the_error_can_be_pickled():
+    error = pickle.loads(pickle.dumps(JobError("text", 3)))
+    assert (str(error), error.rank) == ("text", 3)

@@ -1,0 +1,217 @@
+"""Command lines written for `horovodrun`: every option is taken, and what becomes of it is said."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.compat import switch
+from engine.launch import horovodrun
+from engine.launch.errors import LaunchError
+from engine.launch.options import parse
+from engine.launch.plan import Job, plan
+from engine.launch.policy import Allotment
+
+YAML = """
+verbose: true
+params:
+    fusion_threshold_mb: 32
+    cycle-time-ms: 2.5
+    hierarchical_allreduce: true
+    torus_allreduce: false
+    cache_capacity: 2048
+autotune:
+    enabled: true
+    log_file: "a b.csv"
+stall_check:
+    enabled: false
+    warning_time_seconds: 200
+library_options:
+    mpi_threads_disable: false
+    num_nccl_streams: 2
+logging:
+    level: "DEBUG"
+    hide_timestamp: true
+    with_timestamp: null
+"""
+
+
+def test_what_does_nothing_is_told_in_one_line_with_the_reasons():
+    options = parse("-np 2 --gloo --autotune -p 22 --mpi-args=--x --gloo --blacklist-cooldown-range 1 2 true".split())
+    assert options.ignored == ("--gloo", "--autotune", "-p", "--mpi-args", "--gloo", "--blacklist-cooldown-range")
+    assert horovodrun.without_effect(options.ignored) == (
+        "without effect: --gloo, --mpi-args (shared memory is the one transport); --autotune (there is no tuner yet); "
+        "-p (all ranks are on this host); --blacklist-cooldown-range (of elastic jobs)"
+    )
+
+
+def test_the_launcher_says_that_line_once(launcher):
+    done = launcher.run("-np", 2, "--tcp", "--num-nccl-streams", 4, python="print(rank)")
+    assert done.code == 0
+    said = [line for line in done.err.splitlines() if "without effect" in line]
+    assert said == [
+        "enginerun: without effect: --tcp (shared memory is the one transport); "
+        "--num-nccl-streams (there is no NCCL here)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("-np 2 --min-np 1", "--min-np 1:"),
+        ("-np 2 --min-num-proc 3", "--min-np 3:"),
+        ("-np 2 --min-np 2 --max-np 4", "--max-np 4:"),
+        ("-np 2 --min-np 1 --max-num-proc 4", "--min-np 1, --max-np 4:"),
+        ("-np 2 --host-discovery-script ./hosts.sh", "--host-discovery-script:"),
+    ],
+)
+def test_elastic_jobs_are_refused(line, named):
+    with pytest.raises(LaunchError) as caught:
+        parse([*line.split(), "true"])
+    assert str(caught.value).startswith(f"{named} there are no elastic jobs yet")
+    assert "\n" not in str(caught.value)
+
+
+def test_bounds_that_are_the_size_are_no_elastic_job():
+    assert parse("-np 2 --min-np 2 --max-np 2 true".split()).ignored == ()
+
+
+def test_short_options_mean_what_they_mean_in_horovodrun(launcher):
+    assert launcher.run("-v").out.startswith("enginerun ")
+    assert launcher.run("-cb").out == launcher.run("--check-build").out
+
+
+def test_check_build_tells_what_there_is(launcher):
+    pytest.importorskip("torch", reason="needs torch")
+    import torch
+
+    out = launcher.run("--check-build").out
+    there = [line.strip()[4:] for line in out.splitlines() if "[X]" in line]
+    absent = [line.strip()[4:] for line in out.splitlines() if "[ ]" in line]
+    assert f"PyTorch (engine.torch), torch {torch.__version__}" in there
+    assert any(name.startswith("shared memory, with kernels plain") for name in there)
+    assert {"NCCL", "MPI", "Gloo", "CUDA", "ROCm", "DDL", "CCL"} <= set(absent)
+    assert not set(there) & set(absent)
+
+
+def test_check_build_without_the_extension(launcher):
+    program = """
+        sys.modules["engine_ext"] = None
+        from engine.launch.check_build import table
+        print(table())
+    """
+    out = "\n".join(launcher.run("-np", 1, python=program).lines(0))
+    assert "[ ] shared memory: engine's native extension cannot be imported" in out
+    assert "[X] shared memory" not in out and "[X] CPU" not in out
+
+
+def test_a_file_of_settings_becomes_options(tmp_path):
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+    files = {"c.yaml": YAML, "c.json": json.dumps(yaml.safe_load(YAML))}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        options = parse(["-np", "2", "--config-file", str(tmp_path / name), "--cycle-time-ms", "7", "true"])
+        assert options.settings == {
+            "ENGINE_FUSION_THRESHOLD": str(32 << 20),
+            "ENGINE_CYCLE_TIME_MS": "7",
+            "ENGINE_STALL_WARNING": "0",
+            "ENGINE_STALL_LIMIT": "0",
+            "ENGINE_LOG_LEVEL": "debug",
+        }
+        assert options.verbose
+        assert set(options.ignored) == {
+            "--hierarchical-allreduce",
+            "--no-torus-allreduce",
+            "--cache-capacity",
+            "--autotune",
+            "--autotune-log-file",
+            "--no-mpi-threads-disable",
+            "--num-nccl-streams",
+            "--log-hide-timestamp",
+        }
+
+
+def test_a_file_of_settings_in_toml(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text("num-proc = 3\n[params]\nfusion-threshold-mb = 1.5\n[stall_check]\nenabled = true\n")
+    options = parse(["--config-file", str(path), "true"])
+    assert (options.size, options.settings) == (3, {"ENGINE_FUSION_THRESHOLD": "1572864"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.json", '{"params": {"fusion_treshold_mb": 3}}', "has 'params.fusion_treshold_mb', which stands for no"),
+        ("c.json", '{"nparams": {"cycle_time_ms": 3}}', "has 'nparams', which stands for no option"),
+        ("c.json", '{"config_file": "x"}', "has 'config_file', which stands for no option"),
+        ("c.json", '{"params": {"cycle_time_ms": "fast"}}', "'fast' is not a number"),
+        ("c.json", "[1]", "holds no settings by name"),
+        ("c.json", "{", "cannot read"),
+        ("c.toml", "a = ", "cannot read"),
+        ("absent.json", None, "cannot read"),
+    ],
+)
+def test_a_bad_file_of_settings_is_refused(tmp_path, name, text, message):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(LaunchError) as caught:
+        parse(["-np", "2", "--config-file", str(path), "true"])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_yaml_needs_its_library(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    (tmp_path / "c.yaml").write_text("params: {}")
+    with pytest.raises(LaunchError, match=r"'pip install pyyaml', or write it as a \.toml or \.json file"):
+        parse(["-np", "2", "--config-file", str(tmp_path / "c.yaml"), "true"])
+
+
+def test_a_bad_yaml_file_is_refused(tmp_path):
+    pytest.importorskip("yaml", reason="needs PyYAML")
+    (tmp_path / "c.yaml").write_text("a: [")
+    with pytest.raises(LaunchError, match=r"cannot read '.*c\.yaml': while parsing"):
+        parse(["-np", "2", "--config-file", str(tmp_path / "c.yaml"), "true"])
+
+
+def test_the_switch_goes_first_on_the_path_once_and_horovods_variables_are_there():
+    job = Job(2, "job", "secret", 1, Path("/j"), {}, horovod=True)
+    startup = str(switch.STARTUP)
+    environment = plan(job, Allotment(None, None, ""), {"PYTHONPATH": f"a:{startup}:b"})[1].environment
+    assert environment["PYTHONPATH"] == f"{startup}:a:b"
+    assert plan(job, Allotment(None, None, ""), {})[0].environment["PYTHONPATH"] == startup
+    names = "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE".split()
+    assert [environment[f"HOROVOD_{name}"] for name in names] == ["1", "2", "1", "2", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("python train.py -I", None),
+        ("python -u -W ignore -X dev train.py", None),
+        ("python -m train -E", None),
+        ("python -mtrain -E", None),
+        ("python -c pass -S", None),
+        ("python -Wignore -", None),
+        ("bash -E train.sh", None),
+        ("mypython -I train.py", None),
+        ("python -I -m engine.compat train.py", None),
+        ("python -Im engine.compat train.py", None),
+        ("python -I train.py", "-I"),
+        ("/usr/bin/python3.12 -uE train.py", "-E"),
+        ("python3 -W ignore -S -m train", "-S"),
+        ("python -I -c pass", "-I"),
+    ],
+)
+def test_a_python_that_the_switch_does_not_reach_is_refused(command, option):
+    if option is None:
+        assert parse(["-np", "1", "--horovod", "--", *command.split()]).horovod
+        return
+    assert not parse(["-np", "1", "--", *command.split()]).horovod
+    with pytest.raises(LaunchError) as caught:
+        parse(["-np", "1", "--horovod", "--", *command.split()])
+    assert f"write 'python {option} -m engine.compat train.py'" in str(caught.value)
