@@ -41,9 +41,9 @@ def test_a_recipe_trains(name: str, done: Any) -> None:
 
 def test_what_the_recipes_say_about_numbers(done: Any) -> None:
     for found in done.values:
-        assert found["Metrics and evaluation"]["samples"] == 1000
+        assert found["Metrics and evaluation"]["samples"] == 600
         assert found["Learning rate: scaling and warm-up"]["lr"] == pytest.approx(0, abs=1e-9)
         assert found["Checkpoints"]["begin"] == 0
         assert found["again"]["begin"] == 3 and found["again"]["before"] > found["again"]["after"]
         assert found["again"]["after"] == found["Checkpoints"]["after"]
-    assert done.ranks[0].stdout.count("over 1000 samples") == 3 and done.ranks[1].stdout == ""
+    assert done.ranks[0].stdout.count("over 600 samples") == 3 and done.ranks[1].stdout == ""

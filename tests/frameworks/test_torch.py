@@ -39,3 +39,22 @@ def failures(module: str, size: int) -> list[dict[str, str]]:
 def test_torch(module: str, name: str, size: int) -> None:
     wrong = [each[name] for each in failures(module, size) if name in each]
     assert not wrong, "\n".join(wrong)
+
+
+ONE_IN_EVALUATION = """
+import torch, engine, engine.torch as hvd
+engine.init()
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+net = hvd.SyncBatchNorm.convert_sync_batchnorm(torch.nn.ModuleDict({"body": net}))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+net.train(engine.rank() != 1)
+net["body"](torch.ones(3, 4)).sum().backward()
+"""
+
+
+def test_a_rank_that_normalises_alone_is_named_with_the_layer() -> None:
+    done = run_ranks(3, ONE_IN_EVALUATION, check=False, env={"ENGINE_STALL_LIMIT": "2"})
+    assert done.code != 0
+    for rank in (0, 2):
+        text = done.ranks[rank].stderr
+        assert "rank 1 stalled: 'sync_batch_norm.0.body.1' was not brought by rank 1" in text, done
