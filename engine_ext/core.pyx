@@ -167,7 +167,7 @@ cdef class Handle:
         if status != Status.OK:
             self.engine.refuse(status, self.name)
         if op.memory != NULL and op.meta.group:
-            self.parts = group_parts(op.memory, op.row_counts, self.engine.size, op.meta.group)
+            self.parts = self.parts or group_parts(op.memory, op.row_counts, self.engine.size, op.meta.group)
         elif op.memory != NULL:
             self.rows = tuple([op.row_counts[r] for r in range(self.engine.size)])
             self.memory = take_memory(op)

@@ -103,6 +103,7 @@ cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint3
     cdef Memory part
     cdef const int64_t* sent
     cdef const char* payload
+    cdef char* to
     cdef uint64_t total, length, row_bytes
     cdef uint64_t* offsets = <uint64_t*>calloc(<size_t>size, sizeof(uint64_t))      # of the next member in each payload
     cdef uint32_t k
@@ -125,15 +126,15 @@ cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint3
             part.data, part.nbytes = <char*>malloc(max(total, <uint64_t>1)), total
             if part.data == NULL:
                 raise MemoryError("no memory for the result of a group")
-            payload, total = memory, 0
-            for r in range(size):
-                if nbytes[r]:
-                    sent = <const int64_t*>payload
-                    length = <uint64_t>sent[2 * k] * row_bytes
-                    memcpy(part.data + total, payload + offsets[r], length)
-                    offsets[r] += padded(length)
-                    total += length
-                payload += nbytes[r]
+            payload, to = memory, part.data
+            with nogil:
+                for r in range(size):
+                    if nbytes[r]:
+                        length = <uint64_t>(<const int64_t*>payload)[2 * k] * row_bytes
+                        memcpy(to, payload + offsets[r], length)
+                        offsets[r] += padded(length)
+                        to += length
+                    payload += nbytes[r]
             parts.append((memoryview(part), tuple(rows), row_bytes))
     finally:
         free(offsets)

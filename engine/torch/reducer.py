@@ -22,6 +22,9 @@ last of them. `step` reduces what fewer passes have left.
 and when hooks fire in a new order, what shares memory gets a copy of its own, for good; a comparison at the end of
 every pass raises an error about what was missed.
 
+**Sparse gradients** are gathered, as what they store, and added up here. A rank without a gradient need not know that
+the others' is sparse: the coordinator takes what it says for an empty one.
+
 **A pass that raises** never reaches `finish`. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
 the other ranks, which wait for this one's gradients, can go on.
 """

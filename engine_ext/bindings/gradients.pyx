@@ -190,7 +190,7 @@ cdef class GradientHook:
     cdef list take_parts(self):
         """What all ranks have brought of a sparse gradient: indices and values; None of a dense one."""
         cdef list parts = None
-        if self.op.row_counts != NULL and self.op.memory != NULL:
+        if self.op.status == Status.OK and self.op.row_counts != NULL:
             parts = group_parts(self.op.memory, self.op.row_counts, self.engine.size, 2)
         self.drop_parts()
         return parts

@@ -16,7 +16,7 @@ enum {
   ENGINE_PROTOCOL = 3,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
-  DIM_SPARSE = 10,             /* in dims of a sparse tensor */
+  DIM_SPARSE = 10,             /* in dims of a sparse tensor; every dtype's number is below it */
   DIM_DIGEST = 11,             /* in dims of a group */
   IDS = 16384,                 /* names that travel as one bit */
   ID_WORDS = IDS / 64,
