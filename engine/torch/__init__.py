@@ -51,9 +51,10 @@ from engine.torch.ops import (
 )
 from engine.torch.optimizer import DistributedOptimizer
 from engine.torch.state import broadcast_optimizer_state, broadcast_parameters
-from engine.types import Average, Max, Min, Op, Product, Sum
+from engine.types import Adasum, Average, Max, Min, Op, Product, Sum
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",

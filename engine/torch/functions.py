@@ -13,7 +13,7 @@ import torch
 
 from engine import collectives, groups, runtime
 from engine.errors import EngineError
-from engine.types import Average, Op, Sum
+from engine.types import Adasum, Average, Op, Sum
 
 Context = Any
 
@@ -34,10 +34,10 @@ def grouped(tensors: Sequence[torch.Tensor], *settings: Any) -> list[torch.Tenso
     return groups.grouped_allreduce(tensors, *settings)
 
 
-def _linear(op: Op, what: str) -> None:
-    if op not in (Sum, Average):
+def _flows(op: Op, what: str) -> None:
+    if op not in (Sum, Average, Adasum):
         raise EngineError(
-            f"{what} with op={op.name.title()} has no gradient: only Sum and Average are linear; detach the tensor"
+            f"{what} with op={op.name.title()} has no gradient: only Sum, Average and Adasum do; detach the tensor"
         )
 
 
@@ -46,7 +46,11 @@ def _backward(name: str | None) -> str | None:
 
 
 class Allreduce(torch.autograd.Function):
-    """The gradient of a sum over ranks is the sum of the gradients; of an average, their average."""
+    """The gradient of a sum over ranks is the sum of the gradients; of an average, their average.
+
+    Adasum is no linear function. Its gradient is defined as Adasum of the gradients: what the loss asks of the result is
+    combined over ranks as gradients are.
+    """
 
     @staticmethod
     def forward(ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float) -> Any:
@@ -55,7 +59,7 @@ class Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        _linear(ctx.settings[0], "allreduce")
+        _flows(ctx.settings[0], "allreduce")
         return collectives.allreduce(gradients[0], *ctx.settings), None, None, None, None
 
 
@@ -71,7 +75,7 @@ class GroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        _linear(ctx.settings[0], "grouped_allreduce")
+        _flows(ctx.settings[0], "grouped_allreduce")
         return None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
 
 
@@ -138,6 +142,6 @@ class Reducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        _linear(ctx.op, "reducescatter")
+        _flows(ctx.op, "reducescatter")
         total = collectives.allgather(gradients[0], ctx.name)
         return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None

@@ -4,8 +4,9 @@ from libc.stdlib cimport malloc, realloc
 from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.layout cimport (
-    ALGORITHM_TWO_SHOT, CAUSE_RAISED, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_NEEDS_PACK, ENTRY_SKIP,
-    KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, engine_entry,
+    ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
+    ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING,
+    engine_entry,
 )
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
 from engine_ext.control.segment cimport abort_world, ring
@@ -16,6 +17,7 @@ from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
     OP_ABANDONED, OP_DONE, Op, Record, Status, table_define, table_evict, table_finish, table_record,
 )
+from engine_ext.data.adasum cimport adasum_start
 from engine_ext.data.executor cimport executor_progress, executor_start
 from engine_ext.data.kernels cimport ENGINE_AVERAGE
 from engine_ext.data.plan cimport plan_add, plan_clear
@@ -183,6 +185,8 @@ cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
         if op.meta.group == 0 and plan_add(&e.executor.plan, op.source, op.target, op.nbytes,
                                            op.meta.shared if shared else -1) == NULL:
             return False
+    if entry.algorithm == ALGORITHM_ADASUM:
+        return adasum_start(&e.executor)
     total = e.executor.plan.total
     if shared:                                      # one chunk, cut by rank only
         e.executor.chunk = total
@@ -198,7 +202,7 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     e.executor.kind, e.executor.algorithm = entry.kind, entry.algorithm
     e.executor.streaming = entry.stores == STORES_STREAMING
     e.executor.needs_pack = entry.flags & ENTRY_NEEDS_PACK != 0
-    e.executor.root, e.executor.chunk = entry.meta.root, entry.chunk
+    e.executor.root, e.executor.chunk, e.executor.lead = entry.meta.root, entry.chunk, 0
     memset(&e.executor.reduction, 0, sizeof(e.executor.reduction))
     e.executor.reduction.dtype, e.executor.reduction.op = entry.meta.dtype, entry.meta.op
     e.executor.reduction.count, e.executor.reduction.streaming = e.segment.size, e.executor.streaming
