@@ -48,8 +48,8 @@ def _backward(name: str | None) -> str | None:
 class Allreduce(torch.autograd.Function):
     """The gradient of a sum over ranks is the sum of the gradients; of an average, their average.
 
-    Adasum is no linear function. Its gradient is defined as Adasum of the gradients: what the loss asks of the result is
-    combined over ranks as gradients are.
+    Adasum is no linear function. Its gradient is defined as Adasum of the gradients: what the losses ask of the result
+    is combined over ranks as the inputs were.
     """
 
     @staticmethod
