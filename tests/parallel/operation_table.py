@@ -133,6 +133,13 @@ TABLE: dict[tuple[str, ...], dict[str, Cell]] = {
         "Product": Cell("true on all ranks", both),
     },
 }
+# Adasum has tests of its own (test_adasum.py): its result is no sum of equal bits, but a formula to be met.
+ADASUM = {
+    HALVES: "combined in float64, rounded by way of float32",
+    FLOATS: "combined in float64, rounded once",
+    INTEGERS: "refused: `UnsupportedTensorError`",
+    BOOL: "refused: `UnsupportedTensorError`",
+}
 CELLS = {(dtype, op): cell for group, row in TABLE.items() for dtype in group for op, cell in row.items()}
 
 
@@ -182,8 +189,27 @@ Any nonzero byte of a bool tensor is true; results are 0 or 1.
 All other dtypes (complex, other integers, big-endian arrays) are refused with `UnsupportedTensorError`, on the rank
 that submits them, and the engine goes on.
 
-`reducescatter` gives each rank its rows of what `allreduce` gives, bit by bit. The rows are divided in rank
-order; where they do not divide evenly, the first ranks have one more.
+`Adasum` combines ranks in pairs, then pairs of pairs, by how far their tensors agree: what two of them share counts
+once, what is orthogonal is added ([arXiv 2006.02924](https://arxiv.org/abs/2006.02924)).
+
+```
+adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b
+```
+
+- It takes 1, 2, 4, 8 .. ranks; among other numbers of ranks it is a `ValueError` on each, and nothing is sent.
+- Each tensor has coefficients of its own, in a group, too. A tensor that is zero on a rank (or missing) leaves the
+  others' as it is. A NaN on one rank makes the whole tensor NaN.
+- Every tensor of the tree is a weighted sum of the ranks' tensors. So the engine adds up the inner products of each two
+  ranks' tensors in float64, gets the weights from these, and makes one weighted sum, which it rounds at the end. It
+  takes no memory beside the tensors but 8 bytes for each two ranks and each tensor.
+- The engine takes the sum of some ranks' tensors for zero where these cancel to within 2^-24 of their norms, the
+  resolution of float32: which way the rest points is chance, and the formula would follow it.
+- The same bits on every rank, alone, fused or in a group, whatever the chunk size or the kernels.
+- `prescale_factor` and `postscale_factor` multiply the weights, and round nothing by themselves.
+- Compared with `Sum` every element travels twice.
+
+`reducescatter` gives each rank its rows of what `allreduce` gives, bit by bit; it has no `Adasum`. The rows are divided
+in rank order; where they do not divide evenly, the first ranks have one more.
 
 `broadcast`, `allgather` and `alltoall` copy bytes, for the same dtypes.
 """
@@ -191,8 +217,10 @@ order; where they do not divide evenly, the first ranks have one more.
 
 def page() -> str:
     """docs/operations.md."""
-    header = ["| dtype | " + " | ".join(f"`{op}`" for op in OPS) + " |", "|---" * (len(OPS) + 1) + "|"]
-    rows = ["| " + " | ".join([", ".join(group), *(row[op].text for op in OPS)]) + " |" for group, row in TABLE.items()]
+    columns = ["dtype", *(f"`{op}`" for op in (*OPS, "Adasum"))]
+    cells = [[", ".join(group), *(row[op].text for op in OPS), ADASUM[group]] for group, row in TABLE.items()]
+    header = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    rows = [f"| {' | '.join(each)} |" for each in cells]
     what = "What `allreduce` and `reducescatter` compute. The tests expect what this table says: both are made of one."
     title = f"# Operations\n\n{what}"
     return "\n\n".join([title, "\n".join(header + rows), NOTES.lstrip()])

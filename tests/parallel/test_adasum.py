@@ -12,10 +12,14 @@ from ranks import run_ranks
 LIMIT = {"ENGINE_STALL_LIMIT": "20"}
 
 
-@needs_torch
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_against_the_formula(size: int) -> None:
-    run_ranks(size, adasum_program.against_the_formula, env=LIMIT)
+    run_ranks(size, adasum_program.against_the_formula, ("float16", "float32", "float64"), env=LIMIT)
+
+
+@needs_torch
+def test_bfloat16_against_the_formula() -> None:
+    run_ranks(2, adasum_program.against_the_formula, ("bfloat16",), env=LIMIT)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
