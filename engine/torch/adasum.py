@@ -18,6 +18,7 @@ import torch
 
 from engine import groups, runtime
 from engine.errors import EngineError
+from engine.process_sets import ProcessSet
 from engine.torch.adapter import check
 from engine.types import Adasum
 
@@ -33,6 +34,8 @@ class Deltas:
         Of the operation that reduces the changes; equal on all ranks, unique to the optimizer.
     prescale, postscale : float
         Multiply this rank's changes, and the result.
+    process_set : ProcessSet
+        Whose ranks combine their changes. A rank that is not in it is given no parameters.
 
     Raises
     ------
@@ -40,15 +43,17 @@ class Deltas:
         The number of ranks is no power of two.
     """
 
-    def __init__(self, name: str, prescale: float, postscale: float) -> None:
-        size = runtime.size()
+    def __init__(self, name: str, prescale: float, postscale: float, process_set: ProcessSet) -> None:
+        size = process_set.size()
         if size & (size - 1):
             raise ValueError(
                 f"Adasum combines ranks in pairs of pairs: it takes 1, 2, 4, 8 .. ranks, and these are {size}; "
                 "use op=Average"
             )
+        self.engine = process_set.engine if process_set.included() else runtime.engine()
         self._name = name
-        self._scales = prescale, postscale
+        self._settings = prescale, postscale, process_set
+        self._alone = size == 1 and prescale == postscale == 1.0
         self._parameters: list[torch.Tensor] = []
         self._stepped: list[torch.Tensor] = []  # those that the step in progress may change
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # what they were before it
@@ -83,14 +88,14 @@ class Deltas:
             As for `engine.allreduce`. The parameters are then what they were before the step.
         """
         stepped, self._stepped = self._stepped, []
-        if not stepped or (runtime.size() == 1 and self._scales == (1.0, 1.0)):
+        if not stepped or self._alone:
             return
         starts = [self._starts[parameter] for parameter in stepped]
         with torch.no_grad():
             try:
                 for parameter, start in zip(stepped, starts, strict=True):
                     parameter.sub_(start)
-                groups.grouped_allreduce_([each.detach() for each in stepped], Adasum, self._name, *self._scales)
+                groups.grouped_allreduce_([each.detach() for each in stepped], Adasum, self._name, *self._settings)
             except BaseException:
                 for parameter, start in zip(stepped, starts, strict=True):
                     parameter.copy_(start)

@@ -11,15 +11,7 @@ pytest.importorskip("torch", reason="needs torch")
 import torch_cases
 from ranks import RanksFailed, run_ranks
 
-MODULES = (
-    "torch_training",
-    "torch_gradients",
-    "torch_state",
-    "torch_functions",
-    "torch_options",
-    "torch_alias",
-    "torch_adasum",
-)
+MODULES = tuple(f"torch_{each}" for each in "training gradients state functions options alias sets adasum".split())
 SIZES = (1, 2, 3, 4)
 CASES = [(module, name) for module in MODULES if import_module(module) for name in torch_cases.registered[module]]
 _jobs: dict[tuple[str, int], list[dict[str, str]] | RanksFailed] = {}

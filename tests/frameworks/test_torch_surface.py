@@ -16,28 +16,30 @@ REQUIRED = inspect.Parameter.empty
 TENSOR = [("tensor", REQUIRED)]
 TENSORS = [("tensors", REQUIRED)]
 AVERAGE, NAME = [("average", None)], [("name", None)]
-TAIL = [("op", None), ("prescale_factor", 1.0), ("postscale_factor", 1.0)]
-AVERAGE_OP = [("op", hvd.Average), *TAIL[1:]]
+SET = [("process_set", hvd.global_process_set)]
+SCALES = [("prescale_factor", 1.0), ("postscale_factor", 1.0)]
+TAIL = [("op", None), *SCALES, *SET]
+AVERAGE_OP = [("op", hvd.Average), *SET, *SCALES]
 ROOT = [("root_rank", REQUIRED)]
 SURFACE: dict[str, list[tuple[str, Any]]] = {
     "allreduce": [*TENSOR, *AVERAGE, *NAME, ("compression", None), *TAIL],
     "allreduce_": [*TENSOR, *AVERAGE, *NAME, *TAIL],
     "allreduce_async": [*TENSOR, *AVERAGE, *NAME, *TAIL],
     "allreduce_async_": [*TENSOR, *AVERAGE, *NAME, *TAIL],
-    "allgather": [*TENSOR, *NAME],
-    "allgather_async": [*TENSOR, *NAME],
-    "broadcast": [*TENSOR, *ROOT, *NAME],
-    "broadcast_": [*TENSOR, *ROOT, *NAME],
-    "broadcast_async": [*TENSOR, *ROOT, *NAME],
-    "broadcast_async_": [*TENSOR, *ROOT, *NAME],
+    "allgather": [*TENSOR, *NAME, *SET],
+    "allgather_async": [*TENSOR, *NAME, *SET],
+    "broadcast": [*TENSOR, *ROOT, *NAME, *SET],
+    "broadcast_": [*TENSOR, *ROOT, *NAME, *SET],
+    "broadcast_async": [*TENSOR, *ROOT, *NAME, *SET],
+    "broadcast_async_": [*TENSOR, *ROOT, *NAME, *SET],
     "poll": [("handle", REQUIRED)],
     "synchronize": [("handle", REQUIRED)],
-    "broadcast_parameters": [("params", REQUIRED), *ROOT],
-    "broadcast_optimizer_state": [("optimizer", REQUIRED), *ROOT, ("model", None)],
-    "broadcast_object": [("obj", REQUIRED), ("root_rank", 0), *NAME],
-    "allgather_object": [("obj", REQUIRED), *NAME],
-    "alltoall": [*TENSOR, ("splits", None), *NAME],
-    "alltoall_async": [*TENSOR, ("splits", None), *NAME],
+    "broadcast_parameters": [("params", REQUIRED), *ROOT, *SET],
+    "broadcast_optimizer_state": [("optimizer", REQUIRED), *ROOT, ("model", None), *SET],
+    "broadcast_object": [("obj", REQUIRED), ("root_rank", 0), *NAME, *SET],
+    "allgather_object": [("obj", REQUIRED), *NAME, *SET],
+    "alltoall": [*TENSOR, ("splits", None), *NAME, *SET],
+    "alltoall_async": [*TENSOR, ("splits", None), *NAME, *SET],
     "reducescatter": [*TENSOR, *NAME, ("compression", None), *AVERAGE_OP],
     "reducescatter_async": [*TENSOR, *NAME, *AVERAGE_OP],
     "grouped_allreduce": [*TENSORS, *AVERAGE, *NAME, ("compression", None), *TAIL],
@@ -54,7 +56,12 @@ SURFACE: dict[str, list[tuple[str, Any]]] = {
         ("num_groups", 0),
         ("groups", None),
         ("sparse_as_dense", False),
+        *SET,
     ],
+    "join": [("device", -1), *SET],
+    "barrier": SET,
+    "add_process_set": [("process_set", REQUIRED)],
+    "remove_process_set": [("process_set", REQUIRED)],
     "init": [("comm", None), ("process_sets", None)],
     "shutdown": [],
     "is_initialized": [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,13 +66,16 @@ def batch(step: int, rank: int) -> torch.Tensor:
     return whole_batch(step)[rank :: engine.size()]
 
 
-def expected(make: Make, steps: int, passes: int = 1, factor: float = 1.0) -> dict[str, torch.Tensor]:
+def expected(
+    make: Make, steps: int, passes: int = 1, factor: float = 1.0, ranks: Sequence[int] | None = None
+) -> dict[str, torch.Tensor]:
     """Every rank's optimizer in one process: own state, own step, changes combined."""
-    models = [mlp() for _ in range(engine.size())]
+    ranks = range(engine.size()) if ranks is None else ranks
+    models = [mlp() for _ in ranks]
     optimizers = [make(model.parameters()) for model in models]
     for step in range(steps):
         before = parameters_of(models[0])
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+        for rank, model, optimizer in zip(ranks, models, optimizers, strict=True):
             optimizer.zero_grad()
             for number in range(passes):
                 loss_of(model, batch(step * passes + number, rank)).backward()
@@ -276,6 +279,24 @@ def two_optimizers_take_turns() -> None:
         train(model, optimizer, [batch(step, engine.rank())])
     for model in models:
         check_close(parameters_of(model), expected(sgd, 2), rtol=1e-9, atol=1e-10)
+
+
+@plain_case
+def some_of_the_ranks() -> None:
+    ranks = sorted({0, engine.size() - 1})
+    some = engine.add_process_set(ranks) if len(ranks) < engine.size() else hvd.global_process_set
+    model = mlp()
+    optimizer = wrap(sgd(model.parameters()), process_set=some)
+    train(model, optimizer, (batch(step, engine.rank()) for step in range(2)))
+    inside = some.included()
+    if some is not hvd.global_process_set:
+        engine.remove_process_set(some)
+    check_close(
+        parameters_of(model),
+        expected(sgd, 2, ranks=ranks if inside else [engine.rank()]),
+        rtol=1e-9,
+        atol=1e-10,
+    )
 
 
 @pairs

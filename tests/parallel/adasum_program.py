@@ -210,9 +210,14 @@ def many_ranks() -> int:
 
 
 def wrong_number_of_ranks() -> int:
-    """Every rank is told before anything is sent, and the engine goes on."""
+    """Every rank is told before anything is sent, and the engine goes on. In a process set its ranks count."""
     engine.init()
-    cases = Cases()
+    cases, rank = Cases(), engine.rank()
+    pair = engine.add_process_set([0, 2])
+    if pair.included():
+        got = engine.allreduce(vector("float32", 5000, rank), Adasum, process_set=pair)
+        with cases.case("a pair of them"):
+            check_close("float32", got, [vector("float32", 5000, 0), vector("float32", 5000, 2)])
     for call in (
         lambda: engine.allreduce(np.ones(3), Adasum),
         lambda: engine.allreduce_(np.ones(3), Adasum),
@@ -223,4 +228,33 @@ def wrong_number_of_ranks() -> int:
             said = refused(call, "1, 2, 4, 8 .. ranks", (ValueError, EngineError))
             assert f"these are {engine.size()}" in said
             assert engine.allreduce(np.ones(3), engine.Sum)[0] == engine.size()
-    return cases.done(4)
+    return cases.done(4 + (rank != 1))
+
+
+def ranks_that_have_joined() -> int:
+    """They bring zeros to a tensor, and cannot bring them to a group, of which they do not know the tensors."""
+    engine.init()
+    cases, rank, size = Cases(), engine.rank(), engine.size()
+    for step in range(rank + 1):
+        left = range(step, size)
+        for count in (3, 5000, 200_000):
+            for name in (None, f"{count}", f"{count} {step}"):
+                got = engine.allreduce(vector("float32", count, rank), Adasum, name)
+                with cases.case(f"step {step}: {count} {name}"):
+                    brought = [vector("float32", count, other) * (other in left) for other in range(size)]
+                    check_close("float32", got, brought)
+        group = [np.ones(5), np.ones(7)]
+        for name in ("group", f"group {step}"):
+            with cases.case(f"step {step}: {name}"):
+                if step == 0:
+                    assert (engine.grouped_allreduce(group, Adasum, name)[1] == 1).all()
+                else:
+                    refused(
+                        lambda name=name, group=group: engine.grouped_allreduce(group, Adasum, name),  # type: ignore[misc]
+                        "rank 0 has joined, and Adasum of a group needs every rank",
+                        MismatchError,
+                    )
+    engine.join()
+    with cases.case("afterwards"):
+        assert (engine.grouped_allreduce([np.ones(5), np.ones(7)], Adasum, "group")[1] == 1).all()
+    return cases.done(11 * (rank + 1) + 1)

@@ -171,8 +171,8 @@ NOTES = """
 Values are combined in the order of the ranks, 0 first, for every element. So a result has the same bits on every rank,
 whatever the fusion threshold, the chunk size, the kernels or the kind of store.
 
-`Average` divides by the world size. A rank that contributes nothing to an operation counts as the operation's identity
-(0, infinity, 1), and is counted in the divisor.
+`Average` divides by the number of ranks in the process set. A rank that contributes nothing to an operation counts as
+the operation's identity (0, infinity, 1), and is counted in the divisor.
 
 Overflow of a float is an infinity. Denormal numbers are kept. Of equal values (`-0` and `+0` too) `Min` and `Max` take
 the later rank's. Only the sign and payload of a NaN are left open.
@@ -212,6 +212,48 @@ adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b
 in rank order; where they do not divide evenly, the first ranks have one more.
 
 `broadcast`, `allgather` and `alltoall` copy bytes, for the same dtypes.
+
+## Process sets
+
+Some of the ranks can communicate among themselves. Every rank of the world names the same sets in the same order,
+also those that it is not in; then only the members call.
+
+```python
+import engine
+
+engine.init(process_sets=[[0, 1]])                    # at once, or
+odd = engine.add_process_set(range(1, engine.size(), 2))   # at any time
+if odd.included():
+    engine.barrier(process_set=odd)
+engine.remove_process_set(odd)
+```
+
+Sets share nothing. One that waits for a rank keeps no other waiting, whichever ranks they have in common, and a name
+can be in use in all of them at once. Roots and error messages have the ranks of the world; `odd.rank()` and
+`odd.size()` count in the set, and so does `Average`. A rank that dies ends the world, sets included. When two ranks
+wait for each other in two sets, whoever is overdue first is blamed.
+
+A set costs each of its members a sleeping thread and some memory. Gradients in shared memory
+(`gradient_as_bucket_view`) and `set_knobs` belong to all ranks, not to a set.
+
+## Join
+
+`engine.join()` is for ranks that have less to do than others, such as fewer batches. A rank that has joined brings
+nothing, and takes part in all the others do: it contributes the identity of a reduction and no rows, and what it
+would receive is dropped. The divisor of `Average` stays the number of ranks, so that the weight of a sample does not
+depend on who has run out of them. `join` returns on all ranks when the last has joined, and says which that was: it
+has made every step, so others take its parameters.
+
+```python
+for batch in batches:           # more on some ranks than on others
+    train(batch)
+last = engine.join()
+engine.torch.broadcast_parameters(model.state_dict(), root_rank=last)
+```
+
+What the others do with a rank that has joined as the root is refused on all of them, and so is `Adasum` of a group.
+Whatever the rank itself brings while it has joined is refused there. A rank that waits in `join` waits as long as the
+others go on; when nothing happens for `stall_limit`, those that have not joined are named.
 """
 
 

@@ -28,6 +28,11 @@ def test_adasum(program: Callable[[], int], size: int) -> None:
     run_ranks(size, program, env=LIMIT)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_have_joined(size: int) -> None:
+    run_ranks(size, adasum_program.ranks_that_have_joined, env=LIMIT)
+
+
 def test_eight_ranks() -> None:
     run_ranks(8, adasum_program.many_ranks, env=LIMIT)
 

@@ -1,0 +1,65 @@
+"""What ranks do in the tests of failures in process sets and in joins; as `programs`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from programs import linger, observe, ones, stream, touch, until
+
+import engine
+
+
+def in_a_set(victim: int, moment: str) -> Any:
+    """Ranks 1 and 2 of three have a set. One of them is killed or stopped by the test, or `withholds`."""
+    engine.init()
+    rank = engine.rank()
+    part = engine.add_process_set([1, 2])
+    if part.included():
+        engine.allreduce(ones(), name="known", process_set=part)
+    engine.barrier()
+    if rank == victim:
+        touch(f"ready.{rank}")
+        if moment == "withheld":
+            time.sleep(1.5)
+            return observe(engine.barrier)
+        linger()
+    if rank == 0:
+        touch(f"ready.{rank}")
+        time.sleep(1.5 if moment == "withheld" else 0.0)  # The set is overdue first.
+        return observe(engine.barrier)
+    waiting = engine.allreduce_async(ones(), name="known", process_set=part)
+    touch(f"ready.{rank}")
+    if moment == "polled":  # by a thread that never waits
+        seen = observe(lambda: until(lambda: engine.poll(waiting), "done"))
+        return {**observe(lambda: engine.synchronize(waiting)), "begun": seen["begun"]}
+    return observe(lambda: engine.synchronize(waiting))
+
+
+def joining(victim: int, moment: str) -> Any:
+    """`victim` has joined and is killed or stopped by the test; or the others have, and it `leaves` or does nothing."""
+    engine.init()
+    rank = engine.rank()
+    engine.allreduce(ones(), name="known")
+    if moment in ("leaves", "nothing"):
+        if rank == victim:
+            touch(f"ready.{rank}")
+            until(lambda: False, "nothing", 4.0) if moment == "nothing" else None
+            return {"type": "left"}
+        touch(f"ready.{rank}")
+        return observe(engine.join)
+    if rank == victim:
+        touch_when_joined(f"ready.{rank}")
+        return observe(engine.join)
+    return observe(lambda: stream(f"ready.{rank}"))
+
+
+def touch_when_joined(name: str) -> None:
+    """Have a thread say when this rank has joined."""
+    import threading
+
+    def look() -> None:
+        until(lambda: engine.runtime.engine().joined, "joined")
+        touch(name)
+
+    threading.Thread(target=look, daemon=True).start()

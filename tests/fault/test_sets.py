@@ -1,0 +1,72 @@
+"""Failures in process sets, and of ranks that have joined: everybody is told, by the rank's number in the world."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import set_programs
+from faults import WITHIN, named, others, ready, send, stop
+from ranks import start_ranks
+
+LIMIT = 2.0
+STALL = {"ENGINE_STALL_LIMIT": str(LIMIT)}
+
+
+@pytest.mark.parametrize(("victim", "moment"), [(1, "blocked"), (2, "blocked"), (2, "polled")])
+def test_a_death_in_a_set(victim: int, moment: str) -> None:
+    with start_ranks(3, set_programs.in_a_set, victim, moment) as job:
+        ready(job)
+        died = send(job, victim, signal.SIGKILL)
+        finished = job.finish(check=False)
+    named(finished, others(finished, victim), victim, "RankDiedError", died)
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_a_stop_in_a_set(victim: int) -> None:
+    with start_ranks(3, set_programs.in_a_set, victim, "blocked", env=STALL) as job:
+        ready(job)
+        stopped = stop(job, victim)
+        finished_when = LIMIT + WITHIN
+        job.wait_for(*(f"../value.{rank}" for rank in range(3) if rank != victim))
+        send(job, victim, signal.SIGKILL)
+        finished = job.finish(check=False)
+    named(finished, others(finished, victim), victim, "RankStalledError", stopped, finished_when)
+
+
+def test_what_is_withheld_in_a_set_ends_the_world_when_its_limit_is_over() -> None:
+    with start_ranks(3, set_programs.in_a_set, 2, "withheld", env=STALL) as job:
+        ready(job)
+        finished = job.finish(check=False)
+    for value in finished.values:
+        assert value["type"] == "RankStalledError" and value["rank"] == 2, value
+        assert "'known' was not brought by it" in value["text"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_death_of_a_rank_that_has_joined(victim: int) -> None:
+    with start_ranks(3, set_programs.joining, victim, "killed") as job:
+        ready(job)
+        died = send(job, victim, signal.SIGKILL)
+        finished = job.finish(check=False)
+    named(finished, others(finished, victim), victim, "RankDiedError", died)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_stop_of_a_rank_that_has_joined(victim: int) -> None:
+    with start_ranks(3, set_programs.joining, victim, "stopped", env=STALL) as job:
+        ready(job)
+        stopped = stop(job, victim)
+        job.wait_for(*(f"../value.{rank}" for rank in range(3) if rank != victim))
+        send(job, victim, signal.SIGKILL)
+        finished = job.finish(check=False)
+    named(finished, others(finished, victim), victim, "RankStalledError", stopped, LIMIT + WITHIN)
+
+
+@pytest.mark.parametrize(("moment", "kind"), [("leaves", "RankLeftError"), ("nothing", "RankStalledError")])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_does_not_join(victim: int, moment: str, kind: str) -> None:
+    with start_ranks(3, set_programs.joining, victim, moment, env=STALL) as job:
+        finished = job.finish(check=False)
+    for rank, value in enumerate(finished.values):
+        assert rank == victim or (value["type"] == kind and value["rank"] == victim), value

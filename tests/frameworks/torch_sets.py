@@ -1,0 +1,155 @@
+"""Process sets and join with torch: optimizers of a part of the ranks, gradients through sets, uneven data."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch_cases import (
+    Wrap,
+    case,
+    check_close,
+    check_same_everywhere,
+    loss_of,
+    mlp,
+    parameters_of,
+    plain_case,
+    raises,
+    shard,
+    train,
+    whole_batch,
+)
+
+import engine
+import engine.torch as hvd
+
+
+def halves() -> list[hvd.ProcessSet]:
+    """The even ranks and the odd ones, as far as these are not all."""
+    size = engine.size()
+    return [engine.add_process_set(range(start, size, 2)) for start in (0, 1) if size > 1]
+
+
+@plain_case
+def each_half_trains_a_model_of_its_own() -> None:
+    sets = halves()
+    rank = engine.rank()
+    mine = next((each for each in sets if each.included()), hvd.global_process_set)
+    model, alone = mlp(), mlp()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), process_set=mine
+    )
+    hvd.broadcast_parameters(model.state_dict(), mine.ranks[0], mine)
+    for step in range(4):
+        train(model, optimizer, [whole_batch(step)[rank :: engine.size()]])
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(4):
+        train(alone, plain, [torch.cat([whole_batch(step)[each :: engine.size()] for each in mine.ranks])])
+    engine.check_consistency(dict(model.named_parameters()), process_set=mine)
+    for each in sets:
+        engine.remove_process_set(each)
+    check_close(parameters_of(model), parameters_of(alone))
+
+
+@plain_case
+def who_is_not_in_the_set_trains_alone() -> None:
+    if engine.size() == 1:
+        return
+    first = engine.add_process_set([0])
+    model, alone = mlp(), mlp()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), process_set=first)
+    batches = [shard(whole_batch(step)) for step in range(3)]
+    train(model, optimizer, batches)
+    optimizer.synchronize()
+    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), batches)
+    optimizer.unwrap()
+    engine.remove_process_set(first)
+    check_close(parameters_of(model), parameters_of(alone))
+    text = raises(
+        ValueError,
+        lambda: hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), process_set=first, gradient_as_bucket_view=True
+        ),
+    )
+    assert "goes with all ranks" in text
+
+
+@plain_case
+def gradients_flow_through_the_ranks_of_a_set() -> None:
+    size, rank = engine.size(), engine.rank()
+    if size < 2:
+        return
+    part = engine.add_process_set([0, size - 1]) if size > 2 else hvd.global_process_set
+    if part.included():
+        place, count = part.rank(), part.size()
+        x = torch.full((3,), rank + 1.0, dtype=torch.float64, requires_grad=True)
+        total = hvd.allreduce(x, op=hvd.Average, process_set=part)
+        rows = hvd.allgather(x, process_set=part)
+        root = hvd.broadcast(x, part.ranks[-1], process_set=part)
+        sent = hvd.alltoall(x[:count], process_set=part)
+        kept = hvd.reducescatter(x[:count], op=hvd.Sum, process_set=part)
+        (grouped,) = hvd.grouped_allreduce([x], op=hvd.Sum, process_set=part)
+        factor = place + 1.0
+        sum((factor * each).sum() for each in (total, rows, root, sent, kept, grouped)).backward()
+        asked = sum(range(1, count + 1))  # the ranks' factors
+        expected = torch.full((3,), asked / count + asked + asked, dtype=torch.float64)
+        expected += asked if place == count - 1 else 0.0  # of the broadcast
+        expected[:count] += 2 * torch.arange(1.0, count + 1)  # of what went to each rank
+        assert torch.equal(x.grad, expected), (x.grad, expected)
+    if part is not hvd.global_process_set:
+        engine.remove_process_set(part)
+
+
+@case
+def ranks_with_fewer_batches_join(wrap: Wrap) -> None:
+    size, rank = engine.size(), engine.rank()
+    model, alone = mlp(), mlp()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(2 + size):
+        plain.zero_grad()
+        for each in range(size):
+            if step < 2 + each:
+                (loss_of(alone, whole_batch(step)[each::size]) / size).backward()
+        plain.step()
+    train(model, optimizer, [shard(whole_batch(step)) for step in range(2 + rank)])
+    last = hvd.join()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+    check_close(parameters_of(model), parameters_of(alone))
+    train(model, optimizer, [shard(whole_batch(9))])
+    check_same_everywhere(parameters_of(model))
+    assert last == size - 1
+    optimizer.unwrap()
+
+
+@plain_case
+def an_operation_after_join_is_refused() -> None:
+    if engine.size() == 1:
+        return
+    with tempfile.TemporaryDirectory() as own:
+        refused = Path(engine.broadcast_object(own)) / "refused"
+        if engine.rank() == 0:
+            thread = threading.Thread(target=hvd.join)
+            thread.start()
+            until(lambda: engine.runtime.engine().joined)
+            late = raises(engine.errors.EngineError, lambda: hvd.allreduce_async(torch.ones(1), name="late"))
+            twice = raises(engine.errors.EngineError, hvd.join)
+            refused.touch()
+            thread.join()
+            assert "rank 0 brought 'late' after join()" in late and "after join()" in twice
+        else:
+            meanwhile = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="meanwhile")
+            until(refused.exists)
+            hvd.join()
+            assert meanwhile.item() == engine.size() - 1
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
