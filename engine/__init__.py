@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         shutdown,
         size,
     )
-    from engine.types import Average, Max, Min, Op, Product, Sum
+    from engine.types import Adasum, Average, Max, Min, Op, Product, Sum
 
 _MODULES = {
     "builds": (
@@ -97,11 +97,12 @@ _MODULES = {
         "abort add_process_set counters cross_rank cross_size init is_homogeneous is_initialized knobs local_rank "
         "local_size rank remove_process_set set_knobs shutdown size"
     ),
-    "types": "Average Max Min Op Product Sum",
+    "types": "Adasum Average Max Min Op Product Sum",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
+    "Adasum",
     "Average",
     "DistributedOptimizer",
     "Handle",

@@ -89,7 +89,8 @@ def allreduce(
         Any shape; float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool; equal shape and dtype on all
         ranks. In main memory.
     op : Op, optional
-        `Average`, `Sum`, `Min`, `Max` or `Product`.
+        `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`; `docs/operations.md` says what they compute. Adasum takes
+        floats only, and 1, 2, 4, 8 .. ranks.
     name : str, optional
         Equal on all ranks. Without one, the n-th unnamed operation of its kind meets the n-th of the other ranks.
     prescale_factor, postscale_factor : float, optional
@@ -104,6 +105,8 @@ def allreduce(
     ------
     MismatchError
         Ranks disagree on shape, dtype, op or scale; all ranks raise it, and the engine goes on.
+    ValueError
+        Adasum among a number of ranks that is no power of two; nothing has been sent.
     DuplicateNameError
         The name is in flight.
     UnsupportedTensorError
@@ -270,7 +273,7 @@ def reducescatter(
     tensor : array or tensor
         At least one dimension; otherwise as for `allreduce`.
     op, name, prescale_factor, postscale_factor : optional
-        As for `allreduce`.
+        As for `allreduce`; no Adasum.
 
     Returns
     -------

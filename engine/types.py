@@ -13,6 +13,7 @@ class Op(IntEnum):
     MIN = 2
     MAX = 3
     PRODUCT = 4
+    ADASUM = 5
 
 
-Sum, Average, Min, Max, Product = Op.SUM, Op.AVERAGE, Op.MIN, Op.MAX, Op.PRODUCT
+Sum, Average, Min, Max, Product, Adasum = Op.SUM, Op.AVERAGE, Op.MIN, Op.MAX, Op.PRODUCT, Op.ADASUM

@@ -39,7 +39,9 @@ from engine_ext.control.state cimport (
 )
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status, table_close, table_open
 from engine_ext.data.executor cimport executor_close, executor_open
-from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_PRODUCT, engine_kernels_get
+from engine_ext.data.kernels cimport (
+    ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_FLOAT64, ENGINE_SUM, engine_kernels_get,
+)
 from engine_ext.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of
 from engine_ext.platform.atomics cimport (
@@ -480,13 +482,13 @@ cdef class Engine:
         self.check()
         keeper = view_of(tensor, &source)
         expect_dense(tensor, &source, "the tensor")
-        expect_reduction(&source, op, prescale, postscale)
+        expect_reduction(&source, op, prescale, postscale, self.size)
         kept = same_shape(tensor, &source, output, &target, source.dims[0])
         brought = new_op()
         fill_meta(&brought.meta, KIND_ALLREDUCE, &source)
         brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
         fill_memory(brought, &source, &target)
-        if source.data == target.data:
+        if source.data == target.data and op != ENGINE_ADASUM:      # which measures before it writes: a private tensor
             brought.meta.shared = arena_locate(&self.state.arena, source.data, source.nbytes)
         return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
 
@@ -513,9 +515,10 @@ cdef class Engine:
             group_open(brought, kind, count)
             for k in range(count):
                 keepers.append(group_add(brought, k, tensors[k], &source))
-                expect_reduction(&source, op, prescale, postscale)
+                expect_reduction(&source, op, prescale, postscale, self.size)
                 rows = source.dims[0]
                 if kind == KIND_REDUCESCATTER:
+                    expect_rows_reduction(op)
                     expect_rows(tensors[k], &source, "a reduce-scatter divides")
                     rows = source.dims[0] // self.size + (self.rank < source.dims[0] % self.size)
                 keepers.append(same_shape(tensors[k], &source, outputs[k], &target, rows))
@@ -618,7 +621,8 @@ cdef class Engine:
         self.check()
         keeper = view_of(tensor, &source)
         expect_rows(tensor, &source, "a reduce-scatter divides")
-        expect_reduction(&source, op, prescale, postscale)
+        expect_rows_reduction(op)
+        expect_reduction(&source, op, prescale, postscale, self.size)
         rows = source.dims[0] // self.size + (self.rank < source.dims[0] % self.size)
         kept = same_shape(tensor, &source, output, &target, rows)
         brought = new_op()
@@ -890,9 +894,19 @@ cdef int expect_rows(object tensor, const View* view, str verb) except -1:
     return 0
 
 
-cdef int expect_reduction(const View* view, int op, double prescale, double postscale) except -1:
-    if not ENGINE_AVERAGE * 0 <= op <= ENGINE_PRODUCT:
-        raise ValueError(f"there is no reduction number {op}; use Sum, Average, Min, Max or Product")
+cdef int expect_rows_reduction(int op) except -1:
+    if op == ENGINE_ADASUM:
+        raise ValueError("a reduce-scatter takes Sum, Average, Min, Max or Product, not Adasum; use allreduce")
+    return 0
+
+
+cdef int expect_reduction(const View* view, int op, double prescale, double postscale, int size) except -1:
+    if not ENGINE_SUM <= op <= ENGINE_ADASUM:
+        raise ValueError(f"there is no reduction number {op}; use Sum, Average, Min, Max, Product or Adasum")
+    if op == ENGINE_ADASUM and size & (size - 1):
+        raise ValueError(f"Adasum combines ranks in pairs of pairs: it takes 1, 2, 4, 8 .. ranks, and these are {size}")
+    if op == ENGINE_ADASUM and view.dtype > ENGINE_FLOAT64:
+        raise UnsupportedTensorError("Adasum takes float16, bfloat16, float32 and float64 tensors only; convert it, or use Sum")
     if not (isfinite(prescale) and isfinite(postscale)):
         raise ValueError(f"factors are finite numbers, not prescale {prescale} and postscale {postscale}")
     if view.dtype == ENGINE_BOOL and (op == ENGINE_AVERAGE or prescale != 1.0 or postscale != 1.0):

@@ -14,7 +14,7 @@ from engine_ext.platform.atomics cimport load_acquire, now_ns
 
 STORES = ("cached", "streaming", "auto")
 TYPES = ("pad", "batch", "define", "evict", "error", "skip", "joined")
-ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter")
+ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum")
 
 cdef struct Waiting:            # an operation in flight
     char[NAME_BYTES] name

@@ -65,9 +65,10 @@ from engine.torch.schedules import gradual_warmup, scale_learning_rate
 from engine.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from engine.torch.state import broadcast_optimizer_state, broadcast_parameters
 from engine.torch.sync_batch_norm import SyncBatchNorm
-from engine.types import Average, Max, Min, Op, Product, Sum
+from engine.types import Adasum, Average, Max, Min, Op, Product, Sum
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",

@@ -14,7 +14,7 @@ import torch
 from engine import collectives, groups, runtime
 from engine.errors import EngineError
 from engine.process_sets import ProcessSet
-from engine.types import Average, Op, Sum
+from engine.types import Adasum, Average, Op, Sum
 
 Context = Any
 
@@ -40,10 +40,10 @@ def call_grouped(
     return plain(tensors, *settings)
 
 
-def _linear(op: Op, what: str) -> None:
-    if op not in (Sum, Average):
+def _flows(op: Op, what: str) -> None:
+    if op not in (Sum, Average, Adasum):
         raise EngineError(
-            f"{what} with op={op.name.title()} has no gradient: only Sum and Average are linear; detach the tensor"
+            f"{what} with op={op.name.title()} has no gradient: only Sum, Average and Adasum do; detach the tensor"
         )
 
 
@@ -64,7 +64,11 @@ def _factor(op: Op, prescale: float, postscale: float, process_set: ProcessSet) 
 
 
 class Allreduce(torch.autograd.Function):
-    """The gradient of a sum over ranks is the sum of the gradients; of an average, their average."""
+    """The gradient of a sum over ranks is the sum of the gradients; of an average, their average.
+
+    Adasum is no linear function. Its gradient is defined as Adasum of the gradients: what the losses ask of the result
+    is combined over ranks as the inputs were.
+    """
 
     @staticmethod
     def forward(
@@ -81,7 +85,7 @@ class Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        _linear(ctx.settings[0], "allreduce")
+        _flows(ctx.settings[0], "allreduce")
         return collectives.allreduce(gradients[0], *ctx.settings), None, None, None, None, None
 
 
@@ -103,7 +107,7 @@ class GroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        _linear(ctx.settings[0], "grouped_allreduce")
+        _flows(ctx.settings[0], "grouped_allreduce")
         return None, None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
 
 
@@ -144,7 +148,7 @@ class GroupedReducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        _linear(ctx.op, "grouped_reducescatter")
+        _flows(ctx.op, "grouped_reducescatter")
         totals = groups.grouped_allgather(gradients, ctx.name, ctx.process_set)
         return None, None, None, None, None, *(total if ctx.factor == 1 else total * ctx.factor for total in totals)
 
@@ -219,6 +223,6 @@ class Reducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        _linear(ctx.op, "reducescatter")
+        _flows(ctx.op, "reducescatter")
         total = collectives.allgather(gradients[0], ctx.name, ctx.process_set)
         return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None, None

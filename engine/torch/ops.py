@@ -130,8 +130,8 @@ def allreduce(
     Returns
     -------
     torch.Tensor
-        Contiguous; of the input's dtype and shape. Gradients flow through it with `Sum` and `Average`: the same
-        reduction of the ranks' gradients.
+        Contiguous; of the input's dtype and shape. Gradients flow through it with `Sum`, `Average` and `Adasum`: the
+        same reduction of the ranks' gradients (of Adasum, which is not linear, by definition).
 
     Raises
     ------

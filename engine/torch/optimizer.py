@@ -12,9 +12,10 @@ import torch
 
 from engine import objects, runtime
 from engine.process_sets import ProcessSet, global_process_set
+from engine.torch.adasum import Deltas
 from engine.torch.ops import no_compression
 from engine.torch.reducer import Reducer
-from engine.types import Average, Op
+from engine.types import Adasum, Average, Op
 
 _numbers = itertools.count()
 
@@ -43,7 +44,11 @@ class _Distributed:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Does nothing: `step` never reduces gradients again. Scripts that clip gradients may still say it."""
+        """Does nothing: `step` never reduces gradients again. Scripts that clip gradients may still say it.
+
+        With `op=Adasum`, where `step` does reduce, it raises an `EngineError`.
+        """
+        self._engine.reducer.skip()
         yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -84,7 +89,12 @@ class _Wrapping:
     """What a wrapped optimizer remembers."""
 
     def __init__(
-        self, kind: type, reducer: Reducer, names: dict[int, str] | None, prefix: str, process_set: ProcessSet
+        self,
+        kind: type,
+        reducer: Reducer | Deltas,
+        names: dict[int, str] | None,
+        prefix: str,
+        process_set: ProcessSet,
     ) -> None:
         self.kind = kind
         self.reducer = reducer
@@ -162,6 +172,9 @@ def DistributedOptimizer(
     Gradients are reduced while backward runs, and are done when `backward()` returns. A second backward before `step()`
     is reduced again, which is right for `Average` and an error for every other operation; see `no_sync()`.
 
+    With `Adasum` it is not gradients that are reduced, but what each rank's own `step()` changes: see
+    `docs/optimizer.md`.
+
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
@@ -174,7 +187,7 @@ def DistributedOptimizer(
         So many backward passes are added up on this rank before a reduction. `step()` after fewer of them, as at the
         end of an epoch, reduces what there is. The sum is not divided by their number.
     op : Op
-        `Average`, `Sum`, `Min`, `Max` or `Product`.
+        `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`.
     gradient_predivide_factor : float
         With `Average`: divide by it before the ranks' gradients are added, and by the world size over it after.
     num_groups, groups : int, list of lists of torch.Tensor, optional
@@ -186,9 +199,10 @@ def DistributedOptimizer(
     process_set : ProcessSet
         Whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
     prescale_factor, postscale_factor : float
-        Multiply the local gradients, and the result.
+        Multiply the local gradients (with `Adasum`, changes), and the result.
     gradient_as_bucket_view : bool
         Keep gradients in shared memory, where they are reduced without copies. Takes as much of it as the gradients.
+        Not with `Adasum`.
 
     Returns
     -------
@@ -201,8 +215,8 @@ def DistributedOptimizer(
     TypeError
         Not an optimizer.
     ValueError
-        Numbers that make no sense; names that are missing or given twice; an optimizer that is wrapped already, or a
-        parameter that belongs to one.
+        Numbers that make no sense; `Adasum` among a number of ranks that is no power of two; names that are missing or
+        given twice; an optimizer that is wrapped already, or a parameter that belongs to one.
     MismatchError
         The ranks' parameters differ in name, dtype or shape.
     UnsupportedTensorError
@@ -230,17 +244,23 @@ def DistributedOptimizer(
         )
     names = None if named_parameters is None else _names(named_parameters)
     kind = type(optimizer)
-    number = next(_numbers)
-    reducer = Reducer(
-        process_set.engine if process_set.included() else runtime.engine(),
-        Op(op),
-        prescale_factor,
-        postscale_factor,
-        gradient_as_bucket_view,
-        sparse_as_dense,
-    )
+    prefix = f"{'change' if op == Adasum else 'gradient'}{next(_numbers) or ''}"
+    reducer: Reducer | Deltas
+    if op == Adasum:
+        if gradient_as_bucket_view:
+            raise ValueError("op=Adasum reduces no gradients: leave out gradient_as_bucket_view")
+        reducer = Deltas(prefix, prescale_factor, postscale_factor, process_set)
+    else:
+        reducer = Reducer(
+            process_set.engine if process_set.included() else runtime.engine(),
+            Op(op),
+            prescale_factor,
+            postscale_factor,
+            gradient_as_bucket_view,
+            sparse_as_dense,
+        )
     reducer.group.passes = backward_passes_per_step
-    wrapping = _Wrapping(kind, reducer, names, "gradient." if number == 0 else f"gradient{number}.", process_set)
+    wrapping = _Wrapping(kind, reducer, names, prefix + ".", process_set)
     try:
         wrapping.adopt(optimizer.param_groups)
     except BaseException:
@@ -249,7 +269,7 @@ def DistributedOptimizer(
     # Schedulers keep the class's own `step`, so what must happen around it hangs on hooks, not on an override.
     wrapping.handles = [
         optimizer.register_step_pre_hook(lambda *_: reducer.before_step()),
-        optimizer.register_step_post_hook(lambda *_: reducer.forget()),
+        optimizer.register_step_post_hook(lambda *_: reducer.after_step()),
     ]
     namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), namespace)

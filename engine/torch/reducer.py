@@ -163,6 +163,13 @@ class Reducer:
             if parameter.grad is not None:  # From passes before there was a hook.
                 self._reduce_now(f"{name}.thawed", parameter, parameter.grad)
 
+    def after_step(self) -> None:
+        """The gradients have been used."""
+        self.forget()
+
+    def skip(self) -> None:
+        """Nothing has to be skipped: `step` reduces nothing that `backward` has reduced."""
+
     def before_zero(self) -> None:
         """As `before_step`, except that old gradients do not matter any more."""
         self.finish(discard=True)

@@ -8,12 +8,13 @@ from libc.string cimport memcpy
 
 from engine_ext.control.coordinator cimport Coordinator, Name, stamp
 from engine_ext.control.layout cimport (
-    ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH, ENTRY_NEEDS_PACK,
-    ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, SLOT_BYTES,
-    STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, rank_page,
+    ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH,
+    ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER,
+    SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve
 from engine_ext.control.stores cimport stores_choose
+from engine_ext.data.kernels cimport ENGINE_ADASUM
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
 
 cdef enum:
@@ -74,7 +75,8 @@ cdef bint fuses(Coordinator* c, const Name* a, const Name* b) noexcept nogil:
 cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nbytes) noexcept nogil:
     """One entry for `ids`, which fuse. False: the schedule is full."""
     cdef Name* name = c.by_id[ids[0]]
-    cdef int gathers = name.meta.kind == KIND_ALLGATHER
+    cdef bint gathers = name.meta.kind == KIND_ALLGATHER
+    cdef bint adasum = name.meta.kind == KIND_ALLREDUCE and name.meta.op == ENGINE_ADASUM
     cdef uint32_t id_words = <uint32_t>(items + 1) // 2
     cdef uint32_t words = <uint32_t>sizeof(engine_entry) // 8 + id_words + (<uint32_t>c.segment.size if gathers else 0)
     cdef engine_entry* entry = schedule_reserve(&c.writer, words)
@@ -88,13 +90,14 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
     memcpy(body, ids, <size_t>items * sizeof(int32_t))
     if gathers:
         memcpy(body + id_words * 8, name.rows, <size_t>c.segment.size * sizeof(int64_t))
-    if name.meta.shared >= 0 and name.meta.kind == KIND_ALLREDUCE:
+    if adasum or name.meta.kind == KIND_ALLTOALL or name.meta.kind == KIND_REDUCESCATTER:
+        entry.algorithm = ALGORITHM_ADASUM if adasum else ALGORITHM_SCATTER
+        entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>SLOT_BYTES))
+        entry.stores = STORES_CACHED if c.knobs.stores == STORES_AUTO else c.knobs.stores
+    elif name.meta.shared >= 0 and name.meta.kind == KIND_ALLREDUCE:
         entry.algorithm = ALGORITHM_SHARED
     elif name.meta.kind == KIND_ALLREDUCE and nbytes * <uint64_t>c.segment.size <= ONE_SHOT_BYTES:
         entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
-    elif name.meta.kind == KIND_ALLTOALL or name.meta.kind == KIND_REDUCESCATTER:
-        entry.algorithm, entry.chunk = ALGORITHM_SCATTER, max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>SLOT_BYTES))
-        entry.stores = STORES_CACHED if c.knobs.stores == STORES_AUTO else c.knobs.stores
     else:
         entry.algorithm = ALGORITHM_TWO_SHOT
         entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>min(nbytes // 2, <uint64_t>SLOT_BYTES)))

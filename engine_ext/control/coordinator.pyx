@@ -17,6 +17,7 @@ from engine_ext.control.layout cimport (
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
 from engine_ext.control.table cimport Status, bit, hash_name
+from engine_ext.data.kernels cimport ENGINE_ADASUM
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_release
 
 cdef enum:
@@ -227,15 +228,22 @@ cdef int complain(Coordinator* c, Name* name, const engine_meta* present, char* 
     return at if groups > 1 else complain_of_joined(c, present, text)
 
 
+cdef inline bint needs_all(const engine_meta* meta) noexcept nogil:
+    """What a rank that has joined may not be able to stand in for: a root's part, and a group's, of which it does not know where
+    one tensor ends, when each has weights or rows of its own."""
+    return meta.kind == KIND_BROADCAST or meta.group != 0 and (
+        meta.kind == KIND_REDUCESCATTER or (meta.kind == KIND_ALLREDUCE and meta.op == ENGINE_ADASUM))
+
+
 cdef int complain_of_joined(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
-    """A rank that has joined has nothing to give as a root, and does not know how the rows of a group's tensors divide."""
+    """A root that has joined has nothing to give, nor has any rank to a group that Adasum combines or whose rows are divided."""
     cdef int r
-    for r in range(c.segment.size):
-        if c.joined[r] and meta.kind == KIND_BROADCAST and c.segment.numbers[r] == meta.root:
+    for r in range(c.segment.size if needs_all(meta) else 0):
+        if c.joined[r] and meta.kind != KIND_BROADCAST:
+            return snprintf(text, TEXT_BYTES, "rank %d has joined, and %s of a group needs every rank; bring its tensors one "
+                            "by one", c.segment.numbers[r], b"Adasum" if meta.kind == KIND_ALLREDUCE else b"a reduce-scatter")
+        if c.joined[r] and c.segment.numbers[r] == meta.root:
             return snprintf(text, TEXT_BYTES, "rank %d is the root and has joined", meta.root)
-        if c.joined[r] and meta.kind == KIND_REDUCESCATTER and meta.group:
-            return snprintf(text, TEXT_BYTES, "rank %d has joined, and cannot take part in a group whose rows are divided",
-                            c.segment.numbers[r])
     return 0
 
 
@@ -397,7 +405,6 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
     cdef int32_t w, id
     cdef int r
     cdef bint alike
-    cdef char[TEXT_BYTES] text
     cdef Name* name
     for w in range(c.words):
         ready = c.defined[w] & ~c.queued[w] if c.joined_count < c.segment.size else 0
@@ -420,7 +427,7 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             id = w * 64 + count_trailing_zeros(ready)
             ready &= ready - 1
             name = c.by_id[id]
-            alike = name.brought == 0 and (c.joined_count == 0 or complain_of_joined(c, &name.meta, text) == 0)
+            alike = name.brought == 0 and (c.joined_count == 0 or not needs_all(&name.meta))
             if not (enqueue(c, name, False) if alike else settle(c, name)):
                 c.stuck = True
     return True

@@ -9,7 +9,7 @@ from engine_ext.control.layout cimport (
 from engine_ext.data.kernels cimport ENGINE_DTYPES
 
 cdef const char** KIND_NAMES = ["allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter"]
-cdef const char** OP_NAMES = ["sum", "average", "min", "max", "product"]
+cdef const char** OP_NAMES = ["sum", "average", "min", "max", "product", "adasum"]
 cdef const char** LAYOUT_NAMES = ["", " channels_last", " channels_last_3d", ""]
 cdef const char** DTYPE_NAMES = [
     "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool",

@@ -4,9 +4,9 @@ from libc.stdlib cimport malloc, realloc
 from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.layout cimport (
-    ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_NEEDS_PACK,
-    ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, dtype_bytes,
-    engine_entry, meta_bytes,
+    ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
+    ENTRY_JOINED, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK,
+    STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes,
 )
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
 from engine_ext.control.segment cimport Segment, abort_world, ring
@@ -18,6 +18,7 @@ from engine_ext.control.table cimport (
     OP_ABANDONED, OP_DONE, OP_STAND_IN, Member, Op, Record, Status, table_define, table_dismiss, table_evict, table_finish,
     table_record, table_stand_in, table_toggle,
 )
+from engine_ext.data.adasum cimport adasum_start
 from engine_ext.data.executor cimport executor_progress, executor_start
 from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_INT64, ENGINE_UINT8
 from engine_ext.data.plan cimport Piece, Plan, plan_add, plan_append, plan_clear
@@ -254,6 +255,8 @@ cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
                                op.meta.shared if shared else -1) != NULL
         if not planned:
             return False
+    if entry.algorithm == ALGORITHM_ADASUM:
+        return adasum_start(&e.executor)
     total = e.executor.plan.total
     if shared:                                      # one chunk, cut by rank only
         e.executor.chunk = total
@@ -278,7 +281,7 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     e.executor.kind, e.executor.algorithm = entry.kind, entry.algorithm
     e.executor.streaming = entry.stores == STORES_STREAMING
     e.executor.needs_pack = entry.flags & ENTRY_NEEDS_PACK != 0
-    e.executor.root, e.executor.chunk = place_of(&e.segment, entry.meta.root), entry.chunk
+    e.executor.root, e.executor.chunk, e.executor.lead = place_of(&e.segment, entry.meta.root), entry.chunk, 0
     memset(&e.executor.reduction, 0, sizeof(e.executor.reduction))
     e.executor.reduction.op = entry.meta.op             # the dtype is each piece's own
     e.executor.reduction.count, e.executor.reduction.streaming = e.segment.size, e.executor.streaming

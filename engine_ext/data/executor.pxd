@@ -3,8 +3,18 @@ from libc.stdint cimport int64_t, uint64_t, uint8_t
 
 from engine_ext.control.segment cimport Segment
 from engine_ext.data.kernels cimport engine_kernels, engine_reduction
-from engine_ext.data.plan cimport Plan
+from engine_ext.data.plan cimport Piece, Plan
 from engine_ext.transport.arena cimport Arena
+
+cdef struct Adasum:         # of the entry in progress, if it is one (adasum.pyx)
+    char* memory            # for the arrays
+    uint64_t room           # bytes of it
+    uint64_t* starts        # by piece: where its share of a compartment begins; one more: the end of the last
+    double* products        # by piece and pair of ranks: inner products of this rank's parts, later of the tensors
+    double* weights         # by piece and rank
+    double* lanes           # by pair: running sums for the piece at hand
+    uint64_t measured       # chunks in which parts are measured
+    double factor           # prescale and postscale
 
 cdef struct Executor:
     Segment* segment
@@ -30,6 +40,10 @@ cdef struct Executor:
     char* received              # malloc'ed then; NULL without memory
     uint64_t first              # number of the entry's first chunk, over the whole schedule
     uint64_t end                # of the chunk after its last
+    uint64_t lead               # chunks of the entry that come before those of the logical buffer
+    uint64_t uncopied           # before this chunk copy has nothing to do, and is passed with reduce
+    uint64_t pack_gate          # from this chunk on pack, and
+    uint64_t reduce_gate        # from this one on reduce, need what the stage after it has done with all before, on this rank
     uint64_t packed             # chunks passed, as published
     uint64_t reduced
     uint64_t copied
@@ -37,6 +51,10 @@ cdef struct Executor:
     uint64_t progressed         # nanoseconds: when a stage was last passed
     const void** sources        # scratch, by rank
     void** targets
+    Adasum adasum
+
+cdef inline uint64_t elements(const Executor* x, const Piece* piece, uint64_t nbytes) noexcept nogil:
+    return nbytes // x.kernels.types[piece.dtype].size
 
 cdef int executor_open(Executor* x, Segment* segment, Arena* arena, const engine_kernels* kernels) noexcept nogil
 cdef void executor_close(Executor* x) noexcept nogil

@@ -50,6 +50,7 @@ cdef void executor_close(Executor* x) noexcept nogil:
     free(x.send_bytes)
     free(x.send_start)
     free(x.received)
+    free(x.adasum.memory)
     memset(x, 0, sizeof(Executor))
 
 
@@ -57,6 +58,8 @@ cdef void executor_start(Executor* x, uint64_t chunks) noexcept nogil:
     """Begin the entry that the fields and the plan describe."""
     x.first = x.packed
     x.end = x.first + chunks
+    x.uncopied = x.end if x.algorithm == ALGORITHM_ONE_SHOT or x.kind == KIND_REDUCESCATTER else 0
+    x.pack_gate = x.reduce_gate = 0
     x.active = True
     x.progressed = now_ns()
 
@@ -96,12 +99,20 @@ cdef void publish(Executor* x) noexcept nogil:
             ring_unfenced(x.segment, r, SLEEP_IN_ENTRY)
 
 
+cdef inline bint may_pack(const Executor* x) noexcept nogil:
+    return x.packed < x.end and (x.packed < x.pack_gate or x.reduced >= x.pack_gate)
+
+
+cdef inline bint may_reduce(const Executor* x) noexcept nogil:
+    return x.reduced < x.packed and (x.reduced < x.reduce_gate or x.copied >= x.reduce_gate)
+
+
 cdef void executor_needs(Executor* x, uint64_t* need) noexcept nogil:
     """What other ranks have to reach before step() can do anything: the conditions there, turned round."""
     cdef bint needs_packed = x.algorithm != ALGORITHM_SHARED or x.needs_pack
-    store_relaxed(&need[<int>Stage.PACKED], x.reduced + 1 if x.reduced < x.packed and needs_packed else NOTHING)
+    store_relaxed(&need[<int>Stage.PACKED], x.reduced + 1 if may_reduce(x) and needs_packed else NOTHING)
     store_relaxed(&need[<int>Stage.REDUCED], x.copied + 1 if x.copied < x.reduced else NOTHING)
-    store_relaxed(&need[<int>Stage.COPIED], x.packed + 1 - SLOTS if x.packed < x.end and x.packed >= SLOTS else NOTHING)
+    store_relaxed(&need[<int>Stage.COPIED], x.packed + 1 - SLOTS if may_pack(x) and x.packed >= SLOTS else NOTHING)
 
 
 cdef bint step(Executor* x) noexcept nogil:
@@ -111,15 +122,15 @@ cdef bint step(Executor* x) noexcept nogil:
             copy_chunk(x, x.copied - x.first)
             x.copied += 1
             return True
-    if x.reduced < x.packed:
+    if may_reduce(x):
         if (x.algorithm == ALGORITHM_SHARED and not x.needs_pack) or reached(x, Stage.PACKED, x.reduced + 1):
             if x.kind == KIND_ALLREDUCE or x.kind == KIND_REDUCESCATTER:
                 reduce_chunk(x, x.reduced - x.first)
-                if x.algorithm == ALGORITHM_ONE_SHOT or x.kind == KIND_REDUCESCATTER:
+                if x.reduced < x.uncopied:
                     x.copied += 1
             x.reduced += 1
             return True
-    if x.packed < x.end:
+    if may_pack(x):
         if x.algorithm == ALGORITHM_SHARED or x.packed < SLOTS or reached(x, Stage.COPIED, x.packed + 1 - SLOTS):
             pack_chunk(x, x.packed - x.first)
             x.packed += 1

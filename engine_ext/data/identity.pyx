@@ -2,7 +2,7 @@
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_MIN, ENGINE_PRODUCT, ENGINE_SUM
+from engine_ext.data.kernels cimport ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_MIN, ENGINE_PRODUCT, ENGINE_SUM
 
 # One element each, as bits, by dtype: 1, the least value and the greatest.
 cdef uint64_t* ONE = [0x3C00, 0x3F80, 0x3F800000, 0x3FF0000000000000, 1, 1, 1, 1, 1]
@@ -16,7 +16,7 @@ cdef int* ITEM_BYTES = [2, 2, 4, 8, 1, 1, 4, 8, 1]
 cdef void fill_identity(char* into, int dtype, int op, uint64_t count) noexcept nogil:
     cdef uint64_t bits, i
     cdef int item = ITEM_BYTES[dtype]
-    if op == ENGINE_SUM or op == ENGINE_AVERAGE:
+    if op == ENGINE_SUM or op == ENGINE_AVERAGE or op == ENGINE_ADASUM:
         memset(into, 0, count * item)
         return
     bits = ONE[dtype] if op == ENGINE_PRODUCT else GREATEST[dtype] if op == ENGINE_MIN else LEAST[dtype]

@@ -32,7 +32,16 @@ enum engine_dtype {
   ENGINE_DTYPES = 9
 };
 
-enum engine_op { ENGINE_SUM = 0, ENGINE_AVERAGE = 1, ENGINE_MIN = 2, ENGINE_MAX = 3, ENGINE_PRODUCT = 4, ENGINE_OPS = 5 };
+/* ENGINE_OPS counts those that combine element by element; Adasum (data/adasum.pyx) is made of `inner` and `weigh`. */
+enum engine_op {
+  ENGINE_SUM = 0,
+  ENGINE_AVERAGE = 1,
+  ENGINE_MIN = 2,
+  ENGINE_MAX = 3,
+  ENGINE_PRODUCT = 4,
+  ENGINE_OPS = 5,
+  ENGINE_ADASUM = 5
+};
 
 enum engine_level { ENGINE_PLAIN = 0, ENGINE_AVX2 = 1, ENGINE_AVX512 = 2, ENGINE_LEVELS = 3 };
 
@@ -57,6 +66,7 @@ typedef struct engine_dtype_kernels {
 } engine_dtype_kernels;
 
 enum { ENGINE_NO_SOURCE = -1, ENGINE_EVERY_SOURCE = -2 };
+enum { ENGINE_INNER_LANES = 8, ENGINE_INNER_ROWS = 256 };
 
 /* What is constant over the pieces of one reduction. */
 typedef struct engine_reduction {
@@ -83,6 +93,15 @@ typedef struct engine_kernels {
   void (*reduce)(const engine_reduction *r, const void *const *sources, void *const *destinations, size_t n);
 
   engine_dtype_kernels types[ENGINE_DTYPES];
+
+  /* Of floats only. Add the products of each two of `count` (at most ENGINE_INNER_ROWS) rows to their lanes, in float64: for the
+   * pairs (0, 0), (0, 1), .. (1, 1), (1, 2), .. ENGINE_INNER_LANES numbers each; element i goes to lane i modulo their number.
+   * So a row may come in several calls, if all but the last bring a multiple of ENGINE_INNER_LANES elements: same bits. */
+  void (*inner)(int dtype, double *lanes, const void *const *rows, int count, size_t n);
+
+  /* Of floats only. dst = the sum of weights[r] * rows[r], r = 0 .. count - 1, in float64, rounded at the end (to float32 first
+   * for float16 and bfloat16). `dst` may be exactly a row. */
+  void (*weigh)(int dtype, void *dst, const void *const *rows, const double *weights, int count, size_t n);
 } engine_kernels;
 
 /* The kernels of a level, or null when this build or this processor lacks it. Plain is always there. */

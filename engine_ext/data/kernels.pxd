@@ -20,6 +20,7 @@ cdef extern from "data/kernels.h" nogil:
         ENGINE_MAX
         ENGINE_PRODUCT
         ENGINE_OPS
+        ENGINE_ADASUM
 
     enum:  # engine_level
         ENGINE_PLAIN
@@ -30,6 +31,7 @@ cdef extern from "data/kernels.h" nogil:
     enum:
         ENGINE_NO_SOURCE
         ENGINE_EVERY_SOURCE
+        ENGINE_INNER_LANES
 
     ctypedef struct engine_accumulation:
         size_t size
@@ -62,6 +64,10 @@ cdef extern from "data/kernels.h" nogil:
             const engine_reduction *r, const void *const *sources, void *const *destinations, size_t n
         ) noexcept nogil
         engine_dtype_kernels types[9]
+        void (*inner)(int dtype, double *lanes, const void *const *rows, int count, size_t n) noexcept nogil
+        void (*weigh)(
+            int dtype, void *dst, const void *const *rows, const double *weights, int count, size_t n
+        ) noexcept nogil
 
     const engine_kernels *engine_kernels_get(int level) noexcept
     int engine_kernels_best() noexcept

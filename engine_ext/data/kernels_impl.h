@@ -364,6 +364,8 @@ static void pack(int dtype, double prescale, int streaming, void *dst, const voi
   stream_fence();
 }
 
+#include "data/kernels_adasum.h"
+
 /* ---- the table ------------------------------------------------------------------------------------------------------------- */
 
 #define OP(op, T, A, finish) {sizeof(A), widen_##T##_##A, combine_##op##_##T##_##A, fold_##op##_##T##_##A, finish}
@@ -386,6 +388,8 @@ const engine_kernels ENGINE_KERNELS = {
     .copy_streaming = copy_streaming,
     .pack = pack,
     .reduce = reduce,
+    .inner = inner,
+    .weigh = weigh,
     .types = {
         [ENGINE_FLOAT16] = {sizeof(f16), scale_f16, FLOAT_OPS(f16, f32)},
         [ENGINE_BFLOAT16] = {sizeof(bf16), scale_bf16, FLOAT_OPS(bf16, f32)},

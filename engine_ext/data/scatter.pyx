@@ -12,17 +12,6 @@ from libc.string cimport memcpy
 
 from engine_ext.control.layout cimport segment_slot
 from engine_ext.data.executor cimport Executor
-from engine_ext.data.plan cimport PIECE_ALIGNMENT
-
-
-cdef inline uint64_t compartment(const Executor* x) noexcept nogil:
-    """Bytes for one rank in a chunk."""
-    return x.chunk // <uint64_t>x.segment.size // PIECE_ALIGNMENT * PIECE_ALIGNMENT
-
-
-cdef inline char* place(const Executor* x, int owner, uint64_t n, int reader) noexcept nogil:
-    """What `owner` has for `reader` in chunk n."""
-    return segment_slot(x.segment.header, owner, x.first + n) + <uint64_t>reader * compartment(x)
 
 
 cdef inline uint64_t left(const Executor* x, uint64_t total, uint64_t begin) noexcept nogil:

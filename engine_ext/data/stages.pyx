@@ -7,8 +7,11 @@ from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy
 
 from engine_ext.control.layout cimport (
-    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BROADCAST, KIND_REDUCESCATTER, segment_slot,
+    ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BROADCAST,
+    KIND_REDUCESCATTER, segment_slot,
 )
+from engine_ext.data.adasum cimport copy_products, pack_products, reduce_products
+from engine_ext.data.executor cimport elements
 from engine_ext.data.identity cimport fill_identity
 from engine_ext.data.kernels cimport ENGINE_EVERY_SOURCE, ENGINE_NO_SOURCE
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece, plan_find
@@ -28,10 +31,6 @@ cdef inline uint64_t part_start(const Executor* x, uint64_t begin, uint64_t end,
 
 cdef inline char* slot(const Executor* x, int rank, uint64_t n) noexcept nogil:
     return segment_slot(x.segment.header, rank, x.first + n)
-
-
-cdef inline uint64_t elements(const Executor* x, const Piece* piece, uint64_t nbytes) noexcept nogil:
-    return nbytes // x.kernels.types[piece.dtype].size
 
 
 cdef void pack_range(Executor* x, char* into, uint64_t begin, uint64_t low, uint64_t high) noexcept nogil:
@@ -111,8 +110,11 @@ cdef void pack_scatter(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void pack_chunk(Executor* x, uint64_t n) noexcept nogil:
-    cdef uint64_t begin = n * x.chunk, end, low, high
+    cdef uint64_t begin = (n - x.lead) * x.chunk, end, low, high
     cdef char* into
+    if n < x.lead:
+        pack_products(x, n)
+        return
     if x.algorithm == ALGORITHM_SHARED:
         pack_shared(x)
         return
@@ -185,13 +187,22 @@ cdef void reduce_range(Executor* x, uint64_t n, uint64_t begin, uint64_t low, ui
             x.targets[0] = piece.target + (a - piece.start)
             if copies > 1:
                 x.targets[1] = slot(x, me, n) + (a - begin)
-            x.reduction.dtype = piece.dtype
-            x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, elements(x, piece, b - a))
+            if x.algorithm == ALGORITHM_ADASUM:
+                x.kernels.weigh(piece.dtype, x.targets[0], x.sources, x.adasum.weights + k * x.segment.size,
+                                x.segment.size, elements(x, piece, b - a))
+                if copies > 1:
+                    x.kernels.copy(x.targets[1], x.targets[0], b - a)
+            else:
+                x.reduction.dtype = piece.dtype
+                x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, elements(x, piece, b - a))
         k += 1
 
 
 cdef void reduce_chunk(Executor* x, uint64_t n) noexcept nogil:
-    cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin), low, high
+    cdef uint64_t begin = (n - x.lead) * x.chunk, end = chunk_end(x, begin), low, high
+    if n < x.lead:
+        reduce_products(x, n)
+        return
     if x.kind == KIND_REDUCESCATTER:
         scatter_window(x, n, x.segment.rank, &low, &high)
         if low < high:
@@ -227,8 +238,11 @@ cdef void copy_broadcast(Executor* x, uint64_t n) noexcept nogil:
 
 
 cdef void copy_chunk(Executor* x, uint64_t n) noexcept nogil:
-    cdef uint64_t begin = n * x.chunk, end, low, high
+    cdef uint64_t begin = (n - x.lead) * x.chunk, end, low, high
     cdef int r
+    if n < x.lead:
+        copy_products(x, n)
+        return
     if x.algorithm == ALGORITHM_SHARED:
         return                  # the wait was all: every rank has written its part into this rank's tensors
     if x.kind == KIND_BROADCAST:

@@ -105,7 +105,7 @@ def test_what_is_not_built_says_so(name: str) -> None:
 
 
 def test_operations_and_exceptions() -> None:
-    assert {hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product} == set(engine.Op)
+    assert {hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product, hvd.Adasum} == set(engine.Op)
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
     assert hvd.Compression.none is None
     with pytest.raises(AttributeError, match=r"Compression\.fp16 does not exist"):

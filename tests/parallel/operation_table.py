@@ -133,6 +133,13 @@ TABLE: dict[tuple[str, ...], dict[str, Cell]] = {
         "Product": Cell("true on all ranks", both),
     },
 }
+# Adasum has tests of its own (test_adasum.py): its result is no sum of equal bits, but a formula to be met.
+ADASUM = {
+    HALVES: "combined in float64, rounded by way of float32",
+    FLOATS: "combined in float64, rounded once",
+    INTEGERS: "refused: `UnsupportedTensorError`",
+    BOOL: "refused: `UnsupportedTensorError`",
+}
 CELLS = {(dtype, op): cell for group, row in TABLE.items() for dtype in group for op, cell in row.items()}
 
 
@@ -161,38 +168,133 @@ def same(dtype: str, a: Array, b: Array) -> NDArray[np.bool_]:
 
 
 NOTES = """
-Values are combined in the order of the ranks, 0 first, for every element. So a result has the same bits on every rank,
-whatever the fusion threshold, the chunk size, the kernels or the kind of store.
+Values are combined in the order of the ranks, 0 first, for every element. So a result has the same bits on every
+rank, whatever the fusion threshold, the chunk size, the kernels or the kind of store.
 
-`Average` divides by the world size. A rank that contributes nothing to an operation counts as the operation's identity
-(0, infinity, 1), and is counted in the divisor.
+`Average` divides by the number of ranks in the process set. A rank that contributes nothing to an operation counts as
+the operation's identity (0, infinity, 1), and is counted in the divisor.
 
-Overflow of a float is an infinity. Denormal numbers are kept. Of equal values (`-0` and `+0` too) `Min` and `Max` take
-the later rank's. Only the sign and payload of a NaN are left open.
+Overflow of a float is an infinity. Denormal numbers are kept. Of equal values (`-0` and `+0` too) `Min` and `Max`
+take the later rank's. Only the sign and payload of a NaN are left open.
 
 `prescale_factor` multiplies every rank's values before they are combined, and rounds to the dtype: in float32 for
-float16, bfloat16 and float32 (the factor is rounded to float32 too), in float64 for float64.
-`postscale_factor` multiplies the result, after the division of `Average`, before the one rounding.
+float16, bfloat16 and float32 (the factor is rounded to float32 too), in float64 for float64. `postscale_factor`
+multiplies the result, after the division of `Average`, before the one rounding.
 
-Factors on integers multiply in float64, truncate toward zero and saturate; above 2^53 an int64 loses its last bits.
-A factor on bool is refused, and so is one that is not finite.
+Factors on integers multiply in float64, truncate toward zero and saturate; above 2^53 an int64 loses its last bits. A
+factor on bool is refused, and so is one that is not finite.
 
 Any nonzero byte of a bool tensor is true; results are 0 or 1.
 
 All other dtypes (complex, other integers, big-endian arrays) are refused with `UnsupportedTensorError`, on the rank
 that submits them, and the engine goes on.
 
-`reducescatter` gives each rank its rows of what `allreduce` gives, bit by bit. The rows are divided in rank
-order; where they do not divide evenly, the first ranks have one more.
+`Adasum` combines ranks in pairs, then pairs of pairs, by how far their tensors agree: what two of them share counts
+once, what is orthogonal is added ([arXiv 2006.02924](https://arxiv.org/abs/2006.02924)).
+
+```
+adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b
+```
+
+- It takes 1, 2, 4, 8 .. ranks; among other numbers of ranks it is a `ValueError` on each, and nothing is sent. - Each
+tensor has coefficients of its own, in a group, too. A tensor that is zero on a rank (or missing) leaves the   others'
+as it is. A NaN on one rank makes the whole tensor NaN. - Every tensor of the tree is a weighted sum of the ranks'
+tensors. So the engine adds up the inner products of each two   ranks' tensors in float64, gets the weights from
+these, and makes one weighted sum, which it rounds at the end. It   takes no memory beside the tensors but 8 bytes for
+each two ranks and each tensor. - The engine takes the sum of some ranks' tensors for zero where these cancel to
+within 2^-24 of their norms, the   resolution of float32: which way the rest points is chance, and the formula would
+follow it. - The same bits on every rank, alone, fused or in a group, whatever the chunk size or the kernels. -
+`prescale_factor` and `postscale_factor` multiply the weights, and round nothing by themselves. - Compared with `Sum`
+every element travels twice.
+
+`reducescatter` gives each rank its rows of what `allreduce` gives, bit by bit; it has no `Adasum`. The rows are
+divided in rank order; where they do not divide evenly, the first ranks have one more.
 
 `broadcast`, `allgather` and `alltoall` copy bytes, for the same dtypes.
-"""
+
+## Process sets
+
+Some of the ranks can communicate among themselves. Every rank of the world names the same sets in the same order,
+also those that it is not in; then only the members call.
+
+```python
+import engine
+
+engine.init(process_sets=[[0, 1]])                    # at once, or
+odd = engine.add_process_set(range(1, engine.size(), 2))   # at any time
+if odd.included():
+    engine.barrier(process_set=odd)
+engine.remove_process_set(odd)
+```
+
+Sets share nothing. One that waits for a rank keeps no other waiting, whichever ranks they have in common, and a name
+can be in use in all of them at once. Roots and error messages have the ranks of the world; `odd.rank()` and
+`odd.size()` count in the set, and so does `Average`. A rank that dies ends the world, sets included. When two ranks
+wait for each other in two sets, whoever is overdue first is blamed.
+
+A set costs each of its members a sleeping thread and some memory. Gradients in shared memory
+(`gradient_as_bucket_view`) and `set_knobs` belong to all ranks, not to a set.
+
+## Join
+
+`engine.join()` is for ranks that have less to do than others, such as fewer batches. A rank that has joined brings
+nothing, and takes part in all the others do: it contributes the identity of a reduction and no rows, and what it
+would receive is dropped. The divisor of `Average` stays the number of ranks, so that the weight of a sample does not
+depend on who has run out of them. `join` returns on all ranks when the last has joined, and says which that was: it
+has made every step, so others take its parameters.
+
+```python
+for batch in batches:           # more on some ranks than on others
+    train(batch)
+last = engine.join()
+engine.torch.broadcast_parameters(model.state_dict(), root_rank=last)
+```
+
+What the others do with a rank that has joined as the root is refused on all of them, and so are a grouped
+reduce-scatter and `Adasum` of a group. Whatever the rank itself brings while it has joined is refused there. A rank
+that waits in `join` waits as long as the others go on; when nothing happens for `stall_limit`, those that have not
+joined are named.
+
+## Groups
+
+`grouped_allreduce`, `grouped_allgather` and `grouped_reducescatter` take several tensors, of any dtypes, in one
+request. Each result has the bits that the tensor's own `allreduce`, `allgather` or `reducescatter` gives; the cost of
+a request is paid once.
+
+All or nothing: a group runs when every rank has brought all of it. Where ranks disagree on the number of tensors,
+their order, a dtype or a shape (of an allgather: but for the rows), the whole group is a `MismatchError` on every
+rank, no tensor has been written to, and the engine goes on. The error says what each rank sent: how many tensors, how
+many elements of each dtype, and a digest of the shapes in order.
+
+A gathered group costs a header of 16 bytes for each tensor and rank, fills each tensor up to 64 bytes on its way, and
+is copied once more at the end, into results that are separate memory.
+
+## Sparse tensors
+
+`engine.torch.sparse_allreduce` and its asynchronous form take `torch.sparse_coo` tensors, hybrid ones too, and send
+what is stored, in one request. Each rank first adds up the entries that it has several times, so a row that a batch
+looks up a thousand times travels once: of an embedding of 100,000 rows, of which each rank has looked up 1,000, each
+rank sends these 1,000 rows and their numbers. Every rank then adds up the entries of all ranks, in rank order.
+
+| | |
+|---|---|
+| operations | `Sum`, and `Average`, which divides every entry by the world size; others are refused |
+| result | coalesced: an entry for each index that any rank has, with the bits of the dense `allreduce` (but for the sign of a zero), the same on all ranks |
+| float16, bfloat16 | a rank's own entries are added up in float32 and rounded, then those of the ranks in float32, rounded once |
+| integers | a rank's own entries wrap; those of the ranks as in the table above |
+| bool | `Sum` is true on any rank; `Average` is refused |
+| nothing stored | fine, on any rank and on all |
+| ranks that disagree on dtype, shape, sparse dimensions or operation, or bring a dense tensor | a `MismatchError` on every rank |
+| memory | every rank holds what all ranks have sent, and the sum |
+"""  # noqa: E501
 
 
 def page() -> str:
     """docs/operations.md."""
-    header = ["| dtype | " + " | ".join(f"`{op}`" for op in OPS) + " |", "|---" * (len(OPS) + 1) + "|"]
-    rows = ["| " + " | ".join([", ".join(group), *(row[op].text for op in OPS)]) + " |" for group, row in TABLE.items()]
+    columns = ["dtype", *(f"`{op}`" for op in (*OPS, "Adasum"))]
+    cells = [[", ".join(group), *(row[op].text for op in OPS), ADASUM[group]] for group, row in TABLE.items()]
+    header = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    rows = [f"| {' | '.join(each)} |" for each in cells]
     what = "What `allreduce` and `reducescatter` compute. The tests expect what this table says: both are made of one."
     title = f"# Operations\n\n{what}"
     return "\n\n".join([title, "\n".join(header + rows), NOTES.lstrip()])

@@ -250,6 +250,62 @@ def test_rounding_to_nearest_even(kernels: Kernels, dtype: str) -> None:
         assert_equal_bits(dtype, narrow(kernels, dtype, x), rounded(dtype, x))
 
 
+# ---- Adasum: inner products and weighted sums ----
+
+
+def inner(kernels: Kernels, dtype: str, rows: list[np.ndarray], cut: int = 0, offset: int = 0) -> np.ndarray:
+    """The lanes of each pair; in two calls, if `cut` is given."""
+    lanes = (ctypes.c_double * (8 * len(rows) * (len(rows) + 1) // 2))()
+    for part in (slice(0, cut), slice(cut, None)):
+        buffers = [buffer_of(row[part], offset) for row in rows]
+        kernels.inner(DTYPES.index(dtype), lanes, pointers(buffers), len(rows), len(buffers[0].values))
+    return np.array(lanes).reshape(-1, 8)
+
+
+def weigh(kernels: Kernels, dtype: str, rows: list[np.ndarray], weights: np.ndarray, offset: int = 0) -> np.ndarray:
+    buffers = [buffer_of(row, offset) for row in rows]
+    factors = (ctypes.c_double * len(rows))(*weights)
+    out = Buffer(rows[0].dtype, len(rows[0]), offset)
+    for into in (out, buffers[-1]):  # The second time in place of a row.
+        kernels.weigh(DTYPES.index(dtype), into.address, pointers(buffers), factors, len(rows), len(rows[0]))
+    for b in [*buffers, out]:
+        b.assert_guards()
+    assert out.values.tobytes() == buffers[-1].values.tobytes()
+    return out.values
+
+
+def float_rows(dtype: str, count: int, n: int) -> list[np.ndarray]:
+    values = np.random.default_rng([count, n]).standard_normal((count, n))
+    return [rounded(dtype, row if dtype == "float64" else row.astype(np.float32)) for row in values]
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9, 256])
+def test_inner_products(kernels: Kernels, library: ctypes.CDLL, dtype: str, count: int) -> None:
+    for n in (0, 1, 7, 8, 17, 1025) if count < 256 else (9,):
+        rows = float_rows(dtype, count, n)
+        got = inner(kernels, dtype, rows, offset=3)
+        numbers = [widened(dtype, row).astype(np.float64) for row in rows]
+        want = [[numbers[i][k::8] @ numbers[j][k::8] for k in range(8)] for i in range(count) for j in range(i, count)]
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+        assert inner(kernels, dtype, rows, cut=n // 2 // 8 * 8).tobytes() == got.tobytes()
+        assert all(inner(other, dtype, rows).tobytes() == got.tobytes() for other in runnable(library))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_weighted_sums(kernels: Kernels, library: ctypes.CDLL, dtype: str, count: int) -> None:
+    weights = np.random.default_rng(count).standard_normal(count)
+    for n in (0, 1, 7, 17, 513, 1025):
+        rows = float_rows(dtype, count, n)
+        got = weigh(kernels, dtype, rows, weights, offset=3)
+        want = np.zeros(n)
+        for weight, row in zip(weights, rows, strict=True):
+            want = want + weight * widened(dtype, row).astype(np.float64)
+        assert_equal_bits(dtype, got, rounded(dtype, want if dtype == "float64" else want.astype(np.float32)))
+        assert all(weigh(other, dtype, rows, weights).tobytes() == got.tobytes() for other in runnable(library))
+
+
 # ---- levels ----
 
 
@@ -365,7 +421,7 @@ def test_sanitizers_find_nothing() -> None:
     ).stdout.strip()
     if not os.path.isabs(found):
         pytest.skip("no address sanitizer")
-    chosen = "any_reduction or exact or wrap or mirror or copies or round_trip or special"
+    chosen = "any_reduction or exact or wrap or mirror or copies or round_trip or special or inner or weighted"
     sanitized = {
         SANITIZED: "1",
         "CC": "gcc",

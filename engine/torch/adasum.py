@@ -1,0 +1,134 @@
+"""Adasum for `DistributedOptimizer`: it combines what the ranks' own steps change, not their gradients.
+
+Each rank's optimizer takes its step on the gradients of that rank alone. The changes of the parameters travel as one
+group, are combined with Adasum, each parameter by itself, and every rank sets its parameters to what they were plus
+the result (Maleki et al., arXiv 2006.02924). So momentum and other state stay those of the rank's own gradients, and
+the engine has nothing to do during backward.
+
+`Deltas` takes the place of `engine.torch.reducer.Reducer`, whose methods it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import torch
+
+from engine import groups, runtime
+from engine.errors import EngineError
+from engine.process_sets import ProcessSet
+from engine.torch.adapter import check
+from engine.types import Adasum
+
+
+class Deltas:
+    """The parameters of one optimizer, and what they were before its step. It knows nothing of the optimizer itself.
+
+    Takes as much memory as the parameters, from the first step on.
+
+    Parameters
+    ----------
+    name : str
+        Of the operation that reduces the changes; equal on all ranks, unique to the optimizer.
+    prescale, postscale : float
+        Multiply this rank's changes, and the result.
+    process_set : ProcessSet
+        Whose ranks combine their changes. A rank that is not in it is given no parameters.
+
+    Raises
+    ------
+    ValueError
+        The number of ranks is no power of two.
+    """
+
+    def __init__(self, name: str, prescale: float, postscale: float, process_set: ProcessSet) -> None:
+        size = process_set.size()
+        if size & (size - 1):
+            raise ValueError(
+                f"Adasum combines ranks in pairs of pairs: it takes 1, 2, 4, 8 .. ranks, and these are {size}; "
+                "use op=Average"
+            )
+        self.engine = process_set.engine if process_set.included() else runtime.engine()
+        self._name = name
+        self._settings = prescale, postscale, process_set
+        self._alone = size == 1 and prescale == postscale == 1.0
+        self._parameters: list[torch.Tensor] = []
+        self._stepped: list[torch.Tensor] = []  # those that the step in progress may change
+        self._starts: dict[torch.Tensor, torch.Tensor] = {}  # what they were before it
+        self.group = SimpleNamespace(passes=1)  # passes only add to the gradients: nobody has to count them
+
+    def add(self, named: dict[str, torch.Tensor]) -> None:
+        """Reduce the changes of these parameters, too."""
+        for name, parameter in named.items():
+            check(parameter, f"parameter {name!r}")
+        self._parameters += named.values()
+
+    def remove(self) -> None:
+        """Nothing hangs on the parameters."""
+
+    def before_step(self) -> None:
+        """Remember the parameters. Those that are frozen stay at home: all ranks must freeze the same."""
+        self._stepped = [parameter for parameter in self._parameters if parameter.requires_grad]
+        with torch.no_grad():
+            for parameter in self._stepped:
+                start = self._starts.get(parameter)
+                if start is None:
+                    self._starts[parameter] = parameter.detach().clone()
+                else:
+                    start.copy_(parameter)
+
+    def after_step(self) -> None:
+        """Put the combined changes in place of this rank's own. Collective.
+
+        Raises
+        ------
+        EngineError
+            As for `engine.allreduce`. The parameters are then what they were before the step.
+        """
+        stepped, self._stepped = self._stepped, []
+        if not stepped or self._alone:
+            return
+        starts = [self._starts[parameter] for parameter in stepped]
+        with torch.no_grad():
+            try:
+                for parameter, start in zip(stepped, starts, strict=True):
+                    parameter.sub_(start)
+                groups.grouped_allreduce_([each.detach() for each in stepped], Adasum, self._name, *self._settings)
+            except BaseException:
+                for parameter, start in zip(stepped, starts, strict=True):
+                    parameter.copy_(start)
+                raise
+            for parameter, start in zip(stepped, starts, strict=True):
+                parameter.add_(start)
+
+    def before_zero(self) -> None:
+        """Gradients belong to the rank."""
+
+    def forget(self) -> None:
+        """Gradients belong to the rank."""
+
+    def renew(self) -> None:
+        """Gradients belong to the rank."""
+
+    def finish(self) -> None:
+        """Nothing is in flight but in `after_step`."""
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Passes accumulate on this rank in any case."""
+        yield
+
+    def skip(self) -> None:
+        """Refuse a step that would not be reduced.
+
+        Raises
+        ------
+        EngineError
+            Always.
+        """
+        raise EngineError(
+            "with op=Adasum step() reduces what it has changed, and cannot skip that. Gradients are each rank's own: "
+            "clip them before step(), without synchronize() and skip_synchronize()"
+        )

@@ -1,0 +1,263 @@
+"""Adasum: the ranks' vectors, combined in pairs by how far they agree (Maleki et al., arXiv 2006.02924).
+
+    adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b        the coefficient of a vector of norm zero is 1
+
+Over a binary tree: ranks 2i and 2i + 1 first, then pairs of pairs. Every tensor has coefficients of its own.
+
+Each vector of that tree is a weighted sum of the ranks' vectors, so its inner products follow from those of the ranks' vectors.
+Hence one exchange is enough for any number of ranks, no vector in between is ever made, and the result is rounded once:
+
+    chunks [0, measured)        Rank r gets part r of every tensor from all ranks, and adds up the inner products of each two.
+    chunks [measured, lead)     The products, summed over the parts in the order of ranks: a two-shot sum in float64.
+    chunks [lead, end)          The weighted sum, two-shot, as any sum (stages.pyx).
+
+A compartment (scatter.pyx) has a share for each tensor, equally long for all ranks. So which part of a tensor a rank measures,
+and in which order it adds up, depends on the tensor and the number of ranks alone: fusion and chunk size change no bit.
+"""
+from libc.stdint cimport int32_t, uint64_t
+from libc.stdlib cimport realloc
+from libc.string cimport memcpy, memset
+
+from engine_ext.control.layout cimport SLOT_BYTES, segment_slot
+from engine_ext.data.executor cimport Adasum, Executor, elements, executor_start
+from engine_ext.data.kernels cimport ENGINE_INNER_LANES
+from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece
+from engine_ext.data.scatter cimport compartment, place
+
+# A vector of the tree whose squared norm is below this share of what it was added up from is zero: its ranks cancel to within
+# the resolution of float32, (2^-24)^2, and which way the rest points is chance.
+cdef double CANCELLED = 2.0 ** -48
+
+
+cdef inline int32_t pairs(const Executor* x) noexcept nogil:
+    """Inner products of a tensor: of (0, 0), (0, 1) .. (1, 1), (1, 2) .., as `inner` in kernels.h takes them."""
+    return x.segment.size * (x.segment.size + 1) // 2
+
+
+cdef bint adasum_start(Executor* x) noexcept nogil:
+    """Begin the entry that the fields and the plan describe. False without memory."""
+    cdef Adasum* a = &x.adasum
+    cdef uint64_t size = <uint64_t>x.segment.size, count = <uint64_t>x.plan.count, lines, room, exchanged
+    cdef uint64_t products = count * <uint64_t>pairs(x), lanes = <uint64_t>pairs(x) * ENGINE_INNER_LANES, k
+    cdef char* memory
+    room = 8 * (count + 1 + products + count * size + lanes)
+    if room > a.room:
+        memory = <char*>realloc(a.memory, room)
+        if memory == NULL:
+            return False
+        a.memory, a.room = memory, room
+    memset(a.memory, 0, room)
+    a.starts = <uint64_t*>a.memory
+    a.products = <double*>(a.starts + count + 1)
+    a.weights = a.products + products
+    a.lanes = a.weights + count * size
+    for k in range(count):
+        lines = (x.plan.pieces[k].nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT
+        a.starts[k + 1] = a.starts[k] + (lines + size - 1) // size * PIECE_ALIGNMENT
+    a.measured = exchanged = 0
+    if size > 1 and x.plan.total:
+        a.measured = (a.starts[count] + compartment(x) - 1) // compartment(x)
+        exchanged = (products * 8 + SLOT_BYTES - 1) // SLOT_BYTES
+    # Adasum of multiples is the multiple of Adasum, so both factors can wait for the weights, and round nothing.
+    a.factor = x.reduction.prescale * x.reduction.postscale
+    x.reduction.prescale = 1.0
+    if size == 1:
+        weigh_ranks(x)
+    x.lead = a.measured + exchanged
+    executor_start(x, x.lead + (x.plan.total + x.chunk - 1) // x.chunk)
+    x.uncopied = x.pack_gate = x.first + a.measured
+    x.reduce_gate = x.first + x.lead
+    return True
+
+
+# ---- the inner products of this rank's parts ---------------------------------------------------------------------------------
+
+cdef int32_t share_at(const Executor* x, uint64_t at) noexcept nogil:
+    """The last piece whose share of a compartment begins at or before `at`."""
+    cdef int32_t low = 0, high = x.plan.count, middle
+    while high - low > 1:
+        middle = (low + high) // 2
+        if x.adasum.starts[middle] <= at:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+cdef inline uint64_t part_offset(const Executor* x, int32_t k, int rank, uint64_t at) noexcept nogil:
+    """What byte of piece k lies at `at` of the compartment of `rank`; the piece's end if it does not reach so far."""
+    cdef const uint64_t* start = &x.adasum.starts[k]
+    return min(<uint64_t>rank * (start[1] - start[0]) + at - start[0], x.plan.pieces[k].nbytes)
+
+
+cdef void pack_parts(Executor* x, uint64_t n) noexcept nogil:
+    """Put what other ranks measure into my slot, and zeros for what this rank does not have."""
+    cdef uint64_t begin = n * compartment(x), end = min(begin + compartment(x), x.adasum.starts[x.plan.count]), low, high, a, b
+    cdef int32_t k = share_at(x, begin)
+    cdef Piece* piece
+    cdef char* into
+    cdef int r
+    while k < x.plan.count and x.adasum.starts[k] < end:
+        piece = &x.plan.pieces[k]
+        low, high = max(begin, x.adasum.starts[k]), min(end, x.adasum.starts[k + 1])
+        for r in range(x.segment.size):
+            a, b = part_offset(x, k, r, low), part_offset(x, k, r, high)
+            into = place(x, x.segment.rank, n, r) + (low - begin)
+            if a < b and piece.source == NULL:
+                memset(into, 0, b - a)
+            elif a < b and r != x.segment.rank:
+                x.kernels.pack(piece.dtype, 1.0, x.streaming, into, piece.source + a, elements(x, piece, b - a))
+        k += 1
+
+
+cdef void measure_parts(Executor* x, uint64_t n) noexcept nogil:
+    """Add the products of what all ranks have in my compartment. Chunks come in order, so each part is added from its start."""
+    cdef uint64_t begin = n * compartment(x), end = min(begin + compartment(x), x.adasum.starts[x.plan.count]), low, high, a, b
+    cdef int32_t k = share_at(x, begin)
+    cdef int me = x.segment.rank, r
+    cdef Piece* piece
+    while k < x.plan.count and x.adasum.starts[k] < end:
+        piece = &x.plan.pieces[k]
+        low, high = max(begin, x.adasum.starts[k]), min(end, x.adasum.starts[k + 1])
+        a, b = part_offset(x, k, me, low), part_offset(x, k, me, high)
+        if a < b:
+            for r in range(x.segment.size):
+                x.sources[r] = place(x, r, n, me) + (low - begin)
+            if piece.source != NULL:
+                x.sources[me] = piece.source + a
+            x.kernels.inner(piece.dtype, x.adasum.lanes, x.sources, x.segment.size, elements(x, piece, b - a))
+        if low < high == x.adasum.starts[k + 1]:
+            add_lanes(x, k)
+        k += 1
+
+
+cdef void add_lanes(Executor* x, int32_t k) noexcept nogil:
+    """My part of piece k is measured: one number for each pair, and the lanes free for the next piece."""
+    cdef int32_t count = pairs(x), p
+    cdef double* products = x.adasum.products + <uint64_t>k * <uint64_t>count
+    cdef double* lane = x.adasum.lanes
+    for p in range(count):
+        products[p] = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]))
+        lane += ENGINE_INNER_LANES
+    memset(x.adasum.lanes, 0, <size_t>count * ENGINE_INNER_LANES * sizeof(double))
+
+
+# ---- their sum over ranks ----------------------------------------------------------------------------------------------------
+
+cdef inline uint64_t products_bytes(const Executor* x) noexcept nogil:
+    return <uint64_t>x.plan.count * <uint64_t>pairs(x) * sizeof(double)
+
+
+cdef inline uint64_t exchange_start(const Executor* x, uint64_t n, int rank) noexcept nogil:
+    """Where what `rank` adds up begins in the products of exchange chunk n, in bytes; that of rank `size` is the chunk's end."""
+    cdef uint64_t nbytes = min(products_bytes(x) - n * SLOT_BYTES, <uint64_t>SLOT_BYTES)
+    cdef uint64_t lines = (nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT
+    return min(lines * <uint64_t>rank // <uint64_t>x.segment.size * PIECE_ALIGNMENT, nbytes)
+
+
+cdef inline char* exchange_slot(const Executor* x, int rank, uint64_t n) noexcept nogil:
+    return segment_slot(x.segment.header, rank, x.first + x.adasum.measured + n)
+
+
+cdef void pack_exchange(Executor* x, uint64_t n) noexcept nogil:
+    memcpy(exchange_slot(x, x.segment.rank, n), <char*>x.adasum.products + n * SLOT_BYTES, exchange_start(x, n, x.segment.size))
+
+
+cdef void reduce_exchange(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t low = exchange_start(x, n, x.segment.rank), high = exchange_start(x, n, x.segment.rank + 1)
+    cdef uint64_t count = (high - low) // sizeof(double), i
+    cdef double* sums = <double*>(<char*>x.adasum.products + n * SLOT_BYTES + low)
+    cdef const double* brought
+    cdef int r
+    memset(sums, 0, high - low)
+    for r in range(x.segment.size):
+        brought = <const double*>(exchange_slot(x, r, n) + low)
+        for i in range(count):
+            sums[i] += brought[i]
+    memcpy(exchange_slot(x, x.segment.rank, n) + low, sums, high - low)
+
+
+cdef void copy_exchange(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t low, high
+    cdef int r
+    for r in range(x.segment.size):
+        low, high = exchange_start(x, n, r), exchange_start(x, n, r + 1)
+        if r != x.segment.rank and low < high:
+            memcpy(<char*>x.adasum.products + n * SLOT_BYTES + low, exchange_slot(x, r, n) + low, high - low)
+    if x.adasum.measured + n + 1 == x.lead:
+        weigh_ranks(x)
+
+
+# ---- weights -----------------------------------------------------------------------------------------------------------------
+
+cdef inline double product(const double* products, int size, int i, int j) noexcept nogil:
+    return products[i * size - i * (i - 1) // 2 + j - i] if i <= j else products[j * size - j * (j - 1) // 2 + i - j]
+
+
+cdef double coefficient(double both, double squared, double scale) noexcept nogil:
+    """1 - both / 2 squared; 1 for a vector whose squared norm is nothing beside `scale`. NaN stays NaN."""
+    return 1.0 if squared <= CANCELLED * scale else 1.0 - both / (2.0 * squared)
+
+
+cdef double inner_product(
+    const double* products, const double* w, int size, int a, int b, int span, double* scale
+) noexcept nogil:
+    """Of the vectors that stand for `span` ranks each, from rank `a` and from rank `b` on; `scale`: the sum of magnitudes."""
+    cdef double total = 0, term
+    cdef int i, j
+    scale[0] = 0
+    for i in range(a, a + span):
+        for j in range(b, b + span):
+            term = w[i] * w[j] * product(products, size, i, j)
+            total += term
+            scale[0] += term if term > 0 else -term
+    return total
+
+
+cdef void weigh_tensor(const double* products, double* w, int size, double factor) noexcept nogil:
+    """The weight of each rank's vector in the tree's root, times `factor`."""
+    cdef double left, right, both, scale_left, scale_right, scale
+    cdef int span = 1, a, i
+    for i in range(size):
+        w[i] = 1.0
+    while span < size:
+        a = 0
+        while a < size:
+            left = inner_product(products, w, size, a, a, span, &scale_left)
+            right = inner_product(products, w, size, a + span, a + span, span, &scale_right)
+            both = inner_product(products, w, size, a, a + span, span, &scale)
+            left = coefficient(both, left, scale_left)
+            right = coefficient(both, right, scale_right)
+            for i in range(span):
+                w[a + i] *= left
+                w[a + span + i] *= right
+            a += 2 * span
+        span *= 2
+    for i in range(size):
+        w[i] *= factor
+
+
+cdef void weigh_ranks(Executor* x) noexcept nogil:
+    cdef int32_t k
+    for k in range(x.plan.count):
+        weigh_tensor(x.adasum.products + k * pairs(x), x.adasum.weights + k * x.segment.size, x.segment.size, x.adasum.factor)
+
+
+# ---- the chunks before the weighted sum --------------------------------------------------------------------------------------
+
+cdef void pack_products(Executor* x, uint64_t n) noexcept nogil:
+    if n < x.adasum.measured:
+        pack_parts(x, n)
+    else:
+        pack_exchange(x, n - x.adasum.measured)
+
+
+cdef void reduce_products(Executor* x, uint64_t n) noexcept nogil:
+    if n < x.adasum.measured:
+        measure_parts(x, n)
+    else:
+        reduce_exchange(x, n - x.adasum.measured)
+
+
+cdef void copy_products(Executor* x, uint64_t n) noexcept nogil:
+    copy_exchange(x, n - x.adasum.measured)

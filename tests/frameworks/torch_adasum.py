@@ -1,0 +1,362 @@
+"""Adasum in torch: `DistributedOptimizer`, gradients through it, and what ranks without a gradient bring."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from adasum_reference import adasum
+from torch import nn
+from torch_cases import (
+    Case,
+    check_close,
+    check_same_everywhere,
+    loss_of,
+    mlp,
+    parameters_of,
+    plain_case,
+    raises,
+    reduced,
+    train,
+    whole_batch,
+)
+
+import engine
+import engine.torch as hvd
+from engine import runtime
+from engine.torch.reducer import Reducer
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def pairs(function: Case) -> Case:
+    """A case for ranks in pairs of pairs; among three, wrapping is refused."""
+
+    @functools.wraps(function)
+    def run() -> None:
+        if engine.size() & (engine.size() - 1) == 0:
+            function()
+            return
+        optimizer = torch.optim.SGD(mlp().parameters(), lr=0.1)
+        assert "these are 3" in raises(ValueError, lambda: wrap(optimizer))
+        assert type(optimizer) is torch.optim.SGD
+
+    return plain_case(run)
+
+
+def wrap(optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+    return engine.DistributedOptimizer(optimizer, op=engine.Adasum, **options)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def combined(ranks: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Each tensor over the ranks, by the paper's formula."""
+    return {name: torch.from_numpy(adasum([rank[name].numpy() for rank in ranks])) for name in ranks[0]}
+
+
+def batch(step: int, rank: int) -> torch.Tensor:
+    return whole_batch(step)[rank :: engine.size()]
+
+
+def expected(
+    make: Make, steps: int, passes: int = 1, factor: float = 1.0, ranks: Sequence[int] | None = None
+) -> dict[str, torch.Tensor]:
+    """Every rank's optimizer in one process: own state, own step, changes combined."""
+    ranks = range(engine.size()) if ranks is None else ranks
+    models = [mlp() for _ in ranks]
+    optimizers = [make(model.parameters()) for model in models]
+    for step in range(steps):
+        before = parameters_of(models[0])
+        for rank, model, optimizer in zip(ranks, models, optimizers, strict=True):
+            optimizer.zero_grad()
+            for number in range(passes):
+                loss_of(model, batch(step * passes + number, rank)).backward()
+            optimizer.step()
+        changes = [{name: each - before[name] for name, each in parameters_of(model).items()} for model in models]
+        result = combined(changes)
+        for model in models:
+            model.load_state_dict({name: before[name] + factor * each for name, each in result.items()})
+    return parameters_of(models[0])
+
+
+@pairs
+def steps_are_those_of_the_formula() -> None:
+    makers: tuple[Make, ...] = (sgd, lambda parameters: torch.optim.Adam(parameters, lr=0.01))
+    for make in makers:
+        model = mlp()
+        optimizer = wrap(make(model.parameters()), named_parameters=model.named_parameters())
+        train(model, optimizer, (batch(step, engine.rank()) for step in range(4)))
+        check_same_everywhere(parameters_of(model))
+        check_close(parameters_of(model), expected(make, 4), rtol=1e-9, atol=1e-10)
+
+
+@pairs
+def a_step_is_one_operation() -> None:
+    model = mlp()
+    optimizer = wrap(sgd(model.parameters()))
+    counts = []
+    for step in range(3):
+        before = reduced()
+        train(model, optimizer, [batch(step, engine.rank())])
+        counts.append(reduced() - before)
+    assert counts == [0 if engine.size() == 1 else 1] * 3, counts
+
+
+@pairs
+def any_number_of_passes_before_a_step() -> None:
+    model = mlp()
+    optimizer = wrap(sgd(model.parameters()), backward_passes_per_step=2)
+    for step in range(3):
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            loss_of(model, batch(2 * step, engine.rank())).backward()
+        loss_of(model, batch(2 * step + 1, engine.rank())).backward()
+        optimizer.synchronize()
+        optimizer.step()
+    optimizer.set_backward_passes_per_step(3)
+    check_close(parameters_of(model), expected(sgd, 3, passes=2), rtol=1e-9, atol=1e-10)
+
+
+@pairs
+def a_closure_is_run_by_every_rank_for_itself() -> None:
+    model = mlp()
+    optimizer = wrap(torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=1 + engine.rank()))
+    first = loss_of(model, batch(0, engine.rank())).item()
+    calls = []
+
+    def closure() -> torch.Tensor:
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(0, engine.rank()))
+        loss.backward()
+        return loss
+
+    losses = [float(optimizer.step(closure)) for _ in range(3)]
+    check_same_everywhere(parameters_of(model))
+    assert losses[0] == first != losses[1], losses  # The first is of the parameters before the step.
+    assert len(calls) == 3 * (1 + engine.rank())
+
+
+@pairs
+def training_converges() -> None:
+    model = mlp()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9))
+    losses = train(model, optimizer, (batch(step % 2, engine.rank()) for step in range(60)))
+    assert losses[-1] < 0.2 * losses[0], losses
+
+
+@pairs
+def schedulers_and_state() -> None:
+    model = mlp()
+    plain = sgd(model.parameters())
+    optimizer = wrap(plain, named_parameters=model.named_parameters())
+    assert optimizer is plain and isinstance(optimizer, torch.optim.SGD)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for step in range(2):
+        train(model, optimizer, [batch(step, engine.rank())])
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1 * 0.25
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, [batch(2, engine.rank())])
+    after = parameters_of(model)
+    other = mlp()
+    restored = wrap(sgd(other.parameters()))
+    other.load_state_dict(saved[0])
+    restored.load_state_dict(saved[1])
+    train(other, restored, [batch(2, engine.rank())])
+    check_close(parameters_of(other), after, rtol=0, atol=0)
+    assert type(copy.deepcopy(optimizer)) is torch.optim.SGD
+    assert type(restored.unwrap()) is torch.optim.SGD
+    before = reduced()
+    train(other, restored, [batch(3, engine.rank())])
+    assert reduced() == before
+
+
+@pairs
+def frozen_parameters_and_new_groups() -> None:
+    model = mlp()
+    layers = list(model.children())
+    for parameter in layers[0].parameters():
+        parameter.requires_grad_(False)
+    optimizer = wrap(sgd([*layers[0].parameters(), *layers[2].parameters()]))
+    first = parameters_of(layers[0])
+    train(model, optimizer, [batch(0, engine.rank())])
+    check_close(parameters_of(layers[0]), first, rtol=0, atol=0)
+    optimizer.add_param_group({"params": list(layers[4].parameters())})
+    for parameter in layers[0].parameters():
+        parameter.requires_grad_(True)
+    train(model, optimizer, [batch(1, engine.rank())])
+    check_same_everywhere(parameters_of(model))
+    assert all((each != first[name]).any() for name, each in parameters_of(layers[0]).items())
+
+
+@pairs
+def a_parameter_without_gradient_here_gets_the_others_change() -> None:
+    parts = nn.ModuleList([nn.Linear(8, 2).double() for _ in range(2)])
+    for each in parts.parameters():
+        nn.init.constant_(each, 0.25)
+    optimizer = wrap(torch.optim.SGD(parts.parameters(), lr=0.1))
+    mine = parts[0] if engine.rank() == 0 else parts[1]
+    mine(torch.ones(1, 8, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    check_same_everywhere(parameters_of(parts))
+    changed = [bool((each != 0.25).all()) for each in parts.parameters()]
+    assert changed == [True, True, engine.size() > 1, engine.size() > 1], changed
+    assert parts[0].weight[0, 0] == 0.25 - 0.1
+
+
+@pairs
+def parameters_of_several_kinds() -> None:
+    parameters = [
+        nn.Parameter(torch.ones(3, dtype=torch.float32)),
+        nn.Parameter(torch.ones(4, 2, dtype=torch.float64).t()),
+        nn.Parameter(torch.ones(5, dtype=torch.bfloat16)),
+        nn.Parameter(torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+        nn.Parameter(torch.ones(0)),
+    ]
+    optimizer = wrap(torch.optim.SGD(parameters, lr=0.5), prescale_factor=2.0, postscale_factor=0.5)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert all((parameter == 0.5).all() for parameter in parameters)
+
+
+@pairs
+def a_factor_multiplies_the_change() -> None:
+    model = mlp()
+    optimizer = wrap(sgd(model.parameters()), postscale_factor=0.5)
+    train(model, optimizer, (batch(step, engine.rank()) for step in range(2)))
+    check_close(parameters_of(model), expected(sgd, 2, factor=0.5), rtol=1e-9, atol=1e-10)
+
+
+@pairs
+def what_makes_no_sense_is_refused() -> None:
+    model = mlp()
+    assert "reduces no gradients" in raises(
+        ValueError, lambda: wrap(sgd(model.parameters()), gradient_as_bucket_view=True)
+    )
+    assert "op=Average only" in raises(ValueError, lambda: wrap(sgd(model.parameters()), gradient_predivide_factor=2.0))
+    optimizer = wrap(sgd(model.parameters()))
+    assert "wrapped in DistributedOptimizer already" in raises(ValueError, lambda: wrap(optimizer))
+
+    def skipped() -> None:
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    assert "cannot skip that" in raises(engine.errors.EngineError, skipped)
+
+
+@pairs
+def ranks_that_freeze_different_parameters() -> None:
+    model = mlp()
+    optimizer = wrap(sgd(model.parameters()))
+    train(model, optimizer, [batch(0, engine.rank())])
+    first = parameters_of(model)
+    if engine.size() > 1:
+        model[0].weight.requires_grad_(engine.rank() == 0)
+        assert "disagree" in raises(
+            engine.errors.MismatchError, lambda: train(model, optimizer, [batch(1, engine.rank())])
+        )
+        check_close(parameters_of(model), first, rtol=0, atol=0)
+        model[0].weight.requires_grad_(True)
+    train(model, optimizer, [batch(1, engine.rank())])
+    check_same_everywhere(parameters_of(model))
+
+
+@pairs
+def two_optimizers_take_turns() -> None:
+    models = [mlp(), mlp()]
+    optimizers = [wrap(sgd(model.parameters())) for model in models]
+    for step, (model, optimizer) in itertools.product(range(2), list(zip(models, optimizers, strict=True))):
+        train(model, optimizer, [batch(step, engine.rank())])
+    for model in models:
+        check_close(parameters_of(model), expected(sgd, 2), rtol=1e-9, atol=1e-10)
+
+
+@plain_case
+def some_of_the_ranks() -> None:
+    ranks = sorted({0, engine.size() - 1})
+    some = engine.add_process_set(ranks) if len(ranks) < engine.size() else hvd.global_process_set
+    model = mlp()
+    optimizer = wrap(sgd(model.parameters()), process_set=some)
+    train(model, optimizer, (batch(step, engine.rank()) for step in range(2)))
+    inside = some.included()
+    if some is not hvd.global_process_set:
+        engine.remove_process_set(some)
+    check_close(
+        parameters_of(model),
+        expected(sgd, 2, ranks=ranks if inside else [engine.rank()]),
+        rtol=1e-9,
+        atol=1e-10,
+    )
+
+
+@pairs
+def gradients_flow_as_adasum() -> None:
+    def tensors(of: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(of)
+        return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((3, 4), (5,))]
+
+    size, mine = engine.size(), [each.requires_grad_() for each in tensors(engine.rank())]
+    weights = [tensors(100 + rank) for rank in range(size)]
+    alone = hvd.allreduce(mine[0], op=hvd.Adasum)
+    group = hvd.grouped_allreduce(mine, op=hvd.Adasum, name="group")
+    found = [
+        *torch.autograd.grad((alone * weights[engine.rank()][0]).sum(), mine[:1]),
+        *torch.autograd.grad(sum((a * b).sum() for a, b in zip(group, weights[engine.rank()], strict=True)), mine),
+    ]
+    for output, each in ((alone, 0), (group[0], 0), (group[1], 1)):
+        want = adasum([tensors(rank)[each].numpy() for rank in range(size)])
+        torch.testing.assert_close(output.detach(), torch.from_numpy(want), rtol=1e-12, atol=1e-12)
+    for gradient, each in zip(found, (0, 0, 1), strict=True):
+        want = adasum([weights[rank][each].numpy() for rank in range(size)])
+        torch.testing.assert_close(gradient, torch.from_numpy(want), rtol=1e-12, atol=1e-12)
+
+
+@pairs
+def the_four_forms() -> None:
+    mine = torch.full((1000,), 2.0)
+    want = torch.full((1000,), 2.0)
+    results = [
+        hvd.allreduce(mine, op=hvd.Adasum),
+        hvd.allreduce_(mine.clone(), op=hvd.Adasum),
+        hvd.synchronize(hvd.allreduce_async(mine, op=hvd.Adasum)),
+        hvd.synchronize(hvd.allreduce_async_(mine.clone(), op=hvd.Adasum)),
+        *hvd.grouped_allreduce([mine, mine], op=hvd.Adasum),
+        *hvd.grouped_allreduce_([mine.clone()], op=hvd.Adasum),
+        *hvd.synchronize(hvd.grouped_allreduce_async([mine], op=hvd.Adasum)),
+        *hvd.synchronize(hvd.grouped_allreduce_async_([mine.clone()], op=hvd.Adasum)),
+    ]
+    assert all(torch.equal(each, want) for each in results)
+
+
+@pairs
+def a_rank_that_brings_nothing() -> None:
+    """As a gradient hook says it: no tensor at all, rather than zeros. In private and in shared memory."""
+    for views in (False, True):
+        parts = nn.ModuleList([nn.Linear(300, 200), nn.Linear(300, 200), nn.Linear(3, 2)]).double()
+        reducer = Reducer(runtime.engine(), engine.Adasum, 2.0, 1.0, views)
+        reducer.add({f"nothing{views}.{name}": each for name, each in parts.named_parameters()})
+        used = parts[0] if engine.rank() == 0 else parts[1]
+        used(torch.full((1, 300), 1.0 + engine.rank(), dtype=torch.float64)).sum().backward()
+        reducer.remove()
+        found = [each.weight.grad for each in parts]
+        brought = [
+            [np.full((200, 300), 2.0 * (1 + rank) * ((rank == 0) is first)) for rank in range(engine.size())]
+            for first in (True, False)
+        ]
+        for gradient, ranks in zip(found, brought, strict=False):
+            if gradient is None:
+                assert engine.size() == 1
+            else:
+                torch.testing.assert_close(gradient, torch.from_numpy(adasum(ranks)), rtol=1e-12, atol=1e-12)
+        assert found[2] is None
+        check_same_everywhere({str(k): each for k, each in enumerate(found) if each is not None})
