@@ -53,6 +53,8 @@ if TYPE_CHECKING:
         set_knobs,
         shutdown,
         size,
+        start_timeline,
+        stop_timeline,
     )
     from engine.types import Average, Max, Min, Op, Product, Sum
 
@@ -66,7 +68,7 @@ _MODULES = {
     "objects": "allgather_object broadcast_object check_consistency",
     "runtime": (
         "abort counters cross_rank cross_size init is_homogeneous is_initialized knobs local_rank local_size rank "
-        "set_knobs shutdown size"
+        "set_knobs shutdown size start_timeline stop_timeline"
     ),
     "types": "Average Max Min Op Product Sum",
 }
@@ -119,6 +121,8 @@ __all__ = [
     "set_knobs",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
 

@@ -18,7 +18,7 @@ MEBIBYTE = 1 << 20
 
 # Options of `horovodrun` without a meaning here: accepted, and answered with one line.
 IGNORED_FLAGS = (
-    *("--disable-cache", "--autotune", "--no-autotune", "--timeline-mark-cycles", "--no-timeline-mark-cycles"),
+    *("--disable-cache", "--autotune", "--no-autotune"),
     *("--hierarchical-allreduce", "--no-hierarchical-allreduce", "--hierarchical-allgather"),
     *("--no-hierarchical-allgather", "--torus-allreduce", "--no-torus-allreduce", "--mpi-threads-disable"),
     *("--no-mpi-threads-disable", "--tcp", "--gloo", "--mpi", "--jsrun", "--log-with-timestamp"),
@@ -29,7 +29,7 @@ IGNORED_WITH_VALUE = (
     *("--cache-capacity", "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
     *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise", "--min-np", "--min-num-proc"),
     *("--max-np", "--max-num-proc", "--slots-per-host", "--elastic-timeout", "--reset-limit"),
-    *("--host-discovery-script", "--timeline-filename", "--mpi-args", "--binding-args", "--num-nccl-streams"),
+    *("--host-discovery-script", "--mpi-args", "--binding-args", "--num-nccl-streams"),
     *("--thread-affinity", "--gloo-timeout-seconds"),
 )
 
@@ -184,6 +184,15 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S", help="fail when a rank is late this long")
     add("--stall-check", action="store_true", default=None, help="look for late ranks (the default)")
     add("--no-stall-check", dest="stall_check", action="store_false", help="wait for late ranks for ever")
+    add(
+        "--timeline",
+        "--timeline-filename",
+        type=Path,
+        metavar="PATH",
+        help="record NAME.rankN.json, or into a directory",
+    )
+    add("--timeline-mark-cycles", action="store_true", default=None, help="show in it when each batch was closed")
+    add("--no-timeline-mark-cycles", dest="timeline_mark_cycles", action="store_false", help=argparse.SUPPRESS)
     add("--log-level", type=str.lower, choices=LOG_LEVELS, metavar="LEVEL", help=", ".join(LOG_LEVELS))
 
 
@@ -219,6 +228,10 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
     settings = {name: _plain(number) for name, number in numbers.items() if number is not None}
     if given.log_level is not None:
         settings["ENGINE_LOG_LEVEL"] = given.log_level
+    if given.timeline is not None:
+        settings["ENGINE_TIMELINE"] = str(given.timeline.absolute())
+    if given.timeline_mark_cycles is not None:
+        settings["ENGINE_TIMELINE_MARK_CYCLES"] = str(int(given.timeline_mark_cycles))
     return settings
 
 

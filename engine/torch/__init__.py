@@ -16,6 +16,8 @@ from engine.runtime import (
     rank,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from engine.torch.ops import (
     Compression,
@@ -110,5 +112,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

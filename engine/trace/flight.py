@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -69,9 +70,11 @@ def snapshot(engine: core.Engine, reason: str, time: float) -> dict[str, Any]:
         "pid": os.getpid(),
         "reason": reason,
         "time": time,
+        "monotonic": monotonic(),
         "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
         "knobs": engine.knobs(),
         "counters": engine.counters(),
         "pending": engine.pending(),
+        "ranks": engine.ranks(),
         "history": engine.history(),
     }

@@ -16,6 +16,7 @@ from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
     OP_ABANDONED, OP_DONE, Op, Record, Status, table_define, table_evict, table_finish, table_record,
 )
+from engine_ext.control.trace cimport trace_entry, trace_entry_begins, trace_entry_ends
 from engine_ext.data.executor cimport executor_progress, executor_start
 from engine_ext.data.kernels cimport ENGINE_AVERAGE
 from engine_ext.data.plan cimport plan_add, plan_clear
@@ -199,6 +200,7 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     e.executor.streaming = entry.stores == STORES_STREAMING
     e.executor.needs_pack = entry.flags & ENTRY_NEEDS_PACK != 0
     e.executor.root, e.executor.chunk = entry.meta.root, entry.chunk
+    e.executor.timed = entry.closed != 0 and load32_relaxed(&e.trace.on)
     memset(&e.executor.reduction, 0, sizeof(e.executor.reduction))
     e.executor.reduction.dtype, e.executor.reduction.op = entry.meta.dtype, entry.meta.op
     e.executor.reduction.count, e.executor.reduction.streaming = e.segment.size, e.executor.streaming
@@ -216,6 +218,8 @@ cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil
     """Complete every operation in `batch`."""
     cdef int32_t i
     pthread_mutex_lock(&e.lock)
+    if entry.closed and load32_relaxed(&e.trace.on):
+        trace_entry(&e.trace, entry, e.batch, &e.executor, e.history[(e.rows - 1) % HISTORY].started)
     for i in range(<int32_t>entry.items):
         table_finish(&e.table, e.batch[i], status)
     e.counters.tensors += entry.items
@@ -278,6 +282,10 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     if entry.type == ENTRY_BATCH:
         e.counters.nbytes += entry.bytes
         e.counters.busy_ns += row.ended - row.started
+        if load32_relaxed(&e.trace.on):
+            pthread_mutex_lock(&e.lock)
+            trace_entry_ends(&e.trace, entry, row.ended)
+            pthread_mutex_unlock(&e.lock)
         if e.segment.rank == 0 and entry.algorithm == ALGORITHM_TWO_SHOT:
             stores_measured(&e.coordinator.chooser, entry.bytes, entry.stores, row.ended - row.started)
     e.entry = NULL
@@ -330,6 +338,8 @@ cdef bint run_schedule(State* e) noexcept nogil:
                 break
             pthread_mutex_lock(&e.lock)
             remember(e, entry)
+            if load32_relaxed(&e.trace.on):
+                trace_entry_begins(&e.trace, now_ns())
             note_knobs(e, entry)
             pthread_mutex_unlock(&e.lock)
             if apply(e, entry):
