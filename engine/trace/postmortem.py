@@ -220,8 +220,8 @@ def missing_ranks(flights: dict[int, Flight]) -> dict[str, list[int]]:
 
 
 def stuck_in_entry(flights: dict[int, Flight]) -> tuple[list[int], int, dict[str, Any] | None, float] | None:
-    """Who keeps the others waiting in an entry: the ranks, the entry's number, its row if some record has it, and for how
-    many seconds it has been in progress.
+    """Who keeps the others waiting in an entry: the ranks, the entry's number, its row if some record has it, and for
+    how many seconds it has been in progress.
 
     The newest record that finds its own rank in an entry tells where all ranks are, those included that wrote nothing.
     """

@@ -189,8 +189,8 @@ def _recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> l
 
 
 def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, int], str]) -> None:
-    row, begun = event["tid"], event["ts"] / 1e6
-    ended = begun + event["dur"] / 1e6
+    row, start = event["tid"], round(event["ts"] * 1e3)  # nanoseconds: sums are exact
+    begun, ended = start / 1e9, (start + round(event["dur"] * 1e3)) / 1e9
     if row == STEPS:
         recording.steps.append((begun, ended))
     elif row == WAITS:

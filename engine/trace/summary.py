@@ -180,7 +180,7 @@ def text(figures: dict[str, Any]) -> str:
     seconds, steps = max(row["seconds"] for row in ranks), max(row["steps"] for row in ranks)
     head = f"{len(ranks)} rank{'s' * (len(ranks) > 1)}, {seconds:.2f} s"
     if steps:
-        head += f", {steps} steps of {1e3 * seconds / steps:.2f} ms"
+        head += f", {steps} step{'s' * (steps > 1)} of {1e3 * seconds / steps:.2f} ms"
     if len(ranks) < len(late):
         head += f" (of a job of {len(late)} ranks)"
     lines = [head, "", "rank    in entries       overlapped      callers waited       last with   others waited"]

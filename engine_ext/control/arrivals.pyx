@@ -22,10 +22,13 @@ cdef void arrivals_note(Coordinator* c, Name* name) noexcept nogil:
     cdef int r, last = -1
     name.ready = now_ns()
     for r in range(c.segment.size):
-        page = c.segment.pages[r]
-        when = name.requests[r].submitted if name.requests[r] != NULL else load_relaxed(&page.brought[name.id])
-        if when < c.trace.since or when <= name.closed:     # of an earlier round: that rank did not know of the recording yet
-            continue
+        if name.requests[r] != NULL:
+            when = name.requests[r].submitted
+        else:
+            page = c.segment.pages[r]
+            when = load_relaxed(&page.brought[name.id])
+            if when < c.trace.since or when <= name.closed:     # of an earlier round: this time the rank did not know
+                continue
         earliest = min(earliest, when)
         if when > latest:
             latest, last = when, r
