@@ -172,14 +172,18 @@ def test_the_limit_holds_and_is_said_once() -> None:
 
 
 def test_a_rate_bounds_what_is_recorded_and_all_ranks_record_the_same() -> None:
-    with start_ranks(2, timeline_program.many, 1000, 25, options=["--timeline", "t.json"]) as job:
+    rounds, names = 10, 2000
+    # A thousand lines a second at first, five thousand at once, and a debt of one entry: some thousand tensors.
+    env = {"ENGINE_TIMELINE": "t.json", "ENGINE_TIMELINE_LIMIT": "3000000"}
+    with start_ranks(2, timeline_program.at_once, names, rounds, env=env) as job:
         job.finish()
         found = recordings(job, "t.rank*.json")
-    entries = [set(recording.entries) for recording in found]
-    assert entries[0] == entries[1]
+    assert set(found[0].entries) == set(found[1].entries)
     for recording in found:
-        assert recording.totals is not None and recording.totals["tensors"] == 25_000
-        assert 5_000 < len(recording.tensors) < 20_000
+        assert recording.totals is not None
+        assert recording.totals["tensors"] == rounds * (names + 1)
+        assert (recording.totals["dropped"], recording.totals["left_out"]) == (0, 0)
+        assert names / 2 < len(recording.tensors) < 4 * names
 
 
 def test_a_timeline_that_cannot_be_written_is_an_error_before_the_job_starts() -> None:
