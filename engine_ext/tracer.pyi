@@ -1,11 +1,13 @@
 """Recording for a timeline. `engine.trace` wraps it; users do not import it."""
 
+from typing import Self
+
 from engine_ext.core import Engine
 
 class Tracer:
     """The recording of one engine. All but `drain` may be called from any thread."""
 
-    def __init__(self, engine: Engine) -> None: ...
+    def __new__(cls, engine: Engine) -> Self: ...
     left_out: int
     """Records of this recording that would have gone beyond the file's limit."""
     def start(self, rate: int) -> None:

@@ -190,8 +190,7 @@ def text(figures: dict[str, Any]) -> str:
         lines.append(
             f"{row['rank']:4d} {row['communication']:8.3f} s {_share(row['communication'], row['seconds'])} "
             f"{overlapped:>11} {row['waiting']:10.3f} s {_share(row['waiting'], row['seconds'])} "
-            f"{mine['last']:6d} of {mine['of']:<6d} {1e3 * mine['late']:9.1f} ms"
-            + ("" if row["exact"] else "  (drawn)")
+            f"{mine['last']:7d} of {mine['of']:<6d} {mine['late']:9.3f} s" + ("" if row["exact"] else "  (drawn)")
         )
     lines += ["", _verdict(figures)]
     entries, tensors, nbytes = (ranks[0][key] for key in ("entries", "tensors", "bytes"))

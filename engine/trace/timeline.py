@@ -24,6 +24,7 @@ RATE = 8000  # lines a second that a rank writes in the mean, at most: about 0.5
 PERIOD = 0.1  # seconds between two looks
 RESERVE = 1 << 16  # bytes of the limit for totals and the end
 TOTALS_EVERY = 1.0  # seconds, at first
+PATIENCE = 10.0  # seconds that the end waits for a disk
 PAGE = 4096
 LINE = 150  # bytes, about
 ROWS = {1: "steps", 2: "callers waiting", 3: "entries", 4: "fuse", 5: "reduce", 6: "unpack", 7: "cycles"}  # tracer.pyx
@@ -93,7 +94,10 @@ class Timeline:
         if self._thread is not None:
             self._tracer.stop()
             self._ending.set()
-            self._thread.join()
+            self._thread.join(PATIENCE)
+            if self._thread.is_alive():
+                logger.warning("the timeline %s is not complete: a write has not ended in %g s", self.path, PATIENCE)
+                return  # The thread still has the file, which is valid as it is.
             self._write(self._drain)
             self._write(self._totals)
             self._write(lambda: self._put("]\n"))
