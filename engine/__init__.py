@@ -73,6 +73,8 @@ if TYPE_CHECKING:
         set_knobs,
         shutdown,
         size,
+        start_timeline,
+        stop_timeline,
     )
     from engine.types import Adasum, Average, Max, Min, Op, Product, Sum
 
@@ -95,7 +97,7 @@ _MODULES = {
     "process_sets": "ProcessSet global_process_set",
     "runtime": (
         "abort add_process_set counters cross_rank cross_size init is_homogeneous is_initialized knobs local_rank "
-        "local_size rank remove_process_set set_knobs shutdown size"
+        "local_size rank remove_process_set set_knobs shutdown size start_timeline stop_timeline"
     ),
     "types": "Adasum Average Max Min Op Product Sum",
 }
@@ -168,6 +170,8 @@ __all__ = [
     "set_knobs",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
 

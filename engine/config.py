@@ -92,10 +92,10 @@ def truth(value: Any) -> bool:
     return words[text]
 
 
-def directory(value: Any) -> Path:
-    """A directory, made absolute."""
+def path(value: Any) -> Path:
+    """A path, made absolute."""
     if not str(value).strip():
-        raise ValueError("the path of a directory")
+        raise ValueError("a path")
     return Path(os.path.abspath(os.path.expanduser(value)))
 
 
@@ -113,9 +113,9 @@ def _optional(parse: Parser, word: str) -> Parser:
     return parse_optional
 
 
-def setting(default: Any, unit: str, parse: Parser, doc: str, alias: str | None = None) -> Any:
-    """A field of `Config`. `alias`: another variable that is read when ours is not set."""
-    return field(default=default, metadata={"unit": unit, "parse": parse, "doc": doc, "alias": alias})
+def setting(default: Any, unit: str, parse: Parser, doc: str, alias: str | None = None, none: str = "auto") -> Any:
+    """A field of `Config`. `alias`: another variable that is read when ours is not set. `none`: the word for None."""
+    return field(default=default, metadata={"unit": unit, "parse": parse, "doc": doc, "alias": alias, "none": none})
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,29 @@ class Config:
     output_dir: Path | None = setting(
         None,
         "",
-        _optional(directory, "auto"),
+        _optional(path, "auto"),
         "Where failure reports and flight records go, in rank.N below it; auto is a new temporary directory.",
+    )
+    timeline: Path | None = setting(
+        None,
+        "",
+        _optional(path, "dynamic"),
+        "Record a timeline from `init` on: a directory, or NAME.json for NAME.rankN.json; dynamic: not yet.",
+        "HOROVOD_TIMELINE",
+        none="dynamic",
+    )
+    timeline_mark_cycles: bool = setting(
+        False,
+        "",
+        truth,
+        "Show in the timeline when each batch was closed.",
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+    )
+    timeline_limit: int = setting(
+        256 << 20,
+        "bytes",
+        size,
+        "What a rank's timeline may grow to.",
     )
 
 
@@ -271,7 +292,7 @@ def describe() -> str:
     """The settings as a table in Markdown, for the documentation."""
     rows = ["| setting | variable | unit | default | meaning |", "|---|---|---|---|---|"]
     for entry in fields(Config):
-        default = "auto" if entry.default is None else entry.default
         about = entry.metadata
+        default = about["none"] if entry.default is None else entry.default
         rows.append(f"| `{entry.name}` | `{variable(entry.name)}` | {about['unit']} | {default} | {about['doc']} |")
     return "\n".join(rows)

@@ -20,9 +20,9 @@ def _how_to_build(cause: ImportError) -> str:
 
 
 try:
-    from engine_ext import core, setup
+    from engine_ext import core, setup, tracer
     from engine_ext.bindings import gradients, memory
 except ImportError as cause:
     raise ImportError(_how_to_build(cause)) from cause
 
-__all__ = ["core", "gradients", "memory", "setup"]
+__all__ = ["core", "gradients", "memory", "setup", "tracer"]

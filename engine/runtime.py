@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from engine import config, logs
@@ -16,6 +17,7 @@ from engine.native import core, setup
 from engine.process_sets import ProcessSet, Registry
 from engine.rendezvous import Gathered, gather
 from engine.trace.flight import Recorder
+from engine.trace.timeline import Timeline
 from engine.watch import Watch
 from engine.world import World, detect
 
@@ -36,6 +38,7 @@ class _Running:
     watch: Watch
     sets: Registry
     pid: int
+    timeline: Timeline | None = None
 
 
 _lock = threading.Lock()
@@ -104,6 +107,8 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
 
 def _start(world: World, settings: config.Config, generation: int) -> _Running:
     setup.use_kernels(settings.kernels)
+    # Before the ranks meet: a timeline that cannot be written is an error while it can be mended.
+    timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
 
     def create() -> tuple[int, int]:
         control = setup.create_segment(world.size, generation)
@@ -131,7 +136,10 @@ def _start(world: World, settings: config.Config, generation: int) -> _Running:
     sets = Registry(engine, settings.shutdown_timeout)
     watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
     watch.start()
-    return _Running(engine, world, settings, watch, sets, os.getpid())
+    running = _Running(engine, world, settings, watch, sets, os.getpid(), timeline)
+    if timeline is not None:
+        timeline.start(engine)
+    return running
 
 
 def _spin(gathered: Gathered) -> float:
@@ -164,6 +172,8 @@ def shutdown() -> None:
         finally:
             running.watch.report_failure()
             running.watch.stop(running.settings.shutdown_timeout)
+            if running.timeline is not None:
+                running.timeline.stop()
 
 
 def _check_pid(running: _Running) -> None:
@@ -333,6 +343,51 @@ def knobs() -> dict[str, Any]:
 def counters() -> dict[str, int]:
     """What the engine has done since `init`: entries, tensors, bytes, and nanoseconds `wait_ns` and `busy_ns`."""
     return engine().counters()
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Record a timeline from now on. Each rank that calls it writes a file of its own; rank 0 has to be among them.
+
+    Parameters
+    ----------
+    file_path : path
+        `NAME.json`, for `NAME.rankN.json`; or a directory, for `rank.N.trace.json` in it. Files that exist are
+        overwritten.
+    mark_cycles : bool
+        Show when each batch was closed.
+
+    Raises
+    ------
+    EngineError
+        A timeline is being recorded already.
+    OSError
+        The file cannot be made.
+    """
+    running = _current()
+    with _lock:
+        if running.timeline is not None:
+            path = running.timeline.path
+            raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
+        world, limit = running.world, running.settings.timeline_limit
+        timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles)
+        timeline.start(running.engine)
+        running.timeline = timeline
+
+
+def stop_timeline() -> None:
+    """End this rank's timeline and complete its file, as `shutdown` does. Does nothing if none is being recorded."""
+    running = _current()
+    with _lock:
+        timeline, running.timeline = running.timeline, None
+    if timeline is not None:
+        timeline.stop()
+
+
+def _timeline(target: Path, world: World, settings: config.Config) -> Timeline:
+    try:
+        return Timeline(target, world.rank, world.size, settings.timeline_limit, settings.timeline_mark_cycles)
+    except OSError as error:
+        raise ConfigError(f"timeline is {str(target)!r}, where rank {world.rank} cannot write: {error}") from None
 
 
 def abort(reason: str) -> None:

@@ -143,6 +143,10 @@ class Engine:
         """Operations of this rank in flight: name, kind, seconds, missing (ranks that have not submitted it, None if
         unknown).
         """
+    def ranks(self) -> list[dict[str, Any]]:
+        """Where every rank is, as its words in shared memory say: rank, entry (that it executes or has yet to, None: it
+        has executed all), packed, reduced, copied (chunks passed, over the whole schedule), left.
+        """
     def overdue(self) -> list[str]:
         """On the coordinator: a line about each new name that has become overdue since the last call, with the ranks
         that withhold it.

@@ -38,14 +38,15 @@ from engine_ext.control.state cimport (
     pthread_mutex_lock, pthread_mutex_unlock,
 )
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status, table_close, table_open
+from engine_ext.control.trace cimport trace_close, trace_step
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.data.kernels cimport (
     ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_FLOAT64, ENGINE_SUM, engine_kernels_get,
 )
 from engine_ext.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
-from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of
+from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of, ranks_of
 from engine_ext.platform.atomics cimport (
-    load32_acquire, load_acquire, now_ns, or32, store32_release, store_release, swap_pointer,
+    load32_acquire, load32_relaxed, load_acquire, now_ns, or32, store32_release, store_release, swap_pointer,
 )
 from engine_ext.setup cimport kernel_level
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
@@ -248,6 +249,7 @@ cdef class Engine:
                 or executor_open(&e.executor, &e.segment, &e.arena, engine_kernels_get(kernel_level())) != Status.OK
                 or (rank == 0 and coordinator_open(&e.coordinator, &e.segment, &knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
+        e.coordinator.trace = &e.trace
         status = driver_start(e)
         if status:
             raise OSError(status, "cannot start the engine thread")
@@ -297,6 +299,7 @@ cdef class Engine:
                 table_close(&e.table)
                 executor_close(&e.executor)
                 coordinator_close(&e.coordinator)
+                trace_close(&e.trace)
                 pthread_mutex_destroy(&e.lock)
             segment_unmap(&e.segment)
             for r in range(self.size if e.peers != NULL else 0):
@@ -781,12 +784,20 @@ cdef class Engine:
     def pending(self):
         return pending_of(self.state)
 
+    def ranks(self):
+        return ranks_of(self.state)
+
     def overdue(self):
         return overdue_of(self.state)
 
     def mark_step(self):
+        cdef State* e = self.state
         self.check()
-        store_release(&self.state.segment.mine.steps, self.state.segment.mine.steps + 1)    # pairs with coordinator_step
+        store_release(&e.segment.mine.steps, e.segment.mine.steps + 1)      # pairs with coordinator_step
+        if load32_relaxed(&e.trace.on):
+            pthread_mutex_lock(&e.lock)
+            trace_step(&e.trace, now_ns())
+            pthread_mutex_unlock(&e.lock)
 
     # ---- failure and the end
 

@@ -1,16 +1,16 @@
 """What an engine can tell about itself. It is copied under the engine's lock, and made into Python objects after: making them may
 run the collector, and what that frees takes the lock too."""
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from engine_ext.control.coordinator cimport Knobs
 from engine_ext.control.describe cimport kind_name
-from engine_ext.control.layout cimport NAME_BYTES
+from engine_ext.control.layout cimport ENTRY_PAD, NAME_BYTES, RING_WORDS, engine_entry, rank_page
 from engine_ext.control.segment cimport away
 from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.control.table cimport Op, bit
-from engine_ext.platform.atomics cimport load_acquire, now_ns
+from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns
 
 STORES = ("cached", "streaming", "auto")
 TYPES = ("pad", "batch", "define", "evict", "error", "skip", "joined")
@@ -119,3 +119,38 @@ cdef list overdue_of(State* e):
     e.overdue[0] = 0
     pthread_mutex_unlock(&e.lock)
     return (<bytes>text).decode("utf-8", "replace").splitlines()
+
+
+cdef int64_t entry_at(State* e, const rank_page* page) noexcept nogil:
+    """The schedule entry that a rank executes or has yet to; -1: it has executed all."""
+    cdef const engine_entry* entry
+    cdef uint64_t cursor = load_acquire(&page.cursor), at, now
+    cdef int64_t found = -1
+    for _ in range(100):
+        at, found = cursor, -1
+        while found < 0 and at < load_acquire(&e.segment.coordinator.tail):
+            entry = <const engine_entry*>&e.segment.ring[at % RING_WORDS]
+            if entry.type != ENTRY_PAD:
+                found = <int64_t>entry.sequence
+            at += max(entry.words, <unsigned int>1)
+        now = load_acquire(&page.cursor)
+        if now == cursor:           # the rank has not passed these words, so they were not written over
+            return found
+        cursor = now
+    return found
+
+
+cdef list ranks_of(State* e):
+    cdef rank_page* page
+    cdef int64_t entry
+    cdef list told = []
+    cdef int r
+    if e.segment.header == NULL or e.alive[0] != 1:
+        return told
+    for r in range(e.segment.size):
+        page = e.segment.pages[r]
+        entry = entry_at(e, page)
+        told.append({"rank": e.segment.numbers[r], "entry": entry if entry >= 0 else None, "packed": load_acquire(&page.packed),
+                     "reduced": load_acquire(&page.reduced), "copied": load_acquire(&page.copied),
+                     "left": load32_acquire(&page.left) != 0})
+    return told

@@ -27,6 +27,7 @@ LABELS = {
     "engine": "engine",
     "engine_view": "engine, bucket views",
     "engine_view_kept": "engine, bucket views kept by zero_grad(set_to_none=False)",
+    "engine_timeline": "engine, with a timeline",
 }
 COLORS = {"ddp": "tab:red", "ddp_view": "tab:orange"}
 

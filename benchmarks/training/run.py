@@ -15,7 +15,7 @@ from benchmarks.common.processes import Group, Launcher
 from benchmarks.common.stats import Summary
 
 FLOOR, PEER = "floor", "ddp"
-VARIANTS = ("floor", "ddp", "ddp_view", "engine", "engine_view", "engine_view_kept")
+VARIANTS = ("floor", "ddp", "ddp_view", "engine", "engine_view", "engine_view_kept", "engine_timeline")
 DEFAULT_VARIANTS = ("floor", "ddp", "engine", "engine_view")
 WORKLOADS = ("resnet50", "gpt", "tiny")
 TOLERANCE = 1e-5

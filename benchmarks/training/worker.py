@@ -18,6 +18,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.common import paths
 from benchmarks.common.worker import Worker
 from benchmarks.training.models import WORKLOADS, Workload
 
@@ -44,7 +45,7 @@ class Variant:
             self._optimizer = binding.DistributedOptimizer(
                 self._optimizer,
                 named_parameters=[(f"{name}.{key}", value) for key, value in self.plain.named_parameters()],
-                gradient_as_bucket_view=name != "engine",
+                gradient_as_bucket_view=name.startswith("engine_view"),
             )
             if name == "engine_view_kept":
                 self._zero = {"set_to_none": False}
@@ -78,6 +79,9 @@ class Rank:
     def block(self, request: dict[str, Any]) -> list[float]:
         """Meet the other ranks once, take untimed and timed steps, and return the seconds of the timed ones."""
         step, clock = self._variants[request["variant"]].step, time.perf_counter
+        recorded = request["variant"] == "engine_timeline"
+        if recorded:
+            importlib.import_module("engine").start_timeline(paths.out("timeline"))
         self._worker.meet()
         for _ in range(request["warmup"]):
             step()
@@ -85,6 +89,8 @@ class Rank:
         for _ in range(request["steps"]):
             step()
             marks.append(clock())
+        if recorded:
+            importlib.import_module("engine").stop_timeline()
         return [after - before for before, after in itertools.pairwise(marks)]
 
     def digest(self, request: dict[str, Any]) -> int:

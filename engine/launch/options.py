@@ -201,6 +201,15 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S", help="fail when a rank is late this long")
     add("--stall-check", action="store_true", default=None, help="look for late ranks (the default)")
     add("--no-stall-check", dest="stall_check", action="store_false", help="wait for late ranks for ever")
+    add(
+        "--timeline",
+        "--timeline-filename",
+        type=Path,
+        metavar="PATH",
+        help="record NAME.rankN.json, or into a directory",
+    )
+    add("--timeline-mark-cycles", action="store_true", default=None, help="show in it when each batch was closed")
+    add("--no-timeline-mark-cycles", dest="timeline_mark_cycles", action="store_false", help=argparse.SUPPRESS)
     add("--log-level", type=str.lower, choices=LOG_LEVELS, metavar="LEVEL", help=", ".join(LOG_LEVELS))
 
 
@@ -236,6 +245,10 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
         settings["ENGINE_FUSION_THRESHOLD"] = given.fusion_threshold
     if given.log_level is not None:
         settings["ENGINE_LOG_LEVEL"] = given.log_level
+    if given.timeline is not None:
+        settings["ENGINE_TIMELINE"] = str(given.timeline.absolute())
+    if given.timeline_mark_cycles is not None:
+        settings["ENGINE_TIMELINE_MARK_CYCLES"] = str(int(given.timeline_mark_cycles))
     return settings
 
 

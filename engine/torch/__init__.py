@@ -30,6 +30,8 @@ from engine.runtime import (
     remove_process_set,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from engine.torch.compile import compile_backend
 from engine.torch.ops import (
@@ -139,5 +141,7 @@ __all__ = [
     "size",
     "sparse_allreduce",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

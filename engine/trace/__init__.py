@@ -1,1 +1,1 @@
-"""What happened, written down: flight records."""
+"""What happened, written down: timelines, flight records, and `python -m engine.trace` to read them."""

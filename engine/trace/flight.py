@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def snapshot(engine: core.Engine, sets: list[core.Engine], reason: str, time: fl
         "pid": os.getpid(),
         "reason": reason,
         "time": time,
+        "monotonic": monotonic(),
         "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
         **_told(engine),
         "process_sets": [{"ranks": list(each.numbers), **_told(each)} for each in sets],
@@ -83,5 +85,6 @@ def _told(engine: core.Engine) -> dict[str, Any]:
         "knobs": engine.knobs(),
         "counters": engine.counters(),
         "pending": engine.pending(),
+        "ranks": engine.ranks(),
         "history": engine.history(),
     }

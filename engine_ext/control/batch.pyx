@@ -6,6 +6,7 @@ rank brought are told so in a SKIP entry and move no data.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from engine_ext.control.arrivals cimport arrivals_append
 from engine_ext.control.coordinator cimport Coordinator, Name, stamp
 from engine_ext.control.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH,
@@ -79,7 +80,8 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
     cdef bint adasum = name.meta.kind == KIND_ALLREDUCE and name.meta.op == ENGINE_ADASUM
     cdef uint32_t id_words = <uint32_t>(items + 1) // 2
     cdef uint32_t words = <uint32_t>sizeof(engine_entry) // 8 + id_words + (<uint32_t>c.segment.size if gathers else 0)
-    cdef engine_entry* entry = schedule_reserve(&c.writer, words)
+    cdef uint32_t recorded = <uint32_t>items if name.ready else 0
+    cdef engine_entry* entry = schedule_reserve(&c.writer, words + recorded)
     cdef char* body
     cdef int32_t i
     if entry == NULL:
@@ -110,6 +112,8 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         name.used = c.writer.sequence
         c.phase[ids[i] >> 6] ^= <uint64_t>1 << (ids[i] & 63)
         c.queued[ids[i] >> 6] &= ~(<uint64_t>1 << (ids[i] & 63))
+    if recorded:
+        arrivals_append(c, entry, ids)
     c.queue_bytes -= nbytes
     c.step_items += <uint64_t>items
     stamp(c, entry)

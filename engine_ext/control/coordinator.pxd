@@ -5,6 +5,7 @@ from engine_ext.control.layout cimport engine_entry, engine_meta
 from engine_ext.control.schedule cimport Writer
 from engine_ext.control.segment cimport Segment
 from engine_ext.control.stores cimport StoreChooser
+from engine_ext.control.trace cimport Budget, Trace
 
 cdef enum:
     EVICTIONS = 256             # ids freed at a time: each time costs a round of all ranks
@@ -19,6 +20,7 @@ cdef struct Knobs:
 cdef struct Request:
     engine_meta meta
     int64_t rows
+    uint64_t submitted          # nanoseconds
     bint absent
 
 cdef struct Name:
@@ -38,6 +40,9 @@ cdef struct Name:
     int brought                 # how many ranks have
     uint64_t since              # nanoseconds: when the first open request came
     bint reported               # as overdue
+    uint64_t ready              # nanoseconds: when all had brought it, in a round that is recorded; or 0
+    uint64_t arrival            # then, who was last: see arrivals.pyx
+    uint64_t closed             # when it last travelled in a recorded entry
 
 cdef struct Coordinator:
     Segment* segment
@@ -72,6 +77,9 @@ cdef struct Coordinator:
     uint64_t step               # rank 0's steps at the last look
     uint64_t step_items         # tensors scheduled since it
     uint64_t usual_items        # tensors scheduled in the step before
+    const Trace* trace          # rank 0's, from which it learns how much to record
+    Budget recorded             # lines of the timeline
+    bint recording              # what becomes ready now
 
 cdef int coordinator_open(Coordinator* c, Segment* segment, const Knobs* knobs) noexcept nogil
 cdef void coordinator_close(Coordinator* c) noexcept nogil

@@ -8,6 +8,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
+from engine_ext.control.arrivals cimport arrivals_decide, arrivals_note
 from engine_ext.control.batch cimport close_batches
 from engine_ext.control.describe cimport describe_meta, describe_ranks, kind_name
 from engine_ext.control.layout cimport (
@@ -144,6 +145,7 @@ cdef bint drain(Coordinator* c, int rank) noexcept nogil:
             free(kept)
             break
         kept.meta, kept.rows, kept.absent = request.meta, request.rows, request.absent
+        kept.submitted = request.submitted
         name.requests[rank] = kept
         if name.brought == 0:
             name.since = now_ns()
@@ -346,6 +348,10 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
             name.absent += absent(c, name, r)
     if c.queue_count == 0:
         c.queue_since = now_ns()
+        arrivals_decide(c, c.queue_since)
+    name.ready = 0
+    if c.recording:
+        arrivals_note(c, name)
     c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)
     c.queue[c.queue_count] = name.id
     c.queue_count += 1

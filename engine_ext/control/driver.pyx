@@ -22,6 +22,7 @@ from engine_ext.control.table cimport (
     OP_DONE, Op, Record, Status, bit, table_await, table_brought_by_all, table_record, table_release,
     table_submit,
 )
+from engine_ext.control.trace cimport trace_wait_begins, trace_wait_ends
 from engine_ext.data.executor cimport executor_needs
 from engine_ext.platform.atomics cimport (
     FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas32,
@@ -263,7 +264,8 @@ cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept n
     The role is taken before the bit is set, so that the coordinator finds this rank awake and wakes nobody.
     """
     cdef uint64_t tick = now_ns() + ns
-    cdef uint64_t theirs
+    cdef uint64_t theirs, now
+    cdef uint32_t recording
     cdef Goal goal
     cdef int32_t id = -1
     cdef int status
@@ -273,6 +275,7 @@ cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept n
     add32(&e.waiters, 1)
     if cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
         theirs = engine_float_enter()
+        recording = begin_wait(e, tick - ns)
         store32_relaxed(&e.segment.mine.asleep, 0)
         status = submit(e, name, op, &id)
         if status == Status.OK:
@@ -282,7 +285,9 @@ cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept n
         give_back(e)
         add32(&e.waiters, <uint32_t>-1)
         engine_float_leave(theirs)
-        e.counters.wait_ns += now_ns() - (tick - ns)
+        now = now_ns()
+        e.counters.wait_ns += now - (tick - ns)
+        end_wait(e, recording, now)
     else:
         add32(&e.waiters, <uint32_t>-1)
         status = driver_submit(e, name, op)
@@ -309,6 +314,23 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
     if goal.joins:
         return load32_acquire(&e.joins) >= goal.joins           # pairs with end_join
     return load_acquire(&e.segment.coordinator.drained[e.segment.rank]) > goal.drained
+
+
+cdef inline uint32_t begin_wait(State* e, uint64_t now) noexcept nogil:
+    """For the timeline: a caller is blocked from `now` on. Returns what end_wait wants to know."""
+    cdef uint32_t recording = 0
+    if load32_relaxed(&e.trace.on):
+        pthread_mutex_lock(&e.lock)
+        recording = trace_wait_begins(&e.trace, now)
+        pthread_mutex_unlock(&e.lock)
+    return recording
+
+
+cdef inline void end_wait(State* e, uint32_t recording, uint64_t now) noexcept nogil:
+    if recording:
+        pthread_mutex_lock(&e.lock)
+        trace_wait_ends(&e.trace, recording, now)
+        pthread_mutex_unlock(&e.lock)
 
 
 cdef void give_back(State* e) noexcept nogil:
@@ -369,12 +391,13 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
 
 cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
     """Wait for the goal, at most `ns`: OK when it is met, whatever came of it, or TICK."""
-    cdef uint64_t begun, tick, theirs
-    cdef uint32_t door
+    cdef uint64_t begun, tick, theirs, now
+    cdef uint32_t door, recording
     if met(e, goal):
         return Status.OK
     begun = now_ns()
     tick = begun + ns
+    recording = begin_wait(e, begun)
     theirs = engine_float_enter()
     add32(&e.waiters, 1)
     while not met(e, goal):
@@ -390,7 +413,9 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
             break
     add32(&e.waiters, <uint32_t>-1)
     engine_float_leave(theirs)
-    e.counters.wait_ns += now_ns() - begun          # statistics: a lost update between two waiting threads does no harm
+    now = now_ns()
+    e.counters.wait_ns += now - begun               # statistics: a lost update between two waiting threads does no harm
+    end_wait(e, recording, now)
     return Status.OK if met(e, goal) else Status.TICK
 
 

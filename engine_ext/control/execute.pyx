@@ -18,6 +18,7 @@ from engine_ext.control.table cimport (
     OP_ABANDONED, OP_DONE, OP_STAND_IN, Member, Op, Record, Status, table_define, table_dismiss, table_evict, table_finish,
     table_record, table_stand_in, table_toggle,
 )
+from engine_ext.control.trace cimport trace_entry, trace_entry_begins, trace_entry_ends
 from engine_ext.data.adasum cimport adasum_start
 from engine_ext.data.executor cimport executor_progress, executor_start
 from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_INT64, ENGINE_UINT8
@@ -282,6 +283,7 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     e.executor.streaming = entry.stores == STORES_STREAMING
     e.executor.needs_pack = entry.flags & ENTRY_NEEDS_PACK != 0
     e.executor.root, e.executor.chunk, e.executor.lead = place_of(&e.segment, entry.meta.root), entry.chunk, 0
+    e.executor.timed = entry.closed != 0 and load32_relaxed(&e.trace.on)
     memset(&e.executor.reduction, 0, sizeof(e.executor.reduction))
     e.executor.reduction.op = entry.meta.op             # the dtype is each piece's own
     e.executor.reduction.count, e.executor.reduction.streaming = e.segment.size, e.executor.streaming
@@ -298,6 +300,8 @@ cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil
     """Complete every operation in `batch`."""
     cdef int32_t i
     pthread_mutex_lock(&e.lock)
+    if entry.closed and load32_relaxed(&e.trace.on):
+        trace_entry(&e.trace, entry, e.batch, &e.executor, e.history[(e.rows - 1) % HISTORY].started)
     for i in range(<int32_t>entry.items):
         table_finish(&e.table, e.batch[i], status)
     e.counters.tensors += entry.items
@@ -373,6 +377,10 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     if entry.type == ENTRY_BATCH:
         e.counters.nbytes += entry.bytes
         e.counters.busy_ns += row.ended - row.started
+        if load32_relaxed(&e.trace.on):
+            pthread_mutex_lock(&e.lock)
+            trace_entry_ends(&e.trace, entry, row.ended)
+            pthread_mutex_unlock(&e.lock)
         if e.segment.rank == 0 and entry.algorithm == ALGORITHM_TWO_SHOT:
             stores_measured(&e.coordinator.chooser, entry.bytes, entry.stores, row.ended - row.started)
     e.entry = NULL
@@ -427,6 +435,8 @@ cdef bint run_schedule(State* e) noexcept nogil:
                 break
             pthread_mutex_lock(&e.lock)
             remember(e, entry)
+            if load32_relaxed(&e.trace.on):
+                trace_entry_begins(&e.trace, now_ns())
             note_knobs(e, entry)
             pthread_mutex_unlock(&e.lock)
             if apply(e, entry):

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 enum {
-  ENGINE_PROTOCOL = 4,
+  ENGINE_PROTOCOL = 5,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
   DIM_SPARSE = 10,             /* in dims of a sparse tensor; every dtype's number is below it */
@@ -65,6 +65,7 @@ typedef struct engine_request {
   uint32_t bytes;              /* of the whole record, a multiple of 8 */
   uint16_t name_bytes, absent;
   int64_t rows;
+  uint64_t submitted;          /* nanoseconds */
   engine_meta meta;
   /* the name follows */
 } engine_request;
@@ -81,8 +82,10 @@ typedef struct engine_entry {
   uint8_t stores_knob, padding[3];
   uint32_t chunk_knob;
   int32_t id, name_bytes;      /* JOINED: id is the last rank to join */
+  uint64_t closed;             /* nanoseconds: when a recorded BATCH or SKIP was closed; 0: it is not recorded */
   engine_meta meta;            /* of every member */
-  /* BATCH, SKIP: uint32 ids[items], padded to 8; an allgather adds uint64 rows[size]. DEFINE: the name. ERROR: name, text. */
+  /* BATCH, SKIP: uint32 ids[items], padded to 8; an allgather adds uint64 rows[size]. DEFINE: the name. ERROR: name, text.
+     With `closed`, the last words are uint64 arrivals[items], see arrivals.pyx. */
 } engine_entry;
 
 typedef struct segment_header {
@@ -94,6 +97,7 @@ typedef struct segment_header {
 typedef struct coordinator_page {
   _Alignas(64) uint64_t tail;
   _Alignas(64) uint64_t drained[MAX_RANKS];
+  _Alignas(64) uint32_t recording; /* a timeline is made: every rank says when it submits */
 } coordinator_page;
 
 typedef struct rank_page {
@@ -114,6 +118,7 @@ typedef struct rank_page {
   _Alignas(64) uint64_t ready[ID_WORDS];
   uint64_t absent[ID_WORDS], awaited[ID_WORDS];
   uint64_t rows[IDS];
+  uint64_t brought[IDS];       /* nanoseconds: when it was last submitted while `recording` */
   _Alignas(4096) unsigned char requests[REQUEST_BYTES];
 } rank_page;
 
@@ -124,7 +129,7 @@ typedef struct rank_page {
 _Static_assert(sizeof(segment_header) <= 4096 && sizeof(coordinator_page) <= 4096, "header and coordinator have a page each");
 _Static_assert(sizeof(rank_page) % 4096 == 0, "pages of ranks are whole pages");
 _Static_assert(sizeof(engine_entry) % 8 == 0 && sizeof(engine_request) % 8 == 0 && sizeof(engine_meta) % 8 == 0, "words");
-_Static_assert(sizeof(engine_entry) / 8 + BATCH_ITEMS / 2 + MAX_RANKS < RING_WORDS / 4, "the largest entry fits the ring");
+_Static_assert(sizeof(engine_entry) / 8 + BATCH_ITEMS / 2 + MAX_RANKS + BATCH_ITEMS < RING_WORDS / 4, "the largest entry fits the ring");
 
 /* Changes with every size and offset that another process would read. */
 #define MIX(h, x) (((uint64_t)(h) * 1099511628211u) ^ (uint64_t)(x))

@@ -27,6 +27,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint32_t bytes
         uint16_t name_bytes, absent
         int64_t rows
+        uint64_t submitted
         engine_meta meta
 
     ctypedef struct engine_entry:
@@ -40,6 +41,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint8_t stores_knob
         uint32_t chunk_knob
         int32_t id, name_bytes
+        uint64_t closed
         engine_meta meta
 
     ctypedef struct segment_header:
@@ -50,6 +52,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
     ctypedef struct coordinator_page:
         uint64_t tail
         uint64_t* drained
+        uint32_t recording
 
     ctypedef struct rank_page:
         uint64_t arrivals, waits, request_head, steps
@@ -64,6 +67,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint64_t* absent
         uint64_t* awaited
         uint64_t* rows
+        uint64_t* brought
         unsigned char* requests
 
     int64_t dtype_bytes(int dtype)

@@ -5,6 +5,7 @@ from engine_ext.control.coordinator cimport Coordinator, Knobs
 from engine_ext.control.layout cimport engine_entry
 from engine_ext.control.segment cimport Segment
 from engine_ext.control.table cimport Op, Table
+from engine_ext.control.trace cimport Trace
 from engine_ext.data.executor cimport Executor
 from engine_ext.transport.arena cimport Arena
 
@@ -100,3 +101,4 @@ cdef struct State:
     Counters counters
     Row[HISTORY] history
     uint64_t rows
+    Trace trace                 # written under the lock

@@ -64,6 +64,7 @@ cdef struct Record:
     uint32_t defined    # how often: a number for the metadata, cheaper to compare
     bint fresh          # defined, and not carried by an entry yet: no rank has toggled its bit
     engine_meta meta    # as defined, when id >= 0
+    uint32_t traced     # its number in the timeline; not above `names_before` there: it has none yet
 
 cdef struct Table:
     Segment* segment

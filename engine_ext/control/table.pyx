@@ -9,7 +9,7 @@ from engine_ext.control.layout cimport (
 )
 from engine_ext.control.segment cimport away
 from engine_ext.platform.atomics cimport (
-    load_acquire, load_relaxed, now_ns, store32_relaxed, store_relaxed, store_release,
+    load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store_relaxed, store_release,
 )
 
 cdef enum:
@@ -111,7 +111,7 @@ cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
     request = <engine_request*>(page.requests + head % REQUEST_BYTES)
     request.bytes, request.name_bytes = bytes, <uint16_t>record.name_bytes
     request.absent = op.source == NULL and op.nbytes > 0
-    request.rows = op.rows
+    request.rows, request.submitted = op.rows, op.submitted
     request.meta = op.meta
     memcpy(<char*>request + sizeof(engine_request), record.name, record.name_bytes)
     op.requested = True
@@ -139,7 +139,9 @@ cdef int announce(Table* table, Record* record, Op* op) noexcept nogil:
             store_relaxed(&page.absent[id >> 6], page.absent[id >> 6] ^ mask)
         if op.meta.kind == KIND_ALLGATHER:
             store_relaxed(&page.rows[id], <uint64_t>op.rows)
-        # Release: rows, absent, the request and the tensor itself are visible to whoever sees the bit.
+        if load32_relaxed(&table.segment.coordinator.recording):
+            store_relaxed(&page.brought[id], op.submitted)
+        # Release: rows, absent, the time, the request and the tensor itself are visible to whoever sees the bit.
         store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ mask)
     if op.awaited:
         table_await(table, op, True)

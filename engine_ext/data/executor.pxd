@@ -49,6 +49,10 @@ cdef struct Executor:
     uint64_t copied
     uint64_t[3] known           # least packed, reduced, copied of all ranks, as last seen
     uint64_t progressed         # nanoseconds: when a stage was last passed
+    bint timed                  # the entry in progress is recorded: then of each stage, in nanoseconds,
+    uint64_t[3] stage_first     # when its first chunk was begun
+    uint64_t[3] stage_last      # when its last chunk was done
+    uint64_t[3] stage_spent     # and what lies between without the pauses
     const void** sources        # scratch, by rank
     void** targets
     Adasum adasum

@@ -62,6 +62,10 @@ cdef void executor_start(Executor* x, uint64_t chunks) noexcept nogil:
     x.pack_gate = x.reduce_gate = 0
     x.active = True
     x.progressed = now_ns()
+    if x.timed:
+        memset(x.stage_first, 0, sizeof(x.stage_first))
+        memset(x.stage_last, 0, sizeof(x.stage_last))
+        memset(x.stage_spent, 0, sizeof(x.stage_spent))
 
 
 cdef bint reached(Executor* x, Stage stage, uint64_t chunks) noexcept nogil:
@@ -115,24 +119,40 @@ cdef void executor_needs(Executor* x, uint64_t* need) noexcept nogil:
     store_relaxed(&need[<int>Stage.COPIED], x.packed + 1 - SLOTS if may_pack(x) and x.packed >= SLOTS else NOTHING)
 
 
+cdef void pass_chunk(Executor* x, Stage stage, uint64_t chunk) noexcept nogil:
+    """Take one chunk of the entry through one stage."""
+    cdef uint64_t begun = now_ns() if x.timed else 0
+    if stage == Stage.PACKED:
+        pack_chunk(x, chunk)
+    elif stage == Stage.REDUCED:
+        reduce_chunk(x, chunk)
+    else:
+        copy_chunk(x, chunk)
+    if x.timed:
+        if x.stage_first[<int>stage] == 0:
+            x.stage_first[<int>stage] = begun
+        x.stage_last[<int>stage] = now_ns()
+        x.stage_spent[<int>stage] += x.stage_last[<int>stage] - begun
+
+
 cdef bint step(Executor* x) noexcept nogil:
     """Pass one stage of one chunk, the latest stage first, so that few chunks are on the way at once."""
     if x.copied < x.reduced:
         if x.kind != KIND_ALLREDUCE or reached(x, Stage.REDUCED, x.copied + 1):
-            copy_chunk(x, x.copied - x.first)
+            pass_chunk(x, Stage.COPIED, x.copied - x.first)
             x.copied += 1
             return True
     if may_reduce(x):
         if (x.algorithm == ALGORITHM_SHARED and not x.needs_pack) or reached(x, Stage.PACKED, x.reduced + 1):
             if x.kind == KIND_ALLREDUCE or x.kind == KIND_REDUCESCATTER:
-                reduce_chunk(x, x.reduced - x.first)
+                pass_chunk(x, Stage.REDUCED, x.reduced - x.first)
                 if x.reduced < x.uncopied:
                     x.copied += 1
             x.reduced += 1
             return True
     if may_pack(x):
         if x.algorithm == ALGORITHM_SHARED or x.packed < SLOTS or reached(x, Stage.COPIED, x.packed + 1 - SLOTS):
-            pack_chunk(x, x.packed - x.first)
+            pass_chunk(x, Stage.PACKED, x.packed - x.first)
             x.packed += 1
             return True
     return False

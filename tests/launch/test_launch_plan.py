@@ -104,6 +104,14 @@ def test_no_stall_check():
     assert settings == {"ENGINE_STALL_WARNING": "0", "ENGINE_STALL_LIMIT": "0"}
 
 
+def test_a_timeline_is_a_setting_with_an_absolute_path():
+    for option in ("--timeline", "--timeline-filename"):
+        settings = parse(["-np", "2", option, "t.json", "--timeline-mark-cycles", "true"]).settings
+        assert settings == {"ENGINE_TIMELINE": str(Path("t.json").absolute()), "ENGINE_TIMELINE_MARK_CYCLES": "1"}
+    settings = parse(["-np", "2", "--no-timeline-mark-cycles", "true"]).settings
+    assert settings == {"ENGINE_TIMELINE_MARK_CYCLES": "0"}
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -101,6 +101,8 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ("ENGINE_STORES", "fast", "one of auto, cached, streaming"),
         ("ENGINE_KERNELS", "sse", "one of auto, plain, avx2, avx512"),
         ("ENGINE_SPIN_US", "-1", "auto, or a number from 0 to 1000"),
+        ("ENGINE_TIMELINE", " ", "dynamic, or a path"),
+        ("HOROVOD_TIMELINE_MARK_CYCLES", "maybe", "1 or 0"),
         ("HOROVOD_CYCLE_TIME", "x", "a number from 0 to 10000"),
     ],
 )
@@ -127,6 +129,13 @@ def test_auto_is_left_to_the_engine_and_a_directory_is_absolute() -> None:
     chosen = config.load({"ENGINE_SPIN_US": "auto", "ENGINE_OUTPUT_DIR": "there"})
     assert chosen.spin_us is None
     assert chosen.output_dir == Path.cwd() / "there"
+
+
+def test_a_timeline_is_asked_for_by_a_path() -> None:
+    assert config.load({}).timeline is None
+    assert config.load({"HOROVOD_TIMELINE": "DYNAMIC"}).timeline is None
+    chosen = config.load({"HOROVOD_TIMELINE": "t.json", "HOROVOD_TIMELINE_MARK_CYCLES": "1"})
+    assert chosen.timeline == Path.cwd() / "t.json" and chosen.timeline_mark_cycles
 
 
 def test_the_table_names_every_variable() -> None:

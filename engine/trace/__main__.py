@@ -1,0 +1,55 @@
+"""`python -m engine.trace`: read timelines and flight records. Needs no compiled extension."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.trace.postmortem import report
+from engine.trace.reading import TraceError, merge, read
+from engine.trace.summary import summarize, text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code: 0, or 2 for files that cannot be used."""
+    given = _parser().parse_args(argv)
+    notes: list[str] = []
+    try:
+        if given.command == "flight":
+            shown, data = report(given.directory)
+            print(json.dumps(data, indent=1) if given.json else shown)
+        elif given.command == "summary":
+            figures = summarize(read(given.files, notes))
+            print(json.dumps(figures, indent=1) if given.json else text(figures))
+        else:
+            count = merge(given.files, given.output, notes)
+            print(f"{given.output}: {count} events; open it at https://ui.perfetto.dev or chrome://tracing")
+    except (TraceError, OSError) as error:
+        print(f"engine.trace: error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        for note in notes:
+            print(f"engine.trace: {note}", file=sys.stderr)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m engine.trace", description="Read timelines and flight records.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    summary = commands.add_parser("summary", help="overlap, waiting, the slowest rank and the slowest tensors")
+    summary.add_argument("files", nargs="+", metavar="FILE", help="timelines, or a directory of them")
+    summary.add_argument("--json", action="store_true", help="as JSON: seconds, bytes, shares from 0 to 1")
+    merged = commands.add_parser("merge", help="the timelines of several ranks as one file")
+    merged.add_argument("files", nargs="+", metavar="FILE", help="timelines, or a directory of them")
+    merged.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it")
+    flight = commands.add_parser("flight", help="what each rank did last, from the flight records of a job")
+    flight.add_argument("directory", type=Path, metavar="DIR", help="has rank.N/flight.json")
+    flight.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,345 @@
+"""Merge the flight records of a job's ranks: the first cause, what each rank did last, and who keeps whom waiting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+OLD = 60.0  # seconds before the newest record: then it may speak of another failure
+PENDING_SHOWN = 8
+STANDSTILL = 1.0  # seconds in an entry: before, it may just be going on
+
+
+def some(ranks: Sequence[int]) -> str:
+    """`rank 1`, `ranks 0, 2`."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+@dataclass
+class Failure:
+    """What one rank says of the world's end."""
+
+    reporter: int
+    rank: int
+    cause: str
+    message: str
+    time: float
+
+
+@dataclass
+class Flight:
+    """One rank's flight record."""
+
+    rank: int
+    size: int
+    time: float
+    reason: str
+    monotonic: float | None
+    pending: list[dict[str, Any]]
+    history: list[dict[str, Any]]
+    ranks: list[dict[str, Any]]
+
+    @property
+    def finished(self) -> dict[str, Any] | None:
+        """The last row of the history whose entry is done."""
+        return next((row for row in reversed(self.history) if row["ended"] is not None), None)
+
+    @property
+    def current(self) -> dict[str, Any] | None:
+        """The row whose entry is in progress."""
+        return self.history[-1] if self.history and self.history[-1]["ended"] is None else None
+
+    def waiting(self, since: float) -> str:
+        """For how long since a monotonic time, in words; empty for a record that does not tell."""
+        return "" if self.monotonic is None else f" for {self.monotonic - since:.1f} s"
+
+
+def _has(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _wait(ranks: Sequence[int], size: int) -> str:
+    """Who waits for `ranks`: all others."""
+    others = [rank for rank in range(size) if rank not in ranks]
+    return f"{some(others)} wait{'s' * (len(others) == 1)} for it" if others else "nobody is left to wait"
+
+
+def entry_name(row: dict[str, Any]) -> str:
+    """`entry 381 'layer.3.weight' (allreduce)`."""
+    more = f" and {row['tensors'] - 1} more" if row["tensors"] > 1 else ""
+    kind = row["kind"] if row["type"] == "batch" else row["type"]
+    return f"entry {row['entry']} {row['name']!r}{more} ({kind})"
+
+
+def _load(path: Path, notes: list[str]) -> dict[str, Any] | None:
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        notes.append(f"{path}: {error.strerror or error}")
+    except ValueError as error:
+        notes.append(f"{path}: broken: {error}")
+    else:
+        if isinstance(data, dict):
+            return data
+        notes.append(f"{path}: not written by this engine")
+    return None
+
+
+def _flight(path: Path, notes: list[str]) -> Flight | None:
+    data = _load(path, notes)
+    if data is None:
+        return None
+    try:
+        history = [
+            {
+                "entry": int(row["entry"]),
+                "type": str(row["type"]),
+                "kind": str(row["kind"]),
+                "tensors": int(row["tensors"]),
+                "name": str(row["name"]),
+                "started": float(row["started"]),
+                "ended": None if row["ended"] is None else float(row["ended"]),
+            }
+            for row in data["history"]
+        ]
+        pending = [
+            {
+                "name": str(each["name"]),
+                "kind": str(each["kind"]),
+                "seconds": float(each["seconds"]),
+                "missing": None if each["missing"] is None else [int(rank) for rank in each["missing"]],
+            }
+            for each in data["pending"]
+        ]
+        ranks = [
+            {
+                "rank": int(each["rank"]),
+                "entry": None if each["entry"] is None else int(each["entry"]),
+                "passed": sum(int(each[stage]) for stage in ("packed", "reduced", "copied")),
+                "left": bool(each["left"]),
+            }
+            for each in data.get("ranks", [])
+        ]
+        monotonic = data.get("monotonic")
+        return Flight(
+            int(data["rank"]),
+            int(data["size"]),
+            float(data["time"]),
+            str(data["reason"]),
+            None if monotonic is None else float(monotonic),
+            pending,
+            history,
+            ranks,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        notes.append(f"{path}: no flight record of this engine, or of another version of it ({error!r})")
+        return None
+
+
+def _failure(path: Path, reporter: int, notes: list[str]) -> Failure | None:
+    data = _load(path, notes)
+    if data is None:
+        return None
+    try:
+        return Failure(reporter, int(data["rank"]), str(data["cause"]), str(data["message"]), float(data["time"]))
+    except (KeyError, TypeError, ValueError) as error:
+        notes.append(f"{path}: no failure report of this engine, or of another version of it ({error!r})")
+        return None
+
+
+def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str]]:
+    """Read the files of a job.
+
+    Parameters
+    ----------
+    directory : Path
+        Has `rank.N/flight.json` and `rank.N/failure.json`.
+
+    Returns
+    -------
+    flights : dict of int to Flight
+        By rank.
+    failures : list of Failure
+        The first one first.
+    notes : list of str
+        A line about each file that could not be used, or is suspect.
+    """
+    flights: dict[int, Flight] = {}
+    failures: list[Failure] = []
+    notes: list[str] = []
+    for home in sorted(directory.glob("rank.*")):
+        number = home.name.removeprefix("rank.")
+        if not (number.isdecimal() and home.is_dir()):
+            continue
+        rank, path = int(number), home / "flight.json"
+        if path.exists():
+            flight = _flight(path, notes)
+            if flight is not None and flight.rank != rank:
+                notes.append(f"{path}: it is rank {flight.rank}'s; left out")
+            elif flight is not None:
+                flights[rank] = flight
+        path = home / "failure.json"
+        if path.exists():
+            failure = _failure(path, rank, notes)
+            if failure is not None:
+                failures.append(failure)
+    failures.sort(key=lambda failure: failure.time)
+    if flights:
+        newest = max(flights.values(), key=lambda flight: flight.time)
+        for rank, flight in list(flights.items()):
+            path = directory / f"rank.{rank}" / "flight.json"
+            if flight.size != newest.size:
+                notes.append(f"{path}: of a world of {flight.size} ranks, not {newest.size}; left out")
+                del flights[rank]
+            elif newest.time - flight.time > OLD:
+                age = newest.time - flight.time
+                notes.append(f"{path}: {age:.0f} s older than rank {newest.rank}'s: it may speak of another failure")
+    return flights, failures, notes
+
+
+def missing_ranks(flights: dict[int, Flight]) -> dict[str, list[int]]:
+    """By name, in the order of how long it has waited: the ranks that have not brought it.
+
+    A rank that knows who is missing says so. For a new name only the coordinator knows; then the ranks whose own
+    records do not have it in flight are missing, as far as records agree in time.
+    """
+    found: dict[str, list[int]] = {}
+    each = [(entry["seconds"], entry) for flight in flights.values() for entry in flight.pending]
+    for _, entry in sorted(each, key=lambda pair: -pair[0]):
+        name = entry["name"]
+        if entry["missing"] is not None:
+            found[name] = sorted({*found.get(name, []), *entry["missing"]})
+        else:
+            holders = {flight.rank for flight in flights.values() if any(p["name"] == name for p in flight.pending)}
+            found.setdefault(name, sorted(set(flights) - holders))
+    return found
+
+
+def stuck_in_entry(flights: dict[int, Flight]) -> tuple[list[int], int, dict[str, Any] | None, float] | None:
+    """Who keeps the others waiting in an entry: the ranks, the entry's number, its row if some record has it, and for
+    how many seconds it has been in progress.
+
+    The newest record that finds its own rank in an entry tells where all ranks are, those included that wrote nothing.
+    """
+    inside = [flight for flight in flights.values() if flight.current is not None]
+    if not inside:
+        return None
+    number = min(flight.history[-1]["entry"] for flight in inside)
+    slowest = [flight for flight in inside if flight.history[-1]["entry"] == number]
+    row = slowest[0].current
+    seconds = max((flight.monotonic or 0.0) - flight.history[-1]["started"] for flight in slowest)
+    teller = max((flight for flight in inside if flight.ranks), key=lambda flight: flight.time, default=None)
+    if teller is None:
+        return [], number, row, seconds
+    done = float("inf")
+    at = {each["rank"]: (done if each["entry"] is None else each["entry"], each["passed"]) for each in teller.ranks}
+    least = min(at.values())
+    behind = sorted(rank for rank, place in at.items() if place == least)
+    return (behind if len(behind) < len(at) else []), number, row, seconds
+
+
+def _how(ranks: list[int], blamed: Failure | None, seconds: float) -> str:
+    """What became of the ranks that others wait for in an entry."""
+    if blamed is not None and blamed.rank in ranks:
+        return {"died": "died", "raised": "failed", "left": "left"}.get(blamed.cause, "stopped")
+    return "stopped" if seconds >= STANDSTILL else f"{'is' if len(ranks) == 1 else 'are'} the last"
+
+
+def verdict(flights: dict[int, Flight], failures: Sequence[Failure], size: int) -> str:
+    """One line: who did what last, and who waits for it."""
+    blamed = failures[0] if failures else None
+    stuck = stuck_in_entry(flights)
+    if stuck is not None:
+        ranks, number, row, seconds = stuck
+        ranks = ranks or ([blamed.rank] if blamed is not None else [])
+        what = entry_name(row) if row is not None else f"entry {number}"
+        if not ranks:
+            return f"all ranks are in {what}; none is behind the others"
+        return f"{some(ranks)} {_how(ranks, blamed, seconds)} in {what}; {_wait(ranks, size)}"
+    missing = {name: ranks for name, ranks in missing_ranks(flights).items() if ranks}
+    if missing:
+        # Of whoever is blamed, or what has waited longest: a rank may withhold a later tensor because it waits itself.
+        name, ranks = next(
+            ((name, ranks) for name, ranks in missing.items() if blamed is not None and blamed.rank in ranks),
+            next(iter(missing.items())),
+        )
+        more = sum(ranks == other for other in missing.values()) - 1
+        what = f"{name!r}" + (f" and {more} more" if more else "")
+        return f"{some(ranks)} {_has(ranks)} not brought {what}; {_wait(ranks, size)}"
+    if blamed is not None:
+        return blamed.message
+    return "no rank stands still: nothing waits for another rank in these records"
+
+
+def report(directory: Path) -> tuple[str, dict[str, Any]]:
+    """The report on a job's directory, as text and as a dictionary for JSON.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no record of any rank.
+    """
+    flights, failures, notes = collect(directory)
+    if not flights and not failures:
+        detail = "".join(f"\n  {note}" for note in notes)
+        raise FileNotFoundError(f"{directory}: no rank.N/flight.json or rank.N/failure.json that can be read{detail}")
+    sizes = [flight.size for flight in flights.values()]
+    named = [*(failure.rank for failure in failures), *(failure.reporter for failure in failures), *flights]
+    size = max([*sizes, max(named) + 1])
+    lines = []
+    if failures:
+        first = failures[0]
+        told = sorted({failure.reporter for failure in failures if failure.rank == first.rank})
+        lines += [f"first cause: {first.message}", f"  told by {some(told)}, first at {_clock(first.time)}"]
+        other = [failure for failure in failures if failure.rank != first.rank]
+        lines += [f"  rank {failure.reporter} says: {failure.message}" for failure in other]
+        lines.append("")
+    absent = missing_ranks(flights)
+    for rank in range(size):
+        lines += _rank_lines(flights[rank], absent) if rank in flights else [f"rank {rank}: no flight record"]
+    conclusion = verdict(flights, failures, size)
+    lines += ["", *(f"note: {note}" for note in notes), f"verdict: {conclusion}"]
+    data = {
+        "size": size,
+        "verdict": conclusion,
+        "failures": [failure.__dict__ for failure in failures],
+        "ranks": {
+            rank: {
+                "time": flight.time,
+                "reason": flight.reason,
+                "finished": flight.finished,
+                "current": flight.current,
+                "pending": [{**each, "missing": absent.get(each["name"])} for each in flight.pending],
+            }
+            for rank, flight in sorted(flights.items())
+        },
+        "without_record": [rank for rank in range(size) if rank not in flights],
+        "notes": notes,
+    }
+    return "\n".join(lines), data
+
+
+def _clock(time: float) -> str:
+    return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def _rank_lines(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
+    finished, current = flight.finished, flight.current
+    line = f"rank {flight.rank} ({flight.reason}, {_clock(flight.time)}): "
+    line += "finished nothing" if finished is None else f"finished {entry_name(finished)}"
+    if finished is not None and current is None:
+        line += flight.waiting(finished["ended"]).replace(" for", "") + " before" * (flight.monotonic is not None)
+    if current is not None:
+        line += f"; in {entry_name(current)}{flight.waiting(current['started'])}"
+    lines = [line]
+    for each in flight.pending[:PENDING_SHOWN]:
+        ranks = absent.get(each["name"], [])
+        who = f"{some(ranks)} {_has(ranks)} not brought it" if ranks else "all have brought it"
+        lines.append(f"  waits for {each['name']!r} ({each['kind']}) for {each['seconds']:.1f} s: {who}")
+    if len(flight.pending) > PENDING_SHOWN:
+        lines.append(f"  and for {len(flight.pending) - PENDING_SHOWN} more")
+    return lines

@@ -1,0 +1,234 @@
+"""Read timelines back: what `engine.trace.timeline` wrote, whole or cut off, or several of them merged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.trace.timeline import ROWS, VERSION
+
+STEPS, WAITS, ENTRIES, FUSE, REDUCE, UNPACK, CYCLES = ROWS
+STAGES = {FUSE: "fuse", REDUCE: "reduce", UNPACK: "unpack"}
+
+
+class TraceError(Exception):
+    """A file that is no timeline, or timelines that do not belong together."""
+
+
+@dataclass
+class Tensor:
+    """One tensor in one entry, on one rank. Times in seconds of the host's monotonic clock.
+
+    Attributes
+    ----------
+    name : str
+    entry : int
+    submitted, ready, started, ended : float
+        Brought by this rank; brought by all; the entry begun here; the entry done here.
+    last : int or None
+        The rank that brought it last; None: not known.
+    late : float
+        Seconds between the first rank and the last.
+    nbytes : int
+    kind : str
+    """
+
+    name: str
+    entry: int
+    submitted: float = 0.0
+    ready: float = 0.0
+    started: float = 0.0
+    ended: float = 0.0
+    last: int | None = None
+    late: float = 0.0
+    nbytes: int = 0
+    kind: str = ""
+
+
+@dataclass
+class Entry:
+    """One schedule entry on one rank; `stages` has the seconds spent in each."""
+
+    number: int
+    kind: str
+    started: float
+    ended: float
+    tensors: int
+    nbytes: int
+    stages: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Recording:
+    """What one rank recorded."""
+
+    rank: int
+    about: dict[str, Any]
+    totals: dict[str, int] | None = None
+    entries: dict[int, Entry] = field(default_factory=dict)
+    tensors: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    steps: list[tuple[float, float]] = field(default_factory=list)
+
+
+def files_of(paths: Iterable[str | Path]) -> list[Path]:
+    """The files meant: a directory stands for the timelines in it.
+
+    Raises
+    ------
+    TraceError
+        Nothing is there.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = sorted(path.glob("rank.*.trace.json")) if path.is_dir() else [path]
+        if not inside:
+            raise TraceError(f"{path}: no rank.N.trace.json in it")
+        found += inside
+    return found
+
+
+def events_of(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """The events of a file. What a killed process left broken is left out, and said in `notes`.
+
+    Raises
+    ------
+    TraceError
+        The file cannot be read, or is no timeline of this engine.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+    body = text.rstrip().removesuffix("]")
+    events: list[Any]
+    try:
+        events = json.loads(body + "]")
+    except ValueError:
+        events = list(_by_line(path, text, notes))
+    if not all(isinstance(event, dict) for event in events):
+        raise TraceError(f"{path}: no timeline of this engine")
+    marks = [event for event in events if event.get("name") == "engine_timeline"]
+    if not marks:
+        raise TraceError(f"{path}: no timeline of this engine")
+    for mark in marks:
+        version = mark["args"].get("version")
+        if version != VERSION:
+            raise TraceError(f"{path}: a timeline of version {version}; this program reads version {VERSION}")
+    return events
+
+
+def _by_line(path: Path, text: str, notes: list[str]) -> Iterator[dict[str, Any]]:
+    broken = []
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = line.strip().lstrip("[,").removesuffix("]")
+        if not bare:
+            continue
+        try:
+            event = json.loads(bare)
+        except ValueError:
+            broken.append(number)
+            continue
+        if isinstance(event, dict):
+            yield event
+    if broken:
+        notes.append(f"{path}: {len(broken)} broken lines left out, the first is line {broken[0]}")
+
+
+def read(paths: Iterable[str | Path], notes: list[str]) -> list[Recording]:
+    """The recordings in some files, by rank.
+
+    Parameters
+    ----------
+    paths : iterable of paths
+        Files or directories.
+    notes : list of str
+        Gets a line about each thing that was left out.
+
+    Raises
+    ------
+    TraceError
+        A file that is no timeline; files of different hosts or starts, whose clocks differ; one rank twice.
+    """
+    recordings: dict[int, Recording] = {}
+    for path in files_of(paths):
+        for recording in _recordings(path, events_of(path, notes), notes):
+            if recording.rank in recordings:
+                raise TraceError(f"{path}: rank {recording.rank} is in another of the files too")
+            recordings[recording.rank] = recording
+    found = [recordings[rank] for rank in sorted(recordings)]
+    for other in found[1:]:
+        for key, what in (("boot", "another host, or another start of it: the clocks differ"), ("size", "another job")):
+            if other.about.get(key) != found[0].about.get(key):
+                raise TraceError(f"rank {other.rank}'s timeline is of {what} than rank {found[0].rank}'s")
+    return found
+
+
+def _recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> list[Recording]:
+    names: dict[tuple[int, int], str] = {}
+    found: dict[int, Recording] = {}
+    damaged = 0
+    for event in events:
+        try:
+            if event["name"] == "engine_timeline":
+                found[event["pid"]] = Recording(event["pid"], event["args"])
+            elif event["name"] == "thread_name":
+                names[event["pid"], event["tid"]] = event["args"]["name"]
+            elif event["name"] == "engine_totals":
+                found[event["pid"]].totals = event["args"]
+            elif event["ph"] == "X":
+                _slice(found[event["pid"]], event, names)
+        except (KeyError, TypeError, AttributeError):
+            damaged += 1
+    if damaged:
+        notes.append(f"{path}: {damaged} events left out, which are not of a kind that this program knows")
+    return list(found.values())
+
+
+def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, int], str]) -> None:
+    row, start = event["tid"], round(event["ts"] * 1e3)  # nanoseconds: sums are exact
+    begun, ended = start / 1e9, (start + round(event["dur"] * 1e3)) / 1e9
+    if row == STEPS:
+        recording.steps.append((begun, ended))
+    elif row == WAITS:
+        recording.waits.append((begun, ended))
+    elif row == ENTRIES:
+        args = event["args"]
+        number = args["entry"]
+        recording.entries[number] = Entry(number, event["name"], begun, ended, args["tensors"], args["bytes"])
+    elif row in STAGES:
+        args = event["args"]
+        recording.entries[args["entry"]].stages[STAGES[row]] = args["busy_us"] / 1e6
+    else:
+        args, name = event["args"], names[recording.rank, row]
+        tensor = recording.tensors.setdefault((args["entry"], name), Tensor(name, args["entry"]))
+        if event["name"] == "negotiate":
+            tensor.submitted, tensor.ready = begun, ended
+            tensor.last, tensor.late = args.get("last"), args.get("late_us", 0) / 1e6
+        elif event["name"] != "queue":
+            tensor.started, tensor.ended, tensor.kind, tensor.nbytes = begun, ended, event["name"], args["bytes"]
+
+
+def merge(paths: Iterable[str | Path], target: Path, notes: list[str]) -> int:
+    """Write the timelines of several ranks as one file; the number of events.
+
+    Raises
+    ------
+    TraceError
+        As `read`.
+    OSError
+        The target cannot be written.
+    """
+    paths = list(paths)
+    read(paths, notes)  # They belong together.
+    count = 0
+    with open(target, "w", encoding="utf-8") as file:
+        for path in files_of(paths):
+            for event in events_of(path, []):
+                file.write((",\n" if count else "[") + json.dumps(event, separators=(",", ":"), ensure_ascii=False))
+                count += 1
+        file.write("\n]\n")
+    return count

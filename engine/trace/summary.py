@@ -1,0 +1,234 @@
+"""What the timelines of a job tell: overlap, waiting, the rank and the tensors that the others wait for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from engine.trace.reading import STAGES, Recording, Tensor
+
+TENSORS = 10
+NAME = 34
+
+Interval = tuple[float, float]
+
+
+def union(intervals: Sequence[Interval]) -> list[Interval]:
+    """The same time as disjoint intervals in order."""
+    joined: list[Interval] = []
+    for begun, ended in sorted(intervals):
+        if joined and begun <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], ended))
+        else:
+            joined.append((begun, ended))
+    return joined
+
+
+def length(intervals: Sequence[Interval]) -> float:
+    """Seconds in disjoint intervals."""
+    return sum(ended - begun for begun, ended in intervals)
+
+
+def common(a: Sequence[Interval], b: Sequence[Interval]) -> float:
+    """Seconds in both of two lists of disjoint intervals in order."""
+    seconds, i, j = 0.0, 0, 0
+    while i < len(a) and j < len(b):
+        seconds += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return seconds
+
+
+def rank_summary(recording: Recording) -> dict[str, Any]:
+    """One rank's figures, in seconds.
+
+    Exact ones come from the totals in the file. A process that was killed in its first second has left none: then they
+    are those of what is drawn (`exact` is False).
+    """
+    if recording.totals is not None:
+        totals = recording.totals
+        wall, busy = (totals["now_ns"] - totals["since_ns"]) / 1e9, totals["busy_ns"] / 1e9
+        waited, exposed = totals["wait_ns"] / 1e9, totals["exposed_ns"] / 1e9
+        steps, entries, tensors, nbytes = (totals[key] for key in ("steps", "entries", "tensors", "bytes"))
+    else:
+        moved = [entry for entry in recording.entries.values() if entry.kind != "skip"]
+        executing = union([(entry.started, entry.ended) for entry in moved])
+        waiting = union(recording.waits)
+        marks = [*executing, *waiting, *recording.steps]
+        wall = max(ended for _, ended in marks) - min(begun for begun, _ in marks) if marks else 0.0
+        busy, waited, exposed = length(executing), length(waiting), common(executing, waiting)
+        steps, entries = len(recording.steps), len(moved)
+        tensors, nbytes = sum(entry.tensors for entry in moved), sum(entry.nbytes for entry in moved)
+    return {
+        "rank": recording.rank,
+        "exact": recording.totals is not None,
+        "seconds": wall,
+        "steps": steps,
+        "communication": busy,
+        "overlapped": 1 - exposed / busy if busy else None,
+        "waiting": waited,
+        "entries": entries,
+        "tensors": tensors,
+        "bytes": nbytes,
+        "entries_shown": len(recording.entries),
+        "dropped": (recording.totals or {}).get("dropped", 0) + (recording.totals or {}).get("left_out", 0),
+    }
+
+
+def lateness(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
+    """By rank: with how many tensors it was last, by how much in the mean, and how long others waited for it.
+
+    Each tensor counts once, not once a rank; `late` counts each moment once, however many tensors were missing then.
+    """
+    told: dict[tuple[int, str], Tensor] = {}
+    for recording in recordings:
+        told.update({key: tensor for key, tensor in recording.tensors.items() if tensor.last is not None})
+    by_rank: dict[int, list[Tensor]] = defaultdict(list)
+    for tensor in told.values():
+        if tensor.last is not None:
+            by_rank[tensor.last].append(tensor)
+    size = max((recording.about.get("size", 0) for recording in recordings), default=0)
+    return [
+        {
+            "rank": rank,
+            "last": len(by_rank[rank]),
+            "of": len(told),
+            "mean_late": fmean(tensor.late for tensor in by_rank[rank]) if by_rank[rank] else 0.0,
+            "late": length(union([(tensor.ready - tensor.late, tensor.ready) for tensor in by_rank[rank]])),
+        }
+        for rank in range(size)
+    ]
+
+
+def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> list[dict[str, Any]]:
+    """The names that take longest from a rank's submission to its result: means over ranks and times, in seconds."""
+    by_name: dict[str, list[Tensor]] = defaultdict(list)
+    for recording in recordings:
+        for tensor in recording.tensors.values():
+            if tensor.ended:
+                by_name[tensor.name].append(tensor)
+    rows: list[dict[str, Any]] = []
+    for name, tensors in by_name.items():
+        lasts = [tensor.last for tensor in tensors if tensor.last is not None]
+        rows.append(
+            {
+                "name": name,
+                "kind": tensors[0].kind,
+                "times": len({tensor.entry for tensor in tensors}),
+                "bytes": round(fmean(tensor.nbytes for tensor in tensors)),
+                "negotiate": fmean(tensor.ready - tensor.submitted for tensor in tensors),
+                "queue": fmean(tensor.started - tensor.ready for tensor in tensors),
+                "execute": fmean(tensor.ended - tensor.started for tensor in tensors),
+                "late": fmean(tensor.late for tensor in tensors),
+                "mostly_last": max(set(lasts), key=lambda rank: (lasts.count(rank), -rank)) if lasts else None,
+            }
+        )
+    return sorted(rows, key=lambda row: row["execute"] + row["queue"] + row["negotiate"], reverse=True)[:count]
+
+
+def stages(recordings: Sequence[Recording]) -> dict[str, float]:
+    """How the time in recorded entries divides, as shares; `others`: neither of the stages could go on."""
+    entries = [entry for recording in recordings for entry in recording.entries.values()]
+    total = sum(entry.ended - entry.started for entry in entries)
+    if total <= 0:
+        return {}
+    shares = {stage: sum(entry.stages.get(stage, 0.0) for entry in entries) / total for stage in STAGES.values()}
+    return {**shares, "others": max(0.0, 1 - sum(shares.values()))}
+
+
+def summarize(recordings: Sequence[Recording]) -> dict[str, Any]:
+    """All of it, ready for JSON. Times are in seconds, sizes in bytes, shares from 0 to 1."""
+    late = lateness(recordings)
+    worst = max(late, key=lambda row: float(row["late"]), default=None)
+    return {
+        "ranks": [rank_summary(recording) for recording in recordings],
+        "lateness": late,
+        "slowest_rank": worst["rank"] if worst is not None and worst["late"] > 0 else None,
+        "stages": stages(recordings),
+        "slowest_tensors": slowest_tensors(recordings),
+    }
+
+
+# ---- as text --------------------------------------------------------------------------------------------------------
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:5.1f} %" if whole else "      -"
+
+
+def _short(name: str) -> str:
+    """A name on one line, cut in the middle: what differs is mostly at the end."""
+    name = name.encode("unicode_escape").decode() if not name.isprintable() else name
+    return name if len(name) <= NAME else name[:10] + "..." + name[13 - NAME :]
+
+
+def text(figures: dict[str, Any]) -> str:
+    """The figures of `summarize` as tables, 100 columns at most."""
+    ranks, late = figures["ranks"], {row["rank"]: row for row in figures["lateness"]}
+    seconds, steps = max(row["seconds"] for row in ranks), max(row["steps"] for row in ranks)
+    head = f"{len(ranks)} rank{'s' * (len(ranks) > 1)}, {seconds:.2f} s"
+    if steps:
+        head += f", {steps} step{'s' * (steps > 1)} of {1e3 * seconds / steps:.2f} ms"
+    if len(ranks) < len(late):
+        head += f" (of a job of {len(late)} ranks)"
+    lines = [head, "", "rank    in entries       overlapped      callers waited       last with   others waited"]
+    for row in ranks:
+        mine = late[row["rank"]]
+        overlapped = "      -" if row["overlapped"] is None else f"{100 * row['overlapped']:5.1f} %"
+        lines.append(
+            f"{row['rank']:4d} {row['communication']:8.3f} s {_share(row['communication'], row['seconds'])} "
+            f"{overlapped:>11} {row['waiting']:10.3f} s {_share(row['waiting'], row['seconds'])} "
+            f"{mine['last']:7d} of {mine['of']:<6d} {mine['late']:9.3f} s" + ("" if row["exact"] else "  (drawn)")
+        )
+    lines += ["", _verdict(figures)]
+    entries, tensors, nbytes = (ranks[0][key] for key in ("entries", "tensors", "bytes"))
+    if entries:
+        lines.append(
+            f"fusion: {tensors} tensors in {entries} entries, {tensors / entries:.1f} and {_size(nbytes / entries)} "
+            f"in each; {ranks[0]['entries_shown']} entries are recorded"
+        )
+    if figures["stages"]:
+        shares = {name: f"{100 * share:.0f} %" for name, share in figures["stages"].items()}
+        lines.append(
+            f"time in entries: fuse {shares['fuse']}, reduce {shares['reduce']}, unpack {shares['unpack']}, "
+            f"waiting for other ranks {shares['others']}"
+        )
+    if figures["slowest_tensors"]:
+        lines += ["", "slowest tensors, in ms, mean over ranks and times"]
+        lines.append(f"{'name':<{NAME}} {'bytes':>10} {'times':>5} {'negotiate':>9} {'late by':>8} {'last':>4} "
+                     f"{'queue':>8} {'execute':>8}")  # fmt: skip
+        for row in figures["slowest_tensors"]:
+            last = "-" if row["mostly_last"] is None else str(row["mostly_last"])
+            negotiate, late_by, queue, execute = (1e3 * row[key] for key in ("negotiate", "late", "queue", "execute"))
+            lines.append(
+                f"{_short(row['name']):<{NAME}} {_size(row['bytes']):>10} {row['times']:5d} {negotiate:9.3f} "
+                f"{late_by:8.3f} {last:>4} {queue:8.3f} {execute:8.3f}"
+            )
+    dropped = sum(row["dropped"] for row in ranks)
+    if dropped:
+        lines += ["", f"{dropped} records are missing: the disk was too slow, or the file had reached its limit"]
+    return "\n".join(lines)
+
+
+def _verdict(figures: dict[str, Any]) -> str:
+    worst = figures["slowest_rank"]
+    if worst is None:
+        return "slowest rank: not known, for no tensor is recorded with who was last (rank 0 has to record too)"
+    row = figures["lateness"][worst]
+    mean = 1e3 * row["mean_late"]
+    return (
+        f"slowest rank: {worst}, last with {row['last']} of {row['of']} tensors, {mean:.3f} ms after the first (mean); "
+        f"{row['late']:.3f} s in all"
+    )

@@ -1,0 +1,54 @@
+"""For a timeline: which entries are recorded, and who brought each of their tensors last.
+
+A rank says when it submitted in its request, or beside its bit while `recording` is set; the clock is the host's. Entries are
+recorded as long as rank 0's budget of lines lasts, the same ones on every rank. The caller holds rank 0's driver role.
+"""
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from engine_ext.control.layout cimport rank_page
+from engine_ext.control.trace cimport TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, budget_has
+from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
+
+
+cdef void arrivals_decide(Coordinator* c, uint64_t now) noexcept nogil:
+    """Whether what becomes ready from now on is recorded."""
+    c.recording = load32_acquire(&c.trace.on) and budget_has(&c.recorded, load_relaxed(&c.trace.rate), now)
+
+
+cdef void arrivals_note(Coordinator* c, Name* name) noexcept nogil:
+    """All ranks have brought `name`; requests that brought it are still open."""
+    cdef uint64_t earliest = <uint64_t>-1, latest = 0, late, when
+    cdef rank_page* page
+    cdef int r, last = -1
+    name.ready = now_ns()
+    for r in range(c.segment.size):
+        if name.requests[r] != NULL:
+            when = name.requests[r].submitted
+        else:
+            page = c.segment.pages[r]
+            when = load_relaxed(&page.brought[name.id])
+            if when < c.trace.since or when <= name.closed:     # of an earlier round: this time the rank did not know
+                continue
+        earliest = min(earliest, when)
+        if when > latest:
+            latest, last = when, r
+    late = min((latest - earliest) // 1000, <uint64_t>0xFFFFFFFF) if last >= 0 else 0
+    name.arrival = <uint64_t>(last + 1) | late << (ARRIVAL_LAST_BITS + ARRIVAL_WAIT_BITS)
+
+
+cdef void arrivals_append(Coordinator* c, engine_entry* entry, const int32_t* ids) noexcept nogil:
+    """Close a recorded entry: its last words say who was last with each of its members."""
+    cdef uint64_t* arrivals = <uint64_t*>entry + entry.words - entry.items
+    cdef uint64_t wait
+    cdef Name* name
+    cdef uint32_t i
+    entry.closed = now_ns()
+    for i in range(entry.items):
+        name = c.by_id[ids[i]]
+        name.closed = entry.closed
+        if name.ready:
+            wait = min((entry.closed - name.ready) // 1000, <uint64_t>((1 << ARRIVAL_WAIT_BITS) - 1))
+            arrivals[i] = name.arrival | wait << ARRIVAL_LAST_BITS
+        name.ready = 0
+    c.recorded.level -= TRACE_LINES_ENTRY + TRACE_LINES_TENSOR * <double>entry.items
+    arrivals_decide(c, entry.closed)

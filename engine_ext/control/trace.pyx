@@ -1,0 +1,187 @@
+"""Recording for the timeline. Off, it costs its callers one branch; on, how much is recorded is bounded by a rate.
+
+Which entries are recorded the coordinator decides (arrivals.pyx), so that all ranks record the same ones; totals count every
+entry. A record is written when its entry is done, under the engine's lock. `head` and `tail` make the ring a queue between the
+lock's holder and the one reader.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from engine_ext.control.layout cimport ENTRY_BATCH
+from engine_ext.control.table cimport Record
+from engine_ext.platform.atomics cimport (
+    load_acquire, load_relaxed, now_ns, store32_release, store_relaxed, store_release,
+)
+
+cdef enum:
+    BURST_SECONDS = 5           # of the rate that a budget may save up
+    SHORTEST_WAIT = 10000       # ns: shorter waits are counted, and not drawn
+
+
+cdef int trace_start(Trace* t, uint64_t now, uint64_t rate) noexcept nogil:
+    """Begin a recording. The reader has read all of the last one. -1 without memory."""
+    if t.ring == NULL:
+        t.ring = <char*>malloc(TRACE_RING)
+        if t.ring == NULL:
+            return -1
+    memset(&t.totals, 0, sizeof(Totals))
+    t.recordings += 1
+    t.names_before, t.since, t.blocked, t.in_entry, t.step_begun = t.names, now, 0, False, now
+    t.spans.level, t.spans.filled = <double>rate * BURST_SECONDS, now
+    store_relaxed(&t.rate, rate)
+    store32_release(&t.on, t.recordings)        # pairs with the coordinator's acquire: `since` and `rate`
+    return 0
+
+
+cdef void trace_stop(Trace* t, uint64_t now) noexcept nogil:
+    t.totals, t.blocked = trace_totals(t, now), 0
+    store32_release(&t.on, 0)
+
+
+cdef void trace_close(Trace* t) noexcept nogil:
+    free(t.ring)
+    t.ring = NULL
+
+
+cdef bint budget_has(Budget* b, uint64_t rate, uint64_t now) noexcept nogil:
+    """Refill, and say whether anything is in hand. The caller takes what it needs, into debt if need be."""
+    cdef double most = <double>rate * BURST_SECONDS
+    if now > b.filled:
+        b.level = min(most, b.level + <double>(now - b.filled) * <double>rate / 1e9)
+        b.filled = now
+    return b.level > 0
+
+
+cdef char* reserve(Trace* t, uint64_t nbytes) noexcept nogil:
+    """Room for a record at `head`; NULL, and counted, if the reader is behind."""
+    cdef uint64_t place = t.head % TRACE_RING, left = TRACE_RING - t.head % TRACE_RING
+    cdef uint64_t pad = left if left < nbytes else 0
+    cdef RecordHead* head
+    if t.head + pad + nbytes - load_acquire(&t.tail) > TRACE_RING:         # pairs with the reader's release: it has read
+        t.totals.dropped += 1
+        return NULL
+    if pad:
+        head = <RecordHead*>(t.ring + place)    # records are multiples of 8 bytes: there is room for a head
+        head.bytes, head.type = <uint32_t>pad, RecordType.RECORD_PAD
+        store_release(&t.head, t.head + pad)
+        place = 0
+    return t.ring + place
+
+
+cdef void publish(Trace* t, uint64_t nbytes) noexcept nogil:
+    store_release(&t.head, t.head + nbytes)     # pairs with the reader's acquire: the record is whole
+
+
+cdef uint32_t number_of(Trace* t, Record* record) noexcept nogil:
+    """A name's number in this recording, told to the reader the first time; 0: no room."""
+    cdef uint64_t nbytes = (sizeof(NameRecord) + record.name_bytes + 7) & ~<uint64_t>7
+    cdef NameRecord* told
+    if record.traced > t.names_before:
+        return record.traced
+    told = <NameRecord*>reserve(t, nbytes)
+    if told == NULL:
+        return 0
+    t.names += 1
+    record.traced = t.names
+    told.head.bytes, told.head.type = <uint32_t>nbytes, RecordType.RECORD_NAME
+    told.number, told.name_bytes = record.traced, record.name_bytes
+    memcpy(<char*>told + sizeof(NameRecord), record.name, record.name_bytes)
+    publish(t, nbytes)
+    return record.traced
+
+
+cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Executor* x, uint64_t started) noexcept nogil:
+    """A recorded entry is done. Its operations still have their names."""
+    cdef uint64_t nbytes = sizeof(EntryRecord) + entry.items * sizeof(TensorRecord)
+    cdef const uint64_t* arrivals = <const uint64_t*>entry + entry.words - entry.items
+    cdef EntryRecord* told
+    cdef TensorRecord* tensor
+    cdef uint32_t i
+    for i in range(entry.items):                # names before the entry that mentions them
+        if number_of(t, batch[i].record) == 0:
+            return
+    told = <EntryRecord*>reserve(t, nbytes)
+    if told == NULL:
+        return
+    memset(told, 0, sizeof(EntryRecord))
+    told.head.bytes, told.head.type = <uint32_t>nbytes, RecordType.RECORD_ENTRY
+    told.sequence, told.nbytes, told.closed, told.started = entry.sequence, entry.bytes, entry.closed, started
+    told.ended, told.items = now_ns(), entry.items
+    told.type, told.kind, told.algorithm = entry.type, entry.kind, entry.algorithm
+    if entry.type == ENTRY_BATCH and x.timed:   # else it is not this entry's
+        memcpy(told.first, x.stage_first, sizeof(told.first))
+        memcpy(told.last, x.stage_last, sizeof(told.last))
+        memcpy(told.spent, x.stage_spent, sizeof(told.spent))
+    tensor = <TensorRecord*>(<char*>told + sizeof(EntryRecord))
+    for i in range(entry.items):
+        tensor[i].submitted, tensor[i].nbytes = batch[i].submitted, batch[i].nbytes
+        tensor[i].arrival, tensor[i].name = arrivals[i], batch[i].record.traced
+    publish(t, nbytes)
+
+
+cdef void span(Trace* t, RecordType type, uint64_t begun, uint64_t ended) noexcept nogil:
+    cdef SpanRecord* told
+    if not budget_has(&t.spans, load_relaxed(&t.rate), ended):
+        return
+    told = <SpanRecord*>reserve(t, sizeof(SpanRecord))
+    if told != NULL:
+        t.spans.level -= 1
+        told.head.bytes, told.head.type = <uint32_t>sizeof(SpanRecord), type
+        told.begun, told.ended = begun, ended
+        publish(t, sizeof(SpanRecord))
+
+
+cdef void trace_step(Trace* t, uint64_t now) noexcept nogil:
+    t.totals.steps += 1
+    span(t, RecordType.RECORD_STEP, t.step_begun, now)
+    t.step_begun = now
+
+
+# ---- overlap ----------------------------------------------------------------------------------------------------------------
+
+cdef uint64_t blocked_until(const Trace* t, uint64_t now) noexcept nogil:
+    """For how long some caller has been blocked, up to now."""
+    return t.totals.blocked_ns + (now - t.blocked_since if t.blocked and now > t.blocked_since else 0)
+
+
+cdef uint32_t trace_wait_begins(Trace* t, uint64_t now) noexcept nogil:
+    """A caller is blocked. Returns the recording that knows of it, or 0."""
+    if t.on:
+        if t.blocked == 0:
+            t.blocked_since = max(now, t.since)
+        t.blocked += 1
+    return t.on
+
+
+cdef void trace_wait_ends(Trace* t, uint32_t recording, uint64_t now) noexcept nogil:
+    if recording != t.on:                       # it began in an earlier recording
+        return
+    t.blocked -= 1
+    if t.blocked == 0 and now > t.blocked_since:
+        t.totals.blocked_ns += now - t.blocked_since
+        if now - t.blocked_since >= SHORTEST_WAIT:
+            span(t, RecordType.RECORD_WAIT, t.blocked_since, now)
+
+
+cdef void trace_entry_begins(Trace* t, uint64_t now) noexcept nogil:
+    t.in_entry, t.entry_begun, t.entry_blocked = True, now, blocked_until(t, now)
+
+
+cdef void trace_entry_ends(Trace* t, const engine_entry* entry, uint64_t now) noexcept nogil:
+    """Any entry that moved data, recorded or not."""
+    t.totals.entries += 1
+    t.totals.tensors += entry.items
+    t.totals.nbytes += entry.bytes
+    if t.in_entry:
+        t.totals.busy_ns += now - t.entry_begun
+        t.totals.exposed_ns += min(now - t.entry_begun, blocked_until(t, now) - t.entry_blocked)
+        t.in_entry = False
+
+
+cdef Totals trace_totals(Trace* t, uint64_t now) noexcept nogil:
+    """As they stand, a wait in progress included."""
+    cdef Totals totals = t.totals
+    if t.on:
+        totals.blocked_ns = blocked_until(t, now)
+    return totals

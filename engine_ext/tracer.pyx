@@ -1,0 +1,287 @@
+"""What a timeline is drawn from, as lines of Chrome's trace format; and the switch of the recording.
+
+One thread at a time drains. It formats and writes without the GIL. A line is an event; no line crosses a page of the file (blanks
+fill the page up), and a page is written by one call: whoever kills the process leaves whole lines.
+"""
+from libc.errno cimport EINTR, ENOSPC, errno
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport free, realloc
+from libc.string cimport memmove, memset
+
+from engine_ext.control.arrivals cimport arrival_last, arrival_late_us, arrival_wait_us
+from engine_ext.control.describe cimport kind_name
+from engine_ext.control.layout cimport ENTRY_SKIP
+from engine_ext.control.state cimport State, pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.control.trace cimport (
+    TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, TRACE_RING, EntryRecord, NameRecord, RecordHead, RecordType, SpanRecord,
+    TensorRecord, Totals, trace_start, trace_stop, trace_totals,
+)
+from engine_ext.core cimport Engine
+from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
+
+from engine_ext.errors import EngineError
+
+cdef extern from "<unistd.h>" nogil:
+    long write(int fd, const void* data, size_t count)
+    int ftruncate(int fd, long length)
+
+cdef enum:
+    FILE_PAGE = 4096
+    LINE = 512                  # no line is longer, but for a name's
+    NAME_LINE = FILE_PAGE       # nor that
+    NAME_TEXT = 3500            # of which the name, escaped; the rest is cut off
+    FLUSH = 1 << 18             # bytes formatted before they are written
+
+cdef enum Row:                  # `tid` of what is no tensor's
+    ROW_STEPS = 1
+    ROW_WAITS = 2
+    ROW_ENTRIES = 3
+    ROW_STAGES = 4              # and the next two
+    ROW_CYCLES = 7
+    ROW_TENSORS = 16            # plus the name's number
+
+cdef const char** STAGE_NAMES = ["fuse", "reduce", "unpack"]
+cdef const char** ALGORITHM_NAMES = ["one-shot", "two-shot", "shared", "scatter"]
+
+cdef struct Lines:
+    char* data
+    size_t used, room
+    uint64_t offset             # in the file, of data[0]
+    int rank
+    bint cycles                 # an instant for each entry closed
+
+
+cdef bint make_room(Lines* lines, size_t nbytes) noexcept nogil:
+    cdef char* data
+    if lines.room - lines.used < nbytes:
+        data = <char*>realloc(lines.data, lines.used + nbytes)
+        if data == NULL:
+            return False
+        lines.data, lines.room = data, lines.used + nbytes
+    return True
+
+
+cdef void end_line(Lines* lines, size_t nbytes) noexcept nogil:
+    """Keep the line that was formatted at `used`, moved to the next page if it would cross into it."""
+    cdef char* line = lines.data + lines.used
+    cdef size_t left = FILE_PAGE - <size_t>((lines.offset + lines.used) % FILE_PAGE)
+    if nbytes > left:
+        memmove(line + left, line, nbytes)
+        memset(line, c" ", left)
+        nbytes += left
+    lines.used += nbytes
+
+
+cdef int write_lines(Lines* lines, int fd) noexcept nogil:
+    """Write page by page; 0 or an errno. What did not fit on the disk is taken back, as far as a page had begun."""
+    cdef size_t at = 0, count
+    cdef long done
+    while at < lines.used:
+        count = min(lines.used - at, FILE_PAGE - <size_t>((lines.offset + at) % FILE_PAGE))
+        done = write(fd, lines.data + at, count)
+        if done < 0 and errno == EINTR:
+            continue
+        if done != <long>count:
+            count = <size_t>(errno if done < 0 else ENOSPC)
+            ftruncate(fd, <long>(lines.offset + at))
+            return <int>count
+        at += count
+    lines.offset += lines.used
+    lines.used = 0
+    return 0
+
+
+cdef size_t slice_head(Lines* lines, uint64_t row, const char* name, uint64_t begun, uint64_t ended) noexcept nogil:
+    """The beginning of a complete event, up to its arguments; nanoseconds as microseconds with three decimals."""
+    cdef uint64_t lasted = ended - begun if ended > begun else 0
+    return <size_t>snprintf(
+        lines.data + lines.used, LINE, ',{"ph":"X","pid":%d,"tid":%llu,"ts":%llu.%03llu,"dur":%llu.%03llu,"name":"%s"',
+        lines.rank, <unsigned long long>row, <unsigned long long>(begun // 1000), <unsigned long long>(begun % 1000),
+        <unsigned long long>(lasted // 1000), <unsigned long long>(lasted % 1000), name)
+
+
+cdef void draw_span(Lines* lines, uint64_t row, const char* name, const SpanRecord* span) noexcept nogil:
+    cdef size_t n = slice_head(lines, row, name, span.begun, span.ended)
+    end_line(lines, n + <size_t>snprintf(lines.data + lines.used + n, LINE - n, "}\n"))
+
+
+cdef void draw_tensor(Lines* lines, const EntryRecord* entry, const TensorRecord* tensor, const char* what) noexcept nogil:
+    """Three slices on the tensor's own row: negotiate, queue, and what was done."""
+    cdef uint64_t row = ROW_TENSORS + tensor.name, ready = entry.closed - arrival_wait_us(tensor.arrival) * 1000
+    cdef unsigned long long sequence = entry.sequence, nbytes = tensor.nbytes, late = arrival_late_us(tensor.arrival)
+    cdef int last = arrival_last(tensor.arrival)
+    cdef size_t n = slice_head(lines, row, "negotiate", tensor.submitted, ready)
+    if last >= 0:
+        n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"args":{"entry":%llu,"last":%d,"late_us":%llu}}\n',
+                              sequence, last, late)
+    else:
+        n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"args":{"entry":%llu}}\n', sequence)
+    end_line(lines, n)
+    n = slice_head(lines, row, "queue", ready, entry.started)
+    end_line(lines, n + <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"args":{"entry":%llu}}\n', sequence))
+    n = slice_head(lines, row, what, entry.started, entry.ended)
+    n += <size_t>snprintf(
+        lines.data + lines.used + n, LINE - n,
+        ',"args":{"entry":%llu,"bytes":%llu,"fuse_us":%llu,"reduce_us":%llu,"unpack_us":%llu}}\n', sequence, nbytes,
+        <unsigned long long>(entry.spent[0] // 1000), <unsigned long long>(entry.spent[1] // 1000),
+        <unsigned long long>(entry.spent[2] // 1000))
+    end_line(lines, n)
+
+
+cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
+    cdef const TensorRecord* tensors = <const TensorRecord*>(<const char*>entry + sizeof(EntryRecord))
+    cdef const char* what = kind_name(entry.kind)
+    cdef unsigned long long sequence = entry.sequence, nbytes = entry.nbytes
+    cdef size_t n
+    cdef uint32_t i
+    cdef int stage
+    if entry.type == ENTRY_SKIP:        # no rank brought a tensor: nothing was moved
+        what = b"skip"
+    if lines.cycles:
+        end_line(lines, <size_t>snprintf(
+            lines.data + lines.used, LINE,
+            ',{"ph":"i","s":"p","pid":%d,"tid":%d,"ts":%llu.%03llu,"name":"cycle","args":{"entry":%llu}}\n', lines.rank,
+            <int>Row.ROW_CYCLES, <unsigned long long>(entry.closed // 1000), <unsigned long long>(entry.closed % 1000), sequence))
+    n = slice_head(lines, Row.ROW_ENTRIES, what, entry.started, entry.ended)
+    n += <size_t>snprintf(lines.data + lines.used + n, LINE - n,
+                          ',"args":{"entry":%llu,"tensors":%u,"bytes":%llu,"algorithm":"%s"}}\n', sequence, entry.items, nbytes,
+                          ALGORITHM_NAMES[entry.algorithm])
+    end_line(lines, n)
+    for stage in range(3):
+        if entry.first[stage]:
+            n = slice_head(lines, Row.ROW_STAGES + stage, STAGE_NAMES[stage], entry.first[stage], entry.last[stage])
+            n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"args":{"entry":%llu,"busy_us":%llu}}\n', sequence,
+                                  <unsigned long long>(entry.spent[stage] // 1000))
+            end_line(lines, n)
+    for i in range(entry.items):
+        draw_tensor(lines, entry, &tensors[i], what)
+
+
+cdef void draw_name(Lines* lines, const NameRecord* name) noexcept nogil:
+    """Metadata: the row of a tensor is called by its name. The name is valid UTF-8."""
+    cdef const unsigned char* text = <const unsigned char*>name + sizeof(NameRecord)
+    cdef char* line = lines.data + lines.used
+    cdef size_t n = <size_t>snprintf(line, LINE, ',{"ph":"M","pid":%d,"tid":%u,"name":"thread_name","args":{"name":"', lines.rank,
+                                     <int>Row.ROW_TENSORS + name.number)
+    cdef uint32_t i
+    for i in range(name.name_bytes):
+        if n > NAME_TEXT and text[i] & 0xC0 != 0x80:        # at the beginning of a character
+            break
+        if text[i] == c'"' or text[i] == c"\\":
+            line[n] = c"\\"
+            line[n + 1] = <char>text[i]
+            n += 2
+        elif text[i] < 0x20:
+            n += <size_t>snprintf(line + n, 8, "\\u%04x", <unsigned int>text[i])
+        else:
+            line[n] = <char>text[i]
+            n += 1
+    end_line(lines, n + <size_t>snprintf(line + n, LINE, '"}}\n'))
+
+
+cdef size_t most_bytes(const RecordHead* head) noexcept nogil:
+    """That the lines of a record may take; each may have to be moved by its own length."""
+    if head.type == RecordType.RECORD_NAME:
+        return 2 * NAME_LINE
+    if head.type == RecordType.RECORD_ENTRY:
+        return 2 * LINE * (TRACE_LINES_ENTRY + TRACE_LINES_TENSOR * <size_t>(<const EntryRecord*>head).items)
+    return 2 * LINE
+
+
+cdef int drain(State* e, Lines* lines, int fd, uint64_t limit, uint64_t* left_out) noexcept nogil:
+    """Write all that is recorded; 0 or an errno. What would go beyond `limit` bytes of the file is left out, and counted."""
+    cdef uint64_t head = load_acquire(&e.trace.head), tail = e.trace.tail      # pairs with publish(): the records are whole
+    cdef const RecordHead* record
+    cdef size_t before
+    cdef int status = 0
+    while tail < head and status == 0:
+        record = <const RecordHead*>(e.trace.ring + tail % TRACE_RING)
+        if record.type != RecordType.RECORD_PAD:
+            before = lines.used
+            if left_out[0] or not make_room(lines, most_bytes(record)):
+                left_out[0] += 1
+            else:
+                if record.type == RecordType.RECORD_NAME:
+                    draw_name(lines, <const NameRecord*>record)
+                elif record.type == RecordType.RECORD_ENTRY:
+                    draw_entry(lines, <const EntryRecord*>record)
+                elif record.type == RecordType.RECORD_WAIT:
+                    draw_span(lines, Row.ROW_WAITS, b"wait", <const SpanRecord*>record)
+                else:
+                    draw_span(lines, Row.ROW_STEPS, b"step", <const SpanRecord*>record)
+                if lines.offset + lines.used > limit:
+                    lines.used = before
+                    left_out[0] += 1
+        tail += record.bytes
+        store_release(&e.trace.tail, tail)                  # pairs with reserve(): the record has been read
+        if lines.used >= FLUSH:
+            status = write_lines(lines, fd)
+    return write_lines(lines, fd) if status == 0 else status
+
+
+cdef class Tracer:
+    """The recording of one engine."""
+    cdef Engine engine
+    cdef Lines lines
+    cdef readonly uint64_t left_out
+    cdef object error
+
+    def __cinit__(self, Engine engine not None):
+        self.engine = engine
+
+    def __dealloc__(self):
+        free(self.lines.data)
+
+    cdef State* state(self) except NULL:
+        if self.engine.state.alive == NULL or self.engine.state.alive[0] != 1:
+            raise EngineError("the timeline belongs to the parent of this forked process")
+        return self.engine.state
+
+    def start(self, uint64_t rate):
+        cdef State* e = self.state()
+        cdef int status
+        pthread_mutex_lock(&e.lock)
+        status = -2 if e.trace.on else trace_start(&e.trace, now_ns(), rate)
+        pthread_mutex_unlock(&e.lock)
+        if status == -2:
+            raise EngineError("a timeline is being recorded already")
+        if status:
+            raise MemoryError("no memory to record a timeline in")
+        if e.segment.rank == 0:
+            store32_relaxed(&e.segment.coordinator.recording, 1)
+        self.left_out = 0
+
+    def stop(self):
+        cdef State* e = self.state()
+        if e.segment.rank == 0:
+            store32_relaxed(&e.segment.coordinator.recording, 0)
+        pthread_mutex_lock(&e.lock)
+        trace_stop(&e.trace, now_ns())
+        pthread_mutex_unlock(&e.lock)
+
+    def set_rate(self, uint64_t rate):
+        store_relaxed(&self.state().trace.rate, rate)
+
+    def drain(self, int fd, uint64_t offset, uint64_t limit, bint cycles):
+        cdef State* e = self.state()
+        cdef int status
+        if e.trace.ring == NULL:
+            return offset
+        self.lines.used, self.lines.offset, self.lines.rank, self.lines.cycles = 0, offset, e.segment.rank, cycles
+        with nogil:
+            status = drain(e, &self.lines, fd, limit, &self.left_out)
+        if status:
+            raise OSError(status, "cannot write the timeline")
+        return self.lines.offset
+
+    def totals(self):
+        cdef State* e = self.state()
+        cdef Totals totals
+        cdef uint64_t since, now = now_ns()
+        pthread_mutex_lock(&e.lock)
+        totals, since = trace_totals(&e.trace, now), e.trace.since
+        pthread_mutex_unlock(&e.lock)
+        return {"since_ns": since, "now_ns": now, "entries": totals.entries, "tensors": totals.tensors, "bytes": totals.nbytes,
+                "steps": totals.steps, "busy_ns": totals.busy_ns, "wait_ns": totals.blocked_ns,
+                "exposed_ns": totals.exposed_ns, "dropped": totals.dropped}

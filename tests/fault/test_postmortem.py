@@ -1,0 +1,64 @@
+"""The command that merges flight records, on jobs that really stand still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import programs
+import pytest
+from faults import ready, send, stop, stop_in_the_middle, until
+from ranks import Job, start_ranks
+
+LIMIT = {"ENGINE_STALL_LIMIT": "3"}
+
+
+def told(job: Job) -> str:
+    """What the command prints on the job's directory."""
+    command = [sys.executable, "-m", "engine.trace", "flight", str(job.output)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(("size", "victim", "moment"), [(3, 2, "streaming"), (2, 0, "known")])
+def test_the_records_of_a_stalled_job_name_who_stands_still(size: int, victim: int, moment: str) -> None:
+    survivors = [rank for rank in range(size) if rank != victim]
+    with start_ranks(size, programs.stopped, victim, moment, env=LIMIT) as job:
+        ready(job)
+        if moment == "streaming":
+            stop_in_the_middle(job, victim)
+        else:
+            stop(job, victim)
+        records = [job.output / f"rank.{rank}" / "flight.json" for rank in survivors]
+
+        def verdict() -> str:
+            """Once more, until the others have come to where they wait."""
+            for path in records:
+                path.unlink(missing_ok=True)
+            os.kill(job.process.pid, signal.SIGUSR1)
+            until(lambda: all(path.exists() for path in records), "the others have written their records")
+            return told(job).splitlines()[-1]
+
+        waiting = f"rank {survivors[0]} waits" if size == 2 else f"ranks {survivors[0]}, {survivors[1]} wait"
+        if moment == "streaming":
+            # Wherever it was stopped: within an entry, or before it had brought its part of the next.
+            stopped, withheld = (
+                f"verdict: rank {victim} stopped in entry ",
+                f"verdict: rank {victim} has not brought 'shared'",
+            )
+            until(lambda: verdict().startswith((stopped, withheld)), "the standstill lasts a second")
+            last = verdict()
+            assert last.endswith(f"; {waiting} for it") and "'shared'" in last, last
+        else:
+            last = verdict()
+            assert last == f"verdict: rank {victim} has not brought 'known'; {waiting} for it"
+        assert f"\nrank {victim}: no flight record" in "\n" + told(job)
+        job.wait_for(*(f"failed.{rank}" for rank in survivors))
+        until(lambda: (job.output / f"rank.{survivors[0]}" / "failure.json").exists(), "the failure was written down")
+        text = told(job)
+        assert text.startswith(f"first cause: rank {victim} stalled: "), text
+        assert f"rank {victim} " in text.splitlines()[-1]
+        (job.directory / "resumed").touch()
+        send(job, victim, signal.SIGCONT)
+        job.finish(check=False)

@@ -1,0 +1,191 @@
+"""The timeline: whole however a job ends, bounded, and true."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timeline_program
+from ranks import Job, run_ranks, start_ranks
+
+from engine.trace.reading import Recording, Tensor, read
+from engine.trace.summary import summarize
+from engine.trace.timeline import PAGE
+
+TENSORS = {*timeline_program.NAMES, "broadcast"}
+
+
+def complete(path: Path) -> list[dict[str, Any]]:
+    """The events of a file that was closed."""
+    events = json.loads(path.read_text())
+    assert isinstance(events, list) and events
+    return events
+
+
+def recordings(job: Job, pattern: str) -> list[Recording]:
+    notes: list[str] = []
+    found = read(sorted(job.directory.glob(pattern)), notes)
+    assert not notes
+    return found
+
+
+@pytest.mark.parametrize(("size", "slow"), [(1, 0), (2, 1), (3, 2), (4, 0)])
+def test_every_tensor_is_shown_in_order_with_who_was_last(size: int, slow: int) -> None:
+    options = ["--timeline", "t.json", "--timeline-mark-cycles"]
+    with start_ranks(size, timeline_program.steps, slow, 0.2 if size == 3 else 0.02, options=options) as job:
+        finished = job.finish()
+        found = recordings(job, "t.rank*.json")
+        files = [complete(job.directory / f"t.rank{rank}.json") for rank in range(size)]
+    assert [recording.rank for recording in found] == list(range(size))
+    by_rank: list[dict[tuple[int, str], Tensor]] = [recording.tensors for recording in found]
+    for rank, tensors in enumerate(by_rank):
+        names = [name for _, name in tensors]
+        assert {name: names.count(name) for name in TENSORS} == dict.fromkeys(TENSORS, timeline_program.STEPS)
+        assert len(tensors) == len(names) == len(TENSORS) * timeline_program.STEPS
+        for tensor in tensors.values():
+            assert tensor.submitted <= tensor.ready <= tensor.started <= tensor.ended, (rank, tensor)
+        totals = found[rank].totals
+        assert totals is not None
+        assert (totals["steps"], totals["dropped"], totals["left_out"]) == (timeline_program.STEPS, 0, 0)
+        assert totals["tensors"] == finished.values[rank]["tensors"] == len(tensors)
+        assert totals["entries"] == finished.values[rank]["entries"] - len(TENSORS)  # those that define a name
+        cycles = [event for event in files[rank] if event["name"] == "cycle"]
+        assert len(cycles) == len(found[rank].entries) == totals["entries"]
+        for entry in found[rank].entries.values():
+            assert sum(entry.stages.values()) <= entry.ended - entry.started
+            assert size == 1 or entry.stages, entry
+    for key, tensor in by_rank[0].items():
+        same = [tensors[key] for tensors in by_rank]
+        submitted = [each.submitted for each in same]
+        # The files say when each rank brought it, so they prove what the coordinator says of who was last.
+        assert {(each.last, each.late, each.ready) for each in same} == {(tensor.last, tensor.late, tensor.ready)}
+        assert tensor.last is not None
+        assert submitted[tensor.last] == max(submitted)
+        assert abs(tensor.late - (max(submitted) - min(submitted))) < 2e-6
+    if size > 1:
+        figures = summarize(found)
+        assert figures["slowest_rank"] == slow
+        if size == 3:
+            late = [tensor for tensor in by_rank[0].values() if tensor.late > 0.1]
+            assert len(late) >= timeline_program.STEPS // 2 and {tensor.last for tensor in late} == {slow}
+            assert figures["lateness"][slow]["late"] > 0.15 * (timeline_program.STEPS // 2)
+
+
+def test_overlap_is_what_the_program_did() -> None:
+    with start_ranks(2, timeline_program.overlapping, 0.06) as job:
+        job.finish()
+        apart, together = (recordings(job, f"{name}.rank*.json") for name in "ab")
+    for row in summarize(apart)["ranks"]:
+        assert row["exact"] and row["overlapped"] > 0.6 and row["waiting"] < 0.5 * row["seconds"], row
+    for row in summarize(together)["ranks"]:
+        assert row["overlapped"] < 0.3 and row["waiting"] > 0.5 * row["communication"], row
+
+
+def test_start_and_stop_while_running() -> None:
+    with start_ranks(2, timeline_program.twice) as job:
+        job.finish()
+        for name in ("one", "two"):
+            for recording in recordings(job, f"{name}.rank*.json"):
+                names = [tensor for _, tensor in recording.tensors]
+                assert {tensor: names.count(tensor) for tensor in TENSORS} == dict.fromkeys(TENSORS, 2)
+                assert all(tensor.last is not None for tensor in recording.tensors.values())
+                assert recording.totals is not None and recording.totals["steps"] == 2
+        cycles = ["cycle" in (job.directory / f"{name}.rank0.json").read_text() for name in ("one", "two")]
+        assert cycles == [False, True]
+        alone = recordings(job, "alone/rank.*.trace.json")
+        assert [recording.rank for recording in alone] == [0]
+        assert {name for _, name in alone[0].tensors} == TENSORS
+
+
+def test_ctrl_c_leaves_complete_files() -> None:
+    with start_ranks(2, timeline_program.endless, env={"ENGINE_TIMELINE": "t.json"}) as job:
+        job.wait_for("ready.0", "ready.1")
+        os.kill(job.process.pid, signal.SIGINT)
+        job.finish(check=False)
+        for rank in range(2):
+            events = complete(job.directory / f"t.rank{rank}.json")
+            assert any(event["name"] == "engine_totals" for event in events)
+        assert all({name for _, name in each.tensors} == TENSORS for each in recordings(job, "t.rank*.json"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_rank_leaves_a_file_that_lacks_the_bracket_only(number: signal.Signals) -> None:
+    with start_ranks(2, timeline_program.endless, env={"ENGINE_TIMELINE": "t.json"}) as job:
+        job.wait_for("ready.0", "ready.1")
+        os.kill(job.pid(1), number)
+        job.finish(check=False)
+        text = (job.directory / "t.rank1.json").read_text()
+        assert text.endswith("\n") and not text.endswith("]\n")
+        assert len(json.loads(text + "]")) > 100
+        complete(job.directory / "t.rank0.json")
+        found = recordings(job, "t.rank*.json")
+        assert all({name for _, name in each.tensors} >= TENSORS for each in found)
+        shown = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "engine.trace",
+                "summary",
+                *(str(job.directory / f"t.rank{r}.json") for r in (0, 1)),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert shown.returncode == 0 and not shown.stderr, shown.stderr
+    assert "slowest rank: " in shown.stdout and "'" not in shown.stdout
+
+
+def test_no_line_crosses_a_page() -> None:
+    """What a signal interrupts is a write of several pages, between two of them."""
+    with start_ranks(1, timeline_program.many, 400, 3, options=["--timeline", "t.json"]) as job:
+        job.finish()
+        data = (job.directory / "t.rank0.json").read_bytes()
+    at = 0
+    for line in data.splitlines(True):
+        begins = at + len(line) - len(line.lstrip(b" "))
+        assert begins // PAGE == (at + len(line) - 1) // PAGE, line
+        at += len(line)
+    assert at > 20 * PAGE
+
+
+def test_the_limit_holds_and_is_said_once() -> None:
+    limit = 200_000
+    env = {"ENGINE_TIMELINE": "t", "ENGINE_TIMELINE_LIMIT": str(limit)}
+    with start_ranks(2, timeline_program.at_once, 2000, 5, env=env) as job:
+        finished = job.finish()
+        for rank in range(2):
+            path = job.directory / "t" / f"rank.{rank}.trace.json"
+            assert 50_000 < path.stat().st_size <= limit
+            complete(path)
+            assert finished.ranks[rank].stderr.count(f"has reached its limit of {limit} bytes") == 1
+        figures = summarize(recordings(job, "t/rank.*.trace.json"))
+    for row in figures["ranks"]:
+        assert row["tensors"] == 10_005, "totals count what is not shown"
+        assert row["dropped"] > 0
+
+
+def test_a_rate_bounds_what_is_recorded_and_all_ranks_record_the_same() -> None:
+    rounds, names = 10, 2000
+    # A thousand lines a second at first, five thousand at once, and a debt of one entry: some thousand tensors.
+    env = {"ENGINE_TIMELINE": "t.json", "ENGINE_TIMELINE_LIMIT": "3000000"}
+    with start_ranks(2, timeline_program.at_once, names, rounds, env=env) as job:
+        job.finish()
+        found = recordings(job, "t.rank*.json")
+    assert set(found[0].entries) == set(found[1].entries)
+    for recording in found:
+        assert recording.totals is not None
+        assert recording.totals["tensors"] == rounds * (names + 1)
+        assert (recording.totals["dropped"], recording.totals["left_out"]) == (0, 0)
+        assert names / 2 < len(recording.tensors) < 4 * names
+
+
+def test_a_timeline_that_cannot_be_written_is_an_error_before_the_job_starts() -> None:
+    finished = run_ranks(1, timeline_program.unwritable)
+    assert "timeline is '/proc/nowhere/timeline.json', where rank 0 cannot write: " in finished.values[0]

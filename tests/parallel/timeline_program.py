@@ -1,0 +1,139 @@
+"""Work to be shown on a timeline. Runs on every rank."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import engine
+from engine.trace.reading import events_of
+from engine.trace.timeline import path_of
+
+STEPS = 12
+NAMES = ("first", 'a "name"\\\n', "größe", "last")
+
+
+def ones(count: int = 100) -> np.ndarray[Any, Any]:
+    return np.ones(count, np.float32)
+
+
+def step(late: float = 0.0) -> None:
+    """Some tensors at once, after `late` seconds, and one by a blocking call."""
+    time.sleep(late)
+    handles = [engine.allreduce_async(ones(), name=name) for name in NAMES]
+    for handle in handles:
+        engine.synchronize(handle)
+    engine.broadcast_(ones(300_000), 0, name="broadcast")
+    engine.runtime.engine().mark_step()
+
+
+def steps(slow_rank: int, seconds: float) -> dict[str, int]:
+    """A rank is late in every second step; what the engine has counted."""
+    engine.init()
+    for number in range(STEPS):
+        step(seconds if engine.rank() == slow_rank and number % 2 else 0.0)
+    counted = engine.counters()
+    engine.shutdown()
+    return counted
+
+
+def overlapping(seconds: float) -> None:
+    """The program computes while the engine reduces, in `a.json`; and waits for it all the time, in `b.json`."""
+    engine.init()
+    engine.allreduce(ones(), name="known")
+    engine.barrier()
+    engine.start_timeline("a.json")
+    for _ in range(5):
+        handle = engine.allreduce_async(ones(500_000), name="known.large")
+        time.sleep(seconds)  # what a timeline is to see: time in which nobody waits
+        engine.synchronize(handle)
+    engine.stop_timeline()
+    engine.barrier()
+    engine.start_timeline("b.json")
+    for _ in range(20):
+        engine.allreduce(ones(500_000), name="known.large")
+    engine.stop_timeline()
+    engine.shutdown()
+
+
+def twice() -> None:
+    """Start and stop while the job runs, on every rank, then on rank 0 alone."""
+    engine.init()
+    rank = engine.rank()
+    step()
+    engine.stop_timeline()  # Nothing to stop.
+    counts = []
+    for name in ("one.json", "two.json"):
+        engine.barrier()
+        engine.start_timeline(name, mark_cycles=name == "two.json")
+        refused = ""
+        try:
+            engine.start_timeline("three.json")
+        except engine.errors.EngineError as error:
+            refused = str(error)
+        assert f"{name[:3]}.rank{rank}.json" in refused
+        engine.barrier()
+        step()
+        step()
+        engine.barrier()  # With it, all of it is done on this rank, and on the others.
+        engine.stop_timeline()
+        path = path_of(name, rank)
+        before = path.read_bytes()
+        step()
+        time.sleep(0.25)  # two looks of a thread that should be gone
+        assert path.read_bytes() == before, "it goes on"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        counts.append(len(events_of(path, [])))
+    assert not Path("three.json").exists() and not path_of("three.json", rank).exists()
+    if rank == 0:
+        engine.start_timeline("alone")
+    step()
+    step()
+    if rank == 0:
+        engine.stop_timeline()
+        engine.stop_timeline()
+    engine.shutdown()
+
+
+def endless() -> None:
+    """Work until the end of the job; `ready.N` says that the timeline has something."""
+    engine.init()
+    path = path_of(os.environ["ENGINE_TIMELINE"], engine.rank())
+    ready = Path(f"ready.{engine.rank()}")
+    while True:
+        step()
+        time.sleep(0.001)
+        if not ready.exists() and path.stat().st_size > 20_000:
+            ready.touch()
+
+
+def many(names: int, rounds: int) -> None:
+    engine.init()
+    for _ in range(rounds):
+        for handle in [engine.allreduce_async(ones(4), name=f"tensor.{k}") for k in range(names)]:
+            engine.synchronize(handle)
+    engine.shutdown()
+
+
+def at_once(names: int, rounds: int) -> None:
+    """Each round is one entry: the cycle is long, and the barrier closes it when all ranks have brought everything."""
+    engine.init(cycle_time_ms=5000)
+    for _ in range(rounds):
+        handles = [engine.allreduce_async(ones(4), name=f"tensor.{k}") for k in range(names)]
+        engine.barrier()
+        for handle in handles:
+            engine.synchronize(handle)
+    engine.shutdown()
+
+
+def unwritable() -> str:
+    try:
+        engine.init(timeline="/proc/nowhere/timeline.json")
+    except engine.errors.ConfigError as error:
+        return str(error)
+    return "no error"

@@ -1,0 +1,297 @@
+"""What is read from timelines and flight records, on files whose content is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.trace.__main__ import main
+from engine.trace.postmortem import report
+from engine.trace.reading import TraceError, files_of, read
+from engine.trace.summary import common, length, summarize, text, union
+from engine.trace.timeline import path_of
+
+NOW = 1_800_000_000.0
+
+
+def head(rank: int, size: int = 2, **about: Any) -> dict[str, Any]:
+    args = {"version": 1, "rank": rank, "size": size, "boot": "here", **about}
+    return {"ph": "M", "pid": rank, "name": "engine_timeline", "args": args}
+
+
+def slice_(rank: int, row: int, name: str, begun_ms: float, ended_ms: float, **args: Any) -> dict[str, Any]:
+    times = {"ts": begun_ms * 1e3, "dur": (ended_ms - begun_ms) * 1e3}
+    return {"ph": "X", "pid": rank, "tid": row, **times, "name": name, "args": args}
+
+
+def tensor(rank: int, row: int, entry: int, times_ms: list[float], last: int, late_ms: float) -> list[dict[str, Any]]:
+    submitted, ready, started, ended = times_ms
+    return [
+        slice_(rank, row, "negotiate", submitted, ready, entry=entry, last=last, late_us=late_ms * 1e3),
+        slice_(rank, row, "queue", ready, started, entry=entry),
+        slice_(rank, row, "allreduce", started, ended, entry=entry, bytes=400),
+    ]
+
+
+def a_rank(rank: int) -> list[dict[str, Any]]:
+    """Two entries, 10 to 20 ms and 30 to 50 ms; a caller waits from 15 to 40 ms; rank 1 is late by 4 and by 6 ms."""
+    names = [
+        {"ph": "M", "pid": rank, "tid": 17 + k, "name": "thread_name", "args": {"name": n}} for k, n in enumerate("ab")
+    ]
+    return [
+        head(rank),
+        *names,
+        slice_(rank, 3, "allreduce", 10, 20, entry=5, tensors=2, bytes=800, algorithm="one-shot"),
+        slice_(rank, 4, "fuse", 10, 12, entry=5, busy_us=1000),
+        slice_(rank, 5, "reduce", 12, 19, entry=5, busy_us=4000),
+        *tensor(rank, 17, 5, [4 if rank == 0 else 8, 8, 10, 20], 1, 4),
+        *tensor(rank, 18, 5, [5 if rank == 0 else 9, 9, 10, 20], 1, 4),
+        slice_(rank, 3, "allreduce", 30, 50, entry=6, tensors=1, bytes=400, algorithm="two-shot"),
+        slice_(rank, 6, "unpack", 45, 50, entry=6, busy_us=4000),
+        *tensor(rank, 17, 6, [22 if rank == 0 else 28, 28, 30, 50], 1, 6),
+        slice_(rank, 2, "wait", 15, 40),
+        slice_(rank, 1, "step", 0, 50),
+    ]
+
+
+def write(path: Path, events: list[dict[str, Any]], end: str = "]\n") -> Path:
+    path.write_text("[" + "\n,".join(json.dumps(event) for event in events) + "\n" + end)
+    return path
+
+
+def test_the_summary_has_the_known_figures(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"rank.{rank}.trace.json", a_rank(rank)) for rank in range(2)]
+    figures = summarize(read([tmp_path], []))
+    assert figures == summarize(read(files, []))
+    for row in figures["ranks"]:
+        assert not row["exact"]
+        assert row["seconds"] == pytest.approx(0.050)
+        assert row["communication"] == pytest.approx(0.030)
+        assert row["waiting"] == pytest.approx(0.025)
+        assert row["overlapped"] == pytest.approx(0.5)  # 15 of 30 ms, with a caller waiting in the others
+        assert (row["steps"], row["entries"], row["tensors"], row["bytes"]) == (1, 2, 3, 1200)
+    assert figures["slowest_rank"] == 1
+    assert figures["lateness"][0] == {"rank": 0, "last": 0, "of": 3, "mean_late": 0.0, "late": 0}
+    # From 4 to 9 ms, when a and b were missing, and from 22 to 28.
+    assert figures["lateness"][1]["late"] == pytest.approx(0.011)
+    assert figures["lateness"][1]["mean_late"] == pytest.approx(0.014 / 3)
+    assert figures["stages"] == pytest.approx({"fuse": 1 / 30, "reduce": 4 / 30, "unpack": 4 / 30, "others": 21 / 30})
+    a, b = figures["slowest_tensors"]
+    assert (a["name"], a["times"], a["mostly_last"], b["name"], b["times"]) == ("a", 2, 1, "b", 1)
+    assert a["negotiate"] == pytest.approx((0.004 + 0.006 + 0 + 0) / 4)
+    assert a["queue"] == pytest.approx(0.002) and a["execute"] == pytest.approx(0.015)
+
+
+def test_totals_go_before_what_is_drawn(tmp_path: Path) -> None:
+    totals = {"since_ns": 0, "now_ns": int(2e9), "busy_ns": int(8e8), "wait_ns": int(3e8), "exposed_ns": int(2e8)}
+    counts = {"entries": 40, "tensors": 80, "bytes": 4000, "steps": 10, "dropped": 2, "left_out": 3}
+    event = {"ph": "M", "pid": 0, "name": "engine_totals", "args": {**totals, **counts}}
+    figures = summarize(read([write(tmp_path / "t.json", [*a_rank(0), event])], []))
+    row = figures["ranks"][0]
+    assert (row["exact"], row["seconds"], row["steps"], row["communication"]) == (True, 2.0, 10, 0.8)
+    assert (row["overlapped"], row["waiting"]) == (0.75, 0.3)
+    assert (row["entries"], row["tensors"], row["bytes"]) == (40, 80, 4000)
+    assert (row["entries_shown"], row["dropped"]) == (2, 5)
+    shown = text(figures)
+    assert "10 steps of 200.00 ms" in shown and "75.0 %" in shown and "5 records are missing" in shown
+    assert "1 rank, 2.00 s" in shown and "(of a job of 2 ranks)" in shown
+
+
+def test_the_table_is_narrow_whatever_the_names(tmp_path: Path) -> None:
+    events = a_rank(0)
+    events[1]["args"]["name"] = "module." * 40 + "weight"
+    events[2]["args"]["name"] = "line\nbreak"
+    shown = text(summarize(read([write(tmp_path / "t.json", events)], [])))
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "\nline\\nbreak " in shown
+    assert "\nmodule.mod....module.module.weight " in shown
+
+
+def test_what_is_broken_is_left_out_and_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json", a_rank(0), end=',{"ph":"X","pid":0,"ti')
+    notes: list[str] = []
+    recording = read([path], notes)[0]
+    assert len(recording.tensors) == 3
+    assert len(notes) == 1 and str(path) in notes[0] and "1 broken line" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ([head(0)], [head(0)], "rank 0 is in another"),
+        ([head(0)], [head(1, boot="there")], "another host"),
+        ([head(0)], [head(1, size=3)], "another job"),
+        ([head(0)], [head(1, version=99)], "version 99"),
+        ([head(0)], [slice_(1, 3, "other", 0, 1)], "no timeline of this engine"),
+        ([head(0)], [], "no timeline of this engine"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_refused(
+    tmp_path: Path, first: list[Any], second: list[Any], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [write(tmp_path / "a.json", first), write(tmp_path / "b.json", second)]
+    with pytest.raises(TraceError, match=why):
+        read(files, [])
+    for command in (["summary"], ["merge", "-o", str(tmp_path / "out.json")]):
+        assert main([*command, *map(str, files)]) == 2
+        assert why in capsys.readouterr().err
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_missing_file_and_an_empty_directory_are_said(tmp_path: Path) -> None:
+    assert main(["summary", str(tmp_path / "none.json")]) == 2
+    with pytest.raises(TraceError, match=r"no rank.N.trace.json in it"):
+        files_of([tmp_path])
+
+
+def test_a_merged_file_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(write(tmp_path / f"t.rank{rank}.json", a_rank(rank), end="")) for rank in range(2)]
+    out = tmp_path / "out.json"
+    assert main(["merge", *files, "-o", str(out)]) == 0
+    assert json.loads(out.read_text()) == [*a_rank(0), *a_rank(1)]
+    assert summarize(read([out], [])) == summarize(read(files, []))
+    capsys.readouterr()
+    assert main(["summary", "--json", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out)["slowest_rank"] == 1
+
+
+def test_intervals() -> None:
+    assert union([(3, 4), (0, 1), (0.5, 2), (2, 2.5)]) == [(0, 2.5), (3, 4)]
+    assert length(union([(0, 2), (1, 3)])) == 3
+    assert common([(0, 2), (3, 5)], [(1, 4), (4.5, 9)]) == 2.5
+    assert common([], [(0, 1)]) == 0
+
+
+def test_where_files_go(tmp_path: Path) -> None:
+    assert path_of(tmp_path / "t.json", 3) == tmp_path / "t.rank3.json"
+    assert path_of(tmp_path / "traces", 3) == tmp_path / "traces" / "rank.3.trace.json"
+    (tmp_path / "d.json").mkdir()
+    assert path_of(tmp_path / "d.json", 0) == tmp_path / "d.json" / "rank.0.trace.json"
+
+
+# ---- flight records -------------------------------------------------------------------------------------------------
+
+
+def row(entry: int, name: str, ended: float | None = 10.0, **more: Any) -> dict[str, Any]:
+    about = {"type": "batch", "kind": "allreduce", "tensors": 1, "started": 9.0}
+    return {"entry": entry, "name": name, "ended": ended, **about, **more}
+
+
+def record(rank: int, size: int = 4, **more: Any) -> dict[str, Any]:
+    about = {"reason": "stall", "time": NOW, "monotonic": 12.5, "pending": [], "history": [row(380, "layer.2")]}
+    return {"rank": rank, "size": size, **about, **more}
+
+
+def place(rank: int, entry: int | None, passed: int) -> dict[str, Any]:
+    return {"rank": rank, "entry": entry, "packed": passed, "reduced": passed, "copied": passed, "left": False}
+
+
+def pending(name: str, seconds: float, missing: list[int] | None) -> dict[str, Any]:
+    return {"name": name, "kind": "allreduce", "seconds": seconds, "missing": missing}
+
+
+def keep(directory: Path, rank: int, name: str, content: Any) -> Path:
+    home = directory / f"rank.{rank}"
+    home.mkdir(exist_ok=True)
+    path = home / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_a_rank_without_a_record_is_found_in_the_others(tmp_path: Path) -> None:
+    history = [row(380, "layer.2"), row(381, "layer.3.weight", None)]
+    ranks = [place(0, 381, 40), place(1, 381, 40), place(2, 381, 39), place(3, 381, 40)]
+    for rank in (0, 1, 3):
+        keep(tmp_path, rank, "flight.json", record(rank, history=history, ranks=ranks))
+    shown, data = report(tmp_path)
+    assert data["verdict"] == "rank 2 stopped in entry 381 'layer.3.weight' (allreduce); ranks 0, 1, 3 wait for it"
+    assert data["without_record"] == [2]
+    lines = shown.splitlines()
+    assert lines[2] == "rank 2: no flight record"
+    assert lines[0].endswith(
+        "finished entry 380 'layer.2' (allreduce); in entry 381 'layer.3.weight' (allreduce) for 3.5 s"
+    )
+    assert lines[-1] == f"verdict: {data['verdict']}"
+
+
+def test_a_rank_that_is_just_behind_is_not_called_stopped(tmp_path: Path) -> None:
+    ranks = [place(0, 381, 40), place(1, None, 41)]
+    keep(tmp_path, 0, "flight.json", record(0, 2, monotonic=9.1, history=[row(381, "x", None)], ranks=ranks))
+    assert report(tmp_path)[1]["verdict"] == "rank 0 is the last in entry 381 'x' (allreduce); rank 1 waits for it"
+
+
+def test_who_has_not_brought_a_tensor(tmp_path: Path) -> None:
+    keep(tmp_path, 0, "flight.json", record(0, 3, pending=[pending("known", 5, [1, 2]), pending("later", 1, [2])]))
+    keep(tmp_path, 1, "flight.json", record(1, 3, pending=[pending("own", 4, [0, 2])]))
+    shown, data = report(tmp_path)
+    assert data["verdict"] == "ranks 1, 2 have not brought 'known'; rank 0 waits for it"
+    assert "waits for 'later' (allreduce) for 1.0 s: rank 2 has not brought it" in shown
+
+
+def test_a_new_name_is_missing_where_no_record_has_it(tmp_path: Path) -> None:
+    for rank in range(3):
+        waiting = [pending("new", 5, None)] if rank != 1 else []
+        keep(tmp_path, rank, "flight.json", record(rank, 3, pending=waiting))
+    assert report(tmp_path)[1]["verdict"] == "rank 1 has not brought 'new'; ranks 0, 2 wait for it"
+
+
+def test_the_first_cause_comes_first(tmp_path: Path) -> None:
+    for rank, delay in ((0, 0.5), (1, 0.1), (3, 0.2)):
+        blamed = 2 if rank != 3 else 1
+        content = {"rank": blamed, "cause": "died", "message": f"rank {blamed} died: SIGKILL", "time": NOW + delay}
+        keep(tmp_path, rank, "failure.json", content)
+        keep(tmp_path, rank, "flight.json", record(rank, reason="abort"))
+    shown, data = report(tmp_path)
+    assert shown.startswith("first cause: rank 2 died: SIGKILL\n  told by ranks 0, 1, first at ")
+    assert "  rank 3 says: rank 1 died: SIGKILL" in shown
+    assert data["verdict"] == "rank 2 died: SIGKILL"
+
+
+def test_nothing_is_wrong(tmp_path: Path) -> None:
+    for rank in range(4):
+        keep(tmp_path, rank, "flight.json", record(rank, reason="signal"))
+    assert report(tmp_path)[1]["verdict"] == "no rank stands still: nothing waits for another rank in these records"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "broken"),
+        (json.dumps(record(1))[:200], "broken"),
+        ("\x00\xff", "broken"),
+        ([1, 2], "not written by this engine"),
+        ({"rank": 1}, "no flight record of this engine"),
+        ({**record(1), "history": [{"entry": 1}]}, "no flight record of this engine"),
+        ({**record(1), "history": None}, "no flight record of this engine"),
+        ({**record(3)}, "it is rank 3's"),
+        ({**record(1, 8)}, "a world of 8 ranks, not 4"),
+        ({**record(1), "time": NOW - 300}, "301 s older than rank 0's"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_and_the_rest_is_read(tmp_path: Path, content: Any, why: str) -> None:
+    path = keep(tmp_path, 1, "flight.json", content)
+    keep(tmp_path, 0, "flight.json", record(0, time=NOW + 1, pending=[pending("known", 5, [2])]))
+    keep(tmp_path, 0, "failure.json", "{")
+    (tmp_path / "rank.x").mkdir()
+    shown, data = report(tmp_path)
+    assert [note for note in data["notes"] if note.startswith(str(path)) and why in note], data["notes"]
+    assert f"note: {tmp_path / 'rank.0' / 'failure.json'}: broken: " in shown
+    assert data["verdict"] == "rank 2 has not brought 'known'; ranks 0, 1, 3 wait for it"
+
+
+def test_a_record_of_before_ranks_were_in_it_is_read(tmp_path: Path) -> None:
+    old = record(0, 2, history=[row(7, "x", None)])
+    del old["monotonic"]
+    keep(tmp_path, 0, "flight.json", old)
+    assert report(tmp_path)[1]["verdict"] == "all ranks are in entry 7 'x' (allreduce); none is behind the others"
+
+
+def test_a_directory_without_records_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["flight", str(tmp_path)]) == 2
+    assert "no rank.N/flight.json or rank.N/failure.json" in capsys.readouterr().err
+    keep(tmp_path, 0, "flight.json", record(0))
+    assert main(["flight", "--json", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["without_record"] == [1, 2, 3]
