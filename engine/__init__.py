@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         broadcast_,
         broadcast_async,
         broadcast_async_,
+        join,
         poll,
         reducescatter,
         reducescatter_async,
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
         grouped_allreduce_async_,
     )
     from engine.objects import allgather_object, broadcast_object, check_consistency
+    from engine.process_sets import ProcessSet, global_process_set
     from engine.runtime import (
         abort,
+        add_process_set,
         counters,
         cross_rank,
         cross_size,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
         local_rank,
         local_size,
         rank,
+        remove_process_set,
         set_knobs,
         shutdown,
         size,
@@ -59,14 +63,15 @@ if TYPE_CHECKING:
 _MODULES = {
     "collectives": (
         "Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall "
-        "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ poll reducescatter "
+        "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ join poll reducescatter "
         "reducescatter_async synchronize"
     ),
     "groups": "Group grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_",
     "objects": "allgather_object broadcast_object check_consistency",
+    "process_sets": "ProcessSet global_process_set",
     "runtime": (
-        "abort counters cross_rank cross_size init is_homogeneous is_initialized knobs local_rank local_size rank "
-        "set_knobs shutdown size"
+        "abort add_process_set counters cross_rank cross_size init is_homogeneous is_initialized knobs local_rank "
+        "local_size rank remove_process_set set_knobs shutdown size"
     ),
     "types": "Average Max Min Op Product Sum",
 }
@@ -80,9 +85,11 @@ __all__ = [
     "Max",
     "Min",
     "Op",
+    "ProcessSet",
     "Product",
     "Sum",
     "abort",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -102,6 +109,7 @@ __all__ = [
     "counters",
     "cross_rank",
     "cross_size",
+    "global_process_set",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
@@ -109,6 +117,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "knobs",
     "local_rank",
     "local_size",
@@ -116,6 +125,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "set_knobs",
     "shutdown",
     "size",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from engine import runtime
 from engine.adapters import Adapter, adapter_of
 from engine.native import core
+from engine.process_sets import ProcessSet, global_process_set
 from engine.types import Average, Op
 
 if TYPE_CHECKING:
@@ -58,9 +58,10 @@ def allreduce_async_(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start `allreduce_`; see there. The tensor must be left alone until `synchronize` returns."""
-    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, blocking=False)
+    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
 
 
 def allreduce_async(
@@ -69,9 +70,10 @@ def allreduce_async(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start `allreduce`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _reduce(tensor, op, name, prescale_factor, postscale_factor, blocking=False)
+    return _reduce(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
 
 
 def allreduce(
@@ -80,6 +82,7 @@ def allreduce(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Combine a tensor over all ranks, element by element. Collective.
 
@@ -111,7 +114,7 @@ def allreduce(
     WorldError
         A rank died, raised, left or stalled.
     """
-    return _reduce(tensor, op, name, prescale_factor, postscale_factor, blocking=True).wait()
+    return _reduce(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=True).wait()
 
 
 def allreduce_(
@@ -120,22 +123,29 @@ def allreduce_(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """As `allreduce`, in place. Returns `tensor`."""
-    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, blocking=True).wait()
+    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=True).wait()
 
 
-def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
+def broadcast_async_(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """Start `broadcast_`; see `broadcast`. The tensor must be left alone until `synchronize` returns."""
-    return _spread_in_place(tensor, root_rank, name, blocking=False)
+    return _spread_in_place(tensor, root_rank, name, process_set, blocking=False)
 
 
-def broadcast_async(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
+def broadcast_async(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """Start `broadcast`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _spread(tensor, root_rank, name, blocking=False)
+    return _spread(tensor, root_rank, name, process_set, blocking=False)
 
 
-def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """Give every rank the values of one. Collective.
 
     Parameters
@@ -159,20 +169,22 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
     EngineError
         As for `allreduce`.
     """
-    return _spread(tensor, root_rank, name, blocking=True).wait()
+    return _spread(tensor, root_rank, name, process_set, blocking=True).wait()
 
 
-def broadcast_(tensor: Any, root_rank: int, name: str | None = None) -> Any:
+def broadcast_(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """As `broadcast`, in place. Returns `tensor`."""
-    return _spread_in_place(tensor, root_rank, name, blocking=True).wait()
+    return _spread_in_place(tensor, root_rank, name, process_set, blocking=True).wait()
 
 
-def allgather_async(tensor: Any, name: str | None = None) -> Handle:
+def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Start `allgather`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _join(tensor, name, blocking=False)
+    return _gather(tensor, name, process_set, blocking=False)
 
 
-def allgather(tensor: Any, name: str | None = None) -> Any:
+def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Concatenate the tensors of all ranks along the first dimension, in rank order. Collective.
 
     Parameters
@@ -192,15 +204,19 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
     EngineError
         As for `allreduce`.
     """
-    return _join(tensor, name, blocking=True).wait()
+    return _gather(tensor, name, process_set, blocking=True).wait()
 
 
-def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None) -> Handle:
+def alltoall_async(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """Start `alltoall`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _exchange(tensor, splits, name, blocking=False)
+    return _exchange(tensor, splits, name, process_set, blocking=False)
 
 
-def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> Any:
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """Send some rows to each rank, and receive what each rank has for this one. Collective.
 
     Parameters
@@ -227,7 +243,7 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> Any:
     EngineError
         As for `allreduce`.
     """
-    return _exchange(tensor, splits, name, blocking=True).wait()
+    return _exchange(tensor, splits, name, process_set, blocking=True).wait()
 
 
 def reducescatter_async(
@@ -236,9 +252,10 @@ def reducescatter_async(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start `reducescatter`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _scatter(tensor, op, name, prescale_factor, postscale_factor, blocking=False)
+    return _scatter(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
 
 
 def reducescatter(
@@ -247,6 +264,7 @@ def reducescatter(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Combine a tensor over all ranks, and keep this rank's share of the rows. Collective.
 
@@ -268,12 +286,38 @@ def reducescatter(
     EngineError
         As for `allreduce`.
     """
-    return _scatter(tensor, op, name, prescale_factor, postscale_factor, blocking=True).wait()
+    return _scatter(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=True).wait()
 
 
-def barrier(name: str | None = None) -> None:
-    """Return when every rank has called it. Collective."""
-    runtime.engine().barrier(name, True).wait()
+def barrier(name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
+    """Return when every rank of the process set has called it. Collective."""
+    process_set.engine.barrier(name, True).wait()
+
+
+def join(process_set: ProcessSet = global_process_set) -> int:
+    """Bring nothing more until every rank has called this. Collective.
+
+    For ranks that have less to do than others, such as fewer batches. Until all have joined, a rank that has joined
+    takes part in whatever the others call, and changes nothing: it contributes the identity of a reduction (0 for Sum
+    and Average, whose divisor stays the number of ranks), and no rows to an allgather or all-to-all. It cannot be the
+    root of a broadcast.
+
+    Parameters
+    ----------
+    process_set : ProcessSet, optional
+        Whose ranks join.
+
+    Returns
+    -------
+    int
+        The rank that joined last, which has done most; equal on all ranks.
+
+    Raises
+    ------
+    EngineError
+        A rank that the others wait for does nothing any more, has left or failed: by name.
+    """
+    return process_set.engine.join()
 
 
 def poll(handle: Handle | Group) -> bool:
@@ -294,41 +338,55 @@ def number_of(op: int | None) -> int:
 # `blocking`: the caller is about to wait, so the engine submits and waits in one step and wakes nobody for it.
 
 
-def _reduce(tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool) -> Handle:
+def _reduce(
+    tensor: Any,
+    op: int | None,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    blocking: bool,
+) -> Handle:
     adapter = adapter_of(tensor)
     source = adapter.input(tensor)
     output = adapter.empty(source)
-    native = runtime.engine().allreduce(source, output, name, number_of(op), prescale, postscale, blocking)
+    native = process_set.engine.allreduce(source, output, name, number_of(op), prescale, postscale, blocking)
     return Handle(native, output, lambda output: adapter.result(tensor, output))
 
 
 def _reduce_in_place(
-    tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool
+    tensor: Any,
+    op: int | None,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    blocking: bool,
 ) -> Handle:
     adapter = adapter_of(tensor)
     target = adapter.target(tensor)
-    native = runtime.engine().allreduce(target, target, name, number_of(op), prescale, postscale, blocking)
+    native = process_set.engine.allreduce(target, target, name, number_of(op), prescale, postscale, blocking)
     return _in_place(native, adapter, tensor, target)
 
 
-def _spread(tensor: Any, root: int, name: str | None, blocking: bool) -> Handle:
+def _spread(tensor: Any, root: int, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     adapter = adapter_of(tensor)
     source = adapter.input(tensor)
     output = adapter.empty(source)
-    native = runtime.engine().broadcast(source, output, name, root, blocking)
+    native = process_set.engine.broadcast(source, output, name, root, blocking)
     return Handle(native, output, lambda output: adapter.result(tensor, output))
 
 
-def _spread_in_place(tensor: Any, root: int, name: str | None, blocking: bool) -> Handle:
+def _spread_in_place(tensor: Any, root: int, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     adapter = adapter_of(tensor)
     target = adapter.target(tensor)
-    native = runtime.engine().broadcast(target, target, name, root, blocking)
+    native = process_set.engine.broadcast(target, target, name, root, blocking)
     return _in_place(native, adapter, tensor, target)
 
 
-def _join(tensor: Any, name: str | None, blocking: bool) -> Handle:
+def _gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     adapter = adapter_of(tensor)
-    native = runtime.engine().allgather(adapter.rows(tensor), name, blocking)
+    native = process_set.engine.allgather(adapter.rows(tensor), name, blocking)
 
     def fetch(_: Any) -> Any:
         data, rows = native.gathered
@@ -337,10 +395,10 @@ def _join(tensor: Any, name: str | None, blocking: bool) -> Handle:
     return Handle(native, None, fetch)
 
 
-def _exchange(tensor: Any, splits: Any, name: str | None, blocking: bool) -> Handle:
+def _exchange(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     adapter = adapter_of(tensor)
     source = adapter.rows(tensor)
-    engine = runtime.engine()
+    engine = process_set.engine
     if splits is None:
         rows, rest = divmod(len(source), engine.size)
         if rest:
@@ -358,11 +416,17 @@ def _exchange(tensor: Any, splits: Any, name: str | None, blocking: bool) -> Han
 
 
 def _scatter(
-    tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool
+    tensor: Any,
+    op: int | None,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    blocking: bool,
 ) -> Handle:
     adapter = adapter_of(tensor)
     source = adapter.input(tensor)
-    engine = runtime.engine()
+    engine = process_set.engine
     rows = len(source) if source.ndim else 0
     output = adapter.empty(
         source[: rows // engine.size + (engine.rank < rows % engine.size)] if source.ndim else source

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine import runtime
 from engine.adapters import adapter_of
 from engine.collectives import number_of
 from engine.errors import EngineError
 from engine.native import core
+from engine.process_sets import ProcessSet, global_process_set
 from engine.types import Average
 
 
@@ -50,9 +50,10 @@ def grouped_allreduce_async_(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Group:
     """Start `grouped_allreduce_`; see there. The tensors must be left alone until `synchronize` returns."""
-    return _reduce_group_in_place(tensors, op, name, prescale_factor, postscale_factor, blocking=False)
+    return _reduce_group_in_place(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
 
 
 def grouped_allreduce_async(
@@ -61,9 +62,10 @@ def grouped_allreduce_async(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Group:
     """Start `grouped_allreduce`; see there. The tensors must not be written to until `synchronize` returns."""
-    return _reduce_group(tensors, op, name, prescale_factor, postscale_factor, blocking=False)
+    return _reduce_group(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
 
 
 def grouped_allreduce(
@@ -72,6 +74,7 @@ def grouped_allreduce(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Combine several tensors over all ranks in one request. Collective.
 
@@ -96,7 +99,7 @@ def grouped_allreduce(
     EngineError
         As for `allreduce`; a `MismatchError` concerns all tensors of a dtype.
     """
-    return _reduce_group(tensors, op, name, prescale_factor, postscale_factor, blocking=True).wait()
+    return _reduce_group(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=True).wait()
 
 
 def grouped_allreduce_(
@@ -105,9 +108,12 @@ def grouped_allreduce_(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """As `grouped_allreduce`, in place. Returns the tensors."""
-    return _reduce_group_in_place(tensors, op, name, prescale_factor, postscale_factor, blocking=True).wait()
+    return _reduce_group_in_place(
+        tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=True
+    ).wait()
 
 
 def _by_dtype(sources: list[Any]) -> dict[Any, list[int]]:
@@ -124,12 +130,13 @@ def _start_group(
     op: int | None,
     name: str | None,
     scales: tuple[float, float],
+    process_set: ProcessSet,
     blocking: bool,
 ) -> list[core.Handle]:
     if not sources:
         raise ValueError("a group has at least one tensor")
     groups = _by_dtype(sources)
-    engine = runtime.engine()
+    engine = process_set.engine
     if len(groups) > 1:
         core.expect_tensors(sources)  # All are refused before any is brought.
     return [
@@ -146,12 +153,18 @@ def _start_group(
 
 
 def _reduce_group(
-    tensors: Sequence[Any], op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool
+    tensors: Sequence[Any],
+    op: int | None,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    blocking: bool,
 ) -> Group:
     adapters = [adapter_of(tensor) for tensor in tensors]
     sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
     outputs = [adapter.empty(source) for adapter, source in zip(adapters, sources, strict=True)]
-    natives = _start_group(sources, outputs, op, name, (prescale, postscale), blocking)
+    natives = _start_group(sources, outputs, op, name, (prescale, postscale), process_set, blocking)
 
     def fetch(outputs: list[Any]) -> list[Any]:
         return [
@@ -162,11 +175,17 @@ def _reduce_group(
 
 
 def _reduce_group_in_place(
-    tensors: Sequence[Any], op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool
+    tensors: Sequence[Any],
+    op: int | None,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    blocking: bool,
 ) -> Group:
     adapters = [adapter_of(tensor) for tensor in tensors]
     targets = [adapter.target(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
-    natives = _start_group(targets, targets, op, name, (prescale, postscale), blocking)
+    natives = _start_group(targets, targets, op, name, (prescale, postscale), process_set, blocking)
 
     def fetch(targets: list[Any]) -> list[Any]:
         for adapter, tensor, target in zip(adapters, tensors, targets, strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,15 @@ from engine.adapters import adapter_of
 from engine.collectives import broadcast_
 from engine.errors import EngineError, MismatchError, UnsupportedTensorError
 from engine.native import memory
+from engine.process_sets import ProcessSet, global_process_set
 
 Described = dict[str, tuple[str, int]]  # by name: what it is, and a checksum of its value where that counts
 _SHOWN = 20  # lines of a report
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """Give every rank the object of one. Collective.
 
     Parameters
@@ -32,6 +35,8 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
     root_rank : int
     name : str, optional
         Equal on all ranks.
+    process_set : ProcessSet, optional
+        Whose ranks take part.
 
     Returns
     -------
@@ -51,15 +56,15 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
         except Exception as error:  # Whatever a `__reduce__` may raise; the others must hear of it.
             failure = error
     header = np.array([-1 if failure else len(data)], np.int64)
-    broadcast_(header, root_rank, name and f"{name}.size")
+    broadcast_(header, root_rank, name and f"{name}.size", process_set)
     if header[0] < 0:
         raise EngineError(f"rank {root_rank} cannot pickle the object that it broadcasts") from failure
     payload = np.frombuffer(data, np.uint8).copy() if data else np.empty(int(header[0]), np.uint8)
-    broadcast_(payload, root_rank, name and f"{name}.data")
+    broadcast_(payload, root_rank, name and f"{name}.data", process_set)
     return obj if data else pickle.loads(payload.data)
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Collect one object of each rank. Collective.
 
     Parameters
@@ -68,6 +73,8 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         Anything that can be pickled.
     name : str, optional
         Equal on all ranks.
+    process_set : ProcessSet, optional
+        Whose ranks take part.
 
     Returns
     -------
@@ -85,10 +92,10 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # As above: an empty contribution tells the others.
         failure = error
-    handle = runtime.engine().allgather(np.frombuffer(data, np.uint8), name, True)
+    handle = process_set.engine.allgather(np.frombuffer(data, np.uint8), name, True)
     handle.wait()
     payload, rows = handle.gathered
-    for rank, count in enumerate(rows):
+    for rank, count in zip(process_set.ranks, rows, strict=True):
         if count == 0:
             raise EngineError(f"rank {rank} cannot pickle the object that it gathers") from failure
     objects, start = [], 0
@@ -128,7 +135,7 @@ def describe(name: str, value: Any) -> str:
     raise UnsupportedTensorError(f"{name!r} is a {type(value).__qualname__}, not a tensor")
 
 
-def check_consistency(params: Any, name: str | None = None) -> None:
+def check_consistency(params: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
     """Check that all ranks hold the same parameters, bit by bit. Collective.
 
     Parameters
@@ -148,10 +155,12 @@ def check_consistency(params: Any, name: str | None = None) -> None:
     for key, value in pairs(params):
         is_tensor = hasattr(value, "dtype")
         described[key] = describe(key, value), memory.checksum(adapter_of(value).input(value)) if is_tensor else 0
-    compare(described, "parameters differ between ranks", name)
+    compare(described, "parameters differ between ranks", name, process_set)
 
 
-def compare(described: Described, title: str, name: str | None = None) -> None:
+def compare(
+    described: Described, title: str, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> None:
     """Check that all ranks describe the same things alike. Collective.
 
     Parameters
@@ -165,14 +174,15 @@ def compare(described: Described, title: str, name: str | None = None) -> None:
     ------
     MismatchError
     """
-    lines = differences(allgather_object(described, name))
+    lines = differences(allgather_object(described, name, process_set), process_set.ranks)
     if lines:
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         raise MismatchError("\n  ".join([title, *lines[:_SHOWN], *more]))
 
 
-def differences(ranks: list[Described]) -> list[str]:
-    """One line for each name that is not the same everywhere, in the order of rank 0."""
+def differences(ranks: list[Described], numbers: Sequence[int] | None = None) -> list[str]:
+    """One line for each name that is not the same everywhere, in the order of the first rank; `numbers` name ranks."""
+    numbers = range(len(ranks)) if numbers is None else numbers
     lines = []
     names = dict.fromkeys(name for described in ranks for name in described)
     for name in names:
@@ -184,8 +194,8 @@ def differences(ranks: list[Described]) -> list[str]:
         others: dict[tuple[str, int] | None, list[int]] = {}
         for rank, value in enumerate(values):
             if value != common:
-                others.setdefault(value, []).append(rank)
-        base = values.index(common)
+                others.setdefault(value, []).append(numbers[rank])
+        base = numbers[values.index(common)]
         lines += [f"{name!r}: {_differs(who, value, base, common)}" for value, who in others.items()]
     return lines
 

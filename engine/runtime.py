@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from engine import config, logs
 from engine.errors import ConfigError, EngineError, ForkedError, NotInitializedError
 from engine.launch.machine import cpu_quota
 from engine.native import core, setup
+from engine.process_sets import ProcessSet, Registry
 from engine.rendezvous import Gathered, gather
 from engine.trace.flight import Recorder
 from engine.watch import Watch
@@ -32,6 +34,7 @@ class _Running:
     world: World
     settings: config.Config
     watch: Watch
+    sets: Registry
     pid: int
 
 
@@ -51,11 +54,14 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
-def init(**settings: Any) -> None:
+def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None, **settings: Any) -> None:
     """Meet the other ranks and start the engine. Collective. Does nothing if the engine is running.
 
     Parameters
     ----------
+    process_sets : iterable of ProcessSet or of ranks, optional
+        Sets to add at once, equal on all ranks. `"dynamic"` is accepted and needs not be said: sets can be added at any
+        time.
     **settings
         Any setting of `engine.config.Config`, such as `fusion_threshold` (bytes) or `cycle_time_ms`. They go before the
         environment.
@@ -75,7 +81,7 @@ def init(**settings: Any) -> None:
     with _lock:
         if _running is not None:
             _check_pid(_running)
-            if settings:
+            if settings or process_sets:
                 raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
             return
         environ = config.environment()
@@ -85,6 +91,12 @@ def init(**settings: Any) -> None:
         _generation += 1
         _running = _start(world, chosen, _generation)
         atexit.register(shutdown)
+    if isinstance(process_sets, str):
+        if process_sets != "dynamic":
+            raise ConfigError(f"process_sets is a list of sets, or 'dynamic', not {process_sets!r}")
+    else:
+        for each in process_sets or ():
+            add_process_set(each)
     logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
 
 
@@ -114,9 +126,10 @@ def _start(world: World, settings: config.Config, generation: int) -> _Running:
         spin_us=_spin(gathered) if settings.spin_us is None else settings.spin_us,
         stores=settings.stores,
     )
-    watch = Watch(engine, Recorder(settings.output_dir, world.rank))
+    sets = Registry(engine, settings.shutdown_timeout)
+    watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
     watch.start()
-    return _Running(engine, world, settings, watch, os.getpid())
+    return _Running(engine, world, settings, watch, sets, os.getpid())
 
 
 def _spin(gathered: Gathered) -> float:
@@ -144,6 +157,7 @@ def shutdown() -> None:
         _running = None
         atexit.unregister(shutdown)
         try:
+            running.sets.close()
             running.engine.close(running.settings.shutdown_timeout)
         finally:
             running.watch.report_failure()
@@ -183,6 +197,39 @@ def engine() -> core.Engine:
         In a forked child.
     """
     return _current().engine
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Form a process set. Collective over the world: on all ranks, also on those that are not in it.
+
+    Parameters
+    ----------
+    process_set : ProcessSet or iterable of int
+        Its ranks in the world. A set costs each of its ranks a sleeping thread and some memory.
+
+    Returns
+    -------
+    ProcessSet
+
+    Raises
+    ------
+    ValueError
+        No rank, or what is no rank; there is a set with these ranks.
+    EngineError
+        The ranks do not mean the same set.
+    """
+    return _current().sets.add(process_set)
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """End a process set, after what is in flight in it. Collective over the world; not for the global set.
+
+    Returns
+    -------
+    bool
+        Whether it was there.
+    """
+    return _current().sets.remove(process_set)
 
 
 def is_initialized() -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 from engine.errors import WorldError
 from engine.logs import logger
 from engine.native import core
+from engine.process_sets import Registry
 from engine.trace.flight import Recorder, snapshot
 from engine_ext.errors import BY_CAUSE
 
@@ -39,18 +40,19 @@ def summary(kind: type[BaseException], value: BaseException | None, trace: Trace
     return kind.__name__ + (f": {text[0]}" if value is not None and text else "") + where
 
 
-def late(missing: list[int] | None) -> str:
+def late(missing: list[int] | None, coordinator: int = 0) -> str:
     """Who is missing, for a message."""
     if missing is None:
-        return "ranks unknown here (rank 0 knows)"
+        return f"ranks unknown here (rank {coordinator} knows)"
     return ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing)) if missing else "no rank"
 
 
 class Watch:
     """Hooks and thread of one engine, from `start` to `stop`."""
 
-    def __init__(self, engine: core.Engine, recorder: Recorder) -> None:
+    def __init__(self, engine: core.Engine, sets: Registry, recorder: Recorder) -> None:
         self._engine = engine
+        self._sets = sets
         self._recorder = recorder
         self._pid = os.getpid()
         self._reported = threading.Lock()
@@ -105,19 +107,23 @@ class Watch:
                 logger.warning("SIGUSR1: schedule entries in %s", self._flight("signal"))
 
     def _report_stall(self) -> None:
-        lines = self._engine.overdue()
-        lines += [
-            f"{entry['name']!r} ({entry['kind']}) has waited {entry['seconds']:.0f} s for {late(entry['missing'])}"
-            for entry in self._engine.pending()
-            if entry["missing"] is not None or self._engine.rank != 0  # What rank 0 knows, it has said above.
-        ]
+        lines = []
+        for engine in (self._engine, *self._sets.engines):
+            where = "" if engine is self._engine else f" among ranks {', '.join(map(str, engine.numbers))}"
+            lines += [line + where for line in engine.overdue()]
+            lines += [
+                f"{entry['name']!r} ({entry['kind']}) has waited {entry['seconds']:.0f} s for "
+                f"{late(entry['missing'], engine.numbers[0])}{where}"
+                for entry in engine.pending()
+                if entry["missing"] is not None or engine.rank != 0  # What the coordinator knows, it has said above.
+            ]
         path = self._flight("stall")
         if not lines:
             return
         logger.warning("stalled; schedule entries in %s\n  %s", path, "\n  ".join(lines))
 
     def _flight(self, reason: str) -> Path | None:
-        return self._write("flight.json", snapshot(self._engine, reason, time.time()))
+        return self._write("flight.json", snapshot(self._engine, self._sets.engines, reason, time.time()))
 
     def _write(self, name: str, content: dict[str, Any]) -> Path | None:
         """A full disk must not hide the failure that is being reported."""

@@ -21,14 +21,23 @@ cdef class Handle:
 
 cdef class Engine:
     cdef State* state
-    cdef readonly int rank
+    cdef readonly int rank          # among the engine's ranks
     cdef readonly int size
+    cdef readonly int number        # this rank in the world
+    cdef readonly tuple numbers     # all of the engine's ranks in the world
+    cdef readonly Engine world      # of a process set; None: this is the world's
+    cdef dict settings
+    cdef int control                # the world's memory file
+    cdef uint64_t end               # of what lies in it
+    cdef uint64_t formed            # process sets so far
+    cdef uint64_t offset            # where its segment lies there
     cdef uint64_t[6] unnamed        # operations without a name so far, by each of KINDS
     cdef uint64_t regions
     cdef list shared                # this rank's parts of the arena
     cdef set warned                 # names whose stall has been reported
     cdef bint closed
 
+    cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset) except -1
     cdef int check(self) except -1
     cdef int between_ticks(self, Op* op) except -1
     cdef int finish(self, Op* op, bint urgent) except -1
@@ -37,6 +46,8 @@ cdef class Engine:
     cdef object world_error(self)
     cdef Handle start(self, Op* op, object name, bint blocking, object owner, object output)
     cdef uint64_t row_bytes(self, const View* view) noexcept
+    cdef int expect_joins(self, uint64_t begun) except -1
+    cdef void leave_world(self) noexcept
     cdef int make_room(self, const Name* name, int status) except -1
 
 cdef Op* new_op() except NULL

@@ -43,6 +43,14 @@ class Engine:
         """
     rank: int
     size: int
+    number: int
+    numbers: tuple[int, ...]
+    world: Engine | None
+
+    def form(self, numbers: tuple[int, ...]) -> Engine | None:
+        """Collective over the world: an engine for these ranks among themselves, None on the others. It fails with the
+        world. Its ranks count from 0 and are called `numbers` in messages and as roots.
+        """
 
     # `blocking` submits and waits in one native call, so that nobody is woken: `wait` then returns at once.
     def allreduce(
@@ -79,6 +87,8 @@ class Engine:
         blocking: bool = False,
     ) -> Handle: ...
     def barrier(self, name: str | None, blocking: bool = False) -> Handle: ...
+    def join(self) -> int:
+        """Collective: bring nothing, and stand in for what others bring, until all have joined; the last to join."""
     def share(self, nbytes: int) -> memoryview:
         """Collective: `nbytes` of zeroed memory at the same offset in every rank's part of the arena."""
     def set_knobs(
@@ -122,6 +132,8 @@ class Engine:
     @property
     def failure(self) -> BaseException | None:
         """The world's first cause, as the exception every call raises; None while the world is well."""
+    def reclaim(self) -> None:
+        """Give back the memory of a process set that all its members have closed. One of them does it."""
     def close(self, timeout: float) -> None:
         """Finish what is in flight (up to `timeout` seconds), publish that this rank left, stop the engine thread."""
 

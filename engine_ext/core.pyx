@@ -3,6 +3,7 @@
 Reference counts are touched under the GIL only. An operation holds one reference to what keeps its tensors alive; its handle
 frees it, or, when the handle went first, the graveyard does at the next call (ARCHITECTURE.md, I9).
 """
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF, Py_INCREF
@@ -19,16 +20,18 @@ from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.coordinator cimport Knobs, coordinator_close, coordinator_open
 from engine_ext.control.describe cimport kind_name
 from engine_ext.control.driver cimport (
-    Goal, Name, driver_await, driver_call, driver_pin, driver_start, driver_stop,
+    Goal, Name, driver_await, driver_call, driver_join, driver_pin, driver_start, driver_stop,
     driver_submit, driver_unpin, driver_wait,
 )
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.layout cimport (
-    CAUSE_RAISED, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, NAME_BYTES,
-    SLOT_BYTES, engine_meta,
+    CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST,
+    KIND_REDUCESCATTER, NAME_BYTES, SLOT_BYTES, engine_meta, segment_bytes,
 )
 from engine_ext.control.monitor cimport monitor_wait
-from engine_ext.control.segment cimport abort_world, ring_others, segment_map, segment_unmap
+from engine_ext.control.segment cimport (
+    abort_world, away, ring_others, segment_append, segment_map, segment_unmap, segment_within,
+)
 from engine_ext.control.stall cimport stall_look_after, stall_overdue
 from engine_ext.control.state cimport (
     EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
@@ -37,6 +40,7 @@ from engine_ext.control.state cimport (
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Member, Op, Status, table_close, table_open
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_PRODUCT, engine_kernels_get
+from engine_ext.data.plan cimport PIECE_ALIGNMENT
 from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of
 from engine_ext.platform.atomics cimport (
     load32_acquire, load_acquire, now_ns, or32, store32_release, store_release, swap_pointer,
@@ -57,6 +61,10 @@ cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
     int munmap(void* addr, size_t length)
     int madvise(void* addr, size_t length, int advice)
+
+cdef extern from "<fcntl.h>" nogil:
+    enum: FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
+    int fallocate(int fd, int mode, long offset, long length)
 
 cdef extern from "<unistd.h>" nogil:
     int close_descriptor "close"(int fd)
@@ -161,49 +169,72 @@ cdef class Handle:
 
 # ---- the engine ----------------------------------------------------------------------------------------------------
 
+@cython.no_gc_clear                  # __dealloc__ needs the world
 cdef class Engine:
-    """One rank's engine."""
+    """One rank's engine, in the world or in a process set."""
 
     def __cinit__(self, *args, **kwargs):
         self.state = <State*>calloc(1, sizeof(State))
         if self.state == NULL:
             raise MemoryError("no memory for the engine")
-        self.state.events_fd = self.state.arena.fd = -1
+        self.state.world = self.state
+        self.state.events_fd = self.state.arena.fd = self.control = -1
         self.shared, self.warned = [], set()
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, fusion_threshold, cycle_time_ms, stall_warning,
                  stall_limit, spin_us, stores):
         cdef State* e = self.state
-        cdef Knobs knobs
-        cdef int status, r
+        cdef int r
         if e.segment.header != NULL:
             raise EngineError("an engine is initialised once")
-        self.rank, self.size = rank, size
+        self.control = control
         arena_open(&e.arena, arena, rank, size)
         if len(peers) != size:
             raise ValueError(f"{size} ranks have {size} pidfds, not {len(peers)}")
         e.peers = <int*>calloc(size, sizeof(int))
         for r in range(size if e.peers != NULL else 0):
             e.peers[r] = peers[r]
+        e.events_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        if e.peers == NULL or e.events_fd < 0:
+            raise MemoryError("no memory for the engine")
+        self.settings = {
+            "fusion_threshold": fusion_threshold, "cycle_time_ms": cycle_time_ms, "stall_warning": stall_warning,
+            "stall_limit": stall_limit, "spin_us": spin_us, "stores": stores,
+        }
+        self.open(rank, tuple(range(size)), None, 0)
+
+    cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset) except -1:
+        """Start this rank's engine among `numbers`, in the segment at `offset` of the world's file."""
+        cdef State* e = self.state
+        cdef Knobs knobs
+        cdef int status, r, size = <int>len(numbers)
+        self.rank, self.size, self.numbers, self.number, self.offset = rank, size, numbers, numbers[rank], offset
         e.alive = <uint64_t*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-        if e.peers == NULL or <void*>e.alive == MAP_FAILED:
+        if <void*>e.alive == MAP_FAILED:
+            e.alive = NULL
             raise MemoryError("no memory for the engine")
         madvise(e.alive, PAGE, MADV_WIPEONFORK)
         e.alive[0] = 1
         memset(&knobs, 0, sizeof(Knobs))
-        knobs.fusion_threshold, knobs.cycle_time_ms = fusion_threshold, cycle_time_ms
-        knobs.stores, knobs.chunk = STORES.index(stores), SLOT_BYTES // 2
+        knobs.fusion_threshold, knobs.cycle_time_ms = self.settings["fusion_threshold"], self.settings["cycle_time_ms"]
+        knobs.stores, knobs.chunk = STORES.index(self.settings["stores"]), SLOT_BYTES // 2
         e.wanted = e.seen = knobs
-        e.spin_ns = <uint64_t>(<double>spin_us * 1e3)
-        e.stall_warning_ns, e.stall_limit_ns = <uint64_t>(<double>stall_warning * 1e9), <uint64_t>(<double>stall_limit * 1e9)
+        e.spin_ns = <uint64_t>(<double>self.settings["spin_us"] * 1e3)
+        e.stall_warning_ns = <uint64_t>(<double>self.settings["stall_warning"] * 1e9)
+        e.stall_limit_ns = <uint64_t>(<double>self.settings["stall_limit"] * 1e9)
         pthread_mutex_init(&e.lock, NULL)
-        e.events_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-        status = segment_map(&e.segment, control, rank, size)
-        close_descriptor(control)
+        status = segment_map(&e.segment, self.control if world is None else world.control, offset, rank, size)
         if status == -EPROTO:
             raise IncompatibleRanksError(f"rank {rank} was given a control segment of another layout than this build's")
-        if status < 0 or e.events_fd < 0:
+        if status < 0:
             raise OSError(-status, "cannot map the control segment")
+        if world is None:
+            self.end = segment_bytes(<uint32_t>size)
+        else:
+            for r in range(size):
+                e.segment.numbers[r] = numbers[r]
+            segment_within(&e.segment, &world.state.segment)
+            self.world, e.world = world, world.state
         if (table_open(&e.table, &e.segment) != Status.OK
                 or executor_open(&e.executor, &e.segment, &e.arena, engine_kernels_get(kernel_level())) != Status.OK
                 or (rank == 0 and coordinator_open(&e.coordinator, &e.segment, &knobs) != Status.OK)):
@@ -211,6 +242,37 @@ cdef class Engine:
         status = driver_start(e)
         if status:
             raise OSError(status, "cannot start the engine thread")
+        if world is not None:
+            pthread_mutex_lock(&e.world.lock)
+            e.beside, e.world.sets = e.world.sets, e
+            pthread_mutex_unlock(&e.world.lock)
+        return 0
+
+    def form(self, tuple numbers):
+        """An engine for some ranks of the world, among themselves; None on the others. Collective over the world."""
+        cdef State* e = self.state
+        cdef Engine part = None
+        cdef Op* op
+        cdef uint64_t offset = self.end
+        cdef int status = 0
+        self.check()
+        if self.world is not None:
+            raise EngineError("process sets are formed by the world's engine")
+        self.end += segment_bytes(<uint32_t>len(numbers))
+        self.formed += 1
+        # Rank 0 makes the segment before it brings the barrier, so every member finds it after.
+        if self.rank == 0:
+            status = segment_append(&e.segment, self.control, offset, <int>len(numbers))
+        if status < 0:
+            raise OSError(-status, f"cannot make the control segment of a process set of {len(numbers)} ranks")
+        op = new_op()
+        op.meta.kind, op.meta.ndim, op.meta.dims[0] = KIND_BARRIER, 1, <int64_t>len(numbers)
+        (<Handle>self.start(op, f"engine.form.{self.formed}", True, None, None)).wait()
+        if self.rank in numbers:
+            part = Engine.__new__(Engine)
+            part.settings = self.settings
+            part.open(numbers.index(self.rank), numbers, self, offset)
+        return part
 
     def __dealloc__(self):
         cdef State* e = self.state
@@ -219,6 +281,7 @@ cdef class Engine:
             return
         if e.alive != NULL and e.alive[0] == 1:     # not in a forked child: there nothing of this is ours
             if not self.closed and e.segment.header != NULL:
+                self.leave_world()
                 driver_stop(e)
             arena_close(&e.arena)
             if e.segment.header != NULL:
@@ -229,7 +292,9 @@ cdef class Engine:
             segment_unmap(&e.segment)
             for r in range(self.size if e.peers != NULL else 0):
                 close_descriptor(e.peers[r] if e.peers[r] >= 0 else -1 - e.peers[r])
-            close_descriptor(e.events_fd)
+            for descriptor in (e.events_fd, self.control):
+                if descriptor >= 0:
+                    close_descriptor(descriptor)
             munmap(e.alive, PAGE)
         free(e.peers)
         free(e.batch)
@@ -242,7 +307,7 @@ cdef class Engine:
             raise NotInitializedError("this engine was never initialised")
         if self.state.alive[0] != 1:
             raise ForkedError(
-                f"rank {self.rank}'s engine was used in a forked child of its process, which is no rank. Use the engine in the "
+                f"rank {self.number}'s engine was used in a forked child of its process, which is no rank. Use the engine in the "
                 "parent only, or start the child with the 'spawn' method"
             )
         if self.closed:
@@ -267,17 +332,18 @@ cdef class Engine:
 
     cdef object world_error(self):
         """The first cause, as every call raises it."""
-        cdef uint64_t word = load_acquire(&self.state.segment.header.abort)     # pairs with abort_world
+        cdef uint64_t word = load_acquire(self.state.segment.abort)     # pairs with abort_world
         if word == 0:
             return NotInitializedError("the engine was shut down while the operation was in flight")
         cdef int culprit = <int>(word & 0xFFFF) - 1, cause = <int>(word >> 16 & 0xFFFF), reporter = <int>(word >> 32)
-        cdef str text = (<bytes>self.state.segment.pages[reporter].reason).decode("utf-8", "replace")
+        cdef str text = (<bytes>self.state.segment.world.pages[reporter].reason).decode("utf-8", "replace")
         seen = "" if reporter == culprit else f" (rank {reporter} noticed it first)"
         return BY_CAUSE[cause](f"rank {culprit} {CAUSES[cause]}: {text}{seen}", culprit)
 
     @property
     def failure(self):
-        if self.state.segment.header == NULL or self.state.alive[0] != 1 or load_acquire(&self.state.segment.header.abort) == 0:
+        cdef State* e = self.state
+        if e.segment.header == NULL or e.alive[0] != 1 or load_acquire(e.segment.abort) == 0:
             return None
         return self.world_error()
 
@@ -286,8 +352,13 @@ cdef class Engine:
             raise self.world_error()
         if status == Status.DUPLICATE:
             raise DuplicateNameError(
-                f"rank {self.rank} submitted '{name}' again before its operation had completed; synchronize its handle first, or "
-                "give each call a name of its own"
+                f"rank {self.number} submitted '{name}' again before its operation had completed; synchronize its handle first, "
+                "or give each call a name of its own"
+            )
+        if status == Status.JOINED:
+            raise EngineError(
+                f"rank {self.number} brought '{name}' after join(): it brings nothing until every rank has joined; call join() "
+                "after all else, and wait for it"
             )
         if status == Status.NO_MEMORY:
             raise MemoryError(f"no memory to submit '{name}'")
@@ -442,6 +513,7 @@ cdef class Engine:
                 member.source, member.target, member.nbytes = source.data, target.data, source.nbytes
                 brought.nbytes += source.nbytes
                 brought.meta.dims[0] += <int64_t>source.count
+                brought.meta.dims[1] += <int64_t>((source.nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT)
                 digest = (digest ^ (<uint32_t>source.ndim << 8 | <uint32_t>source.layout)) * 16777619u
                 for d in range(source.ndim):
                     digest = (digest ^ <uint32_t>source.dims[d]) * 16777619u
@@ -459,8 +531,10 @@ cdef class Engine:
         cdef Op* brought
         cdef object keeper, kept
         self.check()
-        if not 0 <= root < self.size:
-            raise ValueError(f"root rank {root} is not in this world of {self.size} ranks (0 to {self.size - 1})")
+        if root not in self.numbers:
+            where = f"this world of {self.size} ranks (0 to {self.size - 1})" if self.world is None else \
+                f"this process set, which has ranks {', '.join(map(str, self.numbers))} of the world"
+            raise ValueError(f"root rank {root} is not in {where}")
         keeper = view_of(tensor, &source)
         expect_dense(tensor, &source, "the tensor")
         kept = same_shape(tensor, &source, output, &target, source.dims[0])
@@ -547,12 +621,69 @@ cdef class Engine:
         brought.meta.kind = KIND_BARRIER
         return self.start(brought, name, blocking, None, None)
 
+    def join(self):
+        """Bring nothing until every rank has called this; the last that did. Collective."""
+        cdef State* e = self.state
+        cdef Goal goal
+        cdef int status
+        cdef uint64_t begun = 0
+        self.check()
+        memset(&goal, 0, sizeof(Goal))
+        goal.idle = True
+        with nogil:
+            status = driver_wait(e, &goal, TICK_NS)
+        while True:                         # what is in flight first
+            if status == Status.OK:
+                status = driver_join(e, &goal.joins)
+            if status == Status.OK:
+                break
+            if status != Status.TICK:
+                self.refuse(status, "join")
+            self.between_ticks(NULL)
+            with nogil:
+                status = driver_wait(e, &goal, TICK_NS)
+        goal.idle, begun = False, now_ns()
+        with nogil:
+            status = driver_wait(e, &goal, TICK_NS)
+        while status == Status.TICK:
+            self.expect_joins(begun)
+            with nogil:
+                status = driver_wait(e, &goal, TICK_NS)
+        if load32_acquire(&e.joins) < goal.joins:
+            self.refuse(Status.FAILED_WORLD, "join")
+        # The ranks have brought different numbers of unnamed operations: count anew, together.
+        memset(self.unnamed, 0, sizeof(self.unnamed))
+        return e.last_joined
+
+    cdef int expect_joins(self, uint64_t begun) except -1:
+        """A wait for other ranks to join has lasted a tick. It may last, as long as they go on; not when nothing happens any more
+        or one of them has left."""
+        cdef State* e = self.state
+        cdef uint64_t quiet = now_ns() - max(begun, e.executor.progressed)
+        cdef int r
+        PyErr_CheckSignals()
+        missing = [r for r in range(self.size) if not away(&e.segment, r)]
+        text = f"has not joined, and brought nothing, for {quiet / 1e9:.1f} s"
+        for r in missing:
+            if load32_acquire(&e.segment.pages[r].left):
+                abort_world(&e.segment, r, CAUSE_LEFT, b"it did not join")
+                return 0
+        if missing and e.stall_limit_ns and quiet >= e.stall_limit_ns:
+            abort_world(&e.segment, missing[0], CAUSE_STALLED, text.encode())
+        elif missing and e.stall_warning_ns and quiet >= e.stall_warning_ns and "join" not in self.warned:
+            self.warned.add("join")
+            raise_event(e, EVENT_STALL)
+        ring_others(&e.segment, 0)
+        return 0
+
     def share(self, uint64_t nbytes):
         cdef State* e = self.state
         cdef Part part
         cdef Op* op
         cdef int status = 0, region = 0, r
         self.check()
+        if self.world is not None:
+            raise EngineError("tensors are shared by all ranks of the world, not by a process set")
         if nbytes == 0:
             raise ValueError("a shared region has at least one byte")
         # Rank 0 makes the file long enough before it brings the barrier, so every rank finds it so after.
@@ -679,6 +810,7 @@ cdef class Engine:
                 PyErr_CheckSignals()
         finally:
             self.closed = True
+            self.leave_world()
             store32_release(&e.segment.mine.left, 1)        # pairs with the acquire of whoever needs this rank, and of monitors
             ring_others(&e.segment, 0)
             with nogil:
@@ -687,8 +819,29 @@ cdef class Engine:
                 (<Part>part).detached = True
             arena_close(&e.arena)
             self.shared = []
-            raise_event(e, EVENT_CLOSED)
+            if self.world is None:
+                raise_event(e, EVENT_CLOSED)
+                close_descriptor(self.control)
+                self.control = -1
             self.bury()
+
+    def reclaim(self):
+        """Give back the memory of a process set that all its members have closed. One of them does it."""
+        if self.world is not None and self.closed and not self.world.closed:
+            fallocate(self.world.control, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <long>self.offset,
+                      <long>segment_bytes(<uint32_t>self.size))
+
+    cdef void leave_world(self) noexcept:
+        """A process set that ends is not to be woken with its world."""
+        cdef State** link = &self.state.world.sets
+        if self.world is None:
+            return
+        pthread_mutex_lock(&self.state.world.lock)
+        while link[0] != NULL and link[0] != self.state:
+            link = &link[0].beside
+        if link[0] != NULL:
+            link[0] = self.state.beside
+        pthread_mutex_unlock(&self.state.world.lock)
 
 
 cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept:

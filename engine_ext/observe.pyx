@@ -7,12 +7,13 @@ from libc.string cimport memcpy
 from engine_ext.control.coordinator cimport Knobs
 from engine_ext.control.describe cimport kind_name
 from engine_ext.control.layout cimport NAME_BYTES
+from engine_ext.control.segment cimport away
 from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.control.table cimport Op, bit
 from engine_ext.platform.atomics cimport load_acquire, now_ns
 
 STORES = ("cached", "streaming", "auto")
-TYPES = ("pad", "batch", "define", "evict", "error", "skip")
+TYPES = ("pad", "batch", "define", "evict", "error", "skip", "joined")
 ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter")
 
 cdef struct Waiting:            # an operation in flight
@@ -99,8 +100,9 @@ cdef list pending_of(State* e):
         for k in range(count):
             missing = None
             if found[k].id >= 0:
-                missing = [r for r in range(e.segment.size)
-                           if bit(e.segment.pages[r].ready, found[k].id) != bit(e.segment.mine.ready, found[k].id)]
+                missing = [e.segment.numbers[r] for r in range(e.segment.size)
+                           if not away(&e.segment, r)
+                           and bit(e.segment.pages[r].ready, found[k].id) != bit(e.segment.mine.ready, found[k].id)]
             told.append({"name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"),
                          "kind": kind_name(found[k].kind).decode(), "seconds": (now - found[k].submitted) / 1e9,
                          "missing": missing})

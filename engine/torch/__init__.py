@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from engine.collectives import Handle, barrier, poll, synchronize
+from engine.collectives import Handle, poll, synchronize
 from engine.errors import WorldError as HorovodInternalError
 from engine.groups import Group
 from engine.objects import allgather_object, broadcast_object, check_consistency
+from engine.process_sets import ProcessSet, global_process_set
 from engine.runtime import (
+    add_process_set,
     cross_rank,
     cross_size,
     is_homogeneous,
@@ -14,6 +16,7 @@ from engine.runtime import (
     local_rank,
     local_size,
     rank,
+    remove_process_set,
     shutdown,
     size,
 )
@@ -27,6 +30,7 @@ from engine.torch.ops import (
     allreduce_async_,
     alltoall,
     alltoall_async,
+    barrier,
     broadcast,
     broadcast_,
     broadcast_async,
@@ -41,6 +45,7 @@ from engine.torch.ops import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
     init,
+    join,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -63,8 +68,10 @@ __all__ = [
     "Max",
     "Min",
     "Op",
+    "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -88,6 +95,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "global_process_set",
     "gloo_built",
     "gloo_enabled",
     "grouped_allreduce",
@@ -97,6 +105,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -107,6 +116,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

@@ -13,6 +13,7 @@ import torch
 
 from engine import collectives, groups, runtime
 from engine.errors import EngineError
+from engine.process_sets import ProcessSet
 from engine.types import Average, Op, Sum
 
 Context = Any
@@ -49,14 +50,22 @@ class Allreduce(torch.autograd.Function):
     """The gradient of a sum over ranks is the sum of the gradients; of an average, their average."""
 
     @staticmethod
-    def forward(ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float) -> Any:
-        ctx.settings = op, _backward(name), prescale, postscale
-        return collectives.allreduce(tensor, op, name, prescale, postscale)
+    def forward(
+        ctx: Context,
+        tensor: torch.Tensor,
+        op: Op,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+    ) -> Any:
+        ctx.settings = op, _backward(name), prescale, postscale, process_set
+        return collectives.allreduce(tensor, op, name, prescale, postscale, process_set)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _linear(ctx.settings[0], "allreduce")
-        return collectives.allreduce(gradients[0], *ctx.settings), None, None, None, None
+        return collectives.allreduce(gradients[0], *ctx.settings), None, None, None, None, None
 
 
 class GroupedAllreduce(torch.autograd.Function):
@@ -64,56 +73,63 @@ class GroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, op: Op, name: str | None, prescale: float, postscale: float, *tensors: torch.Tensor
+        ctx: Context,
+        op: Op,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+        *tensors: torch.Tensor,
     ) -> Any:
-        ctx.settings = op, _backward(name), prescale, postscale
-        return tuple(groups.grouped_allreduce(tensors, op, name, prescale, postscale))
+        ctx.settings = op, _backward(name), prescale, postscale, process_set
+        return tuple(groups.grouped_allreduce(tensors, op, name, prescale, postscale, process_set))
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _linear(ctx.settings[0], "grouped_allreduce")
-        return None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
+        return None, None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
 
 
 class Broadcast(torch.autograd.Function):
     """Every rank's output is the root's input: its gradient is the sum of all. The others' inputs do not matter."""
 
     @staticmethod
-    def forward(ctx: Context, tensor: torch.Tensor, root_rank: int, name: str | None) -> Any:
-        ctx.root_rank, ctx.name = root_rank, _backward(name)
-        return collectives.broadcast(tensor, root_rank, name)
+    def forward(ctx: Context, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
+        ctx.root_rank, ctx.name, ctx.process_set = root_rank, _backward(name), process_set
+        return collectives.broadcast(tensor, root_rank, name, process_set)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        total = collectives.allreduce(gradients[0], Sum, ctx.name)
-        return total if runtime.rank() == ctx.root_rank else torch.zeros_like(total), None, None
+        total = collectives.allreduce(gradients[0], Sum, ctx.name, process_set=ctx.process_set)
+        return total if runtime.rank() == ctx.root_rank else torch.zeros_like(total), None, None, None
 
 
 class Allgather(torch.autograd.Function):
     """Every rank's output holds this rank's rows: their gradient is the sum over ranks."""
 
     @staticmethod
-    def forward(ctx: Context, tensor: torch.Tensor, name: str | None) -> Any:
-        handle = collectives.allgather_async(tensor, name)
+    def forward(ctx: Context, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
+        handle = collectives.allgather_async(tensor, name, process_set)
         result = handle.wait()
-        ctx.rows, ctx.shape, ctx.name = handle.rows, tensor.shape, _backward(name)
+        ctx.rows, ctx.shape, ctx.name, ctx.process_set = handle.rows, tensor.shape, _backward(name), process_set
         return result
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        total = collectives.allreduce(gradients[0], Sum, ctx.name)
-        start = sum(ctx.rows[: runtime.rank()])
-        return total[start : start + ctx.rows[runtime.rank()]].reshape(ctx.shape), None
+        total = collectives.allreduce(gradients[0], Sum, ctx.name, process_set=ctx.process_set)
+        rank = ctx.process_set.rank()
+        start = sum(ctx.rows[:rank])
+        return total[start : start + ctx.rows[rank]].reshape(ctx.shape), None, None
 
 
 class Alltoall(torch.autograd.Function):
     """The gradient travels back the way that the rows came."""
 
     @staticmethod
-    def forward(ctx: Context, tensor: torch.Tensor, splits: Any, name: str | None) -> Any:
-        handle = collectives.alltoall_async(tensor, splits, name)
+    def forward(ctx: Context, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
+        handle = collectives.alltoall_async(tensor, splits, name, process_set)
         result = handle.wait()
-        ctx.rows, ctx.shape, ctx.name = handle.rows, tensor.shape, _backward(name)
+        ctx.rows, ctx.shape, ctx.name, ctx.process_set = handle.rows, tensor.shape, _backward(name), process_set
         if splits is None:
             return result
         ctx.mark_non_differentiable(result[1])
@@ -121,23 +137,31 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        sent, _ = collectives.alltoall(gradients[0], ctx.rows, ctx.name)
+        sent, _ = collectives.alltoall(gradients[0], ctx.rows, ctx.name, ctx.process_set)
         if len(sent) < ctx.shape[0]:  # Rows beyond the sum of the splits went nowhere.
             sent = torch.cat([sent, sent.new_zeros(ctx.shape[0] - len(sent), *ctx.shape[1:])])
-        return sent.reshape(ctx.shape), None, None
+        return sent.reshape(ctx.shape), None, None, None
 
 
 class Reducescatter(torch.autograd.Function):
     """Each row went to one rank: all ranks' inputs get the gradient from there."""
 
     @staticmethod
-    def forward(ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float) -> Any:
-        ctx.op, ctx.name = op, _backward(name)
-        ctx.factor = prescale * postscale / (runtime.size() if op is Average else 1)
-        return collectives.reducescatter(tensor, op, name, prescale, postscale)
+    def forward(
+        ctx: Context,
+        tensor: torch.Tensor,
+        op: Op,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+    ) -> Any:
+        ctx.op, ctx.name, ctx.process_set = op, _backward(name), process_set
+        ctx.factor = prescale * postscale / (process_set.size() if op is Average else 1)
+        return collectives.reducescatter(tensor, op, name, prescale, postscale, process_set)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _linear(ctx.op, "reducescatter")
-        total = collectives.allgather(gradients[0], ctx.name)
-        return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None
+        total = collectives.allgather(gradients[0], ctx.name, ctx.process_set)
+        return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None, None

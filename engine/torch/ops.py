@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 import engine.torch.adapter  # noqa: F401  (registers torch.Tensor)
-from engine import collectives, groups
+from engine import collectives, groups, runtime
 from engine.collectives import Handle
 from engine.errors import EngineError
 from engine.groups import Group
+from engine.process_sets import ProcessSet, global_process_set
 from engine.torch import functions
 from engine.types import Average, Op, Sum
 
@@ -75,10 +76,13 @@ def allreduce_async(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an allreduce. `synchronize` gives its result, a new tensor. See `engine.allreduce`."""
     _check(tensor)
-    return collectives.allreduce_async(tensor, choose_op(average, op), name, prescale_factor, postscale_factor)
+    return collectives.allreduce_async(
+        tensor, choose_op(average, op), name, prescale_factor, postscale_factor, process_set
+    )
 
 
 def allreduce_async_(
@@ -88,10 +92,13 @@ def allreduce_async_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an allreduce in place; the tensor must be left alone until `synchronize` returns."""
     _check(tensor)
-    return collectives.allreduce_async_(tensor, choose_op(average, op), name, prescale_factor, postscale_factor)
+    return collectives.allreduce_async_(
+        tensor, choose_op(average, op), name, prescale_factor, postscale_factor, process_set
+    )
 
 
 def allreduce(
@@ -102,6 +109,7 @@ def allreduce(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Combine a tensor over all ranks. Collective.
 
@@ -142,6 +150,7 @@ def allreduce(
             name,
             prescale_factor,
             postscale_factor,
+            process_set,
         )
     )
 
@@ -153,10 +162,11 @@ def allreduce_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """As `allreduce`, in place. Returns `tensor`."""
     _check(tensor)
-    collectives.allreduce_(tensor, choose_op(average, op), name, prescale_factor, postscale_factor)
+    collectives.allreduce_(tensor, choose_op(average, op), name, prescale_factor, postscale_factor, process_set)
     return tensor
 
 
@@ -167,6 +177,7 @@ def grouped_allreduce_async(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Group:
     """Start a grouped allreduce. `synchronize` gives a list of new tensors. See `engine.grouped_allreduce`."""
     return groups.grouped_allreduce_async(
@@ -181,6 +192,7 @@ def grouped_allreduce_async_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Group:
     """Start a grouped allreduce in place; the tensors must be left alone until `synchronize` returns."""
     return groups.grouped_allreduce_async_(
@@ -196,13 +208,14 @@ def grouped_allreduce(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Combine several tensors over all ranks in one request. Collective. See `engine.grouped_allreduce`.
 
     Gradients flow through it as through `allreduce`.
     """
     no_compression(compression)
-    settings = choose_op(average, op), name, prescale_factor, postscale_factor
+    settings = choose_op(average, op), name, prescale_factor, postscale_factor, process_set
     return functions.grouped(_check_all(tensors), *settings)
 
 
@@ -213,6 +226,7 @@ def grouped_allreduce_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """As `grouped_allreduce`, in place. Returns the tensors."""
     return groups.grouped_allreduce_(
@@ -220,71 +234,88 @@ def grouped_allreduce_(
     )
 
 
-def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """Start a broadcast. `synchronize` gives its result, a new tensor."""
     _check(tensor)
-    return collectives.broadcast_async(tensor, root_rank, name)
+    return collectives.broadcast_async(tensor, root_rank, name, process_set)
 
 
-def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """Start a broadcast in place; the tensor must be left alone until `synchronize` returns."""
     _check(tensor)
-    return collectives.broadcast_async_(tensor, root_rank, name)
+    return collectives.broadcast_async_(tensor, root_rank, name, process_set)
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
     """A new tensor with the values of the root's, to which gradients flow back. Collective. See `engine.broadcast`."""
     _check(tensor)
-    return _tensor(functions.call(functions.Broadcast, collectives.broadcast, tensor, root_rank, name))
+    return _tensor(functions.call(functions.Broadcast, collectives.broadcast, tensor, root_rank, name, process_set))
 
 
-def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
     """As `broadcast`, in place. Returns `tensor`."""
     _check(tensor)
-    collectives.broadcast_(tensor, root_rank, name)
+    collectives.broadcast_(tensor, root_rank, name, process_set)
     return tensor
 
 
-def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """Start an allgather. `synchronize` gives its result."""
     _check(tensor)
-    return collectives.allgather_async(tensor, name)
+    return collectives.allgather_async(tensor, name, process_set)
 
 
-def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
     """Concatenate over all ranks along the first dimension, which may differ by rank. See `engine.allgather`.
 
     Gradients flow through it: those of this rank's rows, summed over ranks.
     """
     _check(tensor)
-    return _tensor(functions.call(functions.Allgather, collectives.allgather, tensor, name))
+    return _tensor(functions.call(functions.Allgather, collectives.allgather, tensor, name, process_set))
 
 
-def alltoall_async(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Handle:
+def alltoall_async(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """Start an all-to-all. `synchronize` gives its result."""
     _check(tensor)
-    return collectives.alltoall_async(tensor, splits, name)
+    return collectives.alltoall_async(tensor, splits, name, process_set)
 
 
-def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Any:
+def alltoall(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """Send some rows to each rank, and receive what each has for this one. See `engine.alltoall`.
 
     Returns the rows; with `splits` also how many came from each rank. Gradients flow back the way the rows came.
     """
     _check(tensor)
-    return functions.call(functions.Alltoall, collectives.alltoall, tensor, splits, name)
+    return functions.call(functions.Alltoall, collectives.alltoall, tensor, splits, name, process_set)
 
 
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
     op: int | None = Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start a reduce-scatter. `synchronize` gives its result."""
     _check(tensor)
-    return collectives.reducescatter_async(tensor, op, name, prescale_factor, postscale_factor)
+    return collectives.reducescatter_async(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
 def reducescatter(
@@ -292,6 +323,7 @@ def reducescatter(
     name: str | None = None,
     compression: Any = Compression.none,
     op: int | None = Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
@@ -301,17 +333,61 @@ def reducescatter(
     """
     no_compression(compression)
     _check(tensor)
-    settings = choose_op(None, op), name, prescale_factor, postscale_factor
+    settings = choose_op(None, op), name, prescale_factor, postscale_factor, process_set
     return _tensor(functions.call(functions.Reducescatter, collectives.reducescatter, tensor, *settings))
 
 
-def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:
-    """Start the engine, as `engine.init`. Communicators and process sets do not exist in this version."""
-    from engine import runtime
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when every rank of the process set has called it. Collective."""
+    collectives.barrier(process_set=process_set)
 
-    if comm is not None or process_sets is not None:
-        raise EngineError("engine.torch.init takes no comm and no process_sets in this version; leave them out")
+
+def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
+    """Bring nothing more until every rank has called this; the last that did. `device` has no meaning here.
+
+    Collective. See `engine.join`.
+    """
+    return collectives.join(process_set)
+
+
+def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:
+    """Start the engine, as `engine.init`.
+
+    Parameters
+    ----------
+    comm : None, mpi4py communicator, or list of ranks or of communicators
+        The launcher says who the ranks are, so that it has to be all of them: `MPI.COMM_WORLD` or `range(size)`. Of a
+        list of communicators each makes a process set, as in `process_sets`.
+    process_sets : iterable of ProcessSet, `"dynamic"`, optional
+        Sets to add at once.
+    **settings
+        Of `engine.init`.
+
+    Raises
+    ------
+    EngineError
+        `comm` has other ranks than the world.
+    """
+    sets = [] if process_sets is None or process_sets == "dynamic" else list(process_sets)
     runtime.init(**settings)
+    if comm is not None:
+        parts = list(comm) if isinstance(comm, list | tuple) else [comm]
+        if parts and all(isinstance(part, int) for part in parts):
+            _expect_world(parts)
+        elif len(parts) == 1:
+            _expect_world(parts[0].allgather(runtime.rank()))
+        else:
+            sets = [ProcessSet(part) for part in parts] + sets
+    for each in sets:
+        runtime.add_process_set(each)
+
+
+def _expect_world(ranks: Sequence[int]) -> None:
+    if sorted(ranks) != list(range(runtime.size())):
+        raise EngineError(
+            f"init(comm=...) has ranks {sorted(ranks)}, but this job has {runtime.size()}: start as many processes as "
+            "the world has ranks, and give a part of them to process_sets"
+        )
 
 
 def mpi_threads_supported() -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from engine import objects, runtime
+from engine.process_sets import ProcessSet, global_process_set
 from engine.torch.ops import no_compression
 from engine.torch.reducer import Reducer
 from engine.types import Average, Op
@@ -82,19 +83,24 @@ class _Distributed:
 class _Wrapping:
     """What a wrapped optimizer remembers."""
 
-    def __init__(self, kind: type, reducer: Reducer, names: dict[int, str] | None, prefix: str) -> None:
+    def __init__(
+        self, kind: type, reducer: Reducer, names: dict[int, str] | None, prefix: str, process_set: ProcessSet
+    ) -> None:
         self.kind = kind
         self.reducer = reducer
+        self.process_set = process_set
         self.names = names
         self.prefix = prefix
         self.handles: list[Any] = []
         self.finalizer: weakref.finalize[Any, Any] | None = None
         self._known: set[int] = set()
-        self._engine = runtime.engine()
+        self._engine = reducer.engine
         self._waited_ns = self._engine.counters()["wait_ns"]
 
     def adopt(self, groups: list[dict[str, Any]]) -> None:
         """Reduce the parameters of `groups` that are not yet reduced. Collective."""
+        if not self.process_set.included():
+            return  # This rank trains by itself.
         new: dict[str, torch.Tensor] = {}
         for g, group in enumerate(groups):
             for p, parameter in enumerate(group["params"]):
@@ -113,7 +119,12 @@ class _Wrapping:
                 name: (f"{objects.describe(name, each)} requires_grad={each.requires_grad}", _layout(each))
                 for name, each in new.items()
             }
-            objects.compare(described, "DistributedOptimizer: the ranks' optimizers have different parameters")
+            objects.compare(
+                described,
+                "DistributedOptimizer: the ranks' optimizers have different parameters",
+                None,
+                self.process_set,
+            )
             self.reducer.add(new)
 
     def waited(self) -> float:
@@ -140,6 +151,7 @@ def DistributedOptimizer(
     num_groups: int = 0,
     groups: Any = None,
     sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
     *,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -170,6 +182,8 @@ def DistributedOptimizer(
         anyway.
     sparse_as_dense : bool
         Make sparse gradients dense and reduce them; else they are refused.
+    process_set : ProcessSet
+        Whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
     prescale_factor, postscale_factor : float
         Multiply the local gradients, and the result.
     gradient_as_bucket_view : bool
@@ -209,14 +223,23 @@ def DistributedOptimizer(
         postscale_factor *= gradient_predivide_factor
     if num_groups < 0 or (num_groups and groups is not None):
         raise ValueError("give num_groups (0 or more) or groups, not both")
+    if gradient_as_bucket_view and process_set is not global_process_set:
+        raise ValueError(
+            "gradient_as_bucket_view goes with all ranks: gradients are shared by the world, not by a process set"
+        )
     names = None if named_parameters is None else _names(named_parameters)
     kind = type(optimizer)
     number = next(_numbers)
     reducer = Reducer(
-        runtime.engine(), Op(op), prescale_factor, postscale_factor, gradient_as_bucket_view, sparse_as_dense
+        process_set.engine if process_set.included() else runtime.engine(),
+        Op(op),
+        prescale_factor,
+        postscale_factor,
+        gradient_as_bucket_view,
+        sparse_as_dense,
     )
     reducer.group.passes = backward_passes_per_step
-    wrapping = _Wrapping(kind, reducer, names, "gradient." if number == 0 else f"gradient{number}.")
+    wrapping = _Wrapping(kind, reducer, names, "gradient." if number == 0 else f"gradient{number}.", process_set)
     try:
         wrapping.adopt(optimizer.param_groups)
     except BaseException:

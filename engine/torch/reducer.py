@@ -104,7 +104,7 @@ class Reducer:
     def __init__(
         self, engine: core.Engine, op: Op, prescale: float, postscale: float, views: bool, sparse_as_dense: bool = False
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._op = op
         self._scales = prescale, postscale
         self._views = views
@@ -139,7 +139,7 @@ class Reducer:
                 )
         active = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self._frozen.update({name: parameter for name, parameter in named.items() if not parameter.requires_grad})
-        views = share(self._engine, active) if self._views else dict.fromkeys(active)
+        views = share(self.engine, active) if self._views else dict.fromkeys(active)
         for name, parameter in active.items():
             check(parameter, f"parameter {name!r}")
             hook = self.group.add(parameter, name, views[name])
@@ -279,7 +279,7 @@ class Reducer:
     def _reduce_now(self, name: str, gradient: torch.Tensor) -> None:
         check(gradient, f"the gradient of {name!r}")
         flat = gradient.detach().contiguous()
-        self._engine.allreduce(flat, flat, f"{name}.thawed", int(self._op), *self._scales, True).wait()
+        self.engine.allreduce(flat, flat, f"{name}.thawed", int(self._op), *self._scales, True).wait()
         if flat.data_ptr() != gradient.data_ptr():
             gradient.copy_(flat)
 

@@ -9,6 +9,7 @@ import torch
 from engine import objects, runtime
 from engine.collectives import broadcast_async_
 from engine.errors import UnsupportedTensorError
+from engine.process_sets import ProcessSet, global_process_set
 from engine.torch.ops import broadcast_async_ as broadcast_tensor
 
 
@@ -21,7 +22,7 @@ class _Slot:
         self.shape = tuple(tensor.shape)
 
 
-def broadcast_parameters(params: Any, root_rank: int) -> None:
+def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Give every rank the parameters of one, in place. Collective.
 
     Parameters
@@ -30,6 +31,8 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         `model.state_dict()`, which includes buffers, or `model.named_parameters()`, or a list of tensors.
     root_rank : int
         Whose values.
+    process_set : ProcessSet, optional
+        Whose ranks take part; the root is one of them, by its rank in the world.
 
     Raises
     ------
@@ -47,13 +50,15 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     described = {name: (objects.describe(name, tensor), 0) for name, tensor in named}
     if len(described) < len(named):
         raise ValueError("broadcast_parameters: two entries have one name")
-    objects.compare(described, "broadcast_parameters: the ranks do not hold the same model")
-    handles = [broadcast_tensor(tensor, root_rank) for _, tensor in named]
+    objects.compare(described, "broadcast_parameters: the ranks do not hold the same model", None, process_set)
+    handles = [broadcast_tensor(tensor, root_rank, None, process_set) for _, tensor in named]
     for handle in handles:
         handle.wait()
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set
+) -> None:
     """Give every rank the optimizer state of one: moments, step counts, learning rates. Collective.
 
     The other ranks may have no state yet, as when only the root has loaded a checkpoint.
@@ -66,6 +71,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         Whose state.
     model : optional
         Not needed; accepted because scripts pass it.
+    process_set : ProcessSet, optional
+        Whose ranks take part.
 
     Raises
     ------
@@ -77,13 +84,17 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         for g, group in enumerate(optimizer.param_groups)
         for p, parameter in enumerate(group["params"])
     }
-    objects.compare(described, "broadcast_optimizer_state: the ranks' optimizers have different parameters")
+    objects.compare(
+        described, "broadcast_optimizer_state: the ranks' optimizers have different parameters", None, process_set
+    )
     tensors: list[torch.Tensor] = []
     is_root = runtime.rank() == root_rank
-    skeleton = objects.broadcast_object(_strip(optimizer.state_dict(), tensors) if is_root else None, root_rank)
+    skeleton = objects.broadcast_object(
+        _strip(optimizer.state_dict(), tensors) if is_root else None, root_rank, None, process_set
+    )
     if not is_root:
         tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in _slots(skeleton)]
-    handles = [broadcast_async_(tensor, root_rank) for tensor in tensors]
+    handles = [broadcast_async_(tensor, root_rank, None, process_set) for tensor in tensors]
     for handle in handles:
         handle.wait()
     if not is_root:

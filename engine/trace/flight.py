@@ -51,12 +51,15 @@ class Recorder:
         return path
 
 
-def snapshot(engine: core.Engine, reason: str, time: float) -> dict[str, Any]:
+def snapshot(engine: core.Engine, sets: list[core.Engine], reason: str, time: float) -> dict[str, Any]:
     """The content of a flight record.
 
     Parameters
     ----------
     engine : core.Engine
+        The world's.
+    sets : list of core.Engine
+        Those of the process sets that this rank is in.
     reason : str
         Why it is written: `abort`, `stall` or `signal`.
     time : float
@@ -70,6 +73,13 @@ def snapshot(engine: core.Engine, reason: str, time: float) -> dict[str, Any]:
         "reason": reason,
         "time": time,
         "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
+        **_told(engine),
+        "process_sets": [{"ranks": list(each.numbers), **_told(each)} for each in sets],
+    }
+
+
+def _told(engine: core.Engine) -> dict[str, Any]:
+    return {
         "knobs": engine.knobs(),
         "counters": engine.counters(),
         "pending": engine.pending(),

@@ -9,7 +9,7 @@ from libc.string cimport memcpy
 from engine_ext.control.coordinator cimport Coordinator, Name, stamp
 from engine_ext.control.layout cimport (
     ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH, ENTRY_NEEDS_PACK,
-    ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, MAX_DIMS, SLOT_BYTES,
+    ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, SLOT_BYTES,
     STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve
@@ -19,20 +19,6 @@ from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
 cdef enum:
     ONE_SHOT_BYTES = 32768      # of all ranks together: below it a second handshake costs more than the extra reading
     SMALLEST_CHUNK = 65536
-
-cdef int* ITEM_BYTES = [2, 2, 4, 8, 1, 1, 4, 8, 1]
-
-
-cdef int64_t meta_bytes(const engine_meta* meta) noexcept nogil:
-    """Bytes of a tensor; of one row where the rows may differ by rank, of nothing for a barrier."""
-    cdef int64_t n = ITEM_BYTES[meta.dtype]
-    cdef uint32_t d
-    if meta.kind == KIND_BARRIER:
-        return 0
-    for d in range(1 if meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL else 0, min(meta.ndim, <uint32_t>MAX_DIMS)):
-        n *= meta.dims[d]
-    return n
-
 
 cdef bint somebody_waits(Coordinator* c) noexcept nogil:
     """Whether a thread of any rank waits for a member of the open batch, or for nothing that is not in it."""

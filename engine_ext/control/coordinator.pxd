@@ -66,6 +66,9 @@ cdef struct Coordinator:
     uint64_t* request_tail      # bytes drained of each rank's request ring
     bint drained                # requests were taken in: their ranks may wait for room
     bint stuck                  # something could not be appended: try again at the next step
+    bint* joined                # by rank: it brings nothing, and takes part all the same
+    int joined_count
+    uint64_t resume_at          # position behind the last JOINED entry: until all cursors have passed it, nothing is looked at
     uint64_t step               # rank 0's steps at the last look
     uint64_t step_items         # tensors scheduled since it
     uint64_t usual_items        # tensors scheduled in the step before

@@ -8,12 +8,12 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from engine_ext.control.batch cimport close_batches, meta_bytes
+from engine_ext.control.batch cimport close_batches
 from engine_ext.control.describe cimport describe_meta, describe_ranks, kind_name
 from engine_ext.control.layout cimport (
-    ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ID_WORDS, IDS, KIND_ALLGATHER,
-    KIND_ALLREDUCE, MAX_RANKS, REQUEST_BYTES, engine_entry,
-    engine_meta, engine_request, rank_page,
+    ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ID_WORDS, IDS, KIND_ALLGATHER,
+    KIND_ALLREDUCE, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, engine_entry,
+    engine_meta, engine_request, meta_bytes, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
 from engine_ext.control.table cimport Status, bit, hash_name
@@ -40,8 +40,9 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const Knobs* knobs) 
     c.rest = <int32_t*>malloc(IDS * sizeof(int32_t))
     c.seen = <uint64_t*>calloc(segment.size, 8)
     c.request_tail = <uint64_t*>calloc(segment.size, 8)
+    c.joined = <bint*>calloc(segment.size, sizeof(bint))
     if (c.buckets == NULL or c.by_id == NULL or c.free_ids == NULL or c.phase == NULL or c.queued == NULL or c.defined == NULL
-            or c.queue == NULL or c.rest == NULL or c.seen == NULL or c.request_tail == NULL):
+            or c.queue == NULL or c.rest == NULL or c.seen == NULL or c.request_tail == NULL or c.joined == NULL):
         return Status.NO_MEMORY
     for i in range(IDS):
         c.free_ids[i] = IDS - 1 - i         # the stack gives out the lowest first: few words to scan
@@ -78,6 +79,7 @@ cdef void coordinator_close(Coordinator* c) noexcept nogil:
     free(c.rest)
     free(c.seen)
     free(c.request_tail)
+    free(c.joined)
     memset(c, 0, sizeof(Coordinator))
 
 
@@ -165,11 +167,12 @@ cdef inline const engine_meta* sent_by(Name* name, int rank) noexcept nogil:
 
 
 cdef int complain(Coordinator* c, Name* name, char* text) noexcept nogil:
-    """What each rank sent, equal ranks together. Empty when all sent the same."""
+    """What each rank sent, equal ranks together. Empty when all sent the same and it can be done."""
     cdef bint[MAX_RANKS] group
     cdef bint[MAX_RANKS] told
     cdef int at = 0, r, q, groups = 0
-    memset(told, 0, sizeof(told))
+    for r in range(c.segment.size):
+        told[r] = c.joined[r]
     for r in range(c.segment.size):
         if told[r]:
             continue
@@ -179,13 +182,34 @@ cdef int complain(Coordinator* c, Name* name, char* text) noexcept nogil:
                 group[q] = told[q] = True
         if groups:
             at += snprintf(text + at, TEXT_BYTES - at, ", ")
-        at += describe_ranks(group, c.segment.size, text + at, TEXT_BYTES - at)
+        at += describe_ranks(group, c.segment.numbers, c.segment.size, text + at, TEXT_BYTES - at)
         at += snprintf(text + at, TEXT_BYTES - at, " sent ")
         at += describe_meta(sent_by(name, r), text + at, TEXT_BYTES - at)
         groups += 1
         if at > TEXT_BYTES - 512:
             break
-    return at if groups > 1 else 0
+    if groups == 1:
+        return complain_of_root(c, sent_by(name, bringer(c)), text)
+    return at
+
+
+cdef inline int bringer(Coordinator* c) noexcept nogil:
+    """The first rank that has not joined. There is one while any name is brought by all."""
+    cdef int r
+    for r in range(c.segment.size):
+        if not c.joined[r]:
+            break
+    return r
+
+
+cdef int complain_of_root(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
+    """A root that has joined has nothing to give."""
+    cdef int r
+    if meta.kind == KIND_BROADCAST:
+        for r in range(c.segment.size):
+            if c.joined[r] and c.segment.numbers[r] == meta.root:
+                return snprintf(text, TEXT_BYTES, "rank %d is the root and has joined", meta.root)
+    return 0
 
 
 cdef bint append_error(Coordinator* c, Name* name, const char* text, int text_bytes) noexcept nogil:
@@ -234,9 +258,9 @@ cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
         else:
             forget(c, name)
         return True
-    meta = sent_by(name, 0)[0]
+    meta = sent_by(name, bringer(c))[0]
     for r in range(c.segment.size):
-        if sent_by(name, r).shared != meta.shared:
+        if not c.joined[r] and sent_by(name, r).shared != meta.shared:
             meta.shared = -1            # not in the arena everywhere, or not at the same place: a private tensor
             break
     if id < 0:
@@ -277,12 +301,18 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
         rows = 0
         for r in range(c.segment.size):
             page = c.segment.pages[r]
-            name.rows[r] = name.requests[r].rows if first else <int64_t>load_relaxed(&page.rows[name.id])
+            if c.joined[r]:
+                name.rows[r] = 0
+            else:
+                name.rows[r] = name.requests[r].rows if first else <int64_t>load_relaxed(&page.rows[name.id])
             rows += name.rows[r]
         name.nbytes *= <uint64_t>rows
     elif name.meta.kind == KIND_ALLREDUCE:
         for r in range(c.segment.size):
-            name.absent += name.requests[r].absent if first else bit(c.segment.pages[r].absent, name.id)
+            if c.joined[r]:
+                name.absent += 1
+            else:
+                name.absent += name.requests[r].absent if first else bit(c.segment.pages[r].absent, name.id)
     if c.queue_count == 0:
         c.queue_since = now_ns()
     c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)
@@ -338,17 +368,20 @@ cdef void evict(Coordinator* c, int wanted) noexcept nogil:
 
 
 cdef bint find_ready(Coordinator* c) noexcept nogil:
-    """Queue every defined name whose bit all ranks have toggled; whether there was any."""
+    """Queue every defined name whose bit all ranks but those that have joined have toggled; whether there was any."""
     cdef uint64_t[ID_WORDS] fresh
     cdef uint64_t ready, any_fresh = 0
     cdef int32_t w, id
     cdef int r
+    cdef bint alike
     cdef Name* name
     for w in range(c.words):
-        ready = c.defined[w] & ~c.queued[w]
+        ready = c.defined[w] & ~c.queued[w] if c.joined_count < c.segment.size else 0
         for r in range(c.segment.size):
             if ready == 0:
                 break
+            if c.joined[r]:
+                continue            # its bits follow the entries, and say nothing
             ready &= load_acquire(&c.segment.pages[r].ready[w]) ^ c.phase[w]     # pairs with announce(): rows, absent, data
         fresh[w] = ready
         any_fresh |= ready
@@ -363,7 +396,8 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             id = w * 64 + count_trailing_zeros(ready)
             ready &= ready - 1
             name = c.by_id[id]
-            if not (enqueue(c, name, False) if name.brought == 0 else settle(c, name)):
+            alike = name.brought == 0 and (c.joined_count == 0 or name.meta.kind != KIND_BROADCAST)
+            if not (enqueue(c, name, False) if alike else settle(c, name)):
                 c.stuck = True
     return True
 
@@ -383,6 +417,33 @@ cdef bint coordinator_unseen(Coordinator* c) noexcept nogil:
     return False
 
 
+cdef void see_joined(Coordinator* c) noexcept nogil:
+    """Which ranks have joined. What a rank brought before that is visible after this: all of it is done."""
+    cdef int r
+    c.joined_count = 0
+    for r in range(c.segment.size):
+        c.joined[r] = load_acquire(&c.segment.pages[r].joined) != 0        # pairs with driver_join
+        c.joined_count += c.joined[r]
+
+
+cdef bint append_joined(Coordinator* c) noexcept nogil:
+    """All have joined: let them go, and look at nothing that they bring until every one of them knows."""
+    cdef engine_entry* entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8)
+    cdef uint64_t since
+    cdef int r
+    if entry == NULL:
+        return False
+    entry.type = ENTRY_JOINED
+    for r in range(c.segment.size):
+        since = load_relaxed(&c.segment.pages[r].joined)
+        if since >= entry.bytes:
+            entry.id, entry.bytes = c.segment.numbers[r], since
+    stamp(c, entry)
+    schedule_append(&c.writer, entry)
+    c.resume_at = c.writer.tail
+    return True
+
+
 cdef bint coordinator_step(Coordinator* c) noexcept nogil:
     """Do all that can be done now; whether anything was appended. Never waits."""
     cdef Segment* segment = c.segment
@@ -391,6 +452,11 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
     cdef Name* name
     cdef Name* after
     cdef int r, wanting = 0
+    if c.resume_at:
+        if schedule_slowest(&c.writer) < c.resume_at:
+            c.stuck = True              # a cursor that passes wakes it
+            return False
+        c.resume_at, changed = 0, True
     for r in range(segment.size):
         seen = load_acquire(&segment.pages[r].arrivals) + load_acquire(&segment.pages[r].waits)     # pairs with announce()
         if seen != c.seen[r]:
@@ -401,6 +467,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
         c.step, c.usual_items, c.step_items = steps, c.step_items, 0
     if changed:
         c.stuck = False
+        see_joined(c)
         if c.evicting_count and schedule_slowest(&c.writer) >= c.evicted_at:
             while c.evicting_count:                     # every rank has forgotten them (I5)
                 c.evicting_count -= 1
@@ -410,13 +477,15 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
         name = c.open
         while name != NULL:
             after = name.next
-            if name.id < 0 and name.brought == segment.size and not settle(c, name):
+            if name.id < 0 and name.brought + c.joined_count == segment.size and not settle(c, name):
                 c.stuck = True
                 wanting += c.free_count == 0
             name = after
         if wanting:
             evict(c, wanting)
     if c.queue_count and not close_batches(c):
+        c.stuck = True
+    if c.joined_count == segment.size and c.queue_count == 0 and not c.resume_at and not append_joined(c):
         c.stuck = True
     return c.writer.tail != tail
 
@@ -428,7 +497,8 @@ cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil:
 
 cdef inline bint withheld(Coordinator* c, Name* name, int rank) noexcept nogil:
     """Whether `rank` has not brought a name that another rank has requested."""
-    return name.requests[rank] == NULL and (name.id < 0 or bit(c.segment.pages[rank].ready, name.id) == bit(c.phase, name.id))
+    return name.requests[rank] == NULL and not c.joined[rank] and (
+        name.id < 0 or bit(c.segment.pages[rank].ready, name.id) == bit(c.phase, name.id))
 
 
 cdef bint coordinator_overdue(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil:
@@ -447,7 +517,7 @@ cdef bint coordinator_overdue(Coordinator* c, uint64_t older_than, char* text, i
                     kind = kind_name(name.requests[r].meta.kind)
             at += snprintf(text + at, room - at, "'%.*s' (%s) has waited %.0f s for ", <int>name.name_bytes, name.name, kind,
                            <double>(now_ns() - name.since) / 1e9)
-            at += describe_ranks(missing, c.segment.size, text + at, room - at)
+            at += describe_ranks(missing, c.segment.numbers, c.segment.size, text + at, room - at)
             at += snprintf(text + at, room - at, "\n")
         name = name.next
     return at > 0
@@ -474,6 +544,6 @@ cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, i
         if first >= 0:
             culprit, longest = first, name.since
             at = snprintf(text, room, "'%.*s' was not brought by ", <int>name.name_bytes, name.name)
-            describe_ranks(missing, c.segment.size, text + at, room - at)
+            describe_ranks(missing, c.segment.numbers, c.segment.size, text + at, room - at)
         name = name.next
     return culprit

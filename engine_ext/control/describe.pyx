@@ -67,8 +67,8 @@ cdef int describe_factor(const char* what, double factor, char* text, int at, in
     return fit(at, snprintf(text + at, room - at, " %s %s", what, digits), room)
 
 
-cdef int describe_ranks(const bint* chosen, int size, char* text, int room) noexcept nogil:
-    """`rank 3`, `ranks 0, 1, 2 and 61 more`."""
+cdef int describe_ranks(const bint* chosen, const int* numbers, int size, char* text, int room) noexcept nogil:
+    """`rank 3`, `ranks 0, 1, 2 and 61 more`, by the world's `numbers`."""
     cdef int at = 0, count = 0, shown = 0
     cdef int r
     for r in range(size):
@@ -76,7 +76,7 @@ cdef int describe_ranks(const bint* chosen, int size, char* text, int room) noex
     at = fit(at, snprintf(text, room, "rank%s ", b"" if count == 1 else b"s"), room)
     for r in range(size):
         if chosen[r] and shown < 8:
-            at = fit(at, snprintf(text + at, room - at, "%s%d", b", " if shown else b"", r), room)
+            at = fit(at, snprintf(text + at, room - at, "%s%d", b", " if shown else b"", numbers[r]), room)
             shown += 1
     if count > shown:
         at = fit(at, snprintf(text + at, room - at, " and %d more", count - shown), room)

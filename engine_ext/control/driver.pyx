@@ -58,7 +58,7 @@ cdef bint drive_once(State* e) noexcept nogil:
     cdef bint moved = False, stuck
     cdef uint64_t tail, drained
     cdef int32_t waiting
-    if load_acquire(&e.segment.header.abort) != 0:          # pairs with the compare-and-swap of abort_world
+    if load_acquire(e.segment.abort) != 0:          # pairs with the compare-and-swap of abort_world
         if load32_relaxed(&e.failed):
             return False
         fail_everything(e)
@@ -197,6 +197,8 @@ cdef int submit(State* e, const Name* name, Op* op, int32_t* id) noexcept nogil:
     pthread_mutex_lock(&e.lock)
     if load32_relaxed(&e.failed):
         status = Status.FAILED_WORLD
+    elif e.joined:
+        status = Status.JOINED
     else:
         if record == NULL:
             record = table_record(&e.table, name.text, name.text_bytes)
@@ -304,6 +306,8 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
         return goal.record.inflight == NULL
     if goal.idle:
         return e.table.inflight == NULL
+    if goal.joins:
+        return load32_acquire(&e.joins) >= goal.joins           # pairs with end_join
     return load_acquire(&e.segment.coordinator.drained[e.segment.rank]) > goal.drained
 
 
@@ -321,7 +325,7 @@ cdef void give_back(State* e) noexcept nogil:
         add32(&e.local_door, 1)
         futex_wake(&e.local_door, 1 << 30)
     if (busy or load32_relaxed(&e.segment.mine.door[DOOR_ENGINE]) != count
-            or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(&e.segment.header.abort) != 0
+            or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(e.segment.abort) != 0
             or (e.segment.rank == 0 and coordinator_unseen(&e.coordinator))):
         add32(&e.segment.mine.door[DOOR_ENGINE], 1)
         futex_wake(&e.segment.mine.door[DOOR_ENGINE], 1)
@@ -405,6 +409,28 @@ cdef void driver_await(State* e, Op* op) noexcept nogil:
     pthread_mutex_unlock(&e.lock)
     if news:
         ring_timed_leader(e)
+
+
+cdef int driver_join(State* e, uint32_t* join) noexcept nogil:
+    """Bring nothing from now on until all have joined: OK and the number of the join, or TICK while something is in flight."""
+    cdef int status = Status.OK
+    pthread_mutex_lock(&e.lock)
+    if load32_relaxed(&e.failed):
+        status = Status.FAILED_WORLD
+    elif e.joined:
+        status = Status.JOINED
+    elif e.table.inflight != NULL:
+        status = Status.TICK
+    else:
+        join[0] = load32_relaxed(&e.joins) + 1
+        e.joined = True
+        # Release: all that this rank has brought, which is done, comes before; pairs with see_joined.
+        store_release(&e.segment.mine.joined, now_ns())
+        store_release(&e.segment.mine.waits, e.segment.mine.waits + 1)
+    pthread_mutex_unlock(&e.lock)
+    if status == Status.OK:
+        ring(&e.segment, 0, 0)
+    return status
 
 
 cdef void driver_wait_for_all(State* e, bint on) noexcept nogil:

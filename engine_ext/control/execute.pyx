@@ -4,17 +4,18 @@ from libc.stdlib cimport malloc, realloc
 from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.layout cimport (
-    ALGORITHM_TWO_SHOT, CAUSE_RAISED, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_NEEDS_PACK, ENTRY_SKIP,
-    KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, engine_entry,
+    ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_NEEDS_PACK,
+    ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, engine_entry,
 )
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
-from engine_ext.control.segment cimport abort_world, ring
+from engine_ext.control.segment cimport Segment, abort_world, ring
 from engine_ext.control.state cimport (
     EVENT_ABORT, HISTORY, HISTORY_NAME, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
-    OP_ABANDONED, OP_DONE, Op, Record, Status, table_define, table_evict, table_finish, table_record,
+    OP_ABANDONED, OP_DONE, OP_STAND_IN, Op, Record, Status, table_define, table_dismiss, table_evict, table_finish, table_record,
+    table_stand_in, table_toggle,
 )
 from engine_ext.data.executor cimport executor_progress, executor_start
 from engine_ext.data.kernels cimport ENGINE_AVERAGE
@@ -22,6 +23,7 @@ from engine_ext.data.plan cimport plan_add, plan_clear
 from engine_ext.data.scatter cimport scatter_chunks
 from engine_ext.platform.atomics cimport (
     FENCE_DONE, add32, cas_pointer, full_fence, futex_wake, load32_relaxed, now_ns, or32, store32_release,
+    store_release,
 )
 from engine_ext.transport.arena cimport arena_privatise
 
@@ -30,15 +32,18 @@ cdef extern from "<unistd.h>" nogil:
 
 
 cdef void raise_event(State* e, int event) noexcept nogil:
-    """Give the monitor thread something to do."""
+    """Give the monitor thread, of which there is one for a world and its process sets, something to do."""
     cdef uint64_t one = 1
-    or32(&e.events, <unsigned int>event)
-    write(e.events_fd, &one, 8)
+    or32(&e.world.events, <unsigned int>event)
+    write(e.world.events_fd, &one, 8)
 
 
 cdef void complete(State* e, Op* op) noexcept nogil:
     """Let go of an operation. Nothing may touch it afterwards: its owner frees it."""
     cdef void* head
+    if op.flags & OP_STAND_IN:
+        table_dismiss(op)
+        return
     if or32(&op.flags, OP_DONE) & OP_ABANDONED:
         while True:                     # nobody holds a handle: for the next call that has the GIL (I9)
             head = e.graveyard
@@ -58,6 +63,8 @@ cdef void wake_waiters(State* e) noexcept nogil:
 cdef void fail_everything(State* e) noexcept nogil:
     """The world has failed: complete all that is in flight with that, and share nothing any more."""
     cdef Op* op
+    cdef State* part
+    cdef int door
     e.executor.active, e.entry = False, NULL
     arena_privatise(&e.arena)
     pthread_mutex_lock(&e.lock)
@@ -66,6 +73,12 @@ cdef void fail_everything(State* e) noexcept nogil:
         op = e.table.inflight
         table_finish(&e.table, op, Status.FAILED_WORLD)
         complete(e, op)
+    part = e.sets
+    while part != NULL:                 # whoever sleeps in a process set of this rank
+        for door in range(1, DOORS):
+            add32(&part.segment.mine.door[door], 1)
+            futex_wake(&part.segment.mine.door[door], 1 << 30)
+        part = part.beside
     pthread_mutex_unlock(&e.lock)
     wake_waiters(e)
     raise_event(e, EVENT_ABORT)
@@ -80,7 +93,8 @@ cdef inline const int64_t* rows_of(const engine_entry* entry) noexcept nogil:
 
 
 cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
-    """The operations of an entry's members into `batch`. False: this rank does not have one, which is a defect of ours."""
+    """The operations of an entry's members into `batch`. False: this rank does not have one, for which there was no memory, or
+    which is a defect of ours."""
     cdef const int32_t* ids = ids_of(entry)
     cdef Record* record
     cdef Op** batch
@@ -94,6 +108,8 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
     pthread_mutex_lock(&e.lock)
     for i in range(<int32_t>entry.items):
         record = e.table.by_id[ids[i]]
+        if record != NULL and record.inflight == NULL and e.joined:
+            table_stand_in(&e.table, record)
         if record == NULL or record.inflight == NULL:
             whole = False
             break
@@ -133,6 +149,10 @@ cdef bint plan_scatter(State* e, const engine_entry* entry) noexcept nogil:
         e.executor.send_start[r] = start
         e.executor.send_bytes[r] = (rows // size + (r < rows % size)) * op.row_bytes
         start += e.executor.send_bytes[r]
+    if op.target == NULL and e.executor.send_bytes[e.segment.rank]:     # nobody wants it
+        op.target = op.memory = <char*>malloc(e.executor.send_bytes[e.segment.rank])
+        if op.target == NULL:
+            return False
     if plan_add(&e.executor.plan, op.source, op.target, op.nbytes, -1) == NULL:
         return False
     executor_start(&e.executor, scatter_chunks(&e.executor))
@@ -145,7 +165,7 @@ cdef bint plan_exchange(State* e) noexcept nogil:
     cdef uint64_t start = 0
     cdef int r
     op.row_counts = <int64_t*>malloc(e.segment.size * sizeof(int64_t))
-    if op.row_counts == NULL or plan_add(&e.executor.plan, op.source, NULL, op.nbytes, -1) == NULL:
+    if op.row_counts == NULL or op.splits == NULL or plan_add(&e.executor.plan, op.source, NULL, op.nbytes, -1) == NULL:
         return False
     for r in range(e.segment.size):
         e.executor.send_start[r], e.executor.send_bytes[r] = start, <uint64_t>op.splits[r] * op.row_bytes
@@ -176,11 +196,11 @@ cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
             if op.memory == NULL:
                 return False
             op.memory_bytes, op.target = op.nbytes, op.memory
-        for k in range(op.meta.group):
+        for k in range(op.meta.group if op.members != NULL else 0):
             if plan_add(&e.executor.plan, op.members[k].source, op.members[k].target,
                         op.members[k].nbytes, -1) == NULL:
                 return False
-        if op.meta.group == 0 and plan_add(&e.executor.plan, op.source, op.target, op.nbytes,
+        if op.members == NULL and plan_add(&e.executor.plan, op.source, op.target, op.nbytes,
                                            op.meta.shared if shared else -1) == NULL:
             return False
     total = e.executor.plan.total
@@ -188,6 +208,15 @@ cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
         e.executor.chunk = total
     executor_start(&e.executor, (total + e.executor.chunk - 1) // e.executor.chunk if total else 0)
     return True
+
+
+cdef int place_of(const Segment* segment, int number) noexcept nogil:
+    """The rank here of a rank of the world; -1: it is not here."""
+    cdef int r
+    for r in range(segment.size):
+        if segment.numbers[r] == number:
+            return r
+    return -1
 
 
 cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
@@ -198,7 +227,7 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     e.executor.kind, e.executor.algorithm = entry.kind, entry.algorithm
     e.executor.streaming = entry.stores == STORES_STREAMING
     e.executor.needs_pack = entry.flags & ENTRY_NEEDS_PACK != 0
-    e.executor.root, e.executor.chunk = entry.meta.root, entry.chunk
+    e.executor.root, e.executor.chunk = place_of(&e.segment, entry.meta.root), entry.chunk
     memset(&e.executor.reduction, 0, sizeof(e.executor.reduction))
     e.executor.reduction.dtype, e.executor.reduction.op = entry.meta.dtype, entry.meta.op
     e.executor.reduction.count, e.executor.reduction.streaming = e.segment.size, e.executor.streaming
@@ -240,10 +269,23 @@ cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
             memcpy(op.text, body + entry.name_bytes, entry.bytes)
             op.text[entry.bytes] = 0
         table_finish(&e.table, op, Status.MISMATCH)
+    elif e.joined and entry.id >= 0:
+        table_toggle(&e.table, entry.id)            # as if this rank had brought it
     pthread_mutex_unlock(&e.lock)
     if op != NULL:
         complete(e, op)
         wake_waiters(e)
+
+
+cdef void end_join(State* e, const engine_entry* entry) noexcept nogil:
+    """A JOINED entry: every rank has joined, and all go on together."""
+    pthread_mutex_lock(&e.lock)
+    e.joined, e.last_joined = False, entry.id
+    e.segment.joins_over = entry.bytes
+    store_release(&e.segment.mine.joined, 0)        # before the cursor passes the entry: pairs with the coordinator's resume
+    pthread_mutex_unlock(&e.lock)
+    add32(&e.joins, 1)
+    wake_waiters(e)
 
 
 cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
@@ -296,6 +338,8 @@ cdef bint apply(State* e, engine_entry* entry) noexcept nogil:
             finish(e, entry, Status.ABSENT)
     elif entry.type == ENTRY_ERROR:
         report_mismatch(e, entry)
+    elif entry.type == ENTRY_JOINED:
+        end_join(e, entry)
     elif entry.type == ENTRY_DEFINE or entry.type == ENTRY_EVICT:
         pthread_mutex_lock(&e.lock)
         if entry.type == ENTRY_DEFINE:

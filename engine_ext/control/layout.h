@@ -2,7 +2,8 @@
  *
  *   header | coordinator | schedule ring | one page group per rank | the slots of every rank
  *
- * A memfd is sparse: what nobody touches costs nothing. Any change here changes ENGINE_LAYOUT, and ranks with different
+ * The segments of process sets follow in the same file, each laid out as the world's. A memfd is sparse: what nobody
+ * touches costs nothing. Any change here changes ENGINE_LAYOUT, and ranks with different
  * layouts refuse each other.
  */
 #ifndef ENGINE_CONTROL_LAYOUT_H
@@ -12,7 +13,7 @@
 #include <stdint.h>
 
 enum {
-  ENGINE_PROTOCOL = 2,
+  ENGINE_PROTOCOL = 3,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
   IDS = 16384,                 /* names that travel as one bit */
@@ -28,7 +29,7 @@ enum {
 };
 
 enum { KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS };
-enum { ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP };
+enum { ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED };
 enum { ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER };
 enum { STORES_CACHED, STORES_STREAMING, STORES_AUTO };
 enum { CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED };
@@ -47,10 +48,10 @@ enum { ENTRY_NEEDS_PACK = 1 };  /* entry flag: a shared entry in which some rank
 /* What the ranks must agree on for one operation. Zero-filled before it is set, compared as bytes. */
 typedef struct engine_meta {
   uint8_t kind, dtype, op, layout;
-  int32_t root;                /* of a broadcast; a digest of the shapes, for a group */
+  int32_t root;                /* of a broadcast, as a rank of the world; a digest of the shapes, for a group */
   double prescale, postscale;
   int64_t shared;              /* where in the arena, the same on every rank, or -1 */
-  uint32_t ndim, group;        /* tensors in a group, 0 for one tensor: then dims[0] counts the elements of all */
+  uint32_t ndim, group;        /* tensors in a group, 0 for one tensor. A group's dims: elements of all, bytes of its plan */
   int64_t dims[MAX_DIMS];      /* dims[0] of an allgather or all-to-all is 0: it may differ */
 } engine_meta;
 
@@ -67,13 +68,13 @@ typedef struct engine_entry {
   uint8_t type, kind, algorithm, stores;
   uint32_t items, flags;
   uint64_t sequence;
-  uint64_t bytes;              /* BATCH: of the tensors; ERROR: of the text */
+  uint64_t bytes;              /* BATCH: of the tensors; ERROR: of the text; JOINED: when the last rank joined */
   uint32_t chunk, knob_version;
   uint64_t fusion_threshold;
   double cycle_time_ms;
   uint8_t stores_knob, padding[3];
   uint32_t chunk_knob;
-  int32_t id, name_bytes;
+  int32_t id, name_bytes;      /* JOINED: id is the last rank to join */
   engine_meta meta;            /* of every member */
   /* BATCH, SKIP: uint32 ids[items], padded to 8; an allgather adds uint64 rows[size]. DEFINE: the name. ERROR: name, text. */
 } engine_entry;
@@ -94,9 +95,10 @@ typedef struct rank_page {
   uint64_t waits;              /* changes of awaited, wait_all and wait_requests */
   uint64_t request_head;
   uint64_t steps;
-  uint32_t wait_all, wait_requests, left, joined;
+  uint32_t wait_all, wait_requests, left, reserved;
+  uint64_t joined;             /* nanoseconds: since when this rank brings nothing and takes part all the same; 0: it does not */
   _Alignas(64) uint32_t asleep; /* SLEEP_*; 0: some thread of the rank drives */
-  uint32_t reserved;
+  uint32_t padding;
   uint64_t need[3];            /* with SLEEP_IN_ENTRY: chunks another rank has to have packed, reduced, copied to be news */
   _Alignas(64) uint32_t door[DOORS];
   _Alignas(64) uint64_t cursor;
@@ -129,6 +131,20 @@ static const uint64_t ENGINE_LAYOUT =
                     RING_WORDS),
                 SLOTS *(uint64_t)SLOT_BYTES),
             offsetof(engine_entry, meta));
+
+/* Bytes of one row, for kinds whose first dimension may differ by rank. */
+static inline int64_t meta_row_bytes(const engine_meta *meta) {
+  static const uint8_t item[] = {2, 2, 4, 8, 1, 1, 4, 8, 1};
+  int64_t n = item[meta->dtype];
+  for (uint32_t d = 1; d < meta->ndim && d < MAX_DIMS; d++) n *= meta->dims[d];
+  return n;
+}
+/* Bytes of a tensor, or of all tensors of a group; of one row where the rows may differ, of nothing for a barrier. */
+static inline int64_t meta_bytes(const engine_meta *meta) {
+  if (meta->kind == KIND_BARRIER) return 0;
+  int64_t rows = meta->kind == KIND_ALLGATHER || meta->kind == KIND_ALLTOALL || meta->ndim == 0 ? 1 : meta->dims[0];
+  return rows * meta_row_bytes(meta);
+}
 
 static inline uint64_t segment_bytes(uint32_t size) {
   return PAGES_OFFSET + (uint64_t)size * (sizeof(rank_page) + (uint64_t)SLOTS * SLOT_BYTES);

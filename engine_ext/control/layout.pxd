@@ -3,9 +3,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "engine_ext/control/layout.h" nogil:
     enum:
         ENGINE_PROTOCOL, MAX_RANKS, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
-        REASON_BYTES, SLOTS, SLOT_BYTES
+        REASON_BYTES, SLOTS, SLOT_BYTES, DOORS
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
-        ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP
+        ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED
         ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER
         STORES_CACHED, STORES_STREAMING, STORES_AUTO
         CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED
@@ -52,7 +52,8 @@ cdef extern from "engine_ext/control/layout.h" nogil:
 
     ctypedef struct rank_page:
         uint64_t arrivals, waits, request_head, steps
-        uint32_t wait_all, wait_requests, left, joined
+        uint32_t wait_all, wait_requests, left
+        uint64_t joined
         uint32_t asleep
         uint64_t* need
         uint32_t* door
@@ -64,6 +65,8 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint64_t* rows
         unsigned char* requests
 
+    int64_t meta_row_bytes(const engine_meta* meta)
+    int64_t meta_bytes(const engine_meta* meta)
     uint64_t segment_bytes(uint32_t size)
     coordinator_page* segment_coordinator(segment_header* h)
     uint64_t* segment_ring(segment_header* h)

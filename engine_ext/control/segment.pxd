@@ -1,25 +1,35 @@
-"""The mapped control segment of one process: where the words are, and how to wake who waits on them."""
+"""The mapped control segment of a world, or of a process set: where the words are, and how to wake who waits on them."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.layout cimport SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header
-from engine_ext.platform.atomics cimport FENCE_RING, add32, full_fence, futex_wake, load32_relaxed
+from engine_ext.platform.atomics cimport FENCE_RING, add32, full_fence, futex_wake, load32_relaxed, load_relaxed
 
 cdef struct Segment:
     int rank
     int size
+    int* numbers                # what the world calls each rank: the rank itself, but in a process set
+    Segment* world              # the world's segment: this one, but of a process set
+    uint64_t* abort             # the world's word: sets fail with it
     segment_header* header
     coordinator_page* coordinator
     uint64_t* ring
     rank_page** pages           # by rank
     rank_page* mine
-    uint32_t reason_claimed     # this process has written its reason
+    uint32_t reason_claimed     # this process has written its reason; the world's alone
+    uint64_t joins_over         # the last join that all ranks have ended began before this, in nanoseconds
     uint64_t wakes              # futex calls made to wake somebody; statistics
 
 cdef int segment_create(int size, uint32_t generation) noexcept nogil
-cdef int segment_map(Segment* segment, int fd, int rank, int size) noexcept nogil
+cdef int segment_append(const Segment* world, int fd, uint64_t offset, int size) noexcept nogil
+cdef int segment_map(Segment* segment, int fd, uint64_t offset, int rank, int size) noexcept nogil
+cdef void segment_within(Segment* segment, Segment* world) noexcept nogil
 cdef void segment_unmap(Segment* segment) noexcept nogil
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil
 cdef void ring_everybody(Segment* segment) noexcept nogil
+
+cdef inline bint away(const Segment* segment, int rank) noexcept nogil:
+    """Whether `rank` has joined: it brings nothing, and is waited for by nobody."""
+    return load_relaxed(&segment.pages[rank].joined) > segment.joins_over
 
 cdef inline void ring_unfenced(Segment* segment, int rank, uint32_t only) noexcept nogil:
     """Wake `rank` if it sleeps and, when `only` is not 0, has announced one of those reasons. The caller has fenced since it

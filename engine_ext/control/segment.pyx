@@ -1,4 +1,4 @@
-"""Make, map and leave the control segment; declare a world failed."""
+"""Make, map and leave control segments; declare a world failed."""
 from libc.errno cimport ENOMEM, EPROTO, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -8,7 +8,7 @@ from engine_ext.control.layout cimport (
     ENGINE_LAYOUT, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, rank_page, segment_bytes, segment_coordinator,
     segment_header, segment_page, segment_ring,
 )
-from engine_ext.platform.atomics cimport add32, cas, cas32, futex_wake, store32_release
+from engine_ext.platform.atomics cimport add32, cas, cas32, futex_wake
 
 cdef extern from "<sys/mman.h>" nogil:
     enum: PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_DONTFORK, MFD_CLOEXEC
@@ -23,34 +23,52 @@ cdef extern from "<unistd.h>" nogil:
     int close(int fd)
 
 
-cdef int segment_create(int size, uint32_t generation) noexcept nogil:
-    """A new control segment for `size` ranks: its descriptor, or -errno."""
-    cdef int fd = memfd_create(b"engine-control", MFD_CLOEXEC)
-    if fd < 0:
-        return -errno
+cdef enum:
+    PAGE = 4096
+
+
+cdef int write_header(int fd, uint64_t offset, int size, uint32_t generation) noexcept nogil:
+    """Make the file long enough for a segment at `offset`, and say what it is; 0 or -errno."""
     cdef segment_header* header
     cdef uint64_t bytes = segment_bytes(<uint32_t>size)
-    if ftruncate(fd, <long>bytes) != 0:
-        close(fd)
+    if ftruncate(fd, <long>(offset + bytes)) != 0:
         return -errno
-    header = <segment_header*>mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+    header = <segment_header*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, <long>offset)
     if <void*>header == MAP_FAILED:
-        close(fd)
         return -errno
     header.magic, header.layout, header.bytes = SEGMENT_MAGIC, ENGINE_LAYOUT, bytes
     header.protocol, header.size, header.generation = ENGINE_PROTOCOL, <uint32_t>size, generation
-    munmap(header, 4096)
+    munmap(header, PAGE)
+    return 0
+
+
+cdef int segment_create(int size, uint32_t generation) noexcept nogil:
+    """A new control segment for `size` ranks: its descriptor, or -errno."""
+    cdef int fd = memfd_create(b"engine-control", MFD_CLOEXEC)
+    cdef int status
+    if fd < 0:
+        return -errno
+    status = write_header(fd, 0, size, generation)
+    if status < 0:
+        close(fd)
+        return status
     return fd
 
 
-cdef int segment_map(Segment* segment, int fd, int rank, int size) noexcept nogil:
-    """Map the segment behind `fd`: 0, -errno, or -EPROTO when it is of another layout or world."""
+cdef int segment_append(const Segment* world, int fd, uint64_t offset, int size) noexcept nogil:
+    """A segment for a process set of `size` ranks in the world's file, after all that is there: 0 or -errno. One rank does it,
+    before the members map."""
+    return write_header(fd, offset, size, world.header.generation)
+
+
+cdef int segment_map(Segment* segment, int fd, uint64_t offset, int rank, int size) noexcept nogil:
+    """Map the segment at `offset` of `fd`: 0, -errno, or -EPROTO when it is of another layout or world."""
     cdef uint64_t bytes = segment_bytes(<uint32_t>size)
     cdef void* base
     cdef segment_header* header
     cdef int r
     memset(segment, 0, sizeof(Segment))
-    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0)
+    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, <long>offset)
     if base == MAP_FAILED:
         return -errno
     header = <segment_header*>base
@@ -60,23 +78,32 @@ cdef int segment_map(Segment* segment, int fd, int rank, int size) noexcept nogi
         return -EPROTO
     madvise(base, bytes, MADV_DONTFORK)      # a forked child must not find the world's words (protocol, rule 14)
     segment.pages = <rank_page**>calloc(size, sizeof(rank_page*))
-    if segment.pages == NULL:
+    segment.numbers = <int*>calloc(size, sizeof(int))
+    if segment.pages == NULL or segment.numbers == NULL:
+        free(segment.pages)
+        free(segment.numbers)
         munmap(base, bytes)
         return -ENOMEM
     segment.rank, segment.size, segment.header = rank, size, header
+    segment.world, segment.abort = segment, &header.abort
     segment.coordinator = segment_coordinator(header)
     segment.ring = segment_ring(header)
     for r in range(size):
-        segment.pages[r] = segment_page(header, r)
+        segment.pages[r], segment.numbers[r] = segment_page(header, r), r
     segment.mine = segment.pages[rank]
-    store32_release(&segment.mine.joined, 1)
     return 0
+
+
+cdef void segment_within(Segment* segment, Segment* world) noexcept nogil:
+    """Make a mapped segment, whose `numbers` are in place, that of a process set of `world`."""
+    segment.world, segment.abort = world, world.abort
 
 
 cdef void segment_unmap(Segment* segment) noexcept nogil:
     if segment.header != NULL:
         munmap(segment.header, segment_bytes(<uint32_t>segment.size))
         free(segment.pages)
+        free(segment.numbers)
         memset(segment, 0, sizeof(Segment))
 
 
@@ -90,16 +117,17 @@ cdef void ring_everybody(Segment* segment) noexcept nogil:
 
 
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil:
-    """The first failure of a world is one compare-and-swap; returns whether this was it.
+    """The first failure of a world is one compare-and-swap; returns whether this was it. A process set fails with its world.
 
     The text is in place before the word that makes it readable, and one process writes its reason once: a loser's text is
     never read.
     """
-    cdef uint64_t word = <uint64_t>(culprit + 1) | <uint64_t>cause << 16 | <uint64_t>segment.rank << 32
+    cdef Segment* world = segment.world
+    cdef uint64_t word = <uint64_t>(segment.numbers[culprit] + 1) | <uint64_t>cause << 16 | <uint64_t>world.rank << 32
     cdef bint first = False
-    if cas32(&segment.reason_claimed, 0, 1):
-        strncpy(segment.mine.reason, text, REASON_BYTES - 1)
-        segment.mine.reason[REASON_BYTES - 1] = 0
-        first = cas(&segment.header.abort, 0, word)      # release: pairs with the acquire of whoever reads the reason
-    ring_everybody(segment)
+    if cas32(&world.reason_claimed, 0, 1):
+        strncpy(world.mine.reason, text, REASON_BYTES - 1)
+        world.mine.reason[REASON_BYTES - 1] = 0
+        first = cas(world.abort, 0, word)               # release: pairs with the acquire of whoever reads the reason
+    ring_everybody(world)
     return first

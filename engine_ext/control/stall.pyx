@@ -9,7 +9,7 @@ from libc.string cimport memcpy, strlen
 from engine_ext.control.coordinator cimport coordinator_absentee, coordinator_overdue
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.layout cimport CAUSE_LEFT, CAUSE_STALLED
-from engine_ext.control.segment cimport abort_world, ring_others
+from engine_ext.control.segment cimport abort_world, away, ring_others
 from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES, State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.control.table cimport Op, bit
 from engine_ext.data.executor cimport executor_laggard
@@ -54,8 +54,8 @@ cdef void report_overdue(State* e, uint64_t older_than) noexcept nogil:
 
 
 cdef inline bint withheld(State* e, int rank, int32_t id) noexcept nogil:
-    """Whether `rank` has not brought `id` as often as this rank."""
-    return bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id)
+    """Whether `rank`, which has not joined, has not brought `id` as often as this rank."""
+    return not away(&e.segment, rank) and bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id)
 
 
 cdef Op* longest_waiting(State* e) noexcept nogil:

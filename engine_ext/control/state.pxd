@@ -57,6 +57,9 @@ cdef struct Counters:
 
 cdef struct State:
     Segment segment
+    State* world                # of a process set; else itself
+    State* sets                 # of a world: those of its process sets, under its lock
+    State* beside               # the next of them
     Table table
     Arena arena
     Executor executor
@@ -79,6 +82,10 @@ cdef struct State:
     uint64_t seen_entry         # the entry that brought this version
     Knobs wanted                # rank 0: to be used from the next step on
     bint wanted_new
+    # join
+    bint joined                 # this rank brings nothing, and stands in for what it would bring; under the lock
+    uint32_t joins              # atomic: joins that have ended
+    int last_joined             # the last rank to join the last of them
     # failure and the monitor
     uint32_t failed             # atomic
     int events_fd

@@ -7,6 +7,7 @@ from engine_ext.control.segment cimport Segment
 cdef enum:
     OP_DONE = 1         # flags of an operation: the engine has let go of it
     OP_ABANDONED = 2    # nobody holds its handle
+    OP_STAND_IN = 4     # what a rank that has joined contributes: nobody ever held a handle, and no Python reference
 
 cdef enum Status:
     OK = 0
@@ -17,6 +18,7 @@ cdef enum Status:
     MISMATCH = -5
     TICK = -6           # not done yet: look for signals and come back
     ABSENT = -7         # no rank brought a tensor; not an error
+    JOINED = -8         # this rank has joined, and brings nothing until the others have
 
 # The first bytes of an operation and of a record are what a gradient hook touches; it prefetches them.
 cdef struct Member:     # a tensor of a group
@@ -57,6 +59,7 @@ cdef struct Record:
     Op* inflight
     uint32_t pins       # hooks that hold this record
     uint32_t defined    # how often: a number for the metadata, cheaper to compare
+    bint fresh          # defined, and not carried by an entry yet: no rank has toggled its bit
     engine_meta meta    # as defined, when id >= 0
 
 cdef struct Table:
@@ -74,6 +77,9 @@ cdef void table_release(Table* table, Record* record) noexcept nogil
 cdef int table_submit(Table* table, Record* record, Op* op) noexcept nogil
 cdef void table_await(Table* table, Op* op, bint on) noexcept nogil
 cdef void table_finish(Table* table, Op* op, int status) noexcept nogil
+cdef void table_toggle(Table* table, int32_t id) noexcept nogil
+cdef void table_stand_in(Table* table, Record* record) noexcept nogil
+cdef void table_dismiss(Op* op) noexcept nogil
 cdef void table_define(Table* table, int32_t id, const char* name, uint32_t name_bytes, const engine_meta* meta) noexcept nogil
 cdef int table_evict(Table* table, int32_t id) noexcept nogil
 cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil

@@ -4,8 +4,10 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.control.layout cimport (
-    IDS, KIND_ALLGATHER, REQUEST_BYTES, engine_meta, engine_request, rank_page,
+    IDS, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, REQUEST_BYTES, engine_meta, engine_request,
+    meta_bytes, meta_row_bytes, rank_page,
 )
+from engine_ext.control.segment cimport away
 from engine_ext.platform.atomics cimport (
     load_acquire, load_relaxed, now_ns, store32_relaxed, store_relaxed, store_release,
 )
@@ -157,12 +159,48 @@ cdef int table_submit(Table* table, Record* record, Op* op) noexcept nogil:
     if status != Status.OK:
         record.inflight = NULL
         return status
+    list_inflight(table, op)
+    return Status.OK
+
+
+cdef void list_inflight(Table* table, Op* op) noexcept nogil:
     op.previous, op.next = NULL, table.inflight
     if table.inflight != NULL:
         table.inflight.previous = op
     table.inflight = op
     table.inflight_count += 1
-    return Status.OK
+
+
+cdef void table_toggle(Table* table, int32_t id) noexcept nogil:
+    """Bring the bit of `id` to the phase that an entry has given it, for a rank that has brought nothing."""
+    cdef rank_page* page = table.segment.mine
+    store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ <uint64_t>1 << (id & 63))
+
+
+cdef void table_stand_in(Table* table, Record* record) noexcept nogil:
+    """Bring, for a rank that has joined, what changes nothing: an absent tensor, or no rows. Without memory nothing happens."""
+    cdef Op* op = <Op*>calloc(1, sizeof(Op))
+    if op == NULL:
+        return
+    op.record, op.flags, op.meta, op.submitted = record, OP_STAND_IN, record.meta, now_ns()
+    if op.meta.kind == KIND_ALLGATHER or op.meta.kind == KIND_ALLTOALL or op.meta.kind == KIND_REDUCESCATTER:
+        op.row_bytes = <uint64_t>meta_row_bytes(&op.meta)
+    if op.meta.kind == KIND_ALLTOALL:
+        op.splits = <int64_t*>calloc(table.segment.size, sizeof(int64_t))
+    elif op.meta.kind != KIND_ALLGATHER and op.meta.kind != KIND_BARRIER:
+        op.nbytes = <uint64_t>(op.meta.dims[1] if op.meta.group else meta_bytes(&op.meta))
+    record.inflight = op
+    if not record.fresh:
+        table_toggle(table, record.id)
+    list_inflight(table, op)
+
+
+cdef void table_dismiss(Op* op) noexcept nogil:
+    """Free what table_stand_in made."""
+    free(op.memory)
+    free(op.row_counts)
+    free(op.splits)
+    free(op)
 
 
 cdef void table_await(Table* table, Op* op, bint on) noexcept nogil:
@@ -195,7 +233,7 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
         op.next.previous = op.previous
     op.next, op.record = NULL, NULL         # the record may go now
     table.inflight_count -= 1
-    record.inflight = NULL
+    record.inflight, record.fresh = NULL, False
     table_release(table, record)
 
 
@@ -207,6 +245,7 @@ cdef void table_define(Table* table, int32_t id, const char* name, uint32_t name
         return
     record.meta = meta[0]
     record.defined += 1
+    record.fresh = record.fresh or record.id < 0
     record.id = id
     table.by_id[id] = record
     op = record.inflight
@@ -239,13 +278,15 @@ cdef int table_evict(Table* table, int32_t id) noexcept nogil:
 
 
 cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil:
-    """Whether every rank has toggled the bit of `id` as often as this one: the arrival that completes a set."""
+    """Whether every rank that has not joined has toggled the bit of `id` as often as this one: the arrival that completes a
+    set."""
     cdef uint64_t mine
     cdef int r
     if id < 0:
         return True             # a request: only the coordinator can tell
     mine = table.segment.mine.ready[id >> 6]
     for r in range(table.segment.size):
-        if r != table.segment.rank and (load_relaxed(&table.segment.pages[r].ready[id >> 6]) ^ mine) >> (id & 63) & 1:
+        if r != table.segment.rank and not away(table.segment, r) and (
+                load_relaxed(&table.segment.pages[r].ready[id >> 6]) ^ mine) >> (id & 63) & 1:
             return False
     return True

@@ -12,6 +12,7 @@ from libc.string cimport memcpy
 
 from engine_ext.control.layout cimport segment_slot
 from engine_ext.data.executor cimport Executor
+from engine_ext.data.identity cimport fill_identity
 from engine_ext.data.kernels cimport ENGINE_NO_SOURCE
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece
 
@@ -48,7 +49,9 @@ cdef void pack_scatter(Executor* x, uint64_t n) noexcept nogil:
     cdef int r
     for r in range(x.segment.size):
         nbytes = left(x, x.send_bytes[r], begin)
-        if nbytes and r != x.segment.rank:
+        if nbytes and piece.source == NULL:
+            fill_identity(place(x, x.segment.rank, n, r), x.reduction.dtype, x.reduction.op, nbytes // x.element)
+        elif nbytes and r != x.segment.rank:
             x.kernels.pack(x.reduction.dtype, x.reduction.prescale, x.streaming, place(x, x.segment.rank, n, r),
                            piece.source + x.send_start[r] + begin, nbytes // x.element)
 
@@ -61,10 +64,11 @@ cdef void reduce_scatter(Executor* x, uint64_t n) noexcept nogil:
         return
     for r in range(x.segment.size):
         x.sources[r] = place(x, r, n, me)
-    x.sources[me] = piece.source + x.send_start[me] + begin
+    if piece.source != NULL:
+        x.sources[me] = piece.source + x.send_start[me] + begin
     x.targets[0] = piece.target + begin
     x.reduction.copies = 1
-    x.reduction.unscaled = me if x.reduction.prescale != 1.0 else ENGINE_NO_SOURCE
+    x.reduction.unscaled = me if x.reduction.prescale != 1.0 and piece.source != NULL else ENGINE_NO_SOURCE
     x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, nbytes // x.element)
 
 

@@ -1,0 +1,216 @@
+"""Process sets: some ranks of the world that communicate among themselves.
+
+A process set has an engine of its own, with a schedule, a coordinator (its first rank) and memory, in the file of the
+world. So sets never wait for each other, whichever ranks they share. What ends the world ends its sets, and the other
+way round.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from engine.errors import EngineError, NotInitializedError
+from engine.native import core
+
+
+def _distinct(ranks: Iterable[int]) -> tuple[int, ...]:
+    numbers = sorted(int(rank) for rank in ranks)
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"a process set has each rank once, not {numbers}")
+    return tuple(numbers)
+
+
+class ProcessSet:
+    """Some ranks of the world.
+
+    It can be used once it was given to `init` or `add_process_set`, on the ranks that are in it.
+
+    Parameters
+    ----------
+    ranks_or_comm : iterable of int, or mpi4py communicator
+        Ranks of the world, in any order. With a communicator, the ranks of its processes; collective among them.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Sorted; known from the start, or with a communicator once the engine runs.
+    process_set_id : int or None
+        A number, equal on all ranks; 0 for the global set, None before it was added and after it was removed.
+    """
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        self.process_set_id: int | None = None
+        self._communicator: Any = None
+        self._ranks: tuple[int, ...] = ()
+        self._world: core.Engine | None = None
+        self._engine: core.Engine | None = None
+        if hasattr(ranks_or_comm, "allgather") and hasattr(ranks_or_comm, "Get_rank"):
+            self._communicator = ranks_or_comm
+        else:
+            self._ranks = _distinct(ranks_or_comm)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the world in the set, sorted."""
+        return self._ranks
+
+    def included(self) -> bool:
+        """Whether this process is in the set."""
+        self._check()
+        return self._engine is not None
+
+    def rank(self) -> int | None:
+        """This process's rank among those of the set; None if it is not in it."""
+        self._check()
+        return None if self._engine is None else self._engine.rank
+
+    def size(self) -> int:
+        """How many ranks the set has."""
+        self._check()
+        return len(self._ranks)
+
+    @property
+    def engine(self) -> core.Engine:
+        """The native engine of the set.
+
+        Raises
+        ------
+        NotInitializedError
+            The set was not added, or the engine was shut down since.
+        EngineError
+            This rank is not in the set.
+        """
+        engine = self._engine
+        if engine is None:
+            world = self._check()
+            raise EngineError(
+                f"rank {world.rank} is not in {self}: only its ranks call its operations; ask included() first"
+            )
+        return engine
+
+    def __repr__(self) -> str:
+        return f"ProcessSet({list(self._ranks)})"
+
+    def _check(self) -> core.Engine:
+        if self._world is None:
+            raise NotInitializedError(
+                f"{self} is not there: give it to engine.init(process_sets=...) or engine.add_process_set(), on every "
+                "rank"
+            )
+        return self._world
+
+    def _enter(self, number: int, world: core.Engine, ranks: tuple[int, ...], engine: core.Engine | None) -> None:
+        self.process_set_id, self._world, self._ranks, self._engine = number, world, ranks, engine
+
+    def _leave(self) -> None:
+        self.process_set_id = self._world = self._engine = None
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def __repr__(self) -> str:
+        return "global_process_set"
+
+    def _check(self) -> core.Engine:
+        if self._world is None:
+            raise NotInitializedError("call engine.init() first; it has not been called, or engine.shutdown() has")
+        return self._world
+
+
+global_process_set = _GlobalProcessSet()
+
+
+class Registry:
+    """The process sets of one world. What changes it is collective over the world.
+
+    Parameters
+    ----------
+    world : core.Engine
+        From its start to its end.
+    timeout : float
+        Seconds to finish what is in flight in a set that is removed.
+    """
+
+    def __init__(self, world: core.Engine, timeout: float) -> None:
+        self._world = world
+        self._timeout = timeout
+        self._sets: dict[int, ProcessSet] = {}
+        self._next = 1
+        global_process_set._enter(0, world, world.numbers, world)
+
+    @property
+    def engines(self) -> list[core.Engine]:
+        """Those of the sets that this rank is in."""
+        return [each._engine for each in list(self._sets.values()) if each._engine is not None]
+
+    def add(self, chosen: ProcessSet | Iterable[int]) -> ProcessSet:
+        """Form a set; it, or the set that has been made of some ranks."""
+        process_set = chosen if isinstance(chosen, ProcessSet) else ProcessSet(chosen)
+        if process_set.process_set_id is not None:
+            raise ValueError(f"{process_set} was added already")
+        ranks = process_set._ranks
+        communicator = process_set._communicator
+        if communicator is not None:
+            ranks = _distinct(communicator.allgather(self._world.rank))
+        self._agree("add", ranks, process_set)
+        if not ranks or not (ranks[0] >= 0 and ranks[-1] < self._world.size):
+            raise ValueError(
+                f"a process set has at least one of the ranks 0 to {self._world.size - 1}, not {list(ranks)}"
+            )
+        for other in (global_process_set, *self._sets.values()):
+            if other._ranks == ranks:
+                raise ValueError(f"there is a process set with the ranks {list(ranks)} already: {other!r}")
+        process_set._enter(self._next, self._world, ranks, self._world.form(ranks))
+        self._sets[self._next] = process_set
+        self._next += 1
+        return process_set
+
+    def remove(self, process_set: ProcessSet) -> bool:
+        """End a set; False if it was not there."""
+        if process_set is global_process_set or process_set._world is not self._world:
+            return False
+        assert process_set.process_set_id is not None
+        self._agree("remove", process_set._ranks, process_set)
+        if process_set._engine is not None:
+            process_set._engine.close(self._timeout)
+        self._world.barrier("engine.process_set.removed", True).wait()
+        if process_set._engine is not None and process_set._engine.rank == 0:
+            process_set._engine.reclaim()
+        del self._sets[process_set.process_set_id]
+        process_set._leave()
+        return True
+
+    def close(self) -> None:
+        """End all sets, before the world is. Not collective."""
+        for process_set in self._sets.values():
+            if process_set._engine is not None:
+                process_set._engine.close(self._timeout)
+            process_set._leave()
+        self._sets.clear()
+        global_process_set._leave()
+
+    def _agree(self, verb: str, ranks: tuple[int, ...], process_set: ProcessSet) -> None:
+        """All ranks mean the same set, or an error on all of them says what each means."""
+        said = array("q", ranks)
+        handle = self._world.allgather(said, f"engine.process_set.{verb}", True)
+        handle.wait()
+        data, counts = handle.gathered
+        everything = data.cast("B").cast("q").tolist()
+        meant: dict[tuple[int, ...], list[int]] = {}
+        for rank, count in enumerate(counts):
+            meant.setdefault(tuple(everything[:count]), []).append(rank)
+            del everything[:count]
+        if len(meant) > 1:
+            told = ", ".join(
+                f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {list(what)}" for what, who in meant.items()
+            )
+            raise EngineError(
+                f"the ranks disagree on the process set to {verb} ({told}). Every rank of the world gives the same "
+                f"sets in the same order, also those that are not in them"
+            )
