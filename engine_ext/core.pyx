@@ -447,7 +447,7 @@ cdef class Engine:
         memset(&goal, 0, sizeof(Goal))
         if status == Status.NO_ROOM:
             goal.drained = load_acquire(&e.segment.coordinator.drained[self.rank])
-            if goal.drained == e.segment.mine.request_head:
+            if goal.drained == load_acquire(&e.segment.mine.request_head):
                 return 0            # read in the meantime: there is nothing to wait for
         else:
             goal.record = driver_pin(e, name.text, name.text_bytes)
@@ -735,7 +735,7 @@ cdef class Engine:
             e.wanted.stores = STORES.index(stores)
         if chunk_bytes is not None:
             e.wanted.chunk = <uint32_t>int(chunk_bytes)
-        e.wanted_new = True
+        store32_release(&e.wanted_new, 1)
         version = e.wanted.version
         pthread_mutex_unlock(&e.lock)
         return version

@@ -22,8 +22,8 @@ from engine_ext.data.kernels cimport ENGINE_AVERAGE
 from engine_ext.data.plan cimport plan_add, plan_clear
 from engine_ext.data.scatter cimport scatter_chunks
 from engine_ext.platform.atomics cimport (
-    FENCE_DONE, add32, cas_pointer, full_fence, futex_wake, load32_relaxed, now_ns, or32, store32_release,
-    store_release,
+    FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, now_ns, or32, store32_release,
+    store_relaxed, store_release,
 )
 from engine_ext.transport.arena cimport arena_privatise
 
@@ -247,7 +247,7 @@ cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil
     pthread_mutex_lock(&e.lock)
     for i in range(<int32_t>entry.items):
         table_finish(&e.table, e.batch[i], status)
-    e.counters.tensors += entry.items
+    count_up(&e.counters.tensors, entry.items)
     pthread_mutex_unlock(&e.lock)
     for i in range(<int32_t>entry.items):
         complete(e, e.batch[i])
@@ -308,18 +308,21 @@ cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
 cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
     if entry.knob_version != e.seen.version:
         e.seen_entry = entry.sequence
-    e.seen.version, e.seen.fusion_threshold = entry.knob_version, entry.fusion_threshold
+    e.seen.version = entry.knob_version
+    store_relaxed(&e.seen.fusion_threshold, entry.fusion_threshold)     # submissions look without the lock
     e.seen.cycle_time_ms, e.seen.stores, e.seen.chunk = entry.cycle_time_ms, entry.stores_knob, entry.chunk_knob
 
 
 cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     """Done with an entry: the last words about it, and on to the next."""
     cdef Row* row = &e.history[(e.rows - 1) % HISTORY]
+    pthread_mutex_lock(&e.lock)
     row.ended = now_ns()
-    e.counters.entries += 1
+    pthread_mutex_unlock(&e.lock)
+    count_up(&e.counters.entries, 1)
     if entry.type == ENTRY_BATCH:
-        e.counters.nbytes += entry.bytes
-        e.counters.busy_ns += row.ended - row.started
+        count_up(&e.counters.nbytes, entry.bytes)
+        count_up(&e.counters.busy_ns, row.ended - row.started)
         if e.segment.rank == 0 and entry.algorithm == ALGORITHM_TWO_SHOT:
             stores_measured(&e.coordinator.chooser, entry.bytes, entry.stores, row.ended - row.started)
     e.entry = NULL

@@ -144,7 +144,9 @@ def program(st: Any, size: int) -> Any:
     manner = st.one_of(st.just(0), st.integers(0, 2**32 - 1))
     phase = st.builds(
         Phase,
-        operations=st.lists(st.sampled_from(sorted(KINDS)).flatmap(lambda kind: _operation(st, kind, size)), min_size=1, max_size=6)
+        operations=st.lists(
+            st.sampled_from(sorted(KINDS)).flatmap(lambda kind: _operation(st, kind, size)), min_size=1, max_size=6
+        )
         .map(_distinct)
         .map(tuple),
         manners=st.tuples(*[manner] * size),
@@ -191,7 +193,7 @@ def _allowed(operation: Operation) -> Operation:
 
 
 def _distinct(operations: list[Operation]) -> list[Operation]:
-    """Each name once in a phase, so that ranks may bring them in any order; in later phases again, for other tensors."""
+    """Each name once in a phase, so that ranks may bring them in any order; and again in later phases."""
     return [
         Operation(**{**vars(each), "name": None if each.name is None else f"{each.name}{place}"})
         for place, each in enumerate(operations)
@@ -236,9 +238,7 @@ def _allgather(operation: Operation, tensors: list[Array], rank: int, blocking: 
 
 
 def _alltoall(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
-    return (engine.alltoall if blocking else engine.alltoall_async)(
-        tensors[0], operation.splits[rank], operation.name
-    )
+    return (engine.alltoall if blocking else engine.alltoall_async)(tensors[0], operation.splits[rank], operation.name)
 
 
 def _reducescatter(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:

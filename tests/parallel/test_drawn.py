@@ -25,7 +25,7 @@ def test_drawn_programs(size: int) -> None:
     with Pool(size) as pool:
 
         @hypothesis.settings(
-            max_examples=EXAMPLES or 100,
+            max_examples=EXAMPLES or 60,
             derandomize=not EXAMPLES,
             database=None,
             deadline=None,

@@ -30,7 +30,7 @@ def test_drawn_programs(size: int) -> None:
     with ThreadWorld(size) as world:
 
         @hypothesis.settings(
-            max_examples=EXAMPLES or 25,
+            max_examples=EXAMPLES or 15,
             derandomize=not EXAMPLES,
             database=None,
             deadline=None,

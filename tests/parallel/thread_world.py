@@ -15,6 +15,7 @@ from typing import Any
 
 from engine import runtime
 from engine.native import core, setup
+from engine.process_sets import global_process_set
 
 SETTINGS: dict[str, Any] = {
     "fusion_threshold": 64 << 20,
@@ -73,6 +74,8 @@ class ThreadWorld:
         threads = [threading.Thread(target=target, args=(rank,)) for rank, target in enumerate(targets)]
         original, interval = runtime.engine, sys.getswitchinterval()
         runtime.engine = lambda: _here.engine
+        everybody: Any = type(global_process_set)  # the operations' default
+        everybody.engine = property(lambda self: _here.engine)
         sys.setswitchinterval(1e-4)  # a rank that comes out of the engine waits that long for one that computes
         try:
             for thread in threads:
@@ -81,6 +84,7 @@ class ThreadWorld:
                 thread.join()
         finally:
             runtime.engine = original
+            del everybody.engine
             sys.setswitchinterval(interval)
         raised = [error for error in errors if error is not None]
         if raised:

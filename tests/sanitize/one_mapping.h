@@ -14,11 +14,12 @@ static struct {
   void *base;
   dev_t device;
   ino_t inode;
+  off_t offset;
   int users;
 } one_mappings[ONE_MAPPINGS];
 static pthread_mutex_t one_mapping_lock = PTHREAD_MUTEX_INITIALIZER;
 
-__attribute__((unused)) static void *one_mmap(size_t length, int prot, int flags, int fd) {
+__attribute__((unused)) static void *one_mmap(size_t length, int prot, int flags, int fd, off_t offset) {
   struct stat file;
   void *base = MAP_FAILED;
   int k, place = -1;
@@ -28,18 +29,20 @@ __attribute__((unused)) static void *one_mmap(size_t length, int prot, int flags
   for (k = 0; k < ONE_MAPPINGS; k++) {
     if (one_mappings[k].users == 0) {
       place = k;
-    } else if (one_mappings[k].device == file.st_dev && one_mappings[k].inode == file.st_ino) {
+    } else if (one_mappings[k].device == file.st_dev && one_mappings[k].inode == file.st_ino &&
+               one_mappings[k].offset == offset) {
       one_mappings[k].users++;
       base = one_mappings[k].base;
       break;
     }
   }
   if (k == ONE_MAPPINGS && place >= 0) {
-    base = mmap(NULL, length, prot, flags, fd, 0);
+    base = mmap(NULL, length, prot, flags, fd, offset);
     if (base != MAP_FAILED) {
       one_mappings[place].base = base;
       one_mappings[place].device = file.st_dev;
       one_mappings[place].inode = file.st_ino;
+      one_mappings[place].offset = offset;
       one_mappings[place].users = 1;
     }
   }
@@ -59,6 +62,6 @@ __attribute__((unused)) static int one_munmap(void *base, size_t length) {
 
 /* Only where segment.pyx maps and leaves a segment: the arena needs a mapping for each rank. */
 #define mmap(address, length, prot, flags, fd, offset) \
-  (strstr(__func__, "segment_map") ? one_mmap(length, prot, flags, fd) : mmap(address, length, prot, flags, fd, offset))
+  (strstr(__func__, "segment_map") ? one_mmap(length, prot, flags, fd, offset) : mmap(address, length, prot, flags, fd, offset))
 #define munmap(base, length) (strstr(__func__, "segment_") ? one_munmap(base, length) : munmap(base, length))
 #endif
