@@ -43,7 +43,7 @@ from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_PRODUCT
 from engine_ext.data.plan cimport PIECE_ALIGNMENT
 from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of
 from engine_ext.platform.atomics cimport (
-    load32_acquire, load_acquire, now_ns, or32, store32_release, store_release, swap_pointer,
+    load32_acquire, load_acquire, load_pointer, now_ns, or32, store32_release, store_release, swap_pointer,
 )
 from engine_ext.setup cimport kernel_level
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
@@ -322,7 +322,7 @@ cdef class Engine:
         """Free operations that are done and that nobody holds."""
         cdef Op* op
         cdef Op* after
-        if self.state.graveyard == NULL:
+        if load_pointer(&self.state.graveyard) == NULL:
             return
         op = <Op*>swap_pointer(&self.state.graveyard, NULL)
         while op != NULL:

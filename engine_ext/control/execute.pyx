@@ -22,8 +22,8 @@ from engine_ext.data.kernels cimport ENGINE_AVERAGE
 from engine_ext.data.plan cimport plan_add, plan_clear
 from engine_ext.data.scatter cimport scatter_chunks
 from engine_ext.platform.atomics cimport (
-    FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, now_ns, or32, store32_release,
-    store_relaxed, store_release,
+    FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_pointer, now_ns, or32,
+    store32_release, store_relaxed, store_release,
 )
 from engine_ext.transport.arena cimport arena_privatise
 
@@ -41,12 +41,12 @@ cdef void raise_event(State* e, int event) noexcept nogil:
 cdef void complete(State* e, Op* op) noexcept nogil:
     """Let go of an operation. Nothing may touch it afterwards: its owner frees it."""
     cdef void* head
-    if op.flags & OP_STAND_IN:
+    if load32_relaxed(&op.flags) & OP_STAND_IN:
         table_dismiss(op)
         return
     if or32(&op.flags, OP_DONE) & OP_ABANDONED:
         while True:                     # nobody holds a handle: for the next call that has the GIL (I9)
-            head = e.graveyard
+            head = load_pointer(&e.graveyard)
             op.next = <Op*>head
             if cas_pointer(&e.graveyard, head, op):
                 break
