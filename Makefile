@@ -72,7 +72,7 @@ sanitize-threads: $(VENV)/.installed-dev ## Run ranks as threads of one process 
 	    '-Csetup-args=-Dc_args=-include $(CURDIR)/tests/sanitize/one_mapping.h' .
 	@PYTHONPATH="$(CURDIR)/$(SANITIZED)-threads" MESONPY_EDITABLE_SKIP="$(EDITABLE)" \
 	    LD_PRELOAD="$$(cc -print-file-name=libtsan.so)" \
-	    TSAN_OPTIONS="exitcode=66 history_size=7 suppressions=$(CURDIR)/tests/sanitize/thread.supp" \
+	    TSAN_OPTIONS="exitcode=66 history_size=7" \
 	    $(BIN)/python -P -m pytest -o timeout=0 -o faulthandler_timeout=0 tests/parallel/test_threads.py
 
 # EXAMPLES programs are drawn for each number of ranks; then jobs with late and dying ranks run for MINUTES.
@@ -90,6 +90,10 @@ large: $(VENV)/.installed-dev ## Run the operations on tensors of more than 2 Gi
 .PHONY: mutate
 mutate: $(VENV)/.installed-dev ## Leave out each memory fence in turn, and see that a stress run or the model misses it
 	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python tests/mutation/mutate.py --build build/mutate $(MUTATE)
+
+.PHONY: interleave
+interleave: $(VENV)/.installed-dev ## Play thousands of orders of the protocol's steps, on the engine and on broken copies of it
+	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python tests/interleave/interleave.py --build build/interleave $(INTERLEAVE)
 
 .PHONY: clean
 clean: ## Remove the environment and everything that was built
