@@ -61,9 +61,39 @@ sanitize: $(VENV)/.installed-dev ## Run the native tests under the address and u
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	    $(BIN)/python -P -m pytest $(SANITIZE_TESTS)
 
+# Ranks are threads here, since this sanitizer sees one process; with one mapping of their memory, since it goes by addresses.
+# It reports what our code does; the interpreter and NumPy are not instrumented.
+.PHONY: sanitize-threads
+sanitize-threads: $(VENV)/.installed-dev ## Run ranks as threads of one process under the thread sanitizer
+	@echo 'Building with the thread sanitizer'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-index --no-build-isolation --upgrade --target $(SANITIZED)-threads \
+	    -Cbuild-dir=build/sanitize-threads -Csetup-args=-Dbuildtype=debugoptimized \
+	    -Csetup-args=-Db_sanitize=thread -Csetup-args=-Db_lundef=false \
+	    '-Csetup-args=-Dc_args=-include $(CURDIR)/tests/sanitize/one_mapping.h' .
+	@PYTHONPATH="$(CURDIR)/$(SANITIZED)-threads" MESONPY_EDITABLE_SKIP="$(EDITABLE)" \
+	    LD_PRELOAD="$$(cc -print-file-name=libtsan.so)" \
+	    TSAN_OPTIONS="exitcode=66 history_size=7" \
+	    $(BIN)/python -P -m pytest -o timeout=0 -o faulthandler_timeout=0 tests/parallel/test_threads.py
+
+# EXAMPLES programs are drawn for each number of ranks; then jobs with late and dying ranks run for MINUTES.
+EXAMPLES ?= 2000
+MINUTES ?= 10
+.PHONY: soak
+soak: $(VENV)/.installed-dev ## Draw many more programs, then run thousands of steps with late and killed ranks
+	@DRAWN_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/parallel/test_drawn.py tests/parallel/test_threads.py
+	@$(BIN)/python tests/fault/soak.py --minutes $(MINUTES) $(SOAK)
+
+.PHONY: large
+large: $(VENV)/.installed-dev ## Run the operations on tensors of more than 2 GiB
+	@LARGE_TENSORS=1 $(BIN)/python -m pytest tests/parallel/test_large.py
+
 .PHONY: mutate
 mutate: $(VENV)/.installed-dev ## Leave out each memory fence in turn, and see that a stress run or the model misses it
 	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python tests/mutation/mutate.py --build build/mutate $(MUTATE)
+
+.PHONY: interleave
+interleave: $(VENV)/.installed-dev ## Play thousands of orders of the protocol's steps, on the engine and on broken copies of it
+	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python tests/interleave/interleave.py --build build/interleave $(INTERLEAVE)
 
 .PHONY: clean
 clean: ## Remove the environment and everything that was built

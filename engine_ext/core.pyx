@@ -46,7 +46,7 @@ from engine_ext.data.kernels cimport (
 from engine_ext.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of, ranks_of
 from engine_ext.platform.atomics cimport (
-    load32_acquire, load32_relaxed, load_acquire, now_ns, or32, store32_release, store_release, swap_pointer,
+    load32_acquire, load32_relaxed, load_acquire, load_pointer, now_ns, or32, store32_release, store_release, swap_pointer,
 )
 from engine_ext.setup cimport kernel_level
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
@@ -334,7 +334,7 @@ cdef class Engine:
         """Free operations that are done and that nobody holds."""
         cdef Op* op
         cdef Op* after
-        if self.state.graveyard == NULL:
+        if load_pointer(&self.state.graveyard) == NULL:
             return
         op = <Op*>swap_pointer(&self.state.graveyard, NULL)
         while op != NULL:
@@ -459,7 +459,7 @@ cdef class Engine:
         memset(&goal, 0, sizeof(Goal))
         if status == Status.NO_ROOM:
             goal.drained = load_acquire(&e.segment.coordinator.drained[self.rank])
-            if goal.drained == e.segment.mine.request_head:
+            if goal.drained == load_acquire(&e.segment.mine.request_head):
                 return 0            # read in the meantime: there is nothing to wait for
         else:
             goal.record = driver_pin(e, name.text, name.text_bytes)
@@ -767,7 +767,7 @@ cdef class Engine:
             e.wanted.stores = STORES.index(stores)
         if chunk_bytes is not None:
             e.wanted.chunk = <uint32_t>int(chunk_bytes)
-        e.wanted_new = True
+        store32_release(&e.wanted_new, 1)
         version = e.wanted.version
         pthread_mutex_unlock(&e.lock)
         return version

@@ -10,7 +10,7 @@ from engine_ext.control.layout cimport ENTRY_PAD, NAME_BYTES, RING_WORDS, engine
 from engine_ext.control.segment cimport away
 from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.control.table cimport Op, bit
-from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns
+from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns
 
 STORES = ("cached", "streaming", "auto")
 TYPES = ("pad", "batch", "define", "evict", "error", "skip", "joined")
@@ -35,9 +35,10 @@ cdef dict knobs_of(State* e):
 
 
 cdef dict counters_of(State* e):
-    return {"entries": e.counters.entries, "tensors": e.counters.tensors, "bytes": e.counters.nbytes,
-            "wait_ns": e.counters.wait_ns, "busy_ns": e.counters.busy_ns, "wakes": e.segment.wakes,
-            "late_wakes": e.counters.late}
+    return {"entries": load_relaxed(&e.counters.entries), "tensors": load_relaxed(&e.counters.tensors),
+            "bytes": load_relaxed(&e.counters.nbytes), "wait_ns": load_relaxed(&e.counters.wait_ns),
+            "busy_ns": load_relaxed(&e.counters.busy_ns), "wakes": load_relaxed(&e.segment.wakes),
+            "late_wakes": load_relaxed(&e.counters.late)}
 
 
 cdef list history_of(State* e):
@@ -76,7 +77,7 @@ cdef Waiting* copy_waiting(State* e, uint64_t* count) noexcept nogil:
         found = <Waiting*>malloc(e.table.inflight_count * sizeof(Waiting))
     if found != NULL:
         # With entries still to execute, another rank's bit may already speak of the next round.
-        behind = e.segment.mine.cursor != load_acquire(&e.segment.coordinator.tail)
+        behind = load_acquire(&e.segment.mine.cursor) != load_acquire(&e.segment.coordinator.tail)
         op = e.table.inflight
         while op != NULL:
             memcpy(found[count[0]].name, op.record.name, op.record.name_bytes)

@@ -19,7 +19,7 @@ from engine_ext.control.layout cimport (
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
 from engine_ext.control.table cimport Status, bit, hash_name
 from engine_ext.data.kernels cimport ENGINE_ADASUM
-from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_release
+from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 
 cdef enum:
     BUCKETS = 16384
@@ -449,7 +449,7 @@ cdef bint coordinator_unseen(Coordinator* c) noexcept nogil:
     """Whether some rank has submitted, or begun to wait, since the last step."""
     cdef int r
     for r in range(c.segment.size):
-        if load_acquire(&c.segment.pages[r].arrivals) + load_acquire(&c.segment.pages[r].waits) != c.seen[r]:
+        if load_acquire(&c.segment.pages[r].arrivals) + load_acquire(&c.segment.pages[r].waits) != load_relaxed(&c.seen[r]):
             return True
     return False
 
@@ -497,7 +497,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
     for r in range(segment.size):
         seen = load_acquire(&segment.pages[r].arrivals) + load_acquire(&segment.pages[r].waits)     # pairs with announce()
         if seen != c.seen[r]:
-            c.seen[r] = seen
+            store_relaxed(&c.seen[r], seen)             # others than the role's holder look, in coordinator_unseen
             changed = True
     steps = load_acquire(&segment.pages[0].steps)
     if steps != c.step:

@@ -25,9 +25,9 @@ from engine_ext.control.table cimport (
 from engine_ext.control.trace cimport trace_wait_begins, trace_wait_ends
 from engine_ext.data.executor cimport executor_needs
 from engine_ext.platform.atomics cimport (
-    FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas32,
-    full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, now_ns, spin_pause, store32_relaxed,
-    store32_release, store_release,
+    FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas32, count_up,
+    full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns,
+    spin_pause, store32_relaxed, store32_release, store_relaxed, store_release,
 )
 
 cdef extern from "<signal.h>" nogil:
@@ -65,9 +65,10 @@ cdef bint drive_once(State* e) noexcept nogil:
         fail_everything(e)
         return True
     if e.segment.rank == 0:
-        if e.wanted_new:
+        if load32_acquire(&e.wanted_new):
             pthread_mutex_lock(&e.lock)
-            e.coordinator.knobs, e.wanted_new = e.wanted, False
+            e.coordinator.knobs = e.wanted
+            store32_relaxed(&e.wanted_new, 0)
             pthread_mutex_unlock(&e.lock)
         tail, waiting, stuck = e.coordinator.writer.tail, e.coordinator.queue_count, e.coordinator.stuck
         coordinator_step(&e.coordinator)
@@ -236,14 +237,14 @@ cdef void notify_leader(State* e, int32_t id, uint64_t nbytes, bint awaited) noe
     asleep = load32_relaxed(&e.segment.pages[0].asleep)
     if asleep == 0 or (id >= 0 and not table_brought_by_all(&e.table, id)):
         return
-    e.brought_bytes += nbytes
-    if asleep & SLEEP_CYCLE and not awaited and e.brought_bytes < e.seen.fusion_threshold:
+    count_up(&e.brought_bytes, nbytes)
+    if asleep & SLEEP_CYCLE and not awaited and load_relaxed(&e.brought_bytes) < load_relaxed(&e.seen.fusion_threshold):
         for r in range(e.segment.size):
             if id >= 0 and bit(e.segment.pages[r].awaited, id):
                 break
         else:
             return                              # the cycle ends soon enough
-    e.brought_bytes = 0
+    store_relaxed(&e.brought_bytes, 0)
     ring_unfenced(&e.segment, 0, 0)
 
 
@@ -286,7 +287,7 @@ cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept n
         add32(&e.waiters, <uint32_t>-1)
         engine_float_leave(theirs)
         now = now_ns()
-        e.counters.wait_ns += now - (tick - ns)
+        count_up(&e.counters.wait_ns, now - (tick - ns))
         end_wait(e, recording, now)
     else:
         add32(&e.waiters, <uint32_t>-1)
@@ -308,9 +309,9 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
     if load32_relaxed(&e.failed):
         return True
     if goal.record != NULL:
-        return goal.record.inflight == NULL
+        return load_pointer(<void**>&goal.record.inflight) == NULL
     if goal.idle:
-        return e.table.inflight == NULL
+        return load_pointer(<void**>&e.table.inflight) == NULL
     if goal.joins:
         return load32_acquire(&e.joins) >= goal.joins           # pairs with end_join
     return load_acquire(&e.segment.coordinator.drained[e.segment.rank]) > goal.drained
@@ -384,7 +385,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
             futex_wait(&mine.door[DOOR_WAITER], door, until(tick if when == NEVER else min(when, tick)))
             store32_relaxed(&mine.asleep, 0)
             if now_ns() >= tick and load32_acquire(&mine.door[DOOR_WAITER]) == door and drive_once(e):
-                e.counters.late += 1                # nobody rang, and yet there was something to do
+                count_up(&e.counters.late, 1)          # nobody rang, and yet there was something to do
         else:
             store32_relaxed(&mine.asleep, 0)
 
@@ -414,7 +415,7 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
     add32(&e.waiters, <uint32_t>-1)
     engine_float_leave(theirs)
     now = now_ns()
-    e.counters.wait_ns += now - begun               # statistics: a lost update between two waiting threads does no harm
+    count_up(&e.counters.wait_ns, now - begun)
     end_wait(e, recording, now)
     return Status.OK if met(e, goal) else Status.TICK
 

@@ -25,8 +25,8 @@ from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_INT64
 from engine_ext.data.plan cimport Piece, Plan, plan_add, plan_append, plan_clear
 from engine_ext.data.scatter cimport scatter_chunks
 from engine_ext.platform.atomics cimport (
-    FENCE_DONE, add32, cas_pointer, full_fence, futex_wake, load32_relaxed, now_ns, or32, store32_release,
-    store_release,
+    FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_pointer, now_ns, or32,
+    store32_release, store_relaxed, store_release,
 )
 from engine_ext.transport.arena cimport arena_privatise
 
@@ -44,12 +44,12 @@ cdef void raise_event(State* e, int event) noexcept nogil:
 cdef void complete(State* e, Op* op) noexcept nogil:
     """Let go of an operation. Nothing may touch it afterwards: its owner frees it."""
     cdef void* head
-    if op.flags & OP_STAND_IN:
+    if load32_relaxed(&op.flags) & OP_STAND_IN:
         table_dismiss(op)
         return
     if or32(&op.flags, OP_DONE) & OP_ABANDONED:
         while True:                     # nobody holds a handle: for the next call that has the GIL (I9)
-            head = e.graveyard
+            head = load_pointer(&e.graveyard)
             op.next = <Op*>head
             if cas_pointer(&e.graveyard, head, op):
                 break
@@ -304,7 +304,7 @@ cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil
         trace_entry(&e.trace, entry, e.batch, &e.executor, e.history[(e.rows - 1) % HISTORY].started)
     for i in range(<int32_t>entry.items):
         table_finish(&e.table, e.batch[i], status)
-    e.counters.tensors += entry.items
+    count_up(&e.counters.tensors, entry.items)
     pthread_mutex_unlock(&e.lock)
     for i in range(<int32_t>entry.items):
         complete(e, e.batch[i])
@@ -365,22 +365,23 @@ cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
 cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
     if entry.knob_version != e.seen.version:
         e.seen_entry = entry.sequence
-    e.seen.version, e.seen.fusion_threshold = entry.knob_version, entry.fusion_threshold
+    e.seen.version = entry.knob_version
+    store_relaxed(&e.seen.fusion_threshold, entry.fusion_threshold)     # submissions look without the lock
     e.seen.cycle_time_ms, e.seen.stores, e.seen.chunk = entry.cycle_time_ms, entry.stores_knob, entry.chunk_knob
 
 
 cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     """Done with an entry: the last words about it, and on to the next."""
     cdef Row* row = &e.history[(e.rows - 1) % HISTORY]
+    pthread_mutex_lock(&e.lock)
     row.ended = now_ns()
-    e.counters.entries += 1
+    if entry.type == ENTRY_BATCH and load32_relaxed(&e.trace.on):
+        trace_entry_ends(&e.trace, entry, row.ended)
+    pthread_mutex_unlock(&e.lock)
+    count_up(&e.counters.entries, 1)
     if entry.type == ENTRY_BATCH:
-        e.counters.nbytes += entry.bytes
-        e.counters.busy_ns += row.ended - row.started
-        if load32_relaxed(&e.trace.on):
-            pthread_mutex_lock(&e.lock)
-            trace_entry_ends(&e.trace, entry, row.ended)
-            pthread_mutex_unlock(&e.lock)
+        count_up(&e.counters.nbytes, entry.bytes)
+        count_up(&e.counters.busy_ns, row.ended - row.started)
         if e.segment.rank == 0 and entry.algorithm == ALGORITHM_TWO_SHOT:
             stores_measured(&e.coordinator.chooser, entry.bytes, entry.stores, row.ended - row.started)
     e.entry = NULL

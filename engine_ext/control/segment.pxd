@@ -2,7 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.layout cimport SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header
-from engine_ext.platform.atomics cimport FENCE_RING, add32, full_fence, futex_wake, load32_relaxed, load_relaxed
+from engine_ext.platform.atomics cimport FENCE_RING, add32, count_up, full_fence, futex_wake, load32_relaxed, load_relaxed
 
 cdef struct Segment:
     int rank
@@ -45,7 +45,7 @@ cdef inline void ring_unfenced(Segment* segment, int rank, uint32_t only) noexce
             (load32_relaxed(&page.door[door]) ^ asleep >> SLEEP_COUNT_SHIFT) << SLEEP_COUNT_SHIFT == 0):
         add32(&page.door[door], 1)      # pairs with the expected value given to futex_wait
         futex_wake(&page.door[door], 1)
-        segment.wakes += 1
+        count_up(&segment.wakes, 1)
 
 cdef inline void ring(Segment* segment, int rank, uint32_t only) noexcept nogil:
     full_fence(FENCE_RING)                        # pairs with the fence after `asleep` is announced (I8)

@@ -118,7 +118,7 @@ cdef void stall_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil
     cdef int culprit = -1, cause = CAUSE_LEFT
     pthread_mutex_lock(&e.lock)
     # With entries to execute nobody is to blame yet: stall_check watches over those.
-    if watched(e, &op) and e.segment.mine.cursor == load_acquire(&e.segment.coordinator.tail):
+    if watched(e, &op) and load_acquire(&e.segment.mine.cursor) == load_acquire(&e.segment.coordinator.tail):
         culprit = who_left(e, op)
         if culprit < 0 and op.submitted < older_than:
             # Whoever withholds `op` may itself be waiting for what a third rank withholds: that was brought here earlier.

@@ -82,7 +82,7 @@ cdef struct State:
     Knobs seen                  # as stamped on the last entry
     uint64_t seen_entry         # the entry that brought this version
     Knobs wanted                # rank 0: to be used from the next step on
-    bint wanted_new
+    uint32_t wanted_new         # atomic
     # join
     bint joined                 # this rank brings nothing, and stands in for what it would bring; under the lock
     uint32_t joins              # atomic: joins that have ended

@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from engine_ext.control.layout cimport engine_meta
 from engine_ext.control.segment cimport Segment
+from engine_ext.platform.atomics cimport load_relaxed
 
 cdef enum:
     OP_DONE = 1         # flags of an operation: the engine has let go of it
@@ -59,7 +60,7 @@ cdef struct Record:
     uint32_t name_bytes
     int32_t id          # -1: the coordinator has not given one
     uint64_t hash
-    Op* inflight
+    Op* inflight        # stored under the lock, by store_pointer; waiters look without it
     uint32_t pins       # hooks that hold this record
     uint32_t defined    # how often: a number for the metadata, cheaper to compare
     bint fresh          # defined, and not carried by an entry yet: no rank has toggled its bit
@@ -70,7 +71,7 @@ cdef struct Table:
     Segment* segment
     Record** buckets
     Record** by_id
-    Op* inflight        # all operations in flight, newest first
+    Op* inflight        # all operations in flight, newest first; stored as a record's
     uint64_t inflight_count
     uint64_t names
 
@@ -90,4 +91,4 @@ cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil
 cdef uint64_t hash_name(const char* name, uint32_t name_bytes) noexcept nogil
 
 cdef inline bint bit(const uint64_t* words, int32_t id) noexcept nogil:
-    return (words[id >> 6] >> (id & 63)) & 1
+    return (load_relaxed(&words[id >> 6]) >> (id & 63)) & 1

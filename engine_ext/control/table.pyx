@@ -9,7 +9,7 @@ from engine_ext.control.layout cimport (
 )
 from engine_ext.control.segment cimport away
 from engine_ext.platform.atomics cimport (
-    load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store_relaxed, store_release,
+    load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store_pointer, store_relaxed, store_release,
 )
 
 cdef enum:
@@ -156,10 +156,10 @@ cdef int table_submit(Table* table, Record* record, Op* op) noexcept nogil:
         return Status.DUPLICATE
     op.record, op.status, op.requested = record, Status.OK, False
     op.submitted = now_ns()
-    record.inflight = op            # before the bit: the entry may come at once
+    store_pointer(<void**>&record.inflight, op)            # before the bit: the entry may come at once
     status = announce(table, record, op)
     if status != Status.OK:
-        record.inflight = NULL
+        store_pointer(<void**>&record.inflight, NULL)
         return status
     list_inflight(table, op)
     return Status.OK
@@ -169,7 +169,7 @@ cdef void list_inflight(Table* table, Op* op) noexcept nogil:
     op.previous, op.next = NULL, table.inflight
     if table.inflight != NULL:
         table.inflight.previous = op
-    table.inflight = op
+    store_pointer(<void**>&table.inflight, op)
     table.inflight_count += 1
 
 
@@ -191,7 +191,7 @@ cdef void table_stand_in(Table* table, Record* record) noexcept nogil:
         op.splits = <int64_t*>calloc(table.segment.size, sizeof(int64_t))
     elif op.meta.kind != KIND_ALLGATHER and op.meta.kind != KIND_BARRIER:
         op.nbytes = <uint64_t>meta_bytes(&op.meta)
-    record.inflight = op
+    store_pointer(<void**>&record.inflight, op)
     if not record.fresh:
         table_toggle(table, record.id)
     list_inflight(table, op)
@@ -230,12 +230,13 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
     if op.previous != NULL:
         op.previous.next = op.next
     else:
-        table.inflight = op.next
+        store_pointer(<void**>&table.inflight, op.next)
     if op.next != NULL:
         op.next.previous = op.previous
     op.next, op.record = NULL, NULL         # the record may go now
     table.inflight_count -= 1
-    record.inflight, record.fresh = NULL, False
+    store_pointer(<void**>&record.inflight, NULL)
+    record.fresh = False
     table_release(table, record)
 
 
@@ -286,7 +287,7 @@ cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil:
     cdef int r
     if id < 0:
         return True             # a request: only the coordinator can tell
-    mine = table.segment.mine.ready[id >> 6]
+    mine = load_relaxed(&table.segment.mine.ready[id >> 6])
     for r in range(table.segment.size):
         if r != table.segment.rank and not away(table.segment, r) and (
                 load_relaxed(&table.segment.pages[r].ready[id >> 6]) ^ mine) >> (id & 63) & 1:

@@ -18,6 +18,9 @@ static inline uint64_t load_acquire(const uint64_t *p) { return __atomic_load_n(
 static inline void store_relaxed(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 static inline void store_release(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 
+/* A statistic: of two threads that count at once, one may get lost. */
+static inline void count_up(uint64_t *p, uint64_t n) { store_relaxed(p, load_relaxed(p) + n); }
+
 static inline uint32_t load32_relaxed(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline uint32_t load32_acquire(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline void store32_relaxed(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
@@ -32,6 +35,9 @@ static inline int cas(uint64_t *p, uint64_t old, uint64_t v) {
 static inline int cas32(uint32_t *p, uint32_t old, uint32_t v) {
   return __atomic_compare_exchange_n(p, &old, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
+/* Acquire and release, as for words. */
+static inline void *load_pointer(void *const *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static inline void store_pointer(void **p, void *v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline void *swap_pointer(void **p, void *v) { return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL); }
 static inline int cas_pointer(void **p, void *old, void *v) {
   return __atomic_compare_exchange_n(p, &old, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);

@@ -13,6 +13,9 @@ cdef extern from "engine_ext/platform/atomics.h" nogil:
     uint32_t or32(uint32_t* p, uint32_t v)
     bint cas(uint64_t* p, uint64_t old, uint64_t v)
     bint cas32(uint32_t* p, uint32_t old, uint32_t v)
+    void count_up(uint64_t* p, uint64_t n)
+    void* load_pointer(void** p)
+    void store_pointer(void** p, void* v)
     void* swap_pointer(void** p, void* v)
     bint cas_pointer(void** p, void* old, void* v)
     enum:

@@ -1,0 +1,10 @@
+"""The soak, for a few seconds; `make soak` takes its time."""
+
+from __future__ import annotations
+
+import soak
+
+
+def test_late_ranks_and_ranks_that_go() -> None:
+    tally = soak.soak(12.0, 1, show=False, late_seconds=4.0)
+    assert tally.ends >= len(soak.ERRORS) and tally.stops > 3 and tally.steps > 50, tally

@@ -1,0 +1,498 @@
+"""Programs for tests to draw: what they are made of, what a rank does with one, and what NumPy says comes out.
+
+A program is a list of phases. In a phase every rank brings the same operations, each rank in an order of its own, the
+last of them perhaps by a blocking call; it waits for a result then, or some phases later, or never. A new kind of
+operation is a row of `KINDS`. Runs on every rank, so hypothesis, which draws, comes as the argument `st`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from on_ranks import check_equal, numbers
+from operation_table import BOOL, CELLS, DTYPES, OPS, Array, expected
+
+import engine
+
+PLAIN = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")  # which NumPy has not; reduce_program tries it
+ROWS = (0, 1, 2, 3, 5, 16, 33, 1000, 20_001)
+RESTS = ((), (1,), (3,), (0,), (2, 5), (3, 1, 2))
+CHUNKS = (4096, 4097, 5000, 1 << 16, 1 << 19, 1 << 20)
+LAYOUTS = ("C", "F", "steps", "backwards", "misaligned")
+PAUSES = (0.0, 0.0, 0.0, 0.0001, 0.002)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One collective, as all ranks know it. Which fields count depends on the kind.
+
+    Attributes
+    ----------
+    members : tuple of (dtype, shape)
+        One tensor; several for a group. Where a rank has its own number of rows, the shape is that of a row.
+    rows : tuple of int
+        By rank; of an allgather.
+    splits : tuple of tuple of int
+        By rank; of an all-to-all.
+    odd : int or None
+        A rank whose tensors have one dimension more: every rank gets a `MismatchError`.
+    seed : int
+        Of the values.
+    """
+
+    kind: str
+    name: str | None
+    members: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    op: str = "Sum"
+    scales: tuple[float, float] = (1.0, 1.0)
+    root: int = 0
+    rows: tuple[int, ...] = ()
+    splits: tuple[tuple[int, ...], ...] = ()
+    in_place: bool = False
+    odd: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What all ranks bring before any of them has to wait.
+
+    Attributes
+    ----------
+    manners : tuple of int
+        By rank, the seed of how it goes about it; 0 is in order, with plain tensors, waiting at the end.
+    knobs : mapping
+        What rank 0 sets before.
+    """
+
+    operations: tuple[Operation, ...]
+    manners: tuple[int, ...]
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    step: bool = False
+
+
+Program = tuple[Phase, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of operation.
+
+    Attributes
+    ----------
+    fields : callable
+        Of `st` and the world size: strategies for the fields of an `Operation` that count.
+    start : callable
+        Of the operation, its tensors, the rank and whether to block: the result then, else a handle.
+    results : callable
+        Of the operation, the tensors of all ranks and the rank: what this rank gets, one array for each tensor.
+    shared : bool
+        All ranks get the same.
+    """
+
+    fields: Callable[[Any, int], dict[str, Any]]
+    start: Callable[[Operation, list[Array], int, bool], Any]
+    results: Callable[[Operation, list[list[Array]], int], list[Array]]
+    shared: bool = True
+
+
+# ---- what can be drawn
+
+
+def _shapes(st: Any) -> Any:
+    return st.one_of(st.just(()), st.builds(lambda rows, rest: (rows, *rest), st.sampled_from(ROWS), _rests(st)))
+
+
+def _rests(st: Any) -> Any:
+    return st.sampled_from(RESTS)
+
+
+def _one(st: Any, shapes: Any) -> Any:
+    """The members of an operation on one tensor."""
+    return st.tuples(st.tuples(st.sampled_from(PLAIN), shapes))
+
+
+def _many(st: Any) -> Any:
+    return st.lists(st.tuples(st.sampled_from(PLAIN), _shapes(st)), min_size=1, max_size=6).map(tuple)
+
+
+def _reduction(st: Any, members: Any) -> dict[str, Any]:
+    factors = st.one_of(st.just(1.0), st.sampled_from((0.5, -2.0, 3.0, 0.0, 1e-3)), st.floats(-1e6, 1e6, width=32))
+    return {
+        "members": members,
+        "op": st.sampled_from(OPS),
+        "scales": st.one_of(st.just((1.0, 1.0)), st.tuples(factors, factors)),
+        "in_place": st.booleans(),
+    }
+
+
+def _splits(st: Any, size: int) -> Any:
+    counts = st.one_of(st.integers(0, 4), st.sampled_from((0, 0, 33, 1001)))
+    row = st.lists(counts, min_size=size, max_size=size).map(tuple)
+    return st.lists(row, min_size=size, max_size=size).map(tuple)
+
+
+def program(st: Any, size: int) -> Any:
+    """A strategy for programs of `size` ranks."""
+    manner = st.one_of(st.just(0), st.integers(0, 2**32 - 1))
+    phase = st.builds(
+        Phase,
+        operations=st.lists(
+            st.sampled_from(sorted(KINDS)).flatmap(lambda kind: _operation(st, kind, size)), min_size=1, max_size=6
+        )
+        .map(_distinct)
+        .map(tuple),
+        manners=st.tuples(*[manner] * size),
+        knobs=st.one_of(
+            st.just({}),
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "fusion_threshold": st.sampled_from((0, 1, 5000, 1 << 16, 64 << 20)),
+                    "cycle_time_ms": st.sampled_from((0.0, 0.1, 1.0, 5.0)),
+                    "stores": st.sampled_from(("auto", "cached", "streaming")),
+                    "chunk_bytes": st.sampled_from(CHUNKS),
+                },
+            ),
+        ),
+        step=st.booleans(),
+    )
+    return st.lists(phase, min_size=1, max_size=5).map(tuple)
+
+
+def _operation(st: Any, kind: str, size: int) -> Any:
+    return st.builds(
+        Operation,
+        kind=st.just(kind),
+        name=st.sampled_from((None, "a", "b")),
+        odd=st.one_of(st.none(), st.none(), st.none(), st.integers(0, size - 1)) if size > 1 else st.none(),
+        seed=st.integers(0, 999),
+        **KINDS[kind].fields(st, size),
+    ).map(_allowed)
+
+
+def _allowed(operation: Operation) -> Operation:
+    """The nearest operation that the engine takes on every rank."""
+    changes: dict[str, Any] = {}
+    dtypes = [dtype for dtype, _ in operation.members]
+    if any(CELLS[dtype, operation.op].reduce is None for dtype in dtypes):
+        changes["op"] = "Max"
+    if any(dtype in BOOL for dtype in dtypes):
+        changes["scales"] = (1.0, 1.0)
+    scalar = operation.kind == "allgather" and operation.members[0][1] == () and set(operation.rows) == {1}
+    if not operation.members or scalar:
+        changes["odd"] = None
+    return Operation(**{**vars(operation), **changes})
+
+
+def _distinct(operations: list[Operation]) -> list[Operation]:
+    """Each name once in a phase, so that ranks may bring them in any order; and again in later phases."""
+    return [
+        Operation(**{**vars(each), "name": None if each.name is None else f"{each.name}{place}"})
+        for place, each in enumerate(operations)
+    ]
+
+
+# ---- what the ranks call
+
+
+def _allreduce(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
+    call = {
+        (True, True): engine.allreduce_,
+        (True, False): engine.allreduce,
+        (False, True): engine.allreduce_async_,
+        (False, False): engine.allreduce_async,
+    }[blocking, operation.in_place]
+    return call(tensors[0], getattr(engine, operation.op), operation.name, *operation.scales)
+
+
+def _grouped_allreduce(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
+    call = {
+        (True, True): engine.grouped_allreduce_,
+        (True, False): engine.grouped_allreduce,
+        (False, True): engine.grouped_allreduce_async_,
+        (False, False): engine.grouped_allreduce_async,
+    }[blocking, operation.in_place]
+    return call(tensors, getattr(engine, operation.op), operation.name, *operation.scales)
+
+
+def _broadcast(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
+    call = {
+        (True, True): engine.broadcast_,
+        (True, False): engine.broadcast,
+        (False, True): engine.broadcast_async_,
+        (False, False): engine.broadcast_async,
+    }[blocking, operation.in_place]
+    return call(tensors[0], operation.root, operation.name)
+
+
+def _allgather(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
+    return (engine.allgather if blocking else engine.allgather_async)(tensors[0], operation.name)
+
+
+def _alltoall(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
+    return (engine.alltoall if blocking else engine.alltoall_async)(tensors[0], operation.splits[rank], operation.name)
+
+
+def _reducescatter(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
+    call = engine.reducescatter if blocking else engine.reducescatter_async
+    return call(tensors[0], getattr(engine, operation.op), operation.name, *operation.scales)
+
+
+def _barrier(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
+    return engine.barrier(operation.name) if blocking else engine.runtime.engine().barrier(operation.name)
+
+
+# ---- what comes out
+
+
+def _reduced(operation: Operation, brought: list[list[Array]], rank: int) -> list[Array]:
+    return [
+        expected(dtype, operation.op, values, *operation.scales)
+        for (dtype, _), *values in zip(operation.members, *brought, strict=True)
+    ]
+
+
+def _received(operation: Operation, brought: list[list[Array]], rank: int) -> list[Array]:
+    parts = []
+    for sent, splits in zip(brought, operation.splits, strict=True):
+        start = sum(splits[:rank])
+        parts.append(sent[0][start : start + splits[rank]])
+    return [np.concatenate(parts), np.array([splits[rank] for splits in operation.splits], np.int32)]
+
+
+def _share(operation: Operation, brought: list[list[Array]], rank: int) -> list[Array]:
+    size, rows = len(brought), len(brought[0][0])
+    bounds = list(itertools.accumulate((rows // size + (r < rows % size) for r in range(size)), initial=0))
+    return [_reduced(operation, brought, rank)[0][bounds[rank] : bounds[rank + 1]]]
+
+
+KINDS: dict[str, Kind] = {
+    "allreduce": Kind(lambda st, size: _reduction(st, _one(st, _shapes(st))), _allreduce, _reduced),
+    "grouped_allreduce": Kind(lambda st, size: _reduction(st, _many(st)), _grouped_allreduce, _reduced),
+    "broadcast": Kind(
+        lambda st, size: {
+            "members": _one(st, _shapes(st)),
+            "root": st.integers(0, size - 1),
+            "in_place": st.booleans(),
+        },
+        _broadcast,
+        lambda operation, brought, rank: brought[operation.root],
+    ),
+    "allgather": Kind(
+        lambda st, size: {
+            "members": _one(st, _rests(st)),
+            "rows": st.tuples(*[st.sampled_from(ROWS)] * size),
+        },
+        _allgather,
+        lambda operation, brought, rank: [np.concatenate([np.atleast_1d(each[0]) for each in brought])],
+    ),
+    "alltoall": Kind(
+        lambda st, size: {"members": _one(st, _rests(st)), "splits": _splits(st, size)},
+        _alltoall,
+        _received,
+        shared=False,
+    ),
+    "reducescatter": Kind(
+        lambda st, size: {
+            **_reduction(st, _one(st, _shapes(st).filter(bool))),
+            "in_place": st.just(False),
+        },
+        _reducescatter,
+        _share,
+        shared=False,
+    ),
+    "barrier": Kind(lambda st, size: {}, _barrier, lambda operation, brought, rank: []),
+}
+
+
+def tensors_of(operation: Operation, rank: int) -> list[Array]:
+    """What `rank` brings."""
+    arrays = []
+    for place, (dtype, shape) in enumerate(operation.members):
+        if operation.rows:
+            shape = (operation.rows[rank], *shape)
+        elif operation.splits:
+            shape = (sum(operation.splits[rank]), *shape)
+        if operation.rows and shape == (1,) and operation.odd is None:
+            shape = ()  # a 0-d tensor counts as one row
+        if rank == operation.odd:
+            shape = (*shape, 2)
+        arrays.append(numbers(dtype, shape, rank, operation.seed * 8 + place))
+    return arrays
+
+
+def laid_out(array: Array, layout: str) -> Array:
+    """An equal array that lies otherwise in memory."""
+    if array.ndim == 0:
+        return array.copy()
+    if layout == "F":
+        return array.copy(order="F")
+    if layout == "steps":
+        wide = np.zeros((*array.shape[:-1], array.shape[-1] * 2 + 1), array.dtype)
+        view = wide[..., 1::2]
+    elif layout == "backwards":
+        view = np.zeros(array.shape, array.dtype)[::-1]
+    elif layout == "misaligned":
+        view = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    else:
+        return array.copy()
+    view[...] = array
+    return view
+
+
+# ---- a rank at work
+
+
+@dataclass
+class Flight:
+    """An operation that this rank has brought."""
+
+    place: str
+    operation: Operation
+    tensors: list[Array]
+    brought: list[list[Array]]
+    handle: Any
+    due: int = 0  # the phase after which this rank waits for it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank reports: failures by operation, and digests of the results that all ranks share."""
+
+    failures: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+
+
+class Walk:
+    """One rank on its way through a program."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.flights: list[Flight] = []
+        self.outcome = Outcome()
+
+    def run(self, phases: Program) -> Outcome:
+        for number, phase in enumerate(phases):
+            self.phase(number, phase)
+        for flight in self.flights:
+            self.land(flight)
+        return self.outcome
+
+    def phase(self, number: int, phase: Phase) -> None:
+        dice = random.Random(phase.manners[self.rank])
+        plain = phase.manners[self.rank] == 0
+        if phase.knobs and self.rank == 0:
+            engine.runtime.engine().set_knobs(**phase.knobs)
+        order = list(range(len(phase.operations)))
+        if not plain:
+            dice.shuffle(order)
+        # The n-th unnamed operation of a kind meets the n-th of the others: those keep their order.
+        unnamed = iter(sorted(k for k in order if phase.operations[k].name is None))
+        order = [next(unnamed) if phase.operations[k].name is None else k for k in order]
+        for k in order:
+            layout = "C" if plain else dice.choice(LAYOUTS)
+            blocking = not plain and k == order[-1] and dice.random() < 0.5
+            if not plain:
+                time.sleep(dice.choice(PAUSES))
+            flight = self.bring(f"{number}.{k}", phase.operations[k], layout, blocking)
+            flight.due = number if plain or blocking else number + dice.choice((0, 0, 1, 2))
+            if not plain and flight.operation.name is None and dice.random() < 0.1:
+                flight.handle = None  # nobody waits for it
+            else:
+                self.flights.append(flight)
+        if phase.step:
+            engine.runtime.engine().mark_step()
+        due = [flight for flight in self.flights if flight.due <= number]
+        if not plain:
+            dice.shuffle(due)
+        for flight in due:
+            if not plain and dice.random() < 0.2:
+                _ = flight.handle.done
+            self.land(flight)
+        self.flights = [flight for flight in self.flights if flight.due > number]
+
+    def bring(self, place: str, operation: Operation, layout: str, blocking: bool) -> Flight:
+        for flight in [each for each in self.flights if each.operation.name == operation.name is not None]:
+            self.land(flight)  # a name travels once at a time
+            self.flights.remove(flight)
+        brought = [tensors_of(operation, rank) for rank in range(self.size)]
+        tensors = [laid_out(array, layout) for array in brought[self.rank]]
+        flight = Flight(place, operation, tensors, brought, None)
+        start = KINDS[operation.kind].start
+        if blocking:
+            flight.handle = Blocked(lambda: start(operation, tensors, self.rank, True))
+        else:
+            flight.handle = start(operation, tensors, self.rank, False)
+        return flight
+
+    def land(self, flight: Flight) -> None:
+        """Wait for an operation and hold it against what NumPy says."""
+        operation = flight.operation
+        try:
+            result = flight.handle.wait()
+        except engine.errors.MismatchError as error:
+            if operation.odd is None:
+                self.outcome.failures[flight.place] = f"{operation}: {error}"
+            else:
+                self.compare(flight, flight.tensors, flight.brought[self.rank])
+            return
+        if operation.odd is not None:
+            self.outcome.failures[flight.place] = f"{operation}: no mismatch was found"
+            return
+        results = [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
+        self.compare(flight, results, KINDS[operation.kind].results(operation, flight.brought, self.rank))
+        if operation.in_place:
+            if not all(got is given for got, given in zip(results, flight.tensors, strict=True)):
+                self.outcome.failures[flight.place] = f"{operation}: the result is another tensor"
+        else:
+            self.compare(flight, flight.tensors, flight.brought[self.rank])
+        if KINDS[operation.kind].shared:
+            whole = hashlib.blake2b(digest_size=8)
+            for each in results:
+                whole.update(each.tobytes())
+            self.outcome.digests[flight.place] = whole.hexdigest()
+
+    def compare(self, flight: Flight, got: list[Array], want: list[Array]) -> None:
+        try:
+            assert len(got) == len(want), f"{len(got)} tensors, expected {len(want)}"
+            for a, b in zip(got, want, strict=True):
+                check_equal(str(b.dtype), np.asarray(a), b)
+        except AssertionError as error:
+            self.outcome.failures[flight.place] = f"{flight.operation}: {error}"
+
+
+class Blocked:
+    """A handle of a call that has blocked."""
+
+    done = True
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.error: Exception | None = None
+        try:
+            self.result = call()
+        except engine.errors.MismatchError as error:
+            self.error = error
+
+    def wait(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def problems(outcomes: list[Outcome]) -> list[str]:
+    """What went wrong on any rank, or between them."""
+    found = [f"rank {rank}, {text}" for rank, each in enumerate(outcomes) for text in each.failures.values()]
+    for place in sorted({place for outcome in outcomes for place in outcome.digests}):
+        digests = {outcome.digests[place] for outcome in outcomes if place in outcome.digests}
+        if len(digests) > 1:
+            found.append(f"operation {place}: ranks hold different bits")
+    return found

@@ -1,0 +1,82 @@
+"""Tensors of more than 2 GiB, whose sizes and offsets no 32-bit number holds. Runs on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from on_ranks import Cases
+from operation_table import Array
+
+import engine
+
+BEYOND = (1 << 31) + (1 << 28) + 12_345  # bytes
+PIECE = 1 << 26  # elements looked at together: a mask of the whole would need as much memory again
+
+
+def marked(count: int, dtype: str, value: int) -> Array:
+    """`value` everywhere; one more at places around what 31 and 32 bits can address, and at both ends."""
+    array = np.full(count, value, dtype)
+    array[places(count, array.itemsize)] += 1
+    return array
+
+
+def places(count: int, itemsize: int) -> list[int]:
+    bounds = [bound // itemsize + near for bound in (1 << 31, 1 << 32) for near in (-1, 0, 1)]
+    return [0, *(place for place in bounds if 0 <= place < count - 1), count - 1]
+
+
+def differing(array: Array, value: int) -> Iterator[int]:
+    """Where `array` is not `value`."""
+    for start in range(0, len(array), PIECE):
+        yield from (start + np.flatnonzero(array[start : start + PIECE] != value)).tolist()
+
+
+def expect(array: Array, value: int, marks: list[int], mark: int) -> None:
+    found = []
+    for place in differing(array, value):
+        found.append(place)
+        assert len(found) <= len(marks), f"differs at {found}, expected {marks}"
+    assert found == marks, f"differs at {found}, expected {marks}"
+    assert (array[marks] == mark).all(), array[marks]
+
+
+def large() -> int:
+    """Each operation once; what is done with is let go of before the next."""
+    engine.init()
+    cases, rank, size = Cases(), engine.rank(), engine.size()
+    for dtype in ("int8", "float32"):
+        count = BEYOND // np.dtype(dtype).itemsize
+        with cases.case(f"allreduce {dtype}"):
+            tensor = marked(count, dtype, rank)
+            engine.allreduce_(tensor, engine.Sum)
+            total = size * (size - 1) // 2
+            expect(tensor, total, places(count, tensor.itemsize), total + size)
+        del tensor
+    with cases.case("broadcast"):
+        tensor = marked(BEYOND // 8, "float64", rank)
+        engine.broadcast_(tensor, size - 1)
+        expect(tensor, size - 1, places(len(tensor), 8), size)
+    del tensor
+    with cases.case("allgather"):
+        rows = BEYOND // size + rank
+        gathered = engine.allgather(np.full(rows, rank, np.int8))
+        assert len(gathered) == sum(BEYOND // size + other for other in range(size))
+        start = 0
+        for other in range(size):
+            expect(gathered[start : start + BEYOND // size + other], other, [], 0)
+            start += BEYOND // size + other
+    del gathered
+    with cases.case("reducescatter"):
+        kept = engine.reducescatter(marked(BEYOND, "int8", rank), engine.Max)
+        start = sum(BEYOND // size + (other < BEYOND % size) for other in range(rank))
+        marks = [place - start for place in places(BEYOND, 1) if start <= place < start + len(kept)]
+        expect(kept, size - 1, marks, size)
+    del kept
+    with cases.case("alltoall"):  # all to the last rank
+        part = BEYOND // size + 1
+        got, counts = engine.alltoall(np.full(part, rank, np.int8), [0] * (size - 1) + [part])
+        assert counts.tolist() == [part if rank == size - 1 else 0] * size
+        for other in range(size if rank == size - 1 else 0):
+            expect(got[other * part : (other + 1) * part], other, [], 0)
+    return cases.done(6)

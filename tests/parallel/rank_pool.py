@@ -1,0 +1,124 @@
+"""Ranks that stay: they are started once and given program after program, over a socket."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import socket
+import tempfile
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import drawn_operations
+from ranks import Job, RanksFailed, start_ranks
+
+ENV = {"ENGINE_STALL_LIMIT": "15"}
+
+
+def serve(address: str) -> None:
+    """What a rank does: run programs until the socket closes. An exception goes back as its text, and is the end."""
+    import engine
+
+    engine.init()
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(address)
+        file = link.makefile("rwb")
+        pickle.dump(engine.rank(), file)
+        file.flush()
+        answer: Any = None
+        while not isinstance(answer, str):
+            try:
+                program = pickle.load(file)
+            except EOFError:
+                break
+            try:
+                answer = drawn_operations.Walk(engine.rank(), engine.size()).run(program)
+            except Exception:
+                answer = traceback.format_exc()
+            pickle.dump(answer, file)
+            file.flush()
+    engine.shutdown()
+
+
+class Pool:
+    """`size` ranks. After a program that a rank did not survive, the next one gets new ranks."""
+
+    def __init__(self, size: int, answer_within: float = 60.0) -> None:
+        self.size = size
+        self.answer_within = answer_within
+        self.programs = 0  # since these ranks were started
+        self._job: Job | None = None
+        self._files: list[Any] = []
+
+    def _start(self) -> None:
+        home = Path(tempfile.mkdtemp(prefix="pool-"))
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(home / "socket"))
+                listener.listen(self.size)
+                listener.settimeout(self.answer_within)
+                self._job = start_ranks(self.size, serve, str(home / "socket"), env=ENV)
+                by_rank = {}
+                for _ in range(self.size):
+                    link, _ = listener.accept()
+                    link.settimeout(self.answer_within)
+                    with link:  # the file keeps it open
+                        file = link.makefile("rwb")
+                    by_rank[pickle.load(file)] = file
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            shutil.rmtree(home)
+        self._files = [by_rank[rank] for rank in range(self.size)]
+        self.programs = 0
+
+    def run(self, program: drawn_operations.Program) -> list[drawn_operations.Outcome]:
+        """What each rank reports.
+
+        Raises
+        ------
+        RanksFailed
+            A rank raised, died or did not answer.
+        """
+        if self._job is None:
+            self._start()
+        assert self._job is not None
+        self.programs += 1
+        answers: list[Any] = []
+        try:
+            for file in self._files:
+                pickle.dump(program, file)
+                file.flush()
+            answers.extend(pickle.load(file) for file in self._files)
+        except (OSError, EOFError) as error:
+            self._job.dump()
+            text = f"{error!r} from rank {len(answers)} in program {self.programs}\n{self._job.result()}"
+            self.close()
+            raise RanksFailed(text) from error
+        raised = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if isinstance(answer, str)]
+        if raised:
+            self.close()
+            raise RanksFailed("\n".join(raised))
+        return answers
+
+    def close(self) -> None:
+        """End the ranks; by force those that do not go."""
+        files, job = self._files, self._job
+        self._files, self._job = [], None
+        for file in files:
+            file.close()
+        if job is not None:
+            with job:
+                job.timeout = 20.0 + job.result().seconds
+                job.finish(check=False)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,42 @@
+"""Programs drawn at random, on ranks that stay up from one to the next, against NumPy.
+
+DRAWN_EXAMPLES=5000 draws that many instead, others in each run: `make soak`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import drawn_operations
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+from drawn_operations import KINDS, problems
+from rank_pool import Pool
+
+EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
+
+
+@pytest.mark.timeout(120 + EXAMPLES)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_drawn_programs(size: int) -> None:
+    seen: Counter[str] = Counter()
+    with Pool(size) as pool:
+
+        @hypothesis.settings(
+            max_examples=EXAMPLES or 60,
+            derandomize=not EXAMPLES,
+            database=None,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.given(drawn_operations.program(st, size))
+        def run(program: drawn_operations.Program) -> None:
+            seen.update(each.kind for phase in program for each in phase.operations)
+            found = problems(pool.run(program))
+            assert not found, "\n".join(found)
+
+        run()
+    assert set(seen) == set(KINDS), f"only these kinds were drawn: {seen}"

@@ -1,0 +1,140 @@
+"""Ranks as threads of one process: the drawn programs again, and what only this harness reaches.
+
+`make sanitize-threads` runs this file under ThreadSanitizer, which is blind across processes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import Any
+
+import drawn_operations
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from drawn_operations import Walk, problems
+from thread_world import ThreadWorld
+
+import engine
+
+EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
+SIZES = [1, 2, 3, 4]
+
+
+@pytest.mark.timeout(120 + EXAMPLES)
+@pytest.mark.parametrize("size", SIZES)
+def test_drawn_programs(size: int) -> None:
+    with ThreadWorld(size) as world:
+
+        @hypothesis.settings(
+            max_examples=EXAMPLES or 15,
+            derandomize=not EXAMPLES,
+            database=None,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.given(drawn_operations.program(st, size))
+        def run(program: drawn_operations.Program) -> None:
+            found = problems(world.run(lambda rank: Walk(rank, size).run(program)))
+            assert not found, "\n".join(found)
+
+        run()
+
+
+def steps(rank: int, count: int, elements: int) -> None:
+    """Training in small: many gradients brought one by one, then awaited in another order, in place."""
+    native = engine.runtime.engine()
+    gradients = [np.empty(elements + k, np.float32) for k in range(8)]
+    for step in range(count):
+        for k, gradient in enumerate(gradients):
+            gradient[:] = rank + step + k
+        handles = [engine.allreduce_async_(each, engine.Sum, f"gradient.{k}") for k, each in enumerate(gradients)]
+        for k in range(7, -1, -1):
+            handles[k].wait()
+        native.mark_step()
+        for k, gradient in enumerate(gradients):
+            assert (gradient == sum(range(native.size)) + native.size * (step + k)).all()
+
+
+@pytest.mark.parametrize("spin_us", [0.0, 25.0])
+@pytest.mark.parametrize("size", SIZES)
+def test_steps(size: int, spin_us: float) -> None:
+    with ThreadWorld(size, spin_us=spin_us) as world:
+        for elements, chunk in ((1, 1 << 19), (3000, 1 << 19), (30_000, 4096)):
+            world.engines[0].set_knobs(chunk_bytes=chunk)
+            world.run(steps, 40, elements)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_threads_of_a_rank(size: int) -> None:
+    """They wait for operations of their own, so the driver's role goes from hand to hand."""
+
+    def rank_of_threads(rank: int) -> None:
+        native = engine.runtime.engine()
+        errors: list[BaseException] = []
+
+        def work(number: int) -> None:
+            tensor = np.empty(100, np.float64)
+            try:
+                for turn in range(40):
+                    tensor[:] = rank + turn
+                    native.allreduce(tensor, tensor, f"thread.{number}", engine.Sum, 1.0, 1.0, turn % 2 == 0).wait()
+                    assert (tensor == sum(range(size)) + size * turn).all()
+                    native.counters(), native.history(), native.pending(), native.knobs()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    with ThreadWorld(size) as world:
+        world.run(rank_of_threads)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_abort_in_the_middle_reaches_every_thread(victim: int) -> None:
+    def loop(rank: int) -> Any:
+        native = engine.runtime.engine()
+        tensor = np.ones(50_000, np.float32)
+        for turn in range(10_000):
+            if rank == victim and turn == 20:
+                native.abort("enough")
+            try:
+                native.allreduce(tensor, tensor, "loop", engine.Max, 1.0, 1.0, rank == 0).wait()
+            except engine.errors.RankRaisedError as error:
+                return error.rank, str(error)
+        return None
+
+    with ThreadWorld(3) as world:
+        for answer in world.run(loop):
+            assert answer is not None and answer[0] == victim and "enough" in answer[1]
+
+
+def test_worlds_come_and_go_and_leave_nothing() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def mapped() -> int:
+        with open("/proc/self/maps") as maps:
+            return sum("engine-" in line for line in maps)
+
+    gc.collect()  # other tests' engines
+    before = descriptors(), threading.active_count(), mapped()
+    for size in (1, 2, 3, 4, 2, 1):
+        with ThreadWorld(size) as world:
+            world.run(steps, 3, 100)
+            # Some leave with an operation in flight that nobody will bring any more.
+            world.engines[0].allreduce(np.ones(3), np.ones(3), "alone", engine.Sum, 1.0, 1.0) if size > 1 else None
+            world.close(0.05)
+    del world
+    gc.collect()
+    assert (descriptors(), threading.active_count(), mapped()) == before
