@@ -120,10 +120,12 @@ def many(names: int, rounds: int) -> None:
     engine.shutdown()
 
 
-def at_once(names: int, rounds: int) -> None:
+def at_once(names: int, rounds: int, timeline: str | None = None) -> None:
     """Each round is one entry: the cycle is long, and the barrier closes it when all ranks have brought everything."""
     engine.init(cycle_time_ms=5000)
-    for _ in range(rounds):
+    for number in range(rounds):
+        if timeline is not None and number == 1:  # all names are known
+            engine.start_timeline(timeline)
         handles = [engine.allreduce_async(ones(4), name=f"tensor.{k}") for k in range(names)]
         engine.barrier()
         for handle in handles:
