@@ -22,6 +22,8 @@ cdef void arrivals_note(Coordinator* c, Name* name) noexcept nogil:
     cdef int r, last = -1
     name.ready = now_ns()
     for r in range(c.segment.size):
+        if c.joined[r]:
+            continue
         if name.requests[r] != NULL:
             when = name.requests[r].submitted
         else:
