@@ -17,7 +17,7 @@ SANITIZE_TESTS ?= tests/unit tests/parallel
 .PHONY: help
 help: ## List the targets
 	@echo 'Targets:'
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-14s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-16s %s\n' "$$name" "$$text"; done
 	@echo
 	@echo 'PYTHON=python3.12 chooses the interpreter (now: $(PYTHON)). Where PyPI serves the large CUDA build of torch,'
 	@echo 'PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu takes the small one.'

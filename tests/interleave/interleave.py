@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SOURCES = ("engine", "engine_ext", "tools", "tests/interleave", "tests/sanitize", "meson.build", "pyproject.toml")
+SOURCES = ("engine", "engine_ext", "tools", "tests/interleave", "tests/sanitize", "meson.build", "LICENSE")
 PART = 250  # schedules of one process
 
 
@@ -52,14 +52,14 @@ MUTANTS = (
     Mutant(
         "who gives the role back does not look what is left",
         DRIVER,
-        "or load_acquire(&e.segment.coordinator.tail) != cursor",
-        "or False",
+        "or load_acquire(&e.segment.coordinator.tail) != cursor or",
+        "or",
     ),
     Mutant(
-        "a caller does not tell other waiters that the role is free",
+        "who gives the role back does not look whether it was rung meanwhile",
         DRIVER,
-        "    if load32_relaxed(&e.waiters) > 1: ",
-        "    if False: ",
+        "if (busy or load32_relaxed(&e.segment.mine.door[DOOR_ENGINE]) != count\n            or",
+        "if (busy\n            or",
     ),
     Mutant(
         "the engine thread does not look whether it was rung before it sleeps",
@@ -148,7 +148,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "interleave", help="where to build")
     parser.add_argument("--schedules", type=int, default=4000, help="of the engine as it is")
-    parser.add_argument("--mutant-schedules", type=int, default=2000, help="at most, of each mutant")
+    parser.add_argument("--mutant-schedules", type=int, default=4000, help="at most, of each mutant")
     parser.add_argument("--seed", type=int, help="play this schedule alone")
     parser.add_argument("--size", type=int, default=2, help="ranks, with --seed")
     options = parser.parse_args()

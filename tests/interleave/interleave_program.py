@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import random
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,39 +22,48 @@ sys.path[:0] = [str(HERE.parent / "parallel"), str(HERE.parent)]
 TOO_LONG = 50_000_000  # ns: a wait that only the tick of 100 ms ends is a lost wake-up
 ROOM = 1 << 20
 SWITCHES = (20, 100, 300, 700, 1000)  # of 1000 steps, after how many another thread may go on
-MANNERS = ("blocking", "waiting", "waiting", "later")
+MANNERS = ("blocking", "waiting", "polling", "polling", "later")
 
 
-def rank_program(rank: int, seed: int) -> None:
-    """Some allreduces by few names, one after the other on all ranks, each rank in its own manner."""
-    import numpy as np
+class Line:
+    """Some allreduces by few names, one after the other on all ranks; each rank goes about them in its own manner."""
 
-    import engine
+    def __init__(self, rank: int, seed: int, names: str, rest: Callable[[], None]) -> None:
+        self.rank, self.names, self.rest = rank, names, rest
+        self.ours, self.mine = random.Random(f"{seed}.{names}"), random.Random(f"{seed}.{names}.{rank}")
+        self.later: dict[str, tuple[Any, Any, int]] = {}
+        self.ended = False
 
-    native = engine.runtime.engine()
-    ours, mine = random.Random(seed), random.Random(seed * 31 + rank)
-    size = native.size
-    later: dict[str, tuple[Any, Any, int]] = {}
+    def run(self) -> None:
+        import numpy as np
 
-    def land(handle: Any, tensor: Any, turn: int) -> None:
+        import engine
+
+        native = engine.runtime.engine()
+        for turn in range(self.ours.randint(1, 5)):
+            name = self.ours.choice(self.names)
+            elements = self.ours.choice((1, 1, 9000))
+            if name in self.later:
+                self.land(*self.later.pop(name))
+            tensor = np.full(elements, self.rank + turn, np.float64)
+            manner = self.mine.choice(MANNERS)
+            handle = native.allreduce(tensor, tensor, name, engine.Sum, 1.0, 1.0, manner == "blocking")
+            if manner == "later":
+                self.later[name] = handle, tensor, turn
+            else:
+                while manner == "polling" and not handle.done:
+                    self.rest()
+                self.land(handle, tensor, turn)
+        for flight in self.later.values():
+            self.land(*flight)
+        self.ended = True
+
+    def land(self, handle: Any, tensor: Any, turn: int) -> None:
+        import engine
+
         handle.wait()
-        assert (tensor == sum(range(size)) + size * turn).all(), (rank, turn, tensor)
-
-    for turn in range(ours.randint(1, 5)):
-        name = ours.choice("ab")
-        elements = ours.choice((1, 1, 9000))
-        if name in later:
-            land(*later.pop(name))
-        tensor = np.full(elements, rank + turn, np.float64)
-        manner = mine.choice(MANNERS)
-        handle = native.allreduce(tensor, tensor, name, engine.Sum, 1.0, 1.0, manner == "blocking")
-        if manner == "later":
-            later[name] = handle, tensor, turn
-        else:
-            land(handle, tensor, turn)
-    for flight in later.values():
-        land(*flight)
-    native.close(1.0)
+        size = engine.runtime.engine().size
+        assert (tensor == sum(range(size)) + size * turn).all(), (self.rank, turn, tensor)
 
 
 class Scheduler:
@@ -67,6 +77,8 @@ class Scheduler:
         """Who went on at each step, in a program of `size` ranks; `order` comes before what the seed chooses."""
         from thread_world import ThreadWorld
 
+        import engine
+
         dice = random.Random(seed)
         library = self.library
         library.schedule_begin(
@@ -77,26 +89,48 @@ class Scheduler:
             ctypes.c_uint64(len(order)),
         )
         world = ThreadWorld(size, cycle_time_ms=dice.choice((0.0, 0.0, 1.0)), stall_limit=0.0)
+        lines = ("ab", "cd") if dice.random() < 0.4 else ("ab",)
+
+        def rank_program(rank: int) -> None:
+            native = engine.runtime.engine()
+            mine = [Line(rank, seed, names, library.schedule_rest) for names in lines]
+
+            def beside() -> None:
+                with world.as_rank(rank):
+                    mine[1].run()
+
+            others = [threading.Thread(target=self.enrolled(f"rank {rank} too", beside)) for _ in mine[1:]]
+            for thread in others:
+                thread.start()
+            mine[0].run()
+            while not all(line.ended for line in mine):
+                library.schedule_rest()
+            native.close(1.0)
 
         def wrap(rank: int, work: Callable[[int], None]) -> Callable[[int], None]:
-            number = library.schedule_enrol(f"rank {rank}".encode())
+            scheduled = self.enrolled(f"rank {rank}", work)
             if rank == size - 1:
                 library.schedule_go()
-
-            def scheduled(rank: int) -> None:
-                library.schedule_enter(number)
-                try:
-                    work(rank)
-                finally:
-                    library.schedule_leave()
-
             return scheduled
 
-        world.run(rank_program, seed, wrap=wrap)
+        world.run(rank_program, wrap=wrap)
         taken = (ctypes.c_uint8 * ROOM)()
         steps = library.schedule_end(taken, ctypes.c_uint64(ROOM))
         world.close()
         return bytes(taken[: min(steps, ROOM)])
+
+    def enrolled(self, name: str, work: Callable[..., None]) -> Callable[..., None]:
+        """What a new thread is to run, so that it goes on only when it is its turn."""
+        number = self.library.schedule_enrol(name.encode())
+
+        def scheduled(*args: Any) -> None:
+            self.library.schedule_enter(number)
+            try:
+                work(*args)
+            finally:
+                self.library.schedule_leave()
+
+        return scheduled
 
 
 def main() -> int:

@@ -15,15 +15,15 @@
 #include <unistd.h>
 
 enum { THREADS = 64, STEPS = 1 << 20, SHOWN = 300, LOST = 70 };
-enum { ABSENT, READY, ON_WORD, ON_MUTEX, ON_END, DONE };
-static const char *const STATES[] = {"absent", "ready", "waits on a futex", "waits for a lock", "waits for a thread's end", "done"};
+enum { ABSENT, READY, RESTING, ON_WORD, ON_MUTEX, ON_END, DONE };
+static const char *const STATES[] = {"absent", "ready", "looks now and then", "waits on a futex", "waits for a lock", "waits for a thread's end", "done"};
 
 typedef struct thread {
   int state;
   char name[32];
   const void *word;     /* what it waits for */
   uint64_t deadline;    /* 0: none */
-  uint64_t since;       /* order of waiting */
+  uint64_t since;       /* order of waiting; resting: the news there were when it looked */
   const char *where;
   pthread_t self;
   pthread_cond_t turn;
@@ -40,7 +40,7 @@ extern int PyGILState_Check(void);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static thread threads[THREADS];
 static int count, running = -1, active;
-static uint64_t now, waits, dice, too_long, switch_per_1000;
+static uint64_t now, news, waits, dice, too_long, switch_per_1000;
 static step steps[SHOWN];
 static uint64_t step_count;
 static uint8_t chosen[STEPS];
@@ -69,11 +69,16 @@ static void lost(const char *why) {
   _exit(LOST);
 }
 
+/* Whether thread `k` may go on. Looking again is of no use before somebody else has taken a step. */
+static int can_go(int k) {
+  return threads[k].state == READY || (threads[k].state == RESTING && threads[k].since != news);
+}
+
 /* Who is next. `lock` is held. -1: all are done. */
 static int choose(int may_stay) {
   int ready[THREADS], n = 0, k, first = -1, left = 0;
   for (k = 0; k < count; k++) {
-    if (threads[k].state == READY)
+    if (can_go(k))
       ready[n++] = k;
     if (threads[k].state != DONE)
       left = 1;
@@ -93,12 +98,13 @@ static int choose(int may_stay) {
     threads[first].state = READY;
     return first;
   }
-  if (chosen_count < given_count && threads[given[chosen_count]].state == READY)
+  if (chosen_count < given_count && can_go(given[chosen_count]))
     k = given[chosen_count];
   else if (may_stay && threads[me].state == READY && roll() % 1000 >= switch_per_1000)
     k = me;
   else
     k = ready[roll() % (uint64_t)n];
+  threads[k].state = READY;
   if (chosen_count < STEPS)
     chosen[chosen_count++] = (uint8_t)k;
   return k;
@@ -119,6 +125,7 @@ static void pass(int may_stay) {
 static void note(const char *what, const char *where, const void *word) {
   steps[step_count++ % SHOWN] = (step){(uint8_t)me, what, where, word};
   threads[me].where = where;
+  news++;
   now += 100;
 }
 
@@ -147,6 +154,7 @@ static void end(void) {
   int k;
   pthread_mutex_lock(&lock);
   threads[me].state = DONE;
+  news++;
   for (k = 0; k < count; k++)
     if (threads[k].state == ON_END && threads[k].word == &threads[me])
       threads[k].state = READY;
@@ -159,7 +167,7 @@ static void end(void) {
 
 /* A new run. `order`: who goes on at the first points; then the seed decides. */
 void schedule_begin(uint64_t seed, uint64_t per_1000, uint64_t jump_ns, const uint8_t *order, uint64_t orders) {
-  count = 0, running = -1, active = 1, step_count = chosen_count = waits = 0;
+  count = 0, running = -1, active = 1, step_count = chosen_count = waits = news = 0;
   now = 1000000000, dice = seed, switch_per_1000 = per_1000, too_long = jump_ns;
   free(given);
   given = malloc(orders ? orders : 1);
@@ -177,6 +185,16 @@ void schedule_enter(int id) {
 }
 
 void schedule_leave(void) { end(); }
+
+/* Let others go on until there may be news; a thread that polls calls it between two looks. */
+void schedule_rest(void) {
+  pthread_mutex_lock(&lock);
+  threads[me].state = RESTING;
+  threads[me].since = news;
+  threads[me].where = "a loop of looks";
+  pass(0);
+  pthread_mutex_unlock(&lock);
+}
 
 /* Start: everybody is enrolled. */
 void schedule_go(void) {

@@ -10,7 +10,8 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from engine import runtime
@@ -61,14 +62,12 @@ class ThreadWorld:
         errors: list[BaseException | None] = [None] * self.size
 
         def work(rank: int) -> None:
-            _here.engine = self.engines[rank]
             try:
-                results[rank] = function(rank, *args)
+                with self.as_rank(rank):
+                    results[rank] = function(rank, *args)
             except BaseException as error:
                 errors[rank] = error
                 self.engines[rank].abort(repr(error))
-            finally:
-                del _here.engine
 
         targets = [work if wrap is None else wrap(rank, work) for rank in range(self.size)]
         threads = [threading.Thread(target=target, args=(rank,)) for rank, target in enumerate(targets)]
@@ -91,6 +90,15 @@ class ThreadWorld:
             first = next((error for error in raised if not isinstance(error, runtime.EngineError)), raised[0])
             raise first
         return results
+
+    @contextmanager
+    def as_rank(self, rank: int) -> Iterator[None]:
+        """Within, while `run` lasts, the calling thread is one of this rank's."""
+        _here.engine = self.engines[rank]
+        try:
+            yield
+        finally:
+            del _here.engine
 
     def close(self, timeout: float = 5.0) -> None:
         """Close all engines, at once, as ranks do."""
