@@ -12,7 +12,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,8 @@ class Operation:
         By rank; of an all-to-all.
     odd : int or None
         A rank whose tensors have one dimension more: every rank gets a `MismatchError`.
+    ranks : tuple of int
+        Of a process set; all other numbers of ranks count in it. Empty: all ranks.
     seed : int
         Of the values.
     """
@@ -57,6 +59,7 @@ class Operation:
     splits: tuple[tuple[int, ...], ...] = ()
     in_place: bool = False
     odd: int | None = None
+    ranks: tuple[int, ...] = ()
     seed: int = 0
 
 
@@ -70,12 +73,15 @@ class Phase:
         By rank, the seed of how it goes about it; 0 is in order, with plain tensors, waiting at the end.
     knobs : mapping
         What rank 0 sets before.
+    joined : tuple of int
+        Ranks that join instead; the others do when they have brought everything.
     """
 
     operations: tuple[Operation, ...]
     manners: tuple[int, ...]
     knobs: Mapping[str, Any] = field(default_factory=dict)
     step: bool = False
+    joined: tuple[int, ...] = ()
 
 
 Program = tuple[Phase, ...]
@@ -139,13 +145,24 @@ def _splits(st: Any, size: int) -> Any:
     return st.lists(row, min_size=size, max_size=size).map(tuple)
 
 
-def program(st: Any, size: int) -> Any:
-    """A strategy for programs of `size` ranks."""
+def subsets(size: int) -> tuple[tuple[int, ...], ...]:
+    """The process sets that programs use: overlapping ones, and such that share no rank."""
+    chosen = (range(0, size, 2), range(1, size, 2), range(size - 1), (0, size - 1))
+    found = dict.fromkeys(tuple(sorted(set(each))) for each in chosen)
+    return tuple(each for each in found if 0 < len(each) < size)
+
+
+def program(st: Any, size: int, sets: tuple[tuple[int, ...], ...] = ()) -> Any:
+    """A strategy for programs of `size` ranks, of which `sets` have process sets."""
+    groups = st.sampled_from(((), (), *sets))
+    joined = st.one_of(st.just(()), st.just(()), st.sets(st.integers(0, size - 1), max_size=size - 1).map(sorted))
     manner = st.one_of(st.just(0), st.integers(0, 2**32 - 1))
     phase = st.builds(
         Phase,
         operations=st.lists(
-            st.sampled_from(sorted(KINDS)).flatmap(lambda kind: _operation(st, kind, size)), min_size=1, max_size=6
+            st.tuples(st.sampled_from(sorted(KINDS)), groups).flatmap(lambda drawn: _operation(st, *drawn, size)),
+            min_size=1,
+            max_size=6,
         )
         .map(_distinct)
         .map(tuple),
@@ -163,16 +180,19 @@ def program(st: Any, size: int) -> Any:
             ),
         ),
         step=st.booleans(),
-    )
+        joined=joined.map(tuple),
+    ).map(_without_joined)
     return st.lists(phase, min_size=1, max_size=5).map(tuple)
 
 
-def _operation(st: Any, kind: str, size: int) -> Any:
+def _operation(st: Any, kind: str, ranks: tuple[int, ...], world: int) -> Any:
+    size = len(ranks) or world
     return st.builds(
         Operation,
         kind=st.just(kind),
         name=st.sampled_from((None, "a", "b")),
         odd=st.one_of(st.none(), st.none(), st.none(), st.integers(0, size - 1)) if size > 1 else st.none(),
+        ranks=st.just(ranks),
         seed=st.integers(0, 999),
         **KINDS[kind].fields(st, size),
     ).map(_allowed)
@@ -192,6 +212,41 @@ def _allowed(operation: Operation) -> Operation:
     return Operation(**{**vars(operation), **changes})
 
 
+def _without_joined(phase: Phase) -> Phase:
+    """The nearest phase in which the ranks that join are not needed."""
+    if not phase.joined:
+        return phase
+    size = len(phase.manners)
+    left = min(set(range(size)) - set(phase.joined))
+    operations = []
+    for each in phase.operations:
+        changes: dict[str, Any] = {"ranks": (), "scales": (1.0, 1.0)}
+        if each.ranks:  # what was drawn for fewer ranks
+            changes |= {"rows": tuple(each.rows[k % len(each.ranks)] for k in range(size)) if each.rows else ()}
+            changes |= (
+                {"splits": tuple(_stretched(each.splits[k % len(each.ranks)], size) for k in range(size))}
+                if (each.splits)
+                else {}
+            )
+        operation = replace(each, **changes)
+        if operation.root in phase.joined:
+            operation = replace(operation, root=left)
+        if operation.odd in phase.joined or len(phase.joined) == size - 1:
+            operation = replace(operation, odd=None)  # nobody is left to disagree with
+        gone = set(phase.joined)
+        operation = replace(
+            operation,
+            rows=tuple(0 if rank in gone else rows for rank, rows in enumerate(operation.rows)),
+            splits=tuple((0,) * size if rank in gone else row for rank, row in enumerate(operation.splits)),
+        )
+        operations.append(_allowed(operation))
+    return replace(phase, operations=tuple(operations))
+
+
+def _stretched(row: tuple[int, ...], size: int) -> tuple[int, ...]:
+    return tuple(row[k % len(row)] for k in range(size))
+
+
 def _distinct(operations: list[Operation]) -> list[Operation]:
     """Each name once in a phase, so that ranks may bring them in any order; and again in later phases."""
     return [
@@ -202,6 +257,17 @@ def _distinct(operations: list[Operation]) -> list[Operation]:
 
 # ---- what the ranks call
 
+SETS: dict[tuple[int, ...], engine.ProcessSet] = {}
+
+
+def form_sets(size: int) -> None:
+    """Form the process sets that programs use. Collective."""
+    SETS.update({ranks: engine.add_process_set(ranks) for ranks in subsets(size)})
+
+
+def where(operation: Operation) -> engine.ProcessSet:
+    return SETS[operation.ranks] if operation.ranks else engine.global_process_set
+
 
 def _allreduce(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
     call = {
@@ -210,7 +276,7 @@ def _allreduce(operation: Operation, tensors: list[Array], rank: int, blocking: 
         (False, True): engine.allreduce_async_,
         (False, False): engine.allreduce_async,
     }[blocking, operation.in_place]
-    return call(tensors[0], getattr(engine, operation.op), operation.name, *operation.scales)
+    return call(tensors[0], getattr(engine, operation.op), operation.name, *operation.scales, where(operation))
 
 
 def _grouped_allreduce(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
@@ -220,7 +286,7 @@ def _grouped_allreduce(operation: Operation, tensors: list[Array], rank: int, bl
         (False, True): engine.grouped_allreduce_async_,
         (False, False): engine.grouped_allreduce_async,
     }[blocking, operation.in_place]
-    return call(tensors, getattr(engine, operation.op), operation.name, *operation.scales)
+    return call(tensors, getattr(engine, operation.op), operation.name, *operation.scales, where(operation))
 
 
 def _broadcast(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
@@ -230,24 +296,28 @@ def _broadcast(operation: Operation, tensors: list[Array], rank: int, blocking: 
         (False, True): engine.broadcast_async_,
         (False, False): engine.broadcast_async,
     }[blocking, operation.in_place]
-    return call(tensors[0], operation.root, operation.name)
+    root = operation.ranks[operation.root] if operation.ranks else operation.root
+    return call(tensors[0], root, operation.name, where(operation))
 
 
 def _allgather(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
-    return (engine.allgather if blocking else engine.allgather_async)(tensors[0], operation.name)
+    return (engine.allgather if blocking else engine.allgather_async)(tensors[0], operation.name, where(operation))
 
 
 def _alltoall(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
-    return (engine.alltoall if blocking else engine.alltoall_async)(tensors[0], operation.splits[rank], operation.name)
+    return (engine.alltoall if blocking else engine.alltoall_async)(
+        tensors[0], operation.splits[rank], operation.name, where(operation)
+    )
 
 
 def _reducescatter(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
     call = engine.reducescatter if blocking else engine.reducescatter_async
-    return call(tensors[0], getattr(engine, operation.op), operation.name, *operation.scales)
+    return call(tensors[0], getattr(engine, operation.op), operation.name, *operation.scales, where(operation))
 
 
 def _barrier(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
-    return engine.barrier(operation.name) if blocking else engine.runtime.engine().barrier(operation.name)
+    place = where(operation)
+    return engine.barrier(operation.name, place) if blocking else place.engine.barrier(operation.name)
 
 
 # ---- what comes out
@@ -313,6 +383,9 @@ KINDS: dict[str, Kind] = {
 }
 
 
+REDUCTIONS = ("allreduce", "grouped_allreduce", "reducescatter")
+
+
 def tensors_of(operation: Operation, rank: int) -> list[Array]:
     """What `rank` brings."""
     arrays = []
@@ -327,6 +400,20 @@ def tensors_of(operation: Operation, rank: int) -> list[Array]:
             shape = (*shape, 2)
         arrays.append(numbers(dtype, shape, rank, operation.seed * 8 + place))
     return arrays
+
+
+def identity_of(operation: Operation, array: Array) -> Array:
+    """What a rank that has joined contributes in place of an array."""
+    if operation.op in ("Sum", "Average"):
+        return np.zeros_like(array)
+    if operation.op == "Product":
+        return np.ones_like(array)
+    if array.dtype == bool:
+        return np.full_like(array, operation.op == "Min")
+    if array.dtype.kind == "f":
+        return np.full_like(array, np.inf if operation.op == "Min" else -np.inf)
+    limits = np.iinfo(array.dtype)
+    return np.full_like(array, limits.max if operation.op == "Min" else limits.min)
 
 
 def laid_out(array: Array, layout: str) -> Array:
@@ -391,7 +478,10 @@ class Walk:
         plain = phase.manners[self.rank] == 0
         if phase.knobs and self.rank == 0:
             engine.runtime.engine().set_knobs(**phase.knobs)
-        order = list(range(len(phase.operations)))
+        order = [k for k, each in enumerate(phase.operations) if not each.ranks or self.rank in each.ranks]
+        if self.rank in phase.joined:
+            order = []
+            self.join(number)
         if not plain:
             dice.shuffle(order)
         # The n-th unnamed operation of a kind meets the n-th of the others: those keep their order.
@@ -402,7 +492,7 @@ class Walk:
             blocking = not plain and k == order[-1] and dice.random() < 0.5
             if not plain:
                 time.sleep(dice.choice(PAUSES))
-            flight = self.bring(f"{number}.{k}", phase.operations[k], layout, blocking)
+            flight = self.bring(f"{number}.{k}", phase.operations[k], layout, blocking, phase.joined)
             flight.due = number if plain or blocking else number + dice.choice((0, 0, 1, 2))
             if not plain and flight.operation.name is None and dice.random() < 0.1:
                 flight.handle = None  # nobody waits for it
@@ -418,19 +508,35 @@ class Walk:
                 _ = flight.handle.done
             self.land(flight)
         self.flights = [flight for flight in self.flights if flight.due > number]
+        if phase.joined and self.rank not in phase.joined:
+            self.join(number)
 
-    def bring(self, place: str, operation: Operation, layout: str, blocking: bool) -> Flight:
-        for flight in [each for each in self.flights if each.operation.name == operation.name is not None]:
+    def join(self, number: int) -> None:
+        self.outcome.digests[f"join {number}"] = str(engine.join())
+
+    def place(self, operation: Operation) -> int:
+        """This rank's number in the process set."""
+        return operation.ranks.index(self.rank) if operation.ranks else self.rank
+
+    def bring(
+        self, place: str, operation: Operation, layout: str, blocking: bool, joined: tuple[int, ...] = ()
+    ) -> Flight:
+        named = [each for each in self.flights if each.operation.name == operation.name is not None]
+        for flight in [each for each in named if each.operation.ranks == operation.ranks]:
             self.land(flight)  # a name travels once at a time
             self.flights.remove(flight)
-        brought = [tensors_of(operation, rank) for rank in range(self.size)]
-        tensors = [laid_out(array, layout) for array in brought[self.rank]]
+        brought = [tensors_of(operation, rank) for rank in range(len(operation.ranks) or self.size)]
+        if operation.kind in REDUCTIONS:
+            for rank in joined:
+                brought[rank] = [identity_of(operation, each) for each in brought[rank]]
+        me = self.place(operation)
+        tensors = [laid_out(array, layout) for array in brought[me]]
         flight = Flight(place, operation, tensors, brought, None)
         start = KINDS[operation.kind].start
         if blocking:
-            flight.handle = Blocked(lambda: start(operation, tensors, self.rank, True))
+            flight.handle = Blocked(lambda: start(operation, tensors, me, True))
         else:
-            flight.handle = start(operation, tensors, self.rank, False)
+            flight.handle = start(operation, tensors, me, False)
         return flight
 
     def land(self, flight: Flight) -> None:
@@ -442,18 +548,18 @@ class Walk:
             if operation.odd is None:
                 self.outcome.failures[flight.place] = f"{operation}: {error}"
             else:
-                self.compare(flight, flight.tensors, flight.brought[self.rank])
+                self.compare(flight, flight.tensors, flight.brought[self.place(operation)])
             return
         if operation.odd is not None:
             self.outcome.failures[flight.place] = f"{operation}: no mismatch was found"
             return
         results = [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
-        self.compare(flight, results, KINDS[operation.kind].results(operation, flight.brought, self.rank))
+        self.compare(flight, results, KINDS[operation.kind].results(operation, flight.brought, self.place(operation)))
         if operation.in_place:
             if not all(got is given for got, given in zip(results, flight.tensors, strict=True)):
                 self.outcome.failures[flight.place] = f"{operation}: the result is another tensor"
         else:
-            self.compare(flight, flight.tensors, flight.brought[self.rank])
+            self.compare(flight, flight.tensors, flight.brought[self.place(operation)])
         if KINDS[operation.kind].shared:
             whole = hashlib.blake2b(digest_size=8)
             for each in results:

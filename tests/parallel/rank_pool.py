@@ -22,6 +22,7 @@ def serve(address: str) -> None:
     import engine
 
     engine.init()
+    drawn_operations.form_sets(engine.size())
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(address)
         file = link.makefile("rwb")

@@ -22,6 +22,8 @@ EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_drawn_programs(size: int) -> None:
     seen: Counter[str] = Counter()
+    sets: set[tuple[int, ...]] = set()
+    joins = 0
     with Pool(size) as pool:
 
         @hypothesis.settings(
@@ -32,11 +34,15 @@ def test_drawn_programs(size: int) -> None:
             print_blob=True,
             suppress_health_check=list(hypothesis.HealthCheck),
         )
-        @hypothesis.given(drawn_operations.program(st, size))
+        @hypothesis.given(drawn_operations.program(st, size, drawn_operations.subsets(size)))
         def run(program: drawn_operations.Program) -> None:
+            nonlocal joins
             seen.update(each.kind for phase in program for each in phase.operations)
+            sets.update(each.ranks for phase in program for each in phase.operations)
+            joins += any(phase.joined for phase in program)
             found = problems(pool.run(program))
             assert not found, "\n".join(found)
 
         run()
     assert set(seen) == set(KINDS), f"only these kinds were drawn: {seen}"
+    assert sets == {(), *drawn_operations.subsets(size)} and joins, f"only these sets, and {joins} joins: {sets}"
