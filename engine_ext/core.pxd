@@ -42,3 +42,5 @@ cdef class Engine:
 cdef Op* new_op() except NULL
 cdef void free_op(Op* op) noexcept
 cdef Memory take_memory(Op* op)
+cdef int wire_number(object wire) except -1
+cdef unsigned char wire_of(int chosen, int dtype) noexcept

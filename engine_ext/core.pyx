@@ -36,7 +36,10 @@ from engine_ext.control.state cimport (
 )
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Member, Op, Status, table_close, table_open
 from engine_ext.data.executor cimport executor_close, executor_open
-from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_PRODUCT, engine_kernels_get
+from engine_ext.data.kernels cimport (
+    ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_PRODUCT,
+    engine_kernels_get,
+)
 from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of
 from engine_ext.platform.atomics cimport (
     load32_acquire, load_acquire, now_ns, or32, store32_release, store_release, swap_pointer,
@@ -395,10 +398,11 @@ cdef class Engine:
 
     # ---- collectives
 
-    def allreduce(self, tensor, output, name, int op, double prescale, double postscale, bint blocking=False):
+    def allreduce(self, tensor, output, name, int op, double prescale, double postscale, bint blocking=False, wire=None):
         cdef View source, target
         cdef Op* brought
         cdef object keeper, kept
+        cdef int chosen = wire_number(wire)
         self.check()
         keeper = view_of(tensor, &source)
         expect_dense(tensor, &source, "the tensor")
@@ -407,12 +411,14 @@ cdef class Engine:
         brought = new_op()
         fill_meta(&brought.meta, KIND_ALLREDUCE, &source)
         brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
+        brought.meta.wire = wire_of(chosen, source.dtype)
         fill_memory(brought, &source, &target)
-        if source.data == target.data:
+        if source.data == target.data and brought.meta.wire == 0:   # shared tensors do not travel: compressed ones must
             brought.meta.shared = arena_locate(&self.state.arena, source.data, source.nbytes)
         return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
 
-    def allreduce_group(self, list tensors, list outputs, name, int op, double prescale, double postscale, bint blocking=False):
+    def allreduce_group(self, list tensors, list outputs, name, int op, double prescale, double postscale, bint blocking=False,
+                        wire=None):
         """One operation on tensors of one dtype: scheduled when every rank has brought it, or not at all."""
         cdef View source, target
         cdef Op* brought
@@ -420,7 +426,7 @@ cdef class Engine:
         cdef list keepers = []
         cdef Py_ssize_t k, count = len(tensors)
         cdef uint32_t digest = 2166136261u
-        cdef int d
+        cdef int d, chosen = wire_number(wire)
         self.check()
         if not 0 < count <= MAX_GROUP or len(outputs) != count:
             raise ValueError(f"a group has 1 to {MAX_GROUP} tensors, and an output for each; not {count} and {len(outputs)}")
@@ -450,6 +456,7 @@ cdef class Engine:
             raise
         brought.meta.kind, brought.meta.op, brought.meta.ndim = KIND_ALLREDUCE, <unsigned char>op, 1
         brought.meta.prescale, brought.meta.postscale = prescale, postscale
+        brought.meta.wire = wire_of(chosen, brought.meta.dtype)
         brought.meta.group, brought.meta.root = <uint32_t>count, <int32_t>digest
         brought.source = brought.target = <char*>brought.members        # not absent; the memory is the members'
         return self.start(brought, name, blocking, (tensors, outputs, keepers), outputs)
@@ -515,11 +522,12 @@ cdef class Engine:
         brought.target = NULL
         return self.start(brought, name, blocking, (tensor, keeper), None)
 
-    def reducescatter(self, tensor, output, name, int op, double prescale, double postscale, bint blocking=False):
+    def reducescatter(self, tensor, output, name, int op, double prescale, double postscale, bint blocking=False, wire=None):
         cdef View source, target
         cdef Op* brought
         cdef object keeper, kept
         cdef int64_t rows
+        cdef int chosen = wire_number(wire)
         self.check()
         keeper = view_of(tensor, &source)
         expect_rows(tensor, &source, "a reduce-scatter divides")
@@ -529,7 +537,7 @@ cdef class Engine:
         brought = new_op()
         fill_meta(&brought.meta, KIND_REDUCESCATTER, &source)
         brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
-        brought.row_bytes = self.row_bytes(&source)
+        brought.meta.wire, brought.row_bytes = wire_of(chosen, source.dtype), self.row_bytes(&source)
         fill_memory(brought, &source, &target)
         return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
 
@@ -701,6 +709,22 @@ cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept:
 
 cdef void fill_memory(Op* op, const View* source, const View* target) noexcept:
     op.source, op.target, op.nbytes = source.data, target.data, source.nbytes
+
+
+cdef int wire_number(object wire) except -1:
+    """What `meta.wire` would be for a float32: the dtype that compressed tensors travel in, None or a name."""
+    if wire is None:
+        return 0
+    if wire == "float16":
+        return ENGINE_FLOAT16 + 1
+    if wire == "bfloat16":
+        return ENGINE_BFLOAT16 + 1
+    raise ValueError(f"tensors are compressed to float16 or bfloat16, not {wire!r}")
+
+
+cdef unsigned char wire_of(int chosen, int dtype) noexcept:
+    """`meta.wire` of a tensor: only what is wider is compressed."""
+    return <unsigned char>chosen if dtype == ENGINE_FLOAT32 or dtype == ENGINE_FLOAT64 else 0
 
 
 def expect_tensors(list tensors):

@@ -1,7 +1,7 @@
 """Fusion: when the open batch closes, and which tensors travel in one entry.
 
-A batch never mixes what cannot be reduced by one pass: kind, dtype, operation, root, scales, shared or private. Tensors that no
-rank brought are told so in a SKIP entry and move no data.
+A batch never mixes what cannot be reduced by one pass: kind, dtype, compression, operation, root, scales, shared or private.
+Tensors that no rank brought are told so in a SKIP entry and move no data.
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -10,10 +10,10 @@ from engine_ext.control.coordinator cimport Coordinator, Name, stamp
 from engine_ext.control.layout cimport (
     ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH, ENTRY_NEEDS_PACK,
     ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, MAX_DIMS, SLOT_BYTES,
-    STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, rank_page,
+    STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, meta_wire, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve
-from engine_ext.control.stores cimport stores_choose
+from engine_ext.control.stores cimport StoreChooser, stores_choose
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
 
 cdef enum:
@@ -24,8 +24,8 @@ cdef int* ITEM_BYTES = [2, 2, 4, 8, 1, 1, 4, 8, 1]
 
 
 cdef int64_t meta_bytes(const engine_meta* meta) noexcept nogil:
-    """Bytes of a tensor; of one row where the rows may differ by rank, of nothing for a barrier."""
-    cdef int64_t n = ITEM_BYTES[meta.dtype]
+    """Bytes that travel of a tensor; of one row where the rows may differ by rank, of nothing for a barrier."""
+    cdef int64_t n = ITEM_BYTES[meta_wire(meta)]
     cdef uint32_t d
     if meta.kind == KIND_BARRIER:
         return 0
@@ -81,7 +81,7 @@ cdef bint fuses(Coordinator* c, const Name* a, const Name* b) noexcept nogil:
     cdef const engine_meta* y = &b.meta
     if x.kind != y.kind or travels_alone(x) or (a.absent == c.segment.size) != (b.absent == c.segment.size):
         return False
-    return (x.dtype == y.dtype and x.op == y.op and x.root == y.root and x.prescale == y.prescale
+    return (x.dtype == y.dtype and x.wire == y.wire and x.op == y.op and x.root == y.root and x.prescale == y.prescale
             and x.postscale == y.postscale and (x.shared >= 0) == (y.shared >= 0)) or x.kind == KIND_BARRIER
 
 
@@ -92,6 +92,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
     cdef uint32_t id_words = <uint32_t>(items + 1) // 2
     cdef uint32_t words = <uint32_t>sizeof(engine_entry) // 8 + id_words + (<uint32_t>c.segment.size if gathers else 0)
     cdef engine_entry* entry = schedule_reserve(&c.writer, words)
+    cdef StoreChooser* chooser
     cdef char* body
     cdef int32_t i
     if entry == NULL:
@@ -110,10 +111,11 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         entry.algorithm, entry.chunk = ALGORITHM_SCATTER, max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>SLOT_BYTES))
         entry.stores = STORES_CACHED if c.knobs.stores == STORES_AUTO else c.knobs.stores
     else:
+        chooser = &c.choosers[name.meta.wire != 0]
         entry.algorithm = ALGORITHM_TWO_SHOT
         entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>min(nbytes // 2, <uint64_t>SLOT_BYTES)))
         entry.chunk = (entry.chunk + 4095) & ~<uint32_t>4095
-        entry.stores = stores_choose(&c.chooser, nbytes) if c.knobs.stores == STORES_AUTO else c.knobs.stores
+        entry.stores = stores_choose(chooser, nbytes) if c.knobs.stores == STORES_AUTO else c.knobs.stores
     for i in range(items):
         name = c.by_id[ids[i]]
         if name.absent:

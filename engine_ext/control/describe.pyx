@@ -39,9 +39,10 @@ cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept n
     elif meta.kind == KIND_BROADCAST:
         at = fit(at, snprintf(text + at, room - at, " from root %d", meta.root), room)
     if meta.group:
-        return fit(at, snprintf(text + at, room - at, " %s, a group of %u tensors with %lld elements and shapes %08x",
-                                DTYPE_NAMES[meta.dtype], <unsigned int>meta.group, <long long>meta.dims[0],
-                                <unsigned int>meta.root), room)
+        at = fit(at, snprintf(text + at, room - at, " %s, a group of %u tensors with %lld elements and shapes %08x",
+                              DTYPE_NAMES[meta.dtype], <unsigned int>meta.group, <long long>meta.dims[0],
+                              <unsigned int>meta.root), room)
+        return describe_wire(meta, text, at, room)
     at = fit(at, snprintf(text + at, room - at, " %s[", DTYPE_NAMES[meta.dtype]), room)
     for d in range(<int>meta.ndim if meta.ndim < MAX_DIMS else MAX_DIMS):
         if d == 0 and (meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL):
@@ -49,11 +50,18 @@ cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept n
         else:
             at = fit(at, snprintf(text + at, room - at, "%s%lld", b", " if d else b"", <long long>meta.dims[d]), room)
     at = fit(at, snprintf(text + at, room - at, "]%s", LAYOUT_NAMES[meta.layout]), room)
+    at = describe_wire(meta, text, at, room)
     if meta.prescale != 1.0:
         at = describe_factor(b"prescale", meta.prescale, text, at, room)
     if meta.postscale != 1.0:
         at = describe_factor(b"postscale", meta.postscale, text, at, room)
     return at
+
+
+cdef int describe_wire(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
+    if meta.wire == 0:
+        return at
+    return fit(at, snprintf(text + at, room - at, " compressed to %s", DTYPE_NAMES[meta.wire - 1]), room)
 
 
 cdef int describe_factor(const char* what, double factor, char* text, int at, int room) noexcept nogil:

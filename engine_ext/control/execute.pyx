@@ -6,6 +6,7 @@ from libc.string cimport memcpy, memset, strncpy
 from engine_ext.control.layout cimport (
     ALGORITHM_TWO_SHOT, CAUSE_RAISED, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_NEEDS_PACK, ENTRY_SKIP,
     KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, engine_entry,
+    meta_wire,
 )
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
 from engine_ext.control.segment cimport abort_world, ring
@@ -128,12 +129,13 @@ cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
 cdef bint plan_scatter(State* e, const engine_entry* entry) noexcept nogil:
     """A reduce-scatter: rank r keeps the sum of part r of the rows. The first ranks have one more where they do not divide."""
     cdef Op* op = e.batch[0]
-    cdef uint64_t rows = <uint64_t>entry.meta.dims[0], size = <uint64_t>e.segment.size, start = 0, r
+    cdef uint64_t rows = <uint64_t>entry.meta.dims[0], row_bytes = op.row_bytes // e.executor.ratio
+    cdef uint64_t size = <uint64_t>e.segment.size, start = 0, r
     for r in range(size):
         e.executor.send_start[r] = start
-        e.executor.send_bytes[r] = (rows // size + (r < rows % size)) * op.row_bytes
+        e.executor.send_bytes[r] = (rows // size + (r < rows % size)) * row_bytes
         start += e.executor.send_bytes[r]
-    if plan_add(&e.executor.plan, op.source, op.target, op.nbytes, -1) == NULL:
+    if plan_add(&e.executor.plan, op.source, op.target, start, -1) == NULL:
         return False
     executor_start(&e.executor, scatter_chunks(&e.executor))
     return True
@@ -178,9 +180,9 @@ cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
             op.memory_bytes, op.target = op.nbytes, op.memory
         for k in range(op.meta.group):
             if plan_add(&e.executor.plan, op.members[k].source, op.members[k].target,
-                        op.members[k].nbytes, -1) == NULL:
+                        op.members[k].nbytes // e.executor.ratio, -1) == NULL:
                 return False
-        if op.meta.group == 0 and plan_add(&e.executor.plan, op.source, op.target, op.nbytes,
+        if op.meta.group == 0 and plan_add(&e.executor.plan, op.source, op.target, op.nbytes // e.executor.ratio,
                                            op.meta.shared if shared else -1) == NULL:
             return False
     total = e.executor.plan.total
@@ -200,11 +202,13 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     e.executor.needs_pack = entry.flags & ENTRY_NEEDS_PACK != 0
     e.executor.root, e.executor.chunk = entry.meta.root, entry.chunk
     memset(&e.executor.reduction, 0, sizeof(e.executor.reduction))
-    e.executor.reduction.dtype, e.executor.reduction.op = entry.meta.dtype, entry.meta.op
+    e.executor.reduction.dtype, e.executor.reduction.tensor = meta_wire(&entry.meta), entry.meta.dtype
+    e.executor.reduction.op = entry.meta.op
     e.executor.reduction.count, e.executor.reduction.streaming = e.segment.size, e.executor.streaming
     e.executor.reduction.prescale, e.executor.reduction.postscale = entry.meta.prescale, entry.meta.postscale
     e.executor.reduction.divisor = e.segment.size if entry.meta.op == ENGINE_AVERAGE else 1
-    e.executor.element = e.executor.kernels.types[entry.meta.dtype].size
+    e.executor.element = e.executor.kernels.types[e.executor.reduction.dtype].size
+    e.executor.ratio = e.executor.kernels.types[entry.meta.dtype].size // e.executor.element
     if entry.kind == KIND_ALLGATHER:
         return plan_gather(e, entry)
     if entry.kind == KIND_REDUCESCATTER:
@@ -279,7 +283,7 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
         e.counters.nbytes += entry.bytes
         e.counters.busy_ns += row.ended - row.started
         if e.segment.rank == 0 and entry.algorithm == ALGORITHM_TWO_SHOT:
-            stores_measured(&e.coordinator.chooser, entry.bytes, entry.stores, row.ended - row.started)
+            stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores, row.ended - row.started)
     e.entry = NULL
     schedule_advance(&e.segment, entry)
 

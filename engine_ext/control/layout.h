@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 enum {
-  ENGINE_PROTOCOL = 2,
+  ENGINE_PROTOCOL = 3,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
   IDS = 16384,                 /* names that travel as one bit */
@@ -50,9 +50,13 @@ typedef struct engine_meta {
   int32_t root;                /* of a broadcast; a digest of the shapes, for a group */
   double prescale, postscale;
   int64_t shared;              /* where in the arena, the same on every rank, or -1 */
+  uint8_t wire, reserved[7];   /* 1 + the dtype in which a tensor travels that is compressed; 0: in its own */
   uint32_t ndim, group;        /* tensors in a group, 0 for one tensor: then dims[0] counts the elements of all */
   int64_t dims[MAX_DIMS];      /* dims[0] of an allgather or all-to-all is 0: it may differ */
 } engine_meta;
+
+/* The dtype in which a tensor travels. */
+static inline int meta_wire(const engine_meta *meta) { return meta->wire ? meta->wire - 1 : meta->dtype; }
 
 typedef struct engine_request {
   uint32_t bytes;              /* of the whole record, a multiple of 8 */

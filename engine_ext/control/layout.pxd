@@ -19,6 +19,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         int32_t root
         double prescale, postscale
         int64_t shared
+        uint8_t wire
         uint32_t ndim, group
         int64_t dims[12]
 
@@ -64,6 +65,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint64_t* rows
         unsigned char* requests
 
+    int meta_wire(const engine_meta* meta)
     uint64_t segment_bytes(uint32_t size)
     coordinator_page* segment_coordinator(segment_header* h)
     uint64_t* segment_ring(segment_header* h)

@@ -18,7 +18,8 @@ cdef struct Executor:
     bint needs_pack             # shared tensors: some rank must write before others read
     int root
     uint64_t chunk              # bytes
-    uint64_t element            # bytes
+    uint64_t element            # bytes, as it travels; so are all bytes of the plan
+    uint64_t ratio              # bytes in a tensor for each that travels: 1 but for compressed entries
     engine_reduction reduction
     uint64_t* gather_bytes      # allgather, all-to-all: from each rank
     uint64_t* gather_start      # and where that begins in the target

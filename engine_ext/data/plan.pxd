@@ -5,7 +5,7 @@ cdef struct Piece:
     const char* source      # NULL: absent here, contributes the identity of the operation
     char* target
     uint64_t start          # in the logical buffer, a multiple of PIECE_ALIGNMENT
-    uint64_t nbytes
+    uint64_t nbytes         # of what travels, as `start`: a tensor that is compressed on the way is larger
     int64_t shared          # place in the arena, or -1
 
 cdef struct Plan:

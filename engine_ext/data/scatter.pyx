@@ -12,7 +12,6 @@ from libc.string cimport memcpy
 
 from engine_ext.control.layout cimport segment_slot
 from engine_ext.data.executor cimport Executor
-from engine_ext.data.kernels cimport ENGINE_NO_SOURCE
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece
 
 
@@ -40,7 +39,7 @@ cdef uint64_t scatter_chunks(const Executor* x) noexcept nogil:
     return (longest + compartment(x) - 1) // compartment(x)
 
 
-# ---- reduce-scatter: `send` is the part of each rank in the source -----------------------------------------------------------
+# ---- reduce-scatter: `send` is the part of each rank in the source, in bytes that travel -------------------------------------
 
 cdef void pack_scatter(Executor* x, uint64_t n) noexcept nogil:
     cdef Piece* piece = &x.plan.pieces[0]
@@ -49,8 +48,9 @@ cdef void pack_scatter(Executor* x, uint64_t n) noexcept nogil:
     for r in range(x.segment.size):
         nbytes = left(x, x.send_bytes[r], begin)
         if nbytes and r != x.segment.rank:
-            x.kernels.pack(x.reduction.dtype, x.reduction.prescale, x.streaming, place(x, x.segment.rank, n, r),
-                           piece.source + x.send_start[r] + begin, nbytes // x.element)
+            x.kernels.pack(x.reduction.dtype, x.reduction.tensor, x.reduction.prescale, x.streaming,
+                           place(x, x.segment.rank, n, r), piece.source + (x.send_start[r] + begin) * x.ratio,
+                           nbytes // x.element)
 
 
 cdef void reduce_scatter(Executor* x, uint64_t n) noexcept nogil:
@@ -61,10 +61,9 @@ cdef void reduce_scatter(Executor* x, uint64_t n) noexcept nogil:
         return
     for r in range(x.segment.size):
         x.sources[r] = place(x, r, n, me)
-    x.sources[me] = piece.source + x.send_start[me] + begin
-    x.targets[0] = piece.target + begin
-    x.reduction.copies = 1
-    x.reduction.unscaled = me if x.reduction.prescale != 1.0 else ENGINE_NO_SOURCE
+    x.sources[me] = piece.source + (x.send_start[me] + begin) * x.ratio
+    x.targets[0] = piece.target + begin * x.ratio
+    x.reduction.copies, x.reduction.unscaled = 1, me
     x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, nbytes // x.element)
 
 

@@ -31,7 +31,7 @@ cdef inline char* slot(const Executor* x, int rank, uint64_t n) noexcept nogil:
 
 
 cdef void pack_range(Executor* x, char* into, uint64_t begin, uint64_t low, uint64_t high) noexcept nogil:
-    """Copy [low, high) of the logical buffer to the slot `into`, which holds it from `begin` on; scale on the way."""
+    """Copy [low, high) of the logical buffer to the slot `into`, which holds it from `begin` on; scale and cast on the way."""
     cdef int32_t k = plan_find(&x.plan, low)
     cdef Piece* piece
     cdef uint64_t a, b
@@ -42,8 +42,8 @@ cdef void pack_range(Executor* x, char* into, uint64_t begin, uint64_t low, uint
             if piece.source == NULL:
                 fill_identity(into + (a - begin), x.reduction.dtype, x.reduction.op, (b - a) // x.element)
             else:
-                x.kernels.pack(x.reduction.dtype, x.reduction.prescale, x.streaming, into + (a - begin),
-                               piece.source + (a - piece.start), (b - a) // x.element)
+                x.kernels.pack(x.reduction.dtype, x.reduction.tensor, x.reduction.prescale, x.streaming, into + (a - begin),
+                               piece.source + (a - piece.start) * x.ratio, (b - a) // x.element)
         k += 1
 
 
@@ -56,7 +56,8 @@ cdef void copy_range(Executor* x, const char* out, uint64_t begin, uint64_t low,
         piece = &x.plan.pieces[k]
         a, b = max(low, piece.start), min(high, piece.start + piece.nbytes)
         if a < b:
-            x.kernels.copy(piece.target + (a - piece.start), out + (a - begin), b - a)
+            x.kernels.unpack(x.reduction.dtype, x.reduction.tensor, piece.target + (a - piece.start) * x.ratio,
+                             out + (a - begin), (b - a) // x.element)
         k += 1
 
 
@@ -137,7 +138,7 @@ cdef void reduce_shared(Executor* x, uint64_t low, uint64_t high) noexcept nogil
     cdef int me = x.segment.rank, r, t
     cdef Piece* piece
     cdef uint64_t a, b
-    x.reduction.unscaled = ENGINE_EVERY_SOURCE if x.reduction.prescale != 1.0 else ENGINE_NO_SOURCE
+    x.reduction.unscaled = ENGINE_EVERY_SOURCE
     x.reduction.copies = x.segment.size
     while k < x.plan.count and x.plan.pieces[k].start < high:
         piece = &x.plan.pieces[k]
@@ -168,9 +169,9 @@ cdef void reduce_range(Executor* x, uint64_t n, uint64_t begin, uint64_t low, ui
             for r in range(x.segment.size):
                 x.sources[r] = slot(x, r, n) + (a - begin)
             if piece.source != NULL:
-                x.sources[me] = piece.source + (a - piece.start)
-            x.reduction.unscaled = me if x.reduction.prescale != 1.0 and piece.source != NULL else ENGINE_NO_SOURCE
-            x.targets[0] = piece.target + (a - piece.start)
+                x.sources[me] = piece.source + (a - piece.start) * x.ratio
+            x.reduction.unscaled = me if piece.source != NULL else ENGINE_NO_SOURCE
+            x.targets[0] = piece.target + (a - piece.start) * x.ratio
             if copies > 1:
                 x.targets[1] = slot(x, me, n) + (a - begin)
             x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, (b - a) // x.element)
