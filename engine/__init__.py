@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         reducescatter_async,
         synchronize,
     )
+    from engine.compression import Compression, Compressor, Scheme
     from engine.groups import (
         Group,
         grouped_allreduce,
@@ -62,6 +63,7 @@ _MODULES = {
         "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ poll reducescatter "
         "reducescatter_async synchronize"
     ),
+    "compression": "Compression Compressor Scheme",
     "groups": "Group grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_",
     "objects": "allgather_object broadcast_object check_consistency",
     "runtime": (
@@ -74,6 +76,8 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names.sp
 
 __all__ = [
     "Average",
+    "Compression",
+    "Compressor",
     "DistributedOptimizer",
     "Group",
     "Handle",
@@ -81,6 +85,7 @@ __all__ = [
     "Min",
     "Op",
     "Product",
+    "Scheme",
     "Sum",
     "abort",
     "allgather",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine import runtime
 from engine.adapters import Adapter, adapter_of
+from engine.compression import resolve
 from engine.native import core
 from engine.types import Average, Op
 
@@ -43,6 +44,10 @@ class Handle:
             self._fetch = None
         return self._result
 
+    def then(self, fetch: Callable[[Any], Any]) -> Handle:
+        """The same operation, whose result is what `fetch` makes of this handle's."""
+        return Handle(self._native, None, lambda _: fetch(self.wait()))
+
     @property
     def rows(self) -> tuple[int, ...]:
         """After `wait`, of an allgather or all-to-all: how many rows came from each rank."""
@@ -58,9 +63,10 @@ def allreduce_async_(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> Handle:
     """Start `allreduce_`; see there. The tensor must be left alone until `synchronize` returns."""
-    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, blocking=False)
+    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, compression, blocking=False)
 
 
 def allreduce_async(
@@ -69,9 +75,10 @@ def allreduce_async(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> Handle:
     """Start `allreduce`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _reduce(tensor, op, name, prescale_factor, postscale_factor, blocking=False)
+    return _reduce(tensor, op, name, prescale_factor, postscale_factor, compression, blocking=False)
 
 
 def allreduce(
@@ -80,6 +87,7 @@ def allreduce(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> Any:
     """Combine a tensor over all ranks, element by element. Collective.
 
@@ -94,6 +102,8 @@ def allreduce(
         Equal on all ranks. Without one, the n-th unnamed operation of its kind meets the n-th of the other ranks.
     prescale_factor, postscale_factor : float, optional
         Multiply the inputs, and the result.
+    compression : optional
+        `Compression.none`, `fp16` or `bf16`, or a compressor of one's own (`engine.compression`). Equal on all ranks.
 
     Returns
     -------
@@ -103,7 +113,7 @@ def allreduce(
     Raises
     ------
     MismatchError
-        Ranks disagree on shape, dtype, op or scale; all ranks raise it, and the engine goes on.
+        Ranks disagree on shape, dtype, op, scale or compression; all ranks raise it, and the engine goes on.
     DuplicateNameError
         The name is in flight.
     UnsupportedTensorError
@@ -111,7 +121,7 @@ def allreduce(
     WorldError
         A rank died, raised, left or stalled.
     """
-    return _reduce(tensor, op, name, prescale_factor, postscale_factor, blocking=True).wait()
+    return _reduce(tensor, op, name, prescale_factor, postscale_factor, compression, blocking=True).wait()
 
 
 def allreduce_(
@@ -120,9 +130,10 @@ def allreduce_(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> Any:
     """As `allreduce`, in place. Returns `tensor`."""
-    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, blocking=True).wait()
+    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, compression, blocking=True).wait()
 
 
 def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None) -> Handle:
@@ -236,9 +247,10 @@ def reducescatter_async(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> Handle:
     """Start `reducescatter`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _scatter(tensor, op, name, prescale_factor, postscale_factor, blocking=False)
+    return _scatter(tensor, op, name, prescale_factor, postscale_factor, compression, blocking=False)
 
 
 def reducescatter(
@@ -247,6 +259,7 @@ def reducescatter(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> Any:
     """Combine a tensor over all ranks, and keep this rank's share of the rows. Collective.
 
@@ -254,7 +267,7 @@ def reducescatter(
     ----------
     tensor : array or tensor
         At least one dimension; otherwise as for `allreduce`.
-    op, name, prescale_factor, postscale_factor : optional
+    op, name, prescale_factor, postscale_factor, compression : optional
         As for `allreduce`.
 
     Returns
@@ -268,7 +281,7 @@ def reducescatter(
     EngineError
         As for `allreduce`.
     """
-    return _scatter(tensor, op, name, prescale_factor, postscale_factor, blocking=True).wait()
+    return _scatter(tensor, op, name, prescale_factor, postscale_factor, compression, blocking=True).wait()
 
 
 def barrier(name: str | None = None) -> None:
@@ -294,20 +307,28 @@ def number_of(op: int | None) -> int:
 # `blocking`: the caller is about to wait, so the engine submits and waits in one step and wakes nobody for it.
 
 
-def _reduce(tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool) -> Handle:
-    adapter = adapter_of(tensor)
-    source = adapter.input(tensor)
+def _reduce(
+    tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, compression: Any, blocking: bool
+) -> Handle:
+    wire, own = resolve(compression)
+    sent, context = (tensor, None) if own is None else own.compress(tensor)
+    adapter = adapter_of(sent)
+    source = adapter.input(sent)
     output = adapter.empty(source)
-    native = runtime.engine().allreduce(source, output, name, number_of(op), prescale, postscale, blocking)
-    return Handle(native, output, lambda output: adapter.result(tensor, output))
+    native = runtime.engine().allreduce(source, output, name, number_of(op), prescale, postscale, blocking, wire)
+    return _result(native, adapter, sent, output, own, context)
 
 
 def _reduce_in_place(
-    tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool
+    tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, compression: Any, blocking: bool
 ) -> Handle:
     adapter = adapter_of(tensor)
     target = adapter.target(tensor)
-    native = runtime.engine().allreduce(target, target, name, number_of(op), prescale, postscale, blocking)
+    wire, own = resolve(compression)
+    if own is not None:
+        handle = _reduce(tensor, op, name, prescale, postscale, compression, blocking)
+        return handle.then(lambda result: _stored(adapter, tensor, result))
+    native = runtime.engine().allreduce(target, target, name, number_of(op), prescale, postscale, blocking, wire)
     return _in_place(native, adapter, tensor, target)
 
 
@@ -358,25 +379,33 @@ def _exchange(tensor: Any, splits: Any, name: str | None, blocking: bool) -> Han
 
 
 def _scatter(
-    tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool
+    tensor: Any, op: int | None, name: str | None, prescale: float, postscale: float, compression: Any, blocking: bool
 ) -> Handle:
-    adapter = adapter_of(tensor)
-    source = adapter.input(tensor)
+    wire, own = resolve(compression)
+    sent, context = (tensor, None) if own is None else own.compress(tensor)
+    adapter = adapter_of(sent)
+    source = adapter.input(sent)
     engine = runtime.engine()
     rows = len(source) if source.ndim else 0
     output = adapter.empty(
         source[: rows // engine.size + (engine.rank < rows % engine.size)] if source.ndim else source
     )
-    native = engine.reducescatter(source, output, name, number_of(op), prescale, postscale, blocking)
-    return Handle(native, output, lambda output: adapter.result(tensor, output))
+    native = engine.reducescatter(source, output, name, number_of(op), prescale, postscale, blocking, wire)
+    return _result(native, adapter, sent, output, own, context)
+
+
+def _result(native: core.Handle, adapter: Adapter, sent: Any, output: Any, own: Any, context: Any) -> Handle:
+    """The handle of an operation with a new result, which `own` still has to decompress if there is one."""
+    handle = Handle(native, output, lambda output: adapter.result(sent, output))
+    return handle if own is None else handle.then(lambda result: own.decompress(result, context))
 
 
 def _in_place(native: core.Handle, adapter: Adapter, tensor: Any, target: Any) -> Handle:
     if target is tensor:
         return Handle(native, tensor, None)
+    return Handle(native, target, lambda target: _stored(adapter, tensor, target))
 
-    def fetch(target: Any) -> Any:
-        adapter.store(tensor, target)
-        return tensor
 
-    return Handle(native, target, fetch)
+def _stored(adapter: Adapter, tensor: Any, result: Any) -> Any:
+    adapter.store(tensor, result)
+    return tensor

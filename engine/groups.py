@@ -8,6 +8,7 @@ from typing import Any
 from engine import runtime
 from engine.adapters import adapter_of
 from engine.collectives import number_of
+from engine.compression import resolve
 from engine.errors import EngineError
 from engine.native import core
 from engine.types import Average
@@ -43,6 +44,10 @@ class Group:
             self._fetch = None
         return self._results
 
+    def then(self, fetch: Callable[[list[Any]], list[Any]]) -> Group:
+        """The same operations, whose results are what `fetch` makes of this group's."""
+        return Group(self._natives, [], lambda _: fetch(self.wait()))
+
 
 def grouped_allreduce_async_(
     tensors: Sequence[Any],
@@ -50,9 +55,10 @@ def grouped_allreduce_async_(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> Group:
     """Start `grouped_allreduce_`; see there. The tensors must be left alone until `synchronize` returns."""
-    return _reduce_group_in_place(tensors, op, name, prescale_factor, postscale_factor, blocking=False)
+    return _reduce_group_in_place(tensors, op, name, (prescale_factor, postscale_factor), compression, blocking=False)
 
 
 def grouped_allreduce_async(
@@ -61,9 +67,10 @@ def grouped_allreduce_async(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> Group:
     """Start `grouped_allreduce`; see there. The tensors must not be written to until `synchronize` returns."""
-    return _reduce_group(tensors, op, name, prescale_factor, postscale_factor, blocking=False)
+    return _reduce_group(tensors, op, name, (prescale_factor, postscale_factor), compression, blocking=False)
 
 
 def grouped_allreduce(
@@ -72,6 +79,7 @@ def grouped_allreduce(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> list[Any]:
     """Combine several tensors over all ranks in one request. Collective.
 
@@ -82,7 +90,7 @@ def grouped_allreduce(
     ----------
     tensors : sequence of array or tensor
         As for `allreduce`; equally many on all ranks, in one order.
-    op, name, prescale_factor, postscale_factor : optional
+    op, name, prescale_factor, postscale_factor, compression : optional
         As for `allreduce`.
 
     Returns
@@ -96,7 +104,7 @@ def grouped_allreduce(
     EngineError
         As for `allreduce`; a `MismatchError` concerns all tensors of a dtype.
     """
-    return _reduce_group(tensors, op, name, prescale_factor, postscale_factor, blocking=True).wait()
+    return _reduce_group(tensors, op, name, (prescale_factor, postscale_factor), compression, blocking=True).wait()
 
 
 def grouped_allreduce_(
@@ -105,9 +113,12 @@ def grouped_allreduce_(
     name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: Any = None,
 ) -> list[Any]:
     """As `grouped_allreduce`, in place. Returns the tensors."""
-    return _reduce_group_in_place(tensors, op, name, prescale_factor, postscale_factor, blocking=True).wait()
+    return _reduce_group_in_place(
+        tensors, op, name, (prescale_factor, postscale_factor), compression, blocking=True
+    ).wait()
 
 
 def _by_dtype(sources: list[Any]) -> dict[Any, list[int]]:
@@ -124,6 +135,7 @@ def _start_group(
     op: int | None,
     name: str | None,
     scales: tuple[float, float],
+    wire: str | None,
     blocking: bool,
 ) -> list[core.Handle]:
     if not sources:
@@ -140,38 +152,57 @@ def _start_group(
             number_of(op),
             *scales,
             blocking and len(groups) == 1,
+            wire,
         )
         for dtype, members in groups.items()
     ]
 
 
 def _reduce_group(
-    tensors: Sequence[Any], op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool
+    tensors: Sequence[Any],
+    op: int | None,
+    name: str | None,
+    scales: tuple[float, float],
+    compression: Any,
+    blocking: bool,
 ) -> Group:
-    adapters = [adapter_of(tensor) for tensor in tensors]
-    sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
+    wire, own = resolve(compression)
+    pairs = [(tensor, None) if own is None else own.compress(tensor) for tensor in tensors]
+    sent = [tensor for tensor, _ in pairs]
+    adapters = [adapter_of(tensor) for tensor in sent]
+    sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
     outputs = [adapter.empty(source) for adapter, source in zip(adapters, sources, strict=True)]
-    natives = _start_group(sources, outputs, op, name, (prescale, postscale), blocking)
+    natives = _start_group(sources, outputs, op, name, scales, wire, blocking)
 
     def fetch(outputs: list[Any]) -> list[Any]:
-        return [
-            adapter.result(tensor, output) for adapter, tensor, output in zip(adapters, tensors, outputs, strict=True)
-        ]
+        return [adapter.result(tensor, output) for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)]
 
-    return Group(natives, outputs, fetch)
+    group = Group(natives, outputs, fetch)
+    if own is None:
+        return group
+    return group.then(
+        lambda results: [own.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
+    )
 
 
 def _reduce_group_in_place(
-    tensors: Sequence[Any], op: int | None, name: str | None, prescale: float, postscale: float, blocking: bool
+    tensors: Sequence[Any],
+    op: int | None,
+    name: str | None,
+    scales: tuple[float, float],
+    compression: Any,
+    blocking: bool,
 ) -> Group:
     adapters = [adapter_of(tensor) for tensor in tensors]
     targets = [adapter.target(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
-    natives = _start_group(targets, targets, op, name, (prescale, postscale), blocking)
 
-    def fetch(targets: list[Any]) -> list[Any]:
-        for adapter, tensor, target in zip(adapters, tensors, targets, strict=True):
-            if target is not tensor:
-                adapter.store(tensor, target)
+    def store(results: list[Any]) -> list[Any]:
+        for adapter, tensor, result in zip(adapters, tensors, results, strict=True):
+            if result is not tensor:
+                adapter.store(tensor, result)
         return list(tensors)
 
-    return Group(natives, targets, fetch)
+    wire, own = resolve(compression)
+    if own is not None:
+        return _reduce_group(tensors, op, name, scales, compression, blocking).then(store)
+    return Group(_start_group(targets, targets, op, name, scales, wire, blocking), targets, store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.collectives import Handle, barrier, poll, synchronize
+from engine.compression import Compression, Compressor, Scheme
 from engine.errors import WorldError as HorovodInternalError
 from engine.groups import Group
 from engine.objects import allgather_object, broadcast_object, check_consistency
@@ -18,7 +19,6 @@ from engine.runtime import (
     size,
 )
 from engine.torch.ops import (
-    Compression,
     allgather,
     allgather_async,
     allreduce,
@@ -50,12 +50,14 @@ from engine.torch.ops import (
     rocm_built,
 )
 from engine.torch.optimizer import DistributedOptimizer
+from engine.torch.powersgd import PowerSGD
 from engine.torch.state import broadcast_optimizer_state, broadcast_parameters
 from engine.types import Average, Max, Min, Op, Product, Sum
 
 __all__ = [
     "Average",
     "Compression",
+    "Compressor",
     "DistributedOptimizer",
     "Group",
     "Handle",
@@ -63,7 +65,9 @@ __all__ = [
     "Max",
     "Min",
     "Op",
+    "PowerSGD",
     "Product",
+    "Scheme",
     "Sum",
     "allgather",
     "allgather_async",

@@ -49,14 +49,22 @@ class Allreduce(torch.autograd.Function):
     """The gradient of a sum over ranks is the sum of the gradients; of an average, their average."""
 
     @staticmethod
-    def forward(ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float) -> Any:
-        ctx.settings = op, _backward(name), prescale, postscale
-        return collectives.allreduce(tensor, op, name, prescale, postscale)
+    def forward(
+        ctx: Context,
+        tensor: torch.Tensor,
+        op: Op,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        compression: Any,
+    ) -> Any:
+        ctx.settings = op, _backward(name), prescale, postscale, compression
+        return collectives.allreduce(tensor, op, name, prescale, postscale, compression)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _linear(ctx.settings[0], "allreduce")
-        return collectives.allreduce(gradients[0], *ctx.settings), None, None, None, None
+        return collectives.allreduce(gradients[0], *ctx.settings), None, None, None, None, None
 
 
 class GroupedAllreduce(torch.autograd.Function):
@@ -64,15 +72,21 @@ class GroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, op: Op, name: str | None, prescale: float, postscale: float, *tensors: torch.Tensor
+        ctx: Context,
+        op: Op,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        compression: Any,
+        *tensors: torch.Tensor,
     ) -> Any:
-        ctx.settings = op, _backward(name), prescale, postscale
-        return tuple(groups.grouped_allreduce(tensors, op, name, prescale, postscale))
+        ctx.settings = op, _backward(name), prescale, postscale, compression
+        return tuple(groups.grouped_allreduce(tensors, op, name, prescale, postscale, compression))
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _linear(ctx.settings[0], "grouped_allreduce")
-        return None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
+        return None, None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
 
 
 class Broadcast(torch.autograd.Function):
@@ -131,13 +145,21 @@ class Reducescatter(torch.autograd.Function):
     """Each row went to one rank: all ranks' inputs get the gradient from there."""
 
     @staticmethod
-    def forward(ctx: Context, tensor: torch.Tensor, op: Op, name: str | None, prescale: float, postscale: float) -> Any:
+    def forward(
+        ctx: Context,
+        tensor: torch.Tensor,
+        op: Op,
+        name: str | None,
+        prescale: float,
+        postscale: float,
+        compression: Any,
+    ) -> Any:
         ctx.op, ctx.name = op, _backward(name)
         ctx.factor = prescale * postscale / (runtime.size() if op is Average else 1)
-        return collectives.reducescatter(tensor, op, name, prescale, postscale)
+        return collectives.reducescatter(tensor, op, name, prescale, postscale, compression)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _linear(ctx.op, "reducescatter")
         total = collectives.allgather(gradients[0], ctx.name)
-        return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None
+        return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None, None

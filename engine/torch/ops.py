@@ -5,7 +5,7 @@ Gradients flow through the blocking ones that return a new tensor; see `engine.t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,27 +13,11 @@ import torch
 import engine.torch.adapter  # noqa: F401  (registers torch.Tensor)
 from engine import collectives, groups
 from engine.collectives import Handle
+from engine.compression import MARKERS, Compression, resolve
 from engine.errors import EngineError
 from engine.groups import Group
 from engine.torch import functions
 from engine.types import Average, Op, Sum
-
-
-class _Compression(type):
-    def __getattr__(cls, name: str) -> Any:
-        raise AttributeError(f"Compression.{name} does not exist in this version; there is Compression.none")
-
-
-class Compression(metaclass=_Compression):
-    """How gradients are compressed on their way: not at all."""
-
-    none = None
-
-
-def no_compression(compression: Any) -> None:
-    """Raise if `compression` is something else than `Compression.none`."""
-    if compression is not None:
-        raise NotImplementedError(f"compression {compression!r} does not exist in this version; use Compression.none")
 
 
 def choose_op(average: bool | None, op: int | None) -> Op:
@@ -61,6 +45,18 @@ def _check_all(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     for tensor in tensors:
         _check(tensor)
     return tensors
+
+
+def _compressed(
+    compression: Any, tensors: list[torch.Tensor], reduce: Callable[[list[torch.Tensor], Any], list[torch.Tensor]]
+) -> list[torch.Tensor]:
+    """What `reduce(sent, marker)` gives, between the compressor's own methods: gradients flow through these too."""
+    wire, own = resolve(compression)
+    if own is None:
+        return reduce(tensors, MARKERS[wire])
+    pairs = [own.compress(tensor) for tensor in tensors]
+    results = reduce(_check_all([sent for sent, _ in pairs]), MARKERS[wire])
+    return [own.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
 
 
 def _tensor(result: Any) -> torch.Tensor:
@@ -114,7 +110,7 @@ def allreduce(
     name : str, optional
         Equal on all ranks.
     compression : optional
-        `Compression.none`.
+        `Compression.none`, `fp16` or `bf16`, or a compressor of one's own. See `engine.compression`.
     op : Op, optional
         `Average` by default.
     prescale_factor, postscale_factor : float, optional
@@ -131,19 +127,14 @@ def allreduce(
     EngineError
         As for `engine.allreduce`.
     """
-    no_compression(compression)
     _check(tensor)
-    return _tensor(
-        functions.call(
-            functions.Allreduce,
-            collectives.allreduce,
-            tensor,
-            choose_op(average, op),
-            name,
-            prescale_factor,
-            postscale_factor,
-        )
+    settings = choose_op(average, op), name, prescale_factor, postscale_factor
+    (result,) = _compressed(
+        compression,
+        [tensor],
+        lambda sent, marker: [functions.call(functions.Allreduce, collectives.allreduce, sent[0], *settings, marker)],
     )
+    return _tensor(result)
 
 
 def allreduce_(
@@ -201,9 +192,10 @@ def grouped_allreduce(
 
     Gradients flow through it as through `allreduce`.
     """
-    no_compression(compression)
     settings = choose_op(average, op), name, prescale_factor, postscale_factor
-    return functions.grouped(_check_all(tensors), *settings)
+    return _compressed(
+        compression, _check_all(tensors), lambda sent, marker: functions.grouped(sent, *settings, marker)
+    )
 
 
 def grouped_allreduce_(
@@ -299,10 +291,16 @@ def reducescatter(
 
     Gradients flow through it with `Sum` and `Average`: each row's from the rank that it went to.
     """
-    no_compression(compression)
     _check(tensor)
     settings = choose_op(None, op), name, prescale_factor, postscale_factor
-    return _tensor(functions.call(functions.Reducescatter, collectives.reducescatter, tensor, *settings))
+    (result,) = _compressed(
+        compression,
+        [tensor],
+        lambda sent, marker: [
+            functions.call(functions.Reducescatter, collectives.reducescatter, sent[0], *settings, marker)
+        ],
+    )
+    return _tensor(result)
 
 
 def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:

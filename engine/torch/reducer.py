@@ -22,6 +22,9 @@ last of them. `step` reduces what fewer passes have left.
 and when hooks fire in a new order, what shares memory gets a copy of its own, for good; a comparison at the end of
 every pass raises an error about what was missed.
 
+**Gradients that Python compresses** (`engine.torch.rounds`) are deferred: their hooks only count and take note, and
+`finish` reduces them when all others are done, in the same order on every rank.
+
 **A pass that raises** never reaches `finish`. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
 the other ranks, which wait for this one's gradients, can go on.
 """
@@ -36,9 +39,10 @@ from typing import Any
 
 import torch
 
-from engine.errors import EngineError, UnsupportedTensorError
+from engine.errors import EngineError, UnsupportedTensorError, WorldError
 from engine.native import core, gradients
 from engine.torch.adapter import check, tensor_over
+from engine.torch.rounds import Rounds, scheme_of
 from engine.types import Average, Op
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
@@ -99,18 +103,29 @@ class Reducer:
         Keep gradients in shared memory.
     sparse_as_dense : bool
         Make sparse gradients dense, instead of refusing them.
+    compression : optional
+        A compressor or a `Scheme`.
     """
 
     def __init__(
-        self, engine: core.Engine, op: Op, prescale: float, postscale: float, views: bool, sparse_as_dense: bool = False
+        self,
+        engine: core.Engine,
+        op: Op,
+        prescale: float,
+        postscale: float,
+        views: bool,
+        sparse_as_dense: bool = False,
+        compression: Any = None,
     ) -> None:
         self._engine = engine
         self._op = op
         self._scales = prescale, postscale
         self._views = views
         self._sparse_as_dense = sparse_as_dense
+        self._wire, scheme = scheme_of(compression)
+        self._rounds = Rounds(scheme, op, prescale, postscale, self._wire)
         self.group = gradients.GradientGroup(
-            engine, int(op), prescale, postscale, self._on_first, self._on_slow, _shares, _apart
+            engine, int(op), prescale, postscale, self._on_first, self._on_slow, _shares, _apart, self._wire
         )
         self._once = None if op is Average else Once(self.group, op)
         self._parameters: list[torch.Tensor] = []
@@ -139,10 +154,15 @@ class Reducer:
                 )
         active = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self._frozen.update({name: parameter for name, parameter in named.items() if not parameter.requires_grad})
-        views = share(self._engine, active) if self._views else dict.fromkeys(active)
+        deferred = {name for name, parameter in active.items() if self._rounds.accepts(name, parameter)}
+        views: dict[str, torch.Tensor | None] = dict.fromkeys(active)
+        if self._views:
+            views |= share(self._engine, {name: each for name, each in active.items() if name not in deferred})
         for name, parameter in active.items():
             check(parameter, f"parameter {name!r}")
-            hook = self.group.add(parameter, name, views[name])
+            hook = self.group.add(parameter, name, views[name], name in deferred)
+            if name in deferred:
+                self._rounds.add(hook.index, name, parameter)
             if self._once is not None:
                 self._hooks.append(_hook(parameter, self._once.hook(hook, name)))
             self._hooks.append(_hook(parameter, hook))
@@ -184,7 +204,7 @@ class Reducer:
             return
         try:
             refused = self._submit_rest()
-            brought = self.group.finish()
+            brought = self._reduce()
             with torch.no_grad():
                 for gradient, copy in self._copies:
                     gradient.copy_(copy)
@@ -196,6 +216,19 @@ class Reducer:
             self._copies.clear()
         if refused is not None and not discard:
             raise refused
+
+    def _reduce(self) -> list[tuple[int, Any]]:
+        """Complete what the hooks have brought, then what they have left. See `GradientGroup.finish`."""
+        missing = self.group.missing()
+        try:
+            brought = self.group.finish()
+        except WorldError:
+            raise
+        except EngineError:
+            self._rounds.run(missing)  # It may be an error of this rank alone: the others have gone on to the rounds.
+            raise
+        self._rounds.run(missing)
+        return brought
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -279,7 +312,7 @@ class Reducer:
     def _reduce_now(self, name: str, gradient: torch.Tensor) -> None:
         check(gradient, f"the gradient of {name!r}")
         flat = gradient.detach().contiguous()
-        self._engine.allreduce(flat, flat, f"{name}.thawed", int(self._op), *self._scales, True).wait()
+        self._engine.allreduce(flat, flat, f"{name}.thawed", int(self._op), *self._scales, True, self._wire).wait()
         if flat.data_ptr() != gradient.data_ptr():
             gradient.copy_(flat)
 
