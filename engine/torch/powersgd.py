@@ -11,8 +11,8 @@ import torch
 
 from engine.compression import Scheme
 
-DEPENDENT = 1e-6
-"""A column of which less than this share is left after projection is a combination of those before it."""
+DEPENDENT = 8
+"""A column of which less than so many last places are left after projection is a combination of those before it."""
 
 
 @dataclass
@@ -110,7 +110,7 @@ def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
             for j in range(k):
                 wide[k] -= (wide[j] * wide[k]).sum() * wide[j]
         after = (wide[k] * wide[k]).sum() ** 0.5
-        if after <= DEPENDENT * before:
+        if after <= DEPENDENT * torch.finfo(columns.dtype).eps * before:
             wide[k] = 0.0
         else:
             wide[k] /= after

@@ -11,7 +11,15 @@ pytest.importorskip("torch", reason="needs torch")
 import torch_cases
 from ranks import RanksFailed, run_ranks
 
-MODULES = ("torch_training", "torch_gradients", "torch_state", "torch_functions", "torch_options", "torch_alias")
+MODULES = (
+    "torch_training",
+    "torch_gradients",
+    "torch_state",
+    "torch_functions",
+    "torch_options",
+    "torch_alias",
+    "torch_compression",
+)
 SIZES = (1, 2, 3, 4)
 CASES = [(module, name) for module in MODULES if import_module(module) for name in torch_cases.registered[module]]
 _jobs: dict[tuple[str, int], list[dict[str, str]] | RanksFailed] = {}
