@@ -303,6 +303,8 @@ class Reducer:
             gradient = gradient.to_dense()
             parameter.grad = gradient
         check(gradient, f"the gradient of {self._names[index]!r}")
+        if index in self._rounds:
+            return gradient
         gradient = gradient.detach()
         copy = gradient.contiguous()
         if copy.data_ptr() != gradient.data_ptr():

@@ -64,6 +64,9 @@ class Rounds:
         """Whether the gradients of a parameter are reduced here."""
         return self._scheme is not None and parameter.is_floating_point() and self._scheme.accepts(name, parameter)
 
+    def __contains__(self, index: int) -> bool:
+        return index in self._parameters
+
     def add(self, index: int, name: str, parameter: torch.Tensor) -> None:
         """Take a parameter over, in the same order on every rank. `index`: as in `run`."""
         self._parameters[index] = name, parameter

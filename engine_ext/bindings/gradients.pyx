@@ -171,10 +171,11 @@ cdef class GradientHook:
         cdef View view
         try:
             view_of(gradient, &view)
+            self.group.moved |= self.place != view.data or self.nbytes != view.nbytes
+            self.place, self.nbytes = view.data, view.nbytes
         except UnsupportedTensorError:
-            view_of(self.group.on_slow(self.index, parameter, gradient), &view)
-        self.group.moved |= self.place != view.data or self.nbytes != view.nbytes
-        self.place, self.nbytes = view.data, view.nbytes
+            self.group.on_slow(self.index, parameter, gradient)     # what it makes shares no memory with others
+            self.place = NULL
         self.flying = True
         return 0
 

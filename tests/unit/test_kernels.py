@@ -388,7 +388,8 @@ def test_sizes(kernels: Kernels) -> None:
         {"dtype": 9}, {"dtype": -1}, {"op": 5}, {"count": 0}, {"copies": 0}, {"unscaled": 2}, {"unscaled": -3},
         {"divisor": 0.0}, {"divisor": -2.0}, {"divisor": float("nan")}, {"prescale": float("inf")},
         {"postscale": float("nan")}, {"dtype": 6, "tensor": 6, "divisor": 1.5},
-        {"dtype": 7, "tensor": 7, "divisor": 1e300}, {"dtype": 8, "tensor": 8, "op": 1}, {"dtype": 8, "tensor": 8, "prescale": 2.0},
+        {"dtype": 7, "tensor": 7, "divisor": 1e300}, {"dtype": 8, "tensor": 8, "op": 1},
+        {"dtype": 8, "tensor": 8, "prescale": 2.0},
         {"tensor": 0}, {"tensor": 3}, {"dtype": 0, "tensor": 1}, {"dtype": 0, "tensor": 4}, {"dtype": 4},
     ],
 )  # fmt: skip
