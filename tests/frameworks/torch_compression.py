@@ -363,7 +363,7 @@ def powersgd_of_singular_gradients() -> None:
     ones = torch.ones(6, 5, dtype=torch.float64)
     full = value(0, 1, 6, 5, dtype=torch.float64)
     full = full[:, :3] @ full[:3]
-    for gradient in (torch.zeros_like(ones), ones, torch.zeros_like(ones), full):
+    for gradient in (torch.zeros_like(ones), ones, full, ones, full):
         steps = scheme.reduce("weight", gradient)
         left = next(steps)
         right = steps.send(left)
