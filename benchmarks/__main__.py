@@ -1,4 +1,4 @@
-"""`python -m benchmarks collective | training | all | report`."""
+"""`python -m benchmarks collective | training | compression | all | report`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import acceptance
+from benchmarks import acceptance, compression
 from benchmarks.collective import report as collective_report
 from benchmarks.collective import run as collective
 from benchmarks.collective.contenders import NAMES
@@ -46,6 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     two.add_argument("--variants", nargs="+", choices=training.VARIANTS)
     two.add_argument("--ranks", type=int)
     two.add_argument("--rounds", type=int, help="rounds in which the variants take turns")
+
+    three = commands.add_parser("compression", help="allreduce that travels as halves, beside the uncompressed one")
+    three.add_argument("--ranks", type=int)
+    three.add_argument("--bytes", type=int, dest="nbytes", help="of the float32 tensor")
+    three.add_argument("--rounds", type=int, help="rounds in which the variants take turns")
 
     every = commands.add_parser("all", help="both, then the report")
     every.add_argument("--quick", action="store_true")
@@ -86,12 +91,22 @@ def _training(options: argparse.Namespace, console: Console) -> None:
     _show(console, training_report.tables(content), path, training_report.picture(content))
 
 
+def _compression(options: argparse.Namespace, console: Console) -> None:
+    given = {name: getattr(options, name) for name in ("ranks", "nbytes", "rounds") if getattr(options, name)}
+    path = compression.run(compression.Settings(**given), console)
+    _show(console, compression.tables(records.read("compression") or {}), path, None)
+
+
 def _report(options: argparse.Namespace, console: Console) -> None:
     one, two = records.read("collective"), records.read("training")
     if one is None and two is None:
         raise SystemExit("nothing to report: run `python -m benchmarks all` first")
     tables = [acceptance.table(one, two)]
-    for content, module in ((one, collective_report), (two, training_report)):
+    for content, module in (
+        (one, collective_report),
+        (two, training_report),
+        (records.read("compression"), compression),
+    ):
         if content:
             commands = [f"Made by `{content['environment']['command']}` in {content['seconds']:.0f} s."]
             made = module.tables(content)
@@ -128,6 +143,8 @@ def main() -> None:
                 _collective(options, console)
             if options.command in ("training", "all"):
                 _training(options, console)
+            if options.command == "compression":
+                _compression(options, console)
             if options.command == "all":
                 options.write, options.markdown = None, False
             if options.command in ("report", "all"):

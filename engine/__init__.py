@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         reducescatter_async,
         synchronize,
     )
+    from engine.compression import Compression, Compressor, Scheme
     from engine.groups import (
         grouped_allgather,
         grouped_allgather_async,
@@ -88,6 +89,7 @@ _MODULES = {
         "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ join poll reducescatter "
         "reducescatter_async synchronize"
     ),
+    "compression": "Compression Compressor Scheme",
     "groups": (
         "grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_ grouped_allreduce_async "
         "grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async"
@@ -106,6 +108,8 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names.sp
 __all__ = [
     "Adasum",
     "Average",
+    "Compression",
+    "Compressor",
     "DistributedOptimizer",
     "Handle",
     "Max",
@@ -113,6 +117,7 @@ __all__ = [
     "Op",
     "ProcessSet",
     "Product",
+    "Scheme",
     "Sum",
     "abort",
     "add_process_set",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.adapters import Adapter, adapter_of
+from engine.compression import resolve
 from engine.native import core
 from engine.process_sets import ProcessSet, global_process_set
 from engine.types import Average, Op
@@ -40,6 +41,10 @@ class Handle:
             self._fetch = None
         return self._result
 
+    def then(self, fetch: Callable[[Any], Any]) -> Handle:
+        """The same operation, whose result is what `fetch` makes of this handle's."""
+        return Handle(self._native, None, lambda _: fetch(self.wait()))
+
     @property
     def rows(self) -> tuple[int, ...]:
         """After `wait`, of an allgather or all-to-all: how many rows came from each rank."""
@@ -56,9 +61,12 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> Handle:
     """Start `allreduce_`; see there. The tensor must be left alone until `synchronize` returns."""
-    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
+    return _reduce_in_place(
+        tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
+    )
 
 
 def allreduce_async(
@@ -68,9 +76,10 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> Handle:
     """Start `allreduce`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _reduce(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
+    return _reduce(tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False)
 
 
 def allreduce(
@@ -80,6 +89,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> Any:
     """Combine a tensor over all ranks, element by element. Collective.
 
@@ -95,6 +105,8 @@ def allreduce(
         Equal on all ranks. Without one, the n-th unnamed operation of its kind meets the n-th of the other ranks.
     prescale_factor, postscale_factor : float, optional
         Multiply the inputs, and the result.
+    compression : optional
+        `Compression.none`, `fp16` or `bf16`, or a compressor of one's own (`engine.compression`). Equal on all ranks.
 
     Returns
     -------
@@ -104,9 +116,9 @@ def allreduce(
     Raises
     ------
     MismatchError
-        Ranks disagree on shape, dtype, op or scale; all ranks raise it, and the engine goes on.
+        Ranks disagree on shape, dtype, op, scale or compression; all ranks raise it, and the engine goes on.
     ValueError
-        Adasum among a number of ranks that is no power of two; nothing has been sent.
+        Adasum with compression, or among a number of ranks that is no power of two; nothing has been sent.
     DuplicateNameError
         The name is in flight.
     UnsupportedTensorError
@@ -114,7 +126,7 @@ def allreduce(
     WorldError
         A rank died, raised, left or stalled.
     """
-    return _reduce(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=True).wait()
+    return _reduce(tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True).wait()
 
 
 def allreduce_(
@@ -124,9 +136,12 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> Any:
     """As `allreduce`, in place. Returns `tensor`."""
-    return _reduce_in_place(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=True).wait()
+    return _reduce_in_place(
+        tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
+    ).wait()
 
 
 def broadcast_async_(
@@ -253,9 +268,10 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> Handle:
     """Start `reducescatter`; see there. The tensor must not be written to until `synchronize` returns."""
-    return _scatter(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
+    return _scatter(tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False)
 
 
 def reducescatter(
@@ -265,6 +281,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> Any:
     """Combine a tensor over all ranks, and keep this rank's share of the rows. Collective.
 
@@ -272,7 +289,7 @@ def reducescatter(
     ----------
     tensor : array or tensor
         At least one dimension; otherwise as for `allreduce`.
-    op, name, prescale_factor, postscale_factor : optional
+    op, name, prescale_factor, postscale_factor, compression : optional
         As for `allreduce`; no Adasum.
 
     Returns
@@ -286,7 +303,7 @@ def reducescatter(
     EngineError
         As for `allreduce`.
     """
-    return _scatter(tensor, op, name, prescale_factor, postscale_factor, process_set, blocking=True).wait()
+    return _scatter(tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True).wait()
 
 
 def barrier(name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
@@ -353,13 +370,16 @@ def _reduce(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
+    compression: Any,
     blocking: bool,
 ) -> Handle:
-    adapter = adapter_of(tensor)
-    source = adapter.input(tensor)
+    wire, own = resolve(compression, op)
+    sent, context = (tensor, None) if own is None else own.compress(tensor)
+    adapter = adapter_of(sent)
+    source = adapter.input(sent)
     output = adapter.empty(source)
-    native = process_set.engine.allreduce(source, output, name, number_of(op), prescale, postscale, blocking)
-    return Handle(native, output, lambda output: adapter.result(tensor, output))
+    native = process_set.engine.allreduce(source, output, name, number_of(op), prescale, postscale, blocking, wire)
+    return _result(native, adapter, sent, output, own, context)
 
 
 def _reduce_in_place(
@@ -369,11 +389,16 @@ def _reduce_in_place(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
+    compression: Any,
     blocking: bool,
 ) -> Handle:
     adapter = adapter_of(tensor)
     target = adapter.target(tensor)
-    native = process_set.engine.allreduce(target, target, name, number_of(op), prescale, postscale, blocking)
+    wire, own = resolve(compression, op)
+    if own is not None:
+        handle = _reduce(tensor, op, name, prescale, postscale, process_set, compression, blocking)
+        return handle.then(lambda result: _stored(adapter, tensor, result))
+    native = process_set.engine.allreduce(target, target, name, number_of(op), prescale, postscale, blocking, wire)
     return _in_place(native, adapter, tensor, target)
 
 
@@ -430,22 +455,31 @@ def _scatter(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
+    compression: Any,
     blocking: bool,
 ) -> Handle:
-    adapter = adapter_of(tensor)
-    source = adapter.input(tensor)
+    wire, own = resolve(compression, op)
+    sent, context = (tensor, None) if own is None else own.compress(tensor)
+    adapter = adapter_of(sent)
+    source = adapter.input(sent)
     engine = process_set.engine
     output = adapter.empty(share_of(source, engine.rank, engine.size))
-    native = engine.reducescatter(source, output, name, number_of(op), prescale, postscale, blocking)
-    return Handle(native, output, lambda output: adapter.result(tensor, output))
+    native = engine.reducescatter(source, output, name, number_of(op), prescale, postscale, blocking, wire)
+    return _result(native, adapter, sent, output, own, context)
+
+
+def _result(native: core.Handle, adapter: Adapter, sent: Any, output: Any, own: Any, context: Any) -> Handle:
+    """The handle of an operation with a new result, which `own` still has to decompress if there is one."""
+    handle = Handle(native, output, lambda output: adapter.result(sent, output))
+    return handle if own is None else handle.then(lambda result: own.decompress(result, context))
 
 
 def _in_place(native: core.Handle, adapter: Adapter, tensor: Any, target: Any) -> Handle:
     if target is tensor:
         return Handle(native, tensor, None)
+    return Handle(native, target, lambda target: _stored(adapter, tensor, target))
 
-    def fetch(target: Any) -> Any:
-        adapter.store(tensor, target)
-        return tensor
 
-    return Handle(native, target, fetch)
+def _stored(adapter: Adapter, tensor: Any, result: Any) -> Any:
+    adapter.store(tensor, result)
+    return tensor

@@ -7,6 +7,8 @@ from typing import Any
 
 from engine.adapters import adapter_of
 from engine.collectives import Handle, number_of, share_of
+from engine.compression import resolve
+from engine.native import core
 from engine.process_sets import ProcessSet, global_process_set
 from engine.types import Average
 
@@ -29,9 +31,12 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> Handle:
     """Start `grouped_allreduce_`; see there. The tensors must be left alone until `synchronize` returns."""
-    return _reduce_in_place(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
+    return _reduce_in_place(
+        tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
+    )
 
 
 def grouped_allreduce_async(
@@ -41,9 +46,10 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> Handle:
     """Start `grouped_allreduce`; see there. The tensors must not be written to until `synchronize` returns."""
-    return _reduce(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
+    return _reduce(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False)
 
 
 def grouped_allreduce(
@@ -53,6 +59,7 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> list[Any]:
     """Combine several tensors over all ranks in one request. Collective.
 
@@ -63,7 +70,7 @@ def grouped_allreduce(
     ----------
     tensors : sequence of array or tensor
         As for `allreduce`, of any dtypes; equally many on all ranks, in one order.
-    op, name, prescale_factor, postscale_factor : optional
+    op, name, prescale_factor, postscale_factor, compression : optional
         As for `allreduce`.
 
     Returns
@@ -77,7 +84,7 @@ def grouped_allreduce(
     EngineError
         As for `allreduce`; it concerns all of the tensors.
     """
-    return _list(_reduce(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=True))
+    return _list(_reduce(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True))
 
 
 def grouped_allreduce_(
@@ -87,9 +94,12 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> list[Any]:
     """As `grouped_allreduce`, in place. Returns the tensors."""
-    return _list(_reduce_in_place(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=True))
+    return _list(
+        _reduce_in_place(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True)
+    )
 
 
 def grouped_allgather_async(
@@ -134,9 +144,10 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> Handle:
     """Start `grouped_reducescatter`; see there. The tensors must not be written to until `synchronize` returns."""
-    return _scatter(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=False)
+    return _scatter(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False)
 
 
 def grouped_reducescatter(
@@ -146,6 +157,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = None,
 ) -> list[Any]:
     """Combine several tensors over all ranks, and keep this rank's rows of each, in one request. Collective.
 
@@ -153,7 +165,7 @@ def grouped_reducescatter(
     ----------
     tensors : sequence of array or tensor
         As for `reducescatter`, of any dtypes; equally many on all ranks, in one order.
-    op, name, prescale_factor, postscale_factor : optional
+    op, name, prescale_factor, postscale_factor, compression : optional
         As for `allreduce`.
 
     Returns
@@ -168,7 +180,9 @@ def grouped_reducescatter(
     EngineError
         As for `allreduce`; it concerns all of the tensors.
     """
-    return _list(_scatter(tensors, op, name, prescale_factor, postscale_factor, process_set, blocking=True))
+    return _list(
+        _scatter(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True)
+    )
 
 
 def _list(handle: Handle) -> list[Any]:
@@ -184,13 +198,18 @@ def _reduce(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
+    compression: Any,
     blocking: bool,
 ) -> Handle:
-    adapters = [adapter_of(tensor) for tensor in tensors]
-    sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
+    wire, own = resolve(compression, op)
+    sent, contexts = _compressed(tensors, own)
+    adapters = [adapter_of(tensor) for tensor in sent]
+    sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
     outputs = [adapter.empty(source) for adapter, source in zip(adapters, sources, strict=True)]
-    native = process_set.engine.allreduce_group(sources, outputs, name, number_of(op), prescale, postscale, blocking)
-    return Handle(native, outputs, lambda outputs: _results(adapters, tensors, outputs))
+    native = process_set.engine.allreduce_group(
+        sources, outputs, name, number_of(op), prescale, postscale, blocking, wire
+    )
+    return _results(native, adapters, sent, outputs, own, contexts)
 
 
 def _reduce_in_place(
@@ -200,19 +219,25 @@ def _reduce_in_place(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
+    compression: Any,
     blocking: bool,
 ) -> Handle:
     adapters = [adapter_of(tensor) for tensor in tensors]
     targets = [adapter.target(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
-    native = process_set.engine.allreduce_group(targets, targets, name, number_of(op), prescale, postscale, blocking)
 
-    def fetch(targets: list[Any]) -> list[Any]:
-        for adapter, tensor, target in zip(adapters, tensors, targets, strict=True):
-            if target is not tensor:
-                adapter.store(tensor, target)
+    def store(results: list[Any]) -> list[Any]:
+        for adapter, tensor, result in zip(adapters, tensors, results, strict=True):
+            if result is not tensor:
+                adapter.store(tensor, result)
         return list(tensors)
 
-    return Handle(native, targets, fetch)
+    wire, own = resolve(compression, op)
+    if own is not None:
+        return _reduce(tensors, op, name, prescale, postscale, process_set, compression, blocking).then(store)
+    native = process_set.engine.allreduce_group(
+        targets, targets, name, number_of(op), prescale, postscale, blocking, wire
+    )
+    return Handle(native, targets, store)
 
 
 def _gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, blocking: bool) -> GatherHandle:
@@ -237,18 +262,41 @@ def _scatter(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
+    compression: Any,
     blocking: bool,
 ) -> Handle:
-    adapters = [adapter_of(tensor) for tensor in tensors]
-    sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
+    wire, own = resolve(compression, op)
+    sent, contexts = _compressed(tensors, own)
+    adapters = [adapter_of(tensor) for tensor in sent]
+    sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
     engine = process_set.engine
     outputs = [
         adapter.empty(share_of(source, engine.rank, engine.size))
         for adapter, source in zip(adapters, sources, strict=True)
     ]
-    native = engine.reducescatter_group(sources, outputs, name, number_of(op), prescale, postscale, blocking)
-    return Handle(native, outputs, lambda outputs: _results(adapters, tensors, outputs))
+    native = engine.reducescatter_group(sources, outputs, name, number_of(op), prescale, postscale, blocking, wire)
+    return _results(native, adapters, sent, outputs, own, contexts)
 
 
-def _results(adapters: list[Any], tensors: Sequence[Any], outputs: list[Any]) -> list[Any]:
-    return [adapter.result(tensor, output) for adapter, tensor, output in zip(adapters, tensors, outputs, strict=True)]
+def _compressed(tensors: Sequence[Any], own: Any) -> tuple[Sequence[Any], list[Any]]:
+    """What is brought of each tensor, and what `own`, if there is one, needs to know to decompress it."""
+    if own is None:
+        return tensors, []
+    pairs = [own.compress(tensor) for tensor in tensors]
+    return [sent for sent, _ in pairs], [context for _, context in pairs]
+
+
+def _results(
+    native: core.Handle, adapters: list[Any], sent: Sequence[Any], outputs: list[Any], own: Any, contexts: list[Any]
+) -> Handle:
+    """The handle of an operation with new results, which `own` still has to decompress if there is one."""
+
+    def fetch(outputs: list[Any]) -> list[Any]:
+        return [adapter.result(tensor, output) for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)]
+
+    handle = Handle(native, outputs, fetch)
+    if own is None:
+        return handle
+    return handle.then(
+        lambda results: [own.decompress(result, context) for result, context in zip(results, contexts, strict=True)]
+    )

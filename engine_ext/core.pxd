@@ -47,7 +47,7 @@ cdef class Engine:
     cdef object world_error(self)
     cdef Handle start(self, Op* op, object name, bint blocking, object owner, object output)
     cdef Handle reduce_group(self, int kind, list tensors, list outputs, object name, int op, double prescale, double postscale,
-                             bint blocking)
+                             bint blocking, object wire)
     cdef uint64_t row_bytes(self, const View* view) noexcept
     cdef int expect_joins(self, uint64_t begun) except -1
     cdef void leave_world(self) noexcept
@@ -56,3 +56,5 @@ cdef class Engine:
 cdef Op* new_op() except NULL
 cdef void free_op(Op* op) noexcept
 cdef Memory take_memory(Op* op)
+cdef int wire_number(object wire, int op) except -1
+cdef unsigned char wire_of(int chosen, int dtype) noexcept

@@ -58,6 +58,7 @@ class Engine:
         """
 
     # `blocking` submits and waits in one native call, so that nobody is woken: `wait` then returns at once.
+    # `wire`: float32 and float64 travel as `float16` or `bfloat16`; other dtypes as they are.
     def allreduce(
         self,
         tensor: Any,
@@ -67,6 +68,7 @@ class Engine:
         prescale: float,
         postscale: float,
         blocking: bool = False,
+        wire: str | None = None,
     ) -> Handle: ...
     def allreduce_group(
         self,
@@ -77,6 +79,7 @@ class Engine:
         prescale: float,
         postscale: float,
         blocking: bool = False,
+        wire: str | None = None,
     ) -> Handle: ...
     def broadcast(self, tensor: Any, output: Any, name: str | None, root: int, blocking: bool = False) -> Handle: ...
     def allgather(self, tensor: Any, name: str | None, blocking: bool = False) -> Handle: ...
@@ -100,6 +103,7 @@ class Engine:
         prescale: float,
         postscale: float,
         blocking: bool = False,
+        wire: str | None = None,
     ) -> Handle: ...
     def reducescatter_group(
         self,
@@ -110,6 +114,7 @@ class Engine:
         prescale: float,
         postscale: float,
         blocking: bool = False,
+        wire: str | None = None,
     ) -> Handle: ...
     def barrier(self, name: str | None, blocking: bool = False) -> Handle: ...
     def join(self) -> int:

@@ -41,7 +41,8 @@ from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status, table_c
 from engine_ext.control.trace cimport trace_close, trace_step
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.data.kernels cimport (
-    ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL, ENGINE_FLOAT64, ENGINE_SUM, engine_kernels_get,
+    ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_SUM,
+    engine_kernels_get,
 )
 from engine_ext.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of, ranks_of
@@ -478,10 +479,11 @@ cdef class Engine:
 
     # ---- collectives
 
-    def allreduce(self, tensor, output, name, int op, double prescale, double postscale, bint blocking=False):
+    def allreduce(self, tensor, output, name, int op, double prescale, double postscale, bint blocking=False, wire=None):
         cdef View source, target
         cdef Op* brought
         cdef object keeper, kept
+        cdef int chosen = wire_number(wire, op)
         self.check()
         keeper = view_of(tensor, &source)
         expect_dense(tensor, &source, "the tensor")
@@ -490,26 +492,30 @@ cdef class Engine:
         brought = new_op()
         fill_meta(&brought.meta, KIND_ALLREDUCE, &source)
         brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
+        brought.meta.wire = wire_of(chosen, source.dtype)
         fill_memory(brought, &source, &target)
-        if source.data == target.data and op != ENGINE_ADASUM:      # which measures before it writes: a private tensor
+        if source.data == target.data and op != ENGINE_ADASUM and brought.meta.wire == 0:
+            # Shared tensors do not travel: compressed ones must; and Adasum measures before it writes.
             brought.meta.shared = arena_locate(&self.state.arena, source.data, source.nbytes)
         return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
 
-    def allreduce_group(self, list tensors, list outputs, name, int op, double prescale, double postscale, bint blocking=False):
+    def allreduce_group(self, list tensors, list outputs, name, int op, double prescale, double postscale, bint blocking=False,
+                        wire=None):
         """One operation on several tensors: scheduled when every rank has brought it, or not at all."""
-        return self.reduce_group(KIND_ALLREDUCE, tensors, outputs, name, op, prescale, postscale, blocking)
+        return self.reduce_group(KIND_ALLREDUCE, tensors, outputs, name, op, prescale, postscale, blocking, wire)
 
     def reducescatter_group(self, list tensors, list outputs, name, int op, double prescale, double postscale,
-                            bint blocking=False):
-        return self.reduce_group(KIND_REDUCESCATTER, tensors, outputs, name, op, prescale, postscale, blocking)
+                            bint blocking=False, wire=None):
+        return self.reduce_group(KIND_REDUCESCATTER, tensors, outputs, name, op, prescale, postscale, blocking, wire)
 
     cdef Handle reduce_group(self, int kind, list tensors, list outputs, object name, int op, double prescale, double postscale,
-                             bint blocking):
+                             bint blocking, object wire):
         cdef View source, target
         cdef Op* brought
         cdef list keepers = []
         cdef Py_ssize_t k, count = len(tensors)
         cdef int64_t rows
+        cdef int chosen = wire_number(wire, op)
         self.check()
         if len(outputs) != count:
             raise ValueError(f"a group of {count} tensors has as many outputs, not {len(outputs)}")
@@ -530,6 +536,8 @@ cdef class Engine:
             free_op(brought)
             raise
         brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
+        if brought.meta.dims[ENGINE_FLOAT32] or brought.meta.dims[ENGINE_FLOAT64]:
+            brought.meta.wire = <unsigned char>chosen
         return self.start(brought, name, blocking, (tensors, outputs, keepers), outputs)
 
     def broadcast(self, tensor, output, name, Py_ssize_t root, bint blocking=False):
@@ -616,11 +624,12 @@ cdef class Engine:
         brought.target = NULL
         return self.start(brought, name, blocking, (tensor, keeper), None)
 
-    def reducescatter(self, tensor, output, name, int op, double prescale, double postscale, bint blocking=False):
+    def reducescatter(self, tensor, output, name, int op, double prescale, double postscale, bint blocking=False, wire=None):
         cdef View source, target
         cdef Op* brought
         cdef object keeper, kept
         cdef int64_t rows
+        cdef int chosen = wire_number(wire, op)
         self.check()
         keeper = view_of(tensor, &source)
         expect_rows(tensor, &source, "a reduce-scatter divides")
@@ -631,7 +640,7 @@ cdef class Engine:
         brought = new_op()
         fill_meta(&brought.meta, KIND_REDUCESCATTER, &source)
         brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
-        brought.row_bytes = self.row_bytes(&source)
+        brought.meta.wire, brought.row_bytes = wire_of(chosen, source.dtype), self.row_bytes(&source)
         fill_memory(brought, &source, &target)
         return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
 
@@ -894,6 +903,24 @@ cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept:
 
 cdef void fill_memory(Op* op, const View* source, const View* target) noexcept:
     op.source, op.target, op.nbytes = source.data, target.data, source.nbytes
+
+
+cdef int wire_number(object wire, int op) except -1:
+    """What `meta.wire` would be for a float32: the dtype that compressed tensors travel in, None or a name."""
+    if wire is None:
+        return 0
+    if op == ENGINE_ADASUM:
+        raise ValueError(f"Adasum does not compress tensors; they would travel as {wire}")
+    if wire == "float16":
+        return ENGINE_FLOAT16 + 1
+    if wire == "bfloat16":
+        return ENGINE_BFLOAT16 + 1
+    raise ValueError(f"tensors are compressed to float16 or bfloat16, not {wire!r}")
+
+
+cdef unsigned char wire_of(int chosen, int dtype) noexcept:
+    """`meta.wire` of a tensor: only what is wider is compressed."""
+    return <unsigned char>chosen if dtype == ENGINE_FLOAT32 or dtype == ENGINE_FLOAT64 else 0
 
 
 cdef int expect_rows(object tensor, const View* view, str verb) except -1:

@@ -66,6 +66,30 @@ class EngineBackend(Backend):
         self._engine.shutdown()
 
 
+class CompressionBackend(EngineBackend):
+    """`engine.allreduce_` with each `Compression`, of one private tensor, so that they can take turns quickly.
+
+    For small whole numbers the sums are exact.
+    """
+
+    cases = ("none", "fp16", "bf16")
+    _tensor: Any = None
+
+    def prepare(self, case: str, nbytes: int) -> Prepared:
+        import torch
+
+        if self._tensor is None or self._tensor.nbytes != nbytes:
+            self._tensor = torch.empty(nbytes // 4, dtype=torch.float32)
+        tensor = self._tensor
+        allreduce, operation, compression = (
+            self._engine.allreduce_,
+            self._engine.Sum,
+            getattr(self._engine.Compression, case),
+        )
+        name = f"{case}.{nbytes}"
+        return tensor.numpy(), lambda: allreduce(tensor, op=operation, name=name, compression=compression)
+
+
 class GlooBackend(Backend):
     """`torch.distributed.all_reduce` on the gloo backend."""
 
@@ -110,4 +134,9 @@ class MpiBackend(Backend):
         self._mpi.Finalize()
 
 
-BACKENDS: dict[str, type[Backend]] = {"engine": EngineBackend, "gloo": GlooBackend, "mpi": MpiBackend}
+BACKENDS: dict[str, type[Backend]] = {
+    "engine": EngineBackend,
+    "compression": CompressionBackend,
+    "gloo": GlooBackend,
+    "mpi": MpiBackend,
+}

@@ -14,7 +14,7 @@ from benchmarks.collective.backends import BACKENDS
 from benchmarks.common import native
 from benchmarks.common.processes import Group, Launcher, RankError
 
-LAUNCHERS: dict[str, Launcher] = {"engine": "engine", "gloo": "plain", "mpi": "mpi"}
+LAUNCHERS: dict[str, Launcher] = {"engine": "engine", "compression": "engine", "gloo": "plain", "mpi": "mpi"}
 NAMES = ("limits", "engine", "gloo", "mpi")
 
 

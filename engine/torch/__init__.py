@@ -15,6 +15,7 @@ from engine.builds import (
     rocm_built,
 )
 from engine.collectives import Handle, poll, synchronize
+from engine.compression import Compression, Compressor, Scheme
 from engine.errors import WorldError as HorovodInternalError
 from engine.objects import allgather_object, broadcast_object, check_consistency
 from engine.process_sets import ProcessSet, global_process_set
@@ -35,7 +36,6 @@ from engine.runtime import (
 )
 from engine.torch.compile import compile_backend
 from engine.torch.ops import (
-    Compression,
     allgather,
     allgather_async,
     allreduce,
@@ -63,6 +63,7 @@ from engine.torch.ops import (
     reducescatter_async,
 )
 from engine.torch.optimizer import DistributedOptimizer
+from engine.torch.powersgd import PowerSGD
 from engine.torch.schedules import gradual_warmup, scale_learning_rate
 from engine.torch.sparse import sparse_allreduce, sparse_allreduce_async
 from engine.torch.state import broadcast_optimizer_state, broadcast_parameters
@@ -73,14 +74,17 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "Compressor",
     "DistributedOptimizer",
     "Handle",
     "HorovodInternalError",
     "Max",
     "Min",
     "Op",
+    "PowerSGD",
     "ProcessSet",
     "Product",
+    "Scheme",
     "Sum",
     "SyncBatchNorm",
     "add_process_set",

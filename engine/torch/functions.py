@@ -79,14 +79,15 @@ class Allreduce(torch.autograd.Function):
         prescale: float,
         postscale: float,
         process_set: ProcessSet,
+        compression: Any,
     ) -> Any:
-        ctx.settings = op, _backward(name), prescale, postscale, process_set
-        return collectives.allreduce(tensor, op, name, prescale, postscale, process_set)
+        ctx.settings = op, _backward(name), prescale, postscale, process_set, compression
+        return collectives.allreduce(tensor, op, name, prescale, postscale, process_set, compression)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _flows(ctx.settings[0], "allreduce")
-        return collectives.allreduce(gradients[0], *ctx.settings), None, None, None, None, None
+        return collectives.allreduce(gradients[0], *ctx.settings), None, None, None, None, None, None
 
 
 class GroupedAllreduce(torch.autograd.Function):
@@ -100,15 +101,16 @@ class GroupedAllreduce(torch.autograd.Function):
         prescale: float,
         postscale: float,
         process_set: ProcessSet,
+        compression: Any,
         *tensors: torch.Tensor,
     ) -> Any:
-        ctx.settings = op, _backward(name), prescale, postscale, process_set
-        return tuple(groups.grouped_allreduce(tensors, op, name, prescale, postscale, process_set))
+        ctx.settings = op, _backward(name), prescale, postscale, process_set, compression
+        return tuple(groups.grouped_allreduce(tensors, op, name, prescale, postscale, process_set, compression))
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _flows(ctx.settings[0], "grouped_allreduce")
-        return None, None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
+        return None, None, None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
 
 
 class GroupedAllgather(torch.autograd.Function):
@@ -140,17 +142,19 @@ class GroupedReducescatter(torch.autograd.Function):
         prescale: float,
         postscale: float,
         process_set: ProcessSet,
+        compression: Any,
         *tensors: torch.Tensor,
     ) -> Any:
         ctx.op, ctx.name, ctx.process_set = op, _backward(name), process_set
         ctx.factor = _factor(op, prescale, postscale, process_set)
-        return tuple(groups.grouped_reducescatter(tensors, op, name, prescale, postscale, process_set))
+        return tuple(groups.grouped_reducescatter(tensors, op, name, prescale, postscale, process_set, compression))
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _flows(ctx.op, "grouped_reducescatter")
         totals = groups.grouped_allgather(gradients, ctx.name, ctx.process_set)
-        return None, None, None, None, None, *(total if ctx.factor == 1 else total * ctx.factor for total in totals)
+        scaled = (total if ctx.factor == 1 else total * ctx.factor for total in totals)
+        return None, None, None, None, None, None, *scaled
 
 
 class Broadcast(torch.autograd.Function):
@@ -216,13 +220,14 @@ class Reducescatter(torch.autograd.Function):
         prescale: float,
         postscale: float,
         process_set: ProcessSet,
+        compression: Any,
     ) -> Any:
         ctx.op, ctx.name, ctx.process_set = op, _backward(name), process_set
         ctx.factor = _factor(op, prescale, postscale, process_set)
-        return collectives.reducescatter(tensor, op, name, prescale, postscale, process_set)
+        return collectives.reducescatter(tensor, op, name, prescale, postscale, process_set, compression)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _flows(ctx.op, "reducescatter")
         total = collectives.allgather(gradients[0], ctx.name, ctx.process_set)
-        return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None, None
+        return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None, None, None

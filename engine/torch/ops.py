@@ -5,7 +5,7 @@ Gradients flow through the blocking ones that return a new tensor; see `engine.t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,27 +13,11 @@ import torch
 import engine.torch.adapter  # noqa: F401  (registers torch.Tensor)
 from engine import collectives, groups, runtime
 from engine.collectives import Handle
+from engine.compression import MARKERS, Compression, resolve
 from engine.errors import EngineError
 from engine.process_sets import ProcessSet, global_process_set
 from engine.torch import functions
 from engine.types import Average, Op, Sum
-
-
-class _Compression(type):
-    def __getattr__(cls, name: str) -> Any:
-        raise AttributeError(f"Compression.{name} does not exist in this version; there is Compression.none")
-
-
-class Compression(metaclass=_Compression):
-    """How gradients are compressed on their way: not at all."""
-
-    none = None
-
-
-def no_compression(compression: Any) -> None:
-    """Raise if `compression` is something else than `Compression.none`."""
-    if compression is not None:
-        raise NotImplementedError(f"compression {compression!r} does not exist in this version; use Compression.none")
 
 
 def choose_op(average: bool | None, op: int | None) -> Op:
@@ -61,6 +45,21 @@ def _check_all(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     for tensor in tensors:
         _check(tensor)
     return tensors
+
+
+def _compressed(
+    compression: Any,
+    op: Op,
+    tensors: list[torch.Tensor],
+    reduce: Callable[[list[torch.Tensor], Any], list[torch.Tensor]],
+) -> list[torch.Tensor]:
+    """What `reduce(sent, marker)` gives, between the compressor's own methods: gradients flow through these too."""
+    wire, own = resolve(compression, op)
+    if own is None:
+        return reduce(tensors, MARKERS[wire])
+    pairs = [own.compress(tensor) for tensor in tensors]
+    results = reduce(_check_all([sent for sent, _ in pairs]), MARKERS[wire])
+    return [own.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
 
 
 def _tensor(result: Any) -> torch.Tensor:
@@ -121,7 +120,7 @@ def allreduce(
     name : str, optional
         Equal on all ranks.
     compression : optional
-        `Compression.none`.
+        `Compression.none`, `fp16` or `bf16`, or a compressor of one's own. See `engine.compression`.
     op : Op, optional
         `Average` by default.
     prescale_factor, postscale_factor : float, optional
@@ -138,20 +137,15 @@ def allreduce(
     EngineError
         As for `engine.allreduce`.
     """
-    no_compression(compression)
     _check(tensor)
-    return _tensor(
-        functions.call(
-            functions.Allreduce,
-            collectives.allreduce,
-            tensor,
-            choose_op(average, op),
-            name,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-        )
+    settings = choose_op(average, op), name, prescale_factor, postscale_factor, process_set
+    (result,) = _compressed(
+        compression,
+        settings[0],
+        [tensor],
+        lambda sent, marker: [functions.call(functions.Allreduce, collectives.allreduce, sent[0], *settings, marker)],
     )
+    return _tensor(result)
 
 
 def allreduce_(
@@ -180,7 +174,7 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Start a grouped allreduce. `synchronize` gives a list of new tensors. See `engine.grouped_allreduce`."""
     return groups.grouped_allreduce_async(
-        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
+        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor, process_set
     )
 
 
@@ -195,7 +189,7 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Start a grouped allreduce in place; the tensors must be left alone until `synchronize` returns."""
     return groups.grouped_allreduce_async_(
-        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
+        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor, process_set
     )
 
 
@@ -213,9 +207,15 @@ def grouped_allreduce(
 
     Gradients flow through it as through `allreduce`.
     """
-    no_compression(compression)
     settings = choose_op(average, op), name, prescale_factor, postscale_factor, process_set
-    return functions.call_grouped(functions.GroupedAllreduce, groups.grouped_allreduce, _check_all(tensors), *settings)
+    return _compressed(
+        compression,
+        settings[0],
+        _check_all(tensors),
+        lambda sent, marker: functions.call_grouped(
+            functions.GroupedAllreduce, groups.grouped_allreduce, sent, *settings, marker
+        ),
+    )
 
 
 def grouped_allreduce_(
@@ -229,7 +229,7 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """As `grouped_allreduce`, in place. Returns the tensors."""
     return groups.grouped_allreduce_(
-        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor
+        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor, process_set
     )
 
 
@@ -349,10 +349,17 @@ def reducescatter(
 
     Gradients flow through it with `Sum` and `Average`: each row's from the rank that it went to.
     """
-    no_compression(compression)
     _check(tensor)
     settings = choose_op(None, op), name, prescale_factor, postscale_factor, process_set
-    return _tensor(functions.call(functions.Reducescatter, collectives.reducescatter, tensor, *settings))
+    (result,) = _compressed(
+        compression,
+        settings[0],
+        [tensor],
+        lambda sent, marker: [
+            functions.call(functions.Reducescatter, collectives.reducescatter, sent[0], *settings, marker)
+        ],
+    )
+    return _tensor(result)
 
 
 def grouped_reducescatter_async(
@@ -382,10 +389,14 @@ def grouped_reducescatter(
 
     See `engine.grouped_reducescatter`. Gradients flow through it as through `reducescatter`.
     """
-    no_compression(compression)
     settings = choose_op(None, op), name, prescale_factor, postscale_factor, process_set
-    return functions.call_grouped(
-        functions.GroupedReducescatter, groups.grouped_reducescatter, _check_all(tensors), *settings
+    return _compressed(
+        compression,
+        settings[0],
+        _check_all(tensors),
+        lambda sent, marker: functions.call_grouped(
+            functions.GroupedReducescatter, groups.grouped_reducescatter, sent, *settings, marker
+        ),
     )
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from engine import objects, runtime
+from engine import objects
+from engine.compression import Compression, Scheme, resolve
 from engine.process_sets import ProcessSet, global_process_set
 from engine.torch.adasum import Deltas
-from engine.torch.ops import no_compression
 from engine.torch.reducer import Reducer
 from engine.types import Adasum, Average, Op
 
@@ -154,7 +154,7 @@ class _Wrapping:
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Any = None,
+    compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -182,7 +182,8 @@ def DistributedOptimizer(
     named_parameters : iterable of (str, torch.Tensor), optional
         `model.named_parameters()`: names for messages, equal on all ranks. Numbers by default.
     compression : optional
-        `Compression.none`.
+        `Compression.none`, `fp16` or `bf16`; a compressor of one's own; or a `Scheme` such as `PowerSGD()`, which then
+        belongs to this optimizer. See `engine.compression`.
     backward_passes_per_step : int
         So many backward passes are added up on this rank before a reduction. `step()` after fewer of them, as at the
         end of an epoch, reduces what there is. The sum is not divided by their number.
@@ -213,10 +214,10 @@ def DistributedOptimizer(
     Raises
     ------
     TypeError
-        Not an optimizer.
+        Not an optimizer; not a compression.
     ValueError
-        Numbers that make no sense; `Adasum` among a number of ranks that is no power of two; names that are missing or
-        given twice; an optimizer that is wrapped already, or a parameter that belongs to one.
+        Numbers that make no sense; `Adasum` with compression, or among a number of ranks that is no power of two; names
+        that are missing or given twice; an optimizer that is wrapped already, or a parameter that belongs to one.
     MismatchError
         The ranks' parameters differ in name, dtype or shape.
     UnsupportedTensorError
@@ -228,7 +229,6 @@ def DistributedOptimizer(
         raise ValueError(
             "this optimizer is wrapped in DistributedOptimizer already; wrap it once, or unwrap() it first"
         )
-    no_compression(compression)
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is 1 or more, not {backward_passes_per_step}")
     if gradient_predivide_factor != 1.0:
@@ -236,6 +236,10 @@ def DistributedOptimizer(
             raise ValueError("gradient_predivide_factor is a positive number and goes with op=Average only")
         prescale_factor /= gradient_predivide_factor
         postscale_factor *= gradient_predivide_factor
+    if isinstance(compression, Scheme) and (op != Average or prescale_factor != 1.0 or postscale_factor != 1.0):
+        raise ValueError(
+            f"{type(compression).__name__} averages gradients: it goes with op=Average and without factors"
+        )
     if num_groups < 0 or (num_groups and groups is not None):
         raise ValueError("give num_groups (0 or more) or groups, not both")
     if gradient_as_bucket_view and process_set is not global_process_set:
@@ -249,15 +253,17 @@ def DistributedOptimizer(
     if op == Adasum:
         if gradient_as_bucket_view:
             raise ValueError("op=Adasum reduces no gradients: leave out gradient_as_bucket_view")
+        resolve(compression, Adasum)
         reducer = Deltas(prefix, prescale_factor, postscale_factor, process_set)
     else:
         reducer = Reducer(
-            process_set.engine if process_set.included() else runtime.engine(),
+            process_set,
             Op(op),
             prescale_factor,
             postscale_factor,
             gradient_as_bucket_view,
             sparse_as_dense,
+            compression,
         )
     reducer.group.passes = backward_passes_per_step
     wrapping = _Wrapping(kind, reducer, names, prefix + ".", process_set)

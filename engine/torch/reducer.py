@@ -23,7 +23,10 @@ and when hooks fire in a new order, what shares memory gets a copy of its own, f
 every pass raises an error about what was missed.
 
 **Sparse gradients** are gathered, as what they store, and added up here. A rank without a gradient need not know that
-the others' is sparse: the coordinator takes what it says for an empty one.
+the others' is sparse: the coordinator takes what it says for an empty one. They travel as they are.
+
+**Gradients that Python compresses** (`engine.torch.rounds`) are deferred: their hooks only count and take note, and
+`finish` reduces them when all others are done, in the same order on every rank.
 
 **A pass that raises** never reaches `finish`. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
 the other ranks, which wait for this one's gradients, can go on.
@@ -39,10 +42,13 @@ from typing import Any
 
 import torch
 
-from engine.errors import EngineError, UnsupportedTensorError
+from engine import runtime
+from engine.errors import EngineError, UnsupportedTensorError, WorldError
 from engine.native import core, gradients
+from engine.process_sets import ProcessSet
 from engine.torch import sparse
 from engine.torch.adapter import check, tensor_over
+from engine.torch.rounds import Rounds, scheme_of
 from engine.types import Average, Op
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
@@ -95,7 +101,8 @@ class Reducer:
 
     Parameters
     ----------
-    engine : core.Engine
+    process_set : ProcessSet
+        Whose ranks reduce with each other. A rank that is not in it is given no parameters.
     op : Op
     prescale, postscale : float
         Multiply the local gradients, and the result.
@@ -103,18 +110,29 @@ class Reducer:
         Keep gradients in shared memory.
     sparse_as_dense : bool
         Make sparse gradients dense, instead of gathering what they store.
+    compression : optional
+        A compressor or a `Scheme`.
     """
 
     def __init__(
-        self, engine: core.Engine, op: Op, prescale: float, postscale: float, views: bool, sparse_as_dense: bool = False
+        self,
+        process_set: ProcessSet,
+        op: Op,
+        prescale: float,
+        postscale: float,
+        views: bool,
+        sparse_as_dense: bool = False,
+        compression: Any = None,
     ) -> None:
-        self.engine = engine
+        self.engine = process_set.engine if process_set.included() else runtime.engine()
         self._op = op
         self._scales = prescale, postscale
         self._views = views
         self._sparse_as_dense = sparse_as_dense
+        self._wire, scheme = scheme_of(compression, op)
+        self._rounds = Rounds(scheme, op, prescale, postscale, process_set, self._wire)
         self.group = gradients.GradientGroup(
-            engine, int(op), prescale, postscale, self._on_first, self._on_slow, _shares, _apart
+            self.engine, int(op), prescale, postscale, self._on_first, self._on_slow, _shares, _apart, self._wire
         )
         self._once = None if op is Average else Once(self.group, op)
         self._parameters: list[torch.Tensor] = []
@@ -143,10 +161,15 @@ class Reducer:
                 )
         active = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self._frozen.update({name: parameter for name, parameter in named.items() if not parameter.requires_grad})
-        views = share(self.engine, active) if self._views else dict.fromkeys(active)
+        deferred = {name for name, parameter in active.items() if self._rounds.accepts(name, parameter)}
+        views: dict[str, torch.Tensor | None] = dict.fromkeys(active)
+        if self._views:
+            views |= share(self.engine, {name: each for name, each in active.items() if name not in deferred})
         for name, parameter in active.items():
             check(parameter, f"parameter {name!r}")
-            hook = self.group.add(parameter, name, views[name])
+            hook = self.group.add(parameter, name, views[name], name in deferred)
+            if name in deferred:
+                self._rounds.add(hook.index, name, parameter)
             if self._once is not None:
                 self._hooks.append(_hook(parameter, self._once.hook(hook, name)))
             self._hooks.append(_hook(parameter, hook))
@@ -195,7 +218,7 @@ class Reducer:
             return
         try:
             refused = self._submit_rest()
-            brought = self.group.finish()
+            brought = self._reduce()
             with torch.no_grad():
                 for gradient, copy in self._copies:
                     gradient.copy_(copy)
@@ -207,6 +230,19 @@ class Reducer:
             self._copies.clear()
         if refused is not None and not discard:
             raise refused
+
+    def _reduce(self) -> list[tuple[int, Any]]:
+        """Complete what the hooks have brought, then what they have left. See `GradientGroup.finish`."""
+        missing = self.group.missing()
+        try:
+            brought = self.group.finish()
+        except WorldError:
+            raise
+        except EngineError:
+            self._rounds.run(missing)  # It may be an error of this rank alone: the others have gone on to the rounds.
+            raise
+        self._rounds.run(missing)
+        return brought
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -277,11 +313,19 @@ class Reducer:
     def _on_slow(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | sparse.Brought:
         """A contiguous copy of a gradient that cannot be reduced where it is, or what is sent of a sparse one."""
         if gradient.layout is not torch.strided:
+            if not self._sparse_as_dense and index in self._rounds:
+                raise UnsupportedTensorError(
+                    f"the gradient of {self._names[index]!r} is sparse, and this compression is made for dense ones: "
+                    "construct DistributedOptimizer with sparse_as_dense=True, or with Compression.none, fp16 or bf16, "
+                    "which leave sparse gradients as they are"
+                )
             if not self._sparse_as_dense:
                 return sparse.bring(gradient, self._op, f"the gradient of {self._names[index]!r}")
             gradient = gradient.to_dense()
             parameter.grad = gradient
         check(gradient, f"the gradient of {self._names[index]!r}")
+        if index in self._rounds:
+            return gradient
         gradient = gradient.detach()
         copy = gradient.contiguous()
         if copy.data_ptr() != gradient.data_ptr():
@@ -297,7 +341,7 @@ class Reducer:
             gradient = parameter.grad = gradient.to_dense()
         check(gradient, f"{name!r}")
         flat = gradient.detach().contiguous()
-        self.engine.allreduce(flat, flat, name, int(self._op), *self._scales, True).wait()
+        self.engine.allreduce(flat, flat, name, int(self._op), *self._scales, True, self._wire).wait()
         if flat.data_ptr() != gradient.data_ptr():
             gradient.copy_(flat)
 

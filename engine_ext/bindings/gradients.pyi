@@ -30,15 +30,17 @@ class GradientGroup:
         on_slow: Callable[[int, Any, Any], Any],
         on_watch: Callable[[Any], bool],
         on_apart: Callable[[Any, Any], Any],
+        wire: str | None = None,
     ) -> None:
         """`on_first()` runs before the first submission of a backward pass. `on_slow(index, parameter, gradient)`
         returns the contiguous tensor to submit in place of a gradient that cannot be submitted as it is, and is
         expected to remember it; of a sparse gradient a tuple: indices (int64, a row for each value), values, shape.
         In the first passes, and when hooks fire in another order than before, `on_watch(gradient)` says whether a
         gradient's memory is not its own; then it is replaced by `on_apart(parameter, gradient)`, from then on in every
-        pass."""
-    def add(self, parameter: Any, name: str, view: Any | None) -> GradientHook:
-        """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to."""
+        pass. `wire` as for `Engine.allreduce`; sparse gradients travel as they are."""
+    def add(self, parameter: Any, name: str, view: Any | None, deferred: bool = False) -> GradientHook:
+        """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to. `deferred`: the hook
+        counts passes, and `missing` tells whether there is a gradient, but it is not reduced here; it must be dense."""
     paused: bool
     watched: int
     """For how many passes gradients are still given to `on_watch`."""

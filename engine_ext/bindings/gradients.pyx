@@ -16,7 +16,7 @@ from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, NAME_BYTES, engine_meta
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status
-from engine_ext.core cimport Engine, free_op, new_op, take_memory
+from engine_ext.core cimport Engine, free_op, new_op, take_memory, wire_number, wire_of
 from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL
 from engine_ext.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.platform.atomics cimport or32
@@ -49,7 +49,7 @@ cdef class GradientHook:
     """Submits the gradient of one parameter; made by GradientGroup.add."""
     cdef GradientGroup group
     cdef Engine engine
-    cdef Op* op
+    cdef Op* op                     # NULL: deferred, the binding reduces this gradient after the pass
     cdef Name name                  # pinned
     cdef PyObject* after            # the hook that followed in the last pass, borrowed from the group's list
     cdef PyObject* parameter        # borrowed, and only ever prefetched, as the next two
@@ -60,7 +60,7 @@ cdef class GradientHook:
     cdef bint apart                 # its gradient shares memory with others: it is copied before it is reduced in place
     cdef bint usual                 # the operation's metadata is the parameter's: it need not be copied again
     cdef object view                # a tensor in shared memory, or None
-    cdef char* place                # of the view
+    cdef char* place                # of the view; of a deferred gradient, in this pass
     cdef engine_meta meta           # of the parameter: what an absent gradient would have been
     cdef uint64_t nbytes
     cdef readonly str label
@@ -137,6 +137,8 @@ cdef class GradientHook:
         if self.view is None and (self.apart or (self.group.watched and self.group.fresh and self.group.on_watch(gradient))):
             self.apart = True
             gradient = self.group.on_apart(parameter, gradient)
+        if self.op == NULL:
+            return self.defer(parameter, gradient)
         try:
             keeper = view_of(gradient, &view)
             fits = self.fits(&view)
@@ -156,7 +158,7 @@ cdef class GradientHook:
         if not fits:
             self.op.meta, self.op.agreed, self.usual = self.meta, 0, False
             self.op.meta.dtype, self.op.meta.layout = view.dtype, <unsigned char>view.layout
-            self.op.meta.ndim = <uint32_t>view.ndim
+            self.op.meta.ndim, self.op.meta.wire = <uint32_t>view.ndim, wire_of(self.group.wire, view.dtype)
             memcpy(self.op.meta.dims, view.dims, sizeof(view.dims))
             self.op.meta.shared = -1
         elif not self.usual:
@@ -205,6 +207,19 @@ cdef class GradientHook:
             free(op.memory)
             op.members, op.splits, op.row_counts, op.memory = NULL, NULL, NULL, NULL
             op.rows, op.row_bytes = 0, 0
+
+    cdef int defer(self, parameter, gradient) except -1:
+        """Leave a gradient to the binding: it has to be dense, that is all."""
+        cdef View view
+        try:
+            view_of(gradient, &view)
+            self.group.moved |= self.place != view.data or self.nbytes != view.nbytes
+            self.place, self.nbytes = view.data, view.nbytes
+        except UnsupportedTensorError:
+            self.group.on_slow(self.index, parameter, gradient)     # what it makes shares no memory with others
+            self.place = NULL
+        self.flying = True
+        return 0
 
     cdef inline bint fits(self, const View* view) noexcept:
         """Whether a gradient has its parameter's dtype, shape and layout."""
@@ -260,6 +275,7 @@ cdef class GradientGroup:
     """The gradients that one optimizer reduces together."""
     cdef Engine engine
     cdef engine_meta scales
+    cdef int wire                   # what float32 and float64 are compressed to, as in engine_meta
     cdef object on_first
     cdef object on_slow
     cdef object on_watch
@@ -275,15 +291,17 @@ cdef class GradientGroup:
     cdef readonly bint touched      # by such a pass, since the last reduction
     cdef readonly bint active
 
-    def __init__(self, Engine engine, int op, double prescale, double postscale, on_first, on_slow, on_watch, on_apart):
+    def __init__(self, Engine engine, int op, double prescale, double postscale, on_first, on_slow, on_watch, on_apart,
+                 wire=None):
         engine.check()
+        self.wire = wire_number(wire, op)
         memset(&self.scales, 0, sizeof(engine_meta))
         self.engine, self.hooks, self.passes, self.watched = engine, [], 1, WATCHED_PASSES
         self.on_first, self.on_slow, self.on_watch, self.on_apart = on_first, on_slow, on_watch, on_apart
         self.scales.kind, self.scales.op = KIND_ALLREDUCE, <unsigned char>op
         self.scales.prescale, self.scales.postscale, self.scales.shared = prescale, postscale, -1
 
-    def add(self, parameter, str name, view):
+    def add(self, parameter, str name, view, bint deferred=False):
         """Register a parameter; the hook to give to the framework."""
         cdef GradientHook hook = GradientHook.__new__(GradientHook)
         cdef View memory
@@ -298,15 +316,19 @@ cdef class GradientGroup:
             raise UnsupportedTensorError(f"parameter '{name}' is bool, which has no Average")
         hook.meta = self.scales
         hook.meta.dtype, hook.meta.layout = memory.dtype, <unsigned char>max(memory.layout, 0)
-        hook.meta.ndim, hook.nbytes = <uint32_t>memory.ndim, memory.nbytes
+        hook.meta.ndim, hook.meta.wire, hook.nbytes = <uint32_t>memory.ndim, wire_of(self.wire, memory.dtype), memory.nbytes
         for k in range(hook.meta.ndim):
             hook.meta.dims[k] = memory.dims[k]
         hook.group, hook.engine, hook.parameter = self, self.engine, <PyObject*>parameter
         hook.label, hook.index, hook.view = name, len(self.hooks), view
+        if deferred:
+            self.hooks.append(hook)
+            return hook
         if view is not None:
             view_of(view, &memory)
             hook.place = memory.data
-            hook.meta.shared = arena_locate(&self.engine.state.arena, memory.data, memory.nbytes)
+            if hook.meta.wire == 0:     # shared tensors do not travel: compressed ones must
+                hook.meta.shared = arena_locate(&self.engine.state.arena, memory.data, memory.nbytes)
         hook.op = new_op()
         hook.op.flags = OP_DONE
         hook.name.record = driver_pin(self.engine.state, text, <uint32_t>length)
@@ -320,6 +342,8 @@ cdef class GradientGroup:
         cdef GradientHook hook, other
         cdef Py_ssize_t count = 0, k
         cdef Extent* extents
+        cdef const char* begin
+        cdef uint64_t nbytes
         if not self.moved:
             return 0
         self.moved = False
@@ -327,9 +351,13 @@ cdef class GradientGroup:
         if extents == NULL:
             raise MemoryError("no memory to compare gradients")
         for hook in self.hooks:
-            if hook.view is None and hook.op.source != NULL and hook.op.nbytes and hook.op.members == NULL:
-                extents[count].begin, extents[count].end = hook.op.source, hook.op.source + hook.op.nbytes
-                extents[count].index = hook.index
+            if hook.op == NULL:
+                begin, nbytes = hook.place if hook.flying else NULL, hook.nbytes
+            else:
+                begin = hook.op.source if hook.view is None and hook.op.members == NULL else NULL
+                nbytes = hook.op.nbytes
+            if begin != NULL and nbytes:
+                extents[count].begin, extents[count].end, extents[count].index = begin, begin + nbytes, hook.index
                 count += 1
         k = first_overlap(extents, count)
         if k >= 0:
@@ -358,7 +386,7 @@ cdef class GradientGroup:
         return [hook.index for hook in self.hooks if not hook.flying]
 
     def finish(self):
-        """Bring *absent* for what got no gradient, wait for all, mark the step.
+        """Bring *absent* for what got no gradient, wait for all, mark the step. Nothing for deferred gradients.
 
         Returns
         -------
@@ -374,12 +402,13 @@ cdef class GradientGroup:
         cdef object error = None
         engine.check()
         for hook in self.hooks:
-            if not hook.flying:
+            if not hook.flying and hook.op != NULL:
                 hook.bring_nothing()
         driver_wait_for_all(engine.state, True)
         try:
             for hook in self.hooks:
-                engine.finish(hook.op, False)     # wait_all says when to close batches
+                if hook.op != NULL:
+                    engine.finish(hook.op, False)     # wait_all says when to close batches
         finally:
             driver_wait_for_all(engine.state, False)
         self.restart()
@@ -391,6 +420,9 @@ cdef class GradientGroup:
         self.fresh = False
         self.active = False         # not when a signal ended the wait: then the next call finishes
         for hook in self.hooks:
+            if hook.op == NULL:
+                hook.flying = False
+                continue
             try:
                 hook.raise_error()
             except Exception as cause:          # every hook is left in order; the first error is what is raised

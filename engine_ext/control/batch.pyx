@@ -1,7 +1,7 @@
 """Fusion: when the open batch closes, and which tensors travel in one entry.
 
-A batch never mixes what cannot be reduced by one pass: kind, dtype, operation, root, scales, shared or private. Tensors that no
-rank brought are told so in a SKIP entry and move no data.
+A batch never mixes what cannot be reduced by one pass: kind, dtype, compression, operation, root, scales, shared or private.
+Tensors that no rank brought are told so in a SKIP entry and move no data.
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -14,7 +14,7 @@ from engine_ext.control.layout cimport (
     SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve
-from engine_ext.control.stores cimport stores_choose
+from engine_ext.control.stores cimport StoreChooser, stores_choose
 from engine_ext.data.kernels cimport ENGINE_ADASUM
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
 
@@ -69,7 +69,7 @@ cdef bint fuses(Coordinator* c, const Name* a, const Name* b) noexcept nogil:
     cdef const engine_meta* y = &b.meta
     if x.kind != y.kind or travels_alone(x) or (a.absent == c.segment.size) != (b.absent == c.segment.size):
         return False
-    return (x.dtype == y.dtype and x.op == y.op and x.root == y.root and x.prescale == y.prescale
+    return (x.dtype == y.dtype and x.wire == y.wire and x.op == y.op and x.root == y.root and x.prescale == y.prescale
             and x.postscale == y.postscale and (x.shared >= 0) == (y.shared >= 0)) or x.kind == KIND_BARRIER
 
 
@@ -82,6 +82,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
     cdef uint32_t words = <uint32_t>sizeof(engine_entry) // 8 + id_words + (<uint32_t>c.segment.size if gathers else 0)
     cdef uint32_t recorded = <uint32_t>items if name.ready else 0
     cdef engine_entry* entry = schedule_reserve(&c.writer, words + recorded)
+    cdef StoreChooser* chooser
     cdef char* body
     cdef int32_t i
     if entry == NULL:
@@ -101,10 +102,11 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
     elif name.meta.kind == KIND_ALLREDUCE and nbytes * <uint64_t>c.segment.size <= ONE_SHOT_BYTES:
         entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
     else:
+        chooser = &c.choosers[name.meta.wire != 0]
         entry.algorithm = ALGORITHM_TWO_SHOT
         entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>min(nbytes // 2, <uint64_t>SLOT_BYTES)))
         entry.chunk = (entry.chunk + 4095) & ~<uint32_t>4095
-        entry.stores = stores_choose(&c.chooser, nbytes) if c.knobs.stores == STORES_AUTO else c.knobs.stores
+        entry.stores = stores_choose(chooser, nbytes) if c.knobs.stores == STORES_AUTO else c.knobs.stores
     for i in range(items):
         name = c.by_id[ids[i]]
         if name.absent:

@@ -48,7 +48,7 @@ cdef struct Coordinator:
     Segment* segment
     Writer writer
     Knobs knobs
-    StoreChooser chooser
+    StoreChooser[2] choosers    # for batches that travel as they are, and for compressed ones
     Name** buckets
     Name** by_id
     Name* open                  # names with open requests

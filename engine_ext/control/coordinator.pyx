@@ -14,7 +14,7 @@ from engine_ext.control.describe cimport describe_meta, describe_ranks, kind_nam
 from engine_ext.control.layout cimport (
     DIM_SPARSE, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ID_WORDS, IDS, KIND_ALLGATHER,
     KIND_ALLREDUCE, KIND_BROADCAST, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_RANKS, REQUEST_BYTES, engine_entry,
-    engine_meta, engine_request, meta_bytes, rank_page,
+    engine_meta, engine_request, meta_wire_bytes, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
 from engine_ext.control.table cimport Status, bit, hash_name
@@ -328,7 +328,7 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
     cdef rank_page* page
     cdef int64_t rows
     cdef int r
-    name.nbytes, name.absent = <uint64_t>meta_bytes(&name.meta), 0
+    name.nbytes, name.absent = <uint64_t>meta_wire_bytes(&name.meta), 0
     if name.meta.kind == KIND_ALLGATHER:
         if name.rows == NULL:
             name.rows = <int64_t*>calloc(c.segment.size, sizeof(int64_t))

@@ -47,6 +47,7 @@ cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept n
         at = describe_shape(meta, text, at, room)
     if sparse:
         at = fit(at, snprintf(text + at, room - at, ", sparse in %lld of its dimensions", <long long>meta.dims[DIM_SPARSE]), room)
+    at = describe_wire(meta, text, at, room)
     if meta.prescale != 1.0:
         at = describe_factor(b"prescale", meta.prescale, text, at, room)
     if meta.postscale != 1.0:
@@ -75,6 +76,12 @@ cdef int describe_shape(const engine_meta* meta, char* text, int at, int room) n
         else:
             at = fit(at, snprintf(text + at, room - at, "%s%lld", b", " if d else b"", <long long>meta.dims[d]), room)
     return fit(at, snprintf(text + at, room - at, "]%s", LAYOUT_NAMES[meta.layout]), room)
+
+
+cdef int describe_wire(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
+    if meta.wire == 0:
+        return at
+    return fit(at, snprintf(text + at, room - at, " compressed to %s", DTYPE_NAMES[meta.wire - 1]), room)
 
 
 cdef int describe_factor(const char* what, double factor, char* text, int at, int room) noexcept nogil:

@@ -230,7 +230,8 @@ cdef void driver_unpin(State* e, Record* record) noexcept nogil:
 
 
 cdef void notify_leader(State* e, int32_t id, uint64_t nbytes, bint awaited) noexcept nogil:
-    """Wake the leader only if it sleeps and this may be what it sleeps for (protocol, rule 10)."""
+    """Wake the leader only if it sleeps and this may be what it sleeps for (protocol, rule 10). `nbytes` is the tensor's, also
+    where it travels compressed: only how soon is at stake."""
     cdef uint32_t asleep
     cdef int r
     full_fence(FENCE_SUBMIT)                                # as in ring(): the bit before the look at `asleep`

@@ -6,7 +6,7 @@ from libc.string cimport memcpy, memset, strncpy
 from engine_ext.control.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
     ENTRY_JOINED, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK,
-    STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes,
+    STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes, meta_wire,
 )
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
 from engine_ext.control.segment cimport Segment, abort_world, ring
@@ -21,7 +21,7 @@ from engine_ext.control.table cimport (
 from engine_ext.control.trace cimport trace_entry, trace_entry_begins, trace_entry_ends
 from engine_ext.data.adasum cimport adasum_start
 from engine_ext.data.executor cimport executor_progress, executor_start
-from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_INT64, ENGINE_UINT8
+from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_UINT8
 from engine_ext.data.plan cimport Piece, Plan, plan_add, plan_append, plan_clear
 from engine_ext.data.scatter cimport scatter_chunks
 from engine_ext.platform.atomics cimport (
@@ -121,6 +121,11 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
     return whole
 
 
+cdef bint plan_bytes(Plan* plan, const char* source, uint64_t nbytes) noexcept nogil:
+    """What travels as it is, whatever it means. False without memory."""
+    return plan_add(plan, source, NULL, nbytes, ENGINE_UINT8, ENGINE_UINT8, -1) != NULL
+
+
 cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
     """An allgather: one tensor or group, whose result is allocated here because only the entry knows its size."""
     cdef Op* op = e.batch[0]
@@ -141,12 +146,12 @@ cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
     e.executor.gathered, op.memory_bytes = op.memory, total
     e.executor.reduction.prescale = 1.0             # what is gathered is not scaled on the way
     if op.members != NULL:
-        if plan_add(&e.executor.plan, <char*>op.splits, NULL, op.meta.group * 2 * sizeof(int64_t), ENGINE_INT64, -1) == NULL:
+        if not plan_bytes(&e.executor.plan, <char*>op.splits, op.meta.group * 2 * sizeof(int64_t)):
             return False
         for k in range(op.meta.group):
-            if plan_add(&e.executor.plan, op.members[k].source, NULL, op.members[k].nbytes, ENGINE_UINT8, -1) == NULL:
+            if not plan_bytes(&e.executor.plan, op.members[k].source, op.members[k].nbytes):
                 return False
-    elif rows[e.segment.rank] and plan_add(&e.executor.plan, op.source, NULL, op.nbytes, ENGINE_UINT8, -1) == NULL:
+    elif rows[e.segment.rank] and not plan_bytes(&e.executor.plan, op.source, op.nbytes):
         return False
     executor_start(&e.executor, (longest + entry.chunk - 1) // entry.chunk)
     return True
@@ -175,7 +180,8 @@ cdef bint plan_scatter(State* e, const engine_entry* entry) noexcept nogil:
             rows = <uint64_t>member.rows
             first, last = r * (rows // size) + min(r, rows % size), (r + 1) * (rows // size) + min(r + 1, rows % size)
             if plan_add(&e.executor.plan, member.source + first * member.row_bytes if member.source != NULL else NULL,
-                        member.target, (last - first) * member.row_bytes, member.dtype, -1) == NULL:
+                        member.target, (last - first) * member.row_bytes, member.dtype,
+                        meta_wire(&entry.meta, member.dtype), -1) == NULL:
                 return False
         e.executor.send_bytes[r] = e.executor.plan.total - e.executor.send_start[r]
     executor_start(&e.executor, scatter_chunks(&e.executor))
@@ -188,8 +194,7 @@ cdef bint plan_exchange(State* e) noexcept nogil:
     cdef uint64_t start = 0
     cdef int r
     op.row_counts = <int64_t*>malloc(e.segment.size * sizeof(int64_t))
-    if op.row_counts == NULL or op.splits == NULL or (
-            plan_add(&e.executor.plan, op.source, NULL, op.nbytes, ENGINE_UINT8, -1) == NULL):
+    if op.row_counts == NULL or op.splits == NULL or not plan_bytes(&e.executor.plan, op.source, op.nbytes):
         return False
     for r in range(e.segment.size):
         e.executor.send_start[r], e.executor.send_bytes[r] = start, <uint64_t>op.splits[r] * op.row_bytes
@@ -215,12 +220,12 @@ cdef bint plan_group(Plan* plan, const Op* op) noexcept nogil:
     cdef uint64_t nbytes, used = 0
     cdef bint begun
     cdef uint32_t k
-    cdef int d
+    cdef int d, wire
     for d in range(ENGINE_DTYPES):
-        begun = False
+        begun, wire = False, meta_wire(&op.meta, d)
         if op.members == NULL and op.meta.dims[d]:
             nbytes = <uint64_t>(op.meta.dims[d] * dtype_bytes(d))
-            if plan_add(plan, NULL, op.target + used, nbytes, d, -1) == NULL:
+            if plan_add(plan, NULL, op.target + used, nbytes, d, wire, -1) == NULL:
                 return False
             used += nbytes
         for k in range(op.meta.group if op.members != NULL and op.meta.dims[d] else 0):
@@ -228,9 +233,9 @@ cdef bint plan_group(Plan* plan, const Op* op) noexcept nogil:
             if member.dtype != d or member.nbytes == 0:
                 continue
             if begun:
-                piece = plan_append(plan, member.source, member.target, member.nbytes, d, -1)
+                piece = plan_append(plan, member.source, member.target, member.nbytes, d, wire, -1)
             else:
-                piece = plan_add(plan, member.source, member.target, member.nbytes, d, -1)
+                piece = plan_add(plan, member.source, member.target, member.nbytes, d, wire, -1)
             if piece == NULL:
                 return False
             begun = True
@@ -253,7 +258,7 @@ cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
             planned = plan_group(&e.executor.plan, op)
         else:
             planned = plan_add(&e.executor.plan, op.source, op.target, op.nbytes, op.meta.dtype,
-                               op.meta.shared if shared else -1) != NULL
+                               meta_wire(&op.meta, op.meta.dtype), op.meta.shared if shared else -1) != NULL
         if not planned:
             return False
     if entry.algorithm == ALGORITHM_ADASUM:
@@ -285,7 +290,7 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     e.executor.root, e.executor.chunk, e.executor.lead = place_of(&e.segment, entry.meta.root), entry.chunk, 0
     e.executor.timed = entry.closed != 0 and load32_relaxed(&e.trace.on)
     memset(&e.executor.reduction, 0, sizeof(e.executor.reduction))
-    e.executor.reduction.op = entry.meta.op             # the dtype is each piece's own
+    e.executor.reduction.op = entry.meta.op             # the dtypes are each piece's own
     e.executor.reduction.count, e.executor.reduction.streaming = e.segment.size, e.executor.streaming
     e.executor.reduction.prescale, e.executor.reduction.postscale = entry.meta.prescale, entry.meta.postscale
     e.executor.reduction.divisor = e.segment.size if entry.meta.op == ENGINE_AVERAGE else 1
@@ -383,7 +388,7 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
         count_up(&e.counters.nbytes, entry.bytes)
         count_up(&e.counters.busy_ns, row.ended - row.started)
         if e.segment.rank == 0 and entry.algorithm == ALGORITHM_TWO_SHOT:
-            stores_measured(&e.coordinator.chooser, entry.bytes, entry.stores, row.ended - row.started)
+            stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores, row.ended - row.started)
     e.entry = NULL
     schedule_advance(&e.segment, entry)
 

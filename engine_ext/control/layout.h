@@ -12,8 +12,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine_ext/data/kernels.h"
+
 enum {
-  ENGINE_PROTOCOL = 5,
+  ENGINE_PROTOCOL = 6,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
   DIM_SPARSE = 10,             /* in dims of a sparse tensor; every dtype's number is below it */
@@ -54,6 +56,7 @@ typedef struct engine_meta {
   int32_t root;                /* of a broadcast, as a rank of the world */
   double prescale, postscale;
   int64_t shared;              /* where in the arena, the same on every rank, or -1 */
+  uint8_t wire, reserved[7];   /* 1 + the dtype in which float32 and float64 travel; 0: in their own */
   uint32_t ndim, group;        /* tensors in a group, 0 for one tensor */
   /* dims[0] of an allgather or all-to-all is 0: it may differ. Of a group: how many elements of each dtype (an allgather's:
    * in one row of each tensor), and a digest of dtypes and shapes in order. Of a sparse tensor, which is gathered as a group
@@ -146,6 +149,10 @@ static const uint64_t ENGINE_LAYOUT =
 /* Bytes of one element, by dtype. */
 static const uint8_t ENGINE_ITEM_BYTES[] = {2, 2, 4, 8, 1, 1, 4, 8, 1};
 static inline int64_t dtype_bytes(int dtype) { return ENGINE_ITEM_BYTES[dtype]; }
+/* The dtype in which a tensor of `dtype` travels: only what is wider than a half is compressed. */
+static inline int meta_wire(const engine_meta *meta, int dtype) {
+  return meta->wire && (dtype == ENGINE_FLOAT32 || dtype == ENGINE_FLOAT64) ? meta->wire - 1 : dtype;
+}
 /* Bytes of one row, for kinds whose first dimension may differ by rank. A group is gathered as bytes. */
 static inline int64_t meta_row_bytes(const engine_meta *meta) {
   if (meta->group) return 1;
@@ -163,6 +170,14 @@ static inline int64_t meta_bytes(const engine_meta *meta) {
   }
   int64_t rows = meta->kind == KIND_ALLGATHER || meta->kind == KIND_ALLTOALL || meta->ndim == 0 ? 1 : meta->dims[0];
   return rows * meta_row_bytes(meta);
+}
+/* As meta_bytes, but of what travels. */
+static inline int64_t meta_wire_bytes(const engine_meta *meta) {
+  int64_t n = meta_bytes(meta);
+  if (meta->wire == 0 || (meta->kind != KIND_ALLREDUCE && meta->kind != KIND_REDUCESCATTER)) return n;
+  if (meta->group == 0) return n / dtype_bytes(meta->dtype) * dtype_bytes(meta_wire(meta, meta->dtype));
+  for (int d = ENGINE_FLOAT32; d <= ENGINE_FLOAT64; d++) n -= meta->dims[d] * (dtype_bytes(d) - dtype_bytes(meta_wire(meta, d)));
+  return n;
 }
 
 static inline uint64_t segment_bytes(uint32_t size) {

@@ -20,6 +20,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         int32_t root
         double prescale, postscale
         int64_t shared
+        uint8_t wire
         uint32_t ndim, group
         int64_t dims[12]
 
@@ -73,6 +74,8 @@ cdef extern from "engine_ext/control/layout.h" nogil:
     int64_t dtype_bytes(int dtype)
     int64_t meta_row_bytes(const engine_meta* meta)
     int64_t meta_bytes(const engine_meta* meta)
+    int64_t meta_wire_bytes(const engine_meta* meta)
+    int meta_wire(const engine_meta* meta, int dtype)
     uint64_t segment_bytes(uint32_t size)
     coordinator_page* segment_coordinator(segment_header* h)
     uint64_t* segment_ring(segment_header* h)

@@ -106,7 +106,7 @@ cdef void pack_parts(Executor* x, uint64_t n) noexcept nogil:
             if a < b and piece.source == NULL:
                 memset(into, 0, b - a)
             elif a < b and r != x.segment.rank:
-                x.kernels.pack(piece.dtype, 1.0, x.streaming, into, piece.source + a, elements(x, piece, b - a))
+                x.kernels.pack(piece.dtype, piece.dtype, 1.0, x.streaming, into, piece.source + a, elements(x, piece, b - a))
         k += 1
 
 

@@ -58,7 +58,12 @@ cdef struct Executor:
     Adasum adasum
 
 cdef inline uint64_t elements(const Executor* x, const Piece* piece, uint64_t nbytes) noexcept nogil:
-    return nbytes // x.kernels.types[piece.dtype].size
+    """How many, in bytes that travel."""
+    return nbytes // x.kernels.types[piece.wire].size
+
+cdef inline uint64_t offset(const Executor* x, const Piece* piece, uint64_t at) noexcept nogil:
+    """Where in the piece's tensor the byte `at` of the logical buffer is."""
+    return elements(x, piece, at - piece.start) * x.kernels.types[piece.dtype].size
 
 cdef int executor_open(Executor* x, Segment* segment, Arena* arena, const engine_kernels* kernels) noexcept nogil
 cdef void executor_close(Executor* x) noexcept nogil

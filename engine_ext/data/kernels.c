@@ -43,8 +43,14 @@ int engine_kernels_level(const char *name) {
 static int is_finite(double x) { return x - x == 0; }
 static int is_whole(double x) { return x < 0x1p53 && (double)(long long)x == x; }
 
+/* Whether tensors of one dtype can travel as another. */
+static int can_travel(int tensor, int dtype) {
+  return tensor == dtype || (dtype <= ENGINE_BFLOAT16 && (tensor == ENGINE_FLOAT32 || tensor == ENGINE_FLOAT64));
+}
+
 int engine_reduction_check(const engine_reduction *r) {
   if (r->dtype < 0 || r->dtype >= ENGINE_DTYPES || r->op < 0 || r->op >= ENGINE_OPS) return -EINVAL;
+  if (!can_travel(r->tensor, r->dtype)) return -EINVAL;
   if (r->count < 1 || r->copies < 1 || r->unscaled < ENGINE_EVERY_SOURCE || r->unscaled >= r->count) return -EINVAL;
   if (!is_finite(r->prescale) || !is_finite(r->postscale) || !is_finite(r->divisor) || r->divisor <= 0) return -EINVAL;
   if (!engine_kernels_plain.types[r->dtype].ops[r->op].combine) return -EINVAL;

@@ -6,6 +6,8 @@
  *
  * What is computed (docs/operations.md has the table for users):
  * - float16 and bfloat16 accumulate in float32 and are rounded once; float32 and float64 accumulate in themselves.
+ * - float32 and float64 may travel as float16 or bfloat16: every rank's values are rounded to that, reduced as that, and the
+ *   result is widened. float64 goes through float32 on the way.
  * - Integers wrap. Average truncates the quotient toward zero (and saturates, should the divisor be less than the number of
  *   sources); its sum is exact, except that int64 wraps.
  * - Bool: any nonzero byte is true; Sum and Max are OR, Min and Product are AND; results are 0 or 1. No Average, no factors.
@@ -68,14 +70,16 @@ typedef struct engine_dtype_kernels {
 enum { ENGINE_NO_SOURCE = -1, ENGINE_EVERY_SOURCE = -2 };
 enum { ENGINE_INNER_LANES = 8, ENGINE_INNER_ROWS = 256 };
 
-/* What is constant over the pieces of one reduction. */
+/* What is constant over the pieces of one reduction. T is the dtype that travels: of the sources that other ranks have packed,
+ * and of every destination but the first. */
 typedef struct engine_reduction {
-  int dtype, op;
+  int dtype, op;     /* T, and what is done */
+  int tensor;        /* dtype of unscaled sources and of the first destination: T, or float32 or float64 where T is a half */
   int count;         /* sources, at least 1, reduced in the order 0 .. count - 1 */
-  int unscaled;      /* the source that `prescale` still has to be applied to, or one of the two constants above */
+  int unscaled;      /* the source that is as its tensor has it, or one of the two constants above */
   int copies;        /* destinations, at least 1 */
   int streaming;     /* nonzero: destinations after the first are written past the caches */
-  double prescale;   /* rounds to T exactly as `scale` does, so it does not matter where a source is scaled; 1 is none */
+  double prescale;   /* rounds to T exactly as `pack` does, so it does not matter where a source is scaled; 1 is none */
   double divisor;    /* what Average divides by; 1 for other operations */
   double postscale;  /* 1 is none */
 } engine_reduction;
@@ -85,8 +89,11 @@ typedef struct engine_kernels {
   void (*copy)(void *dst, const void *src, size_t bytes);
   void (*copy_streaming)(void *dst, const void *src, size_t bytes);
 
-  /* dst = src, or prescale * src: what a rank offers to the others. */
-  void (*pack)(int dtype, double prescale, int streaming, void *dst, const void *src, size_t n);
+  /* T dst = src, or prescale * src: what a rank offers to the others. With another dtype of the tensor: multiplied in that,
+   * then rounded to float32, then to T. */
+  void (*pack)(int dtype, int tensor, double prescale, int streaming, void *dst, const void *src, size_t n);
+  /* The way back, of T src, to a tensor. Exact. */
+  void (*unpack)(int dtype, int tensor, void *dst, const void *src, size_t n);
 
   /* Reduce `n` elements of every source into every destination. A destination may be exactly a source; no other overlap.
    * Streaming stores are fenced before it returns. */
@@ -112,8 +119,9 @@ int engine_kernels_best(void);
 const char *engine_kernels_name(int level);
 /* The level of a name, "auto" for the best; -EINVAL for an unknown name, -ENOTSUP for one this processor lacks. */
 int engine_kernels_level(const char *name);
-/* 0, or -EINVAL for what `reduce` cannot do: unknown dtype or op, a count out of range, bool with Average or factors, a divisor
- * or factor that is not finite or, for the divisor, not positive (for integers: not a positive whole number). */
+/* 0, or -EINVAL for what `reduce` cannot do: unknown dtype or op, a tensor that cannot travel so, a count out of range, bool with
+ * Average or factors, a divisor or factor that is not finite or, for the divisor, not positive (for integers: not a positive
+ * whole number). */
 int engine_reduction_check(const engine_reduction *r);
 
 #endif

@@ -48,6 +48,7 @@ cdef extern from "data/kernels.h" nogil:
     ctypedef struct engine_reduction:
         int dtype
         int op
+        int tensor
         int count
         int unscaled
         int copies
@@ -59,7 +60,10 @@ cdef extern from "data/kernels.h" nogil:
     ctypedef struct engine_kernels:
         void (*copy)(void *dst, const void *src, size_t bytes) noexcept nogil
         void (*copy_streaming)(void *dst, const void *src, size_t bytes) noexcept nogil
-        void (*pack)(int dtype, double prescale, int streaming, void *dst, const void *src, size_t n) noexcept nogil
+        void (*pack)(
+            int dtype, int tensor, double prescale, int streaming, void *dst, const void *src, size_t n
+        ) noexcept nogil
+        void (*unpack)(int dtype, int tensor, void *dst, const void *src, size_t n) noexcept nogil
         void (*reduce)(
             const engine_reduction *r, const void *const *sources, void *const *destinations, size_t n
         ) noexcept nogil

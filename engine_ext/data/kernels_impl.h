@@ -164,6 +164,41 @@ PAIR_SUM(bf16, f32)
 PAIR_SUM(f32, f32)
 PAIR_SUM(f64, f64)
 
+/* ---- float32 and float64 that travel as a half ----------------------------------------------------------------------------- */
+
+/* Like scale, from a tensor's dtype to what travels; and back. */
+#define NARROW(T)                                                                             \
+  static void narrow_f32_##T(void *dst, const void *src, double factor, size_t n) {           \
+    T *t = dst;                                                                               \
+    const f32 *s = src;                                                                       \
+    f32 m = (f32)factor;                                                                      \
+    size_t i = 0;                                                                             \
+    VECTORS(T, store_lanes_##T(t + i, MULTIPLIED(load_lanes_f32(s + i))))                     \
+    REST t[i] = store_##T(MULTIPLIED(s[i]));                                                  \
+  }                                                                                           \
+  static void narrow_f64_##T(void *dst, const void *src, double m, size_t n) {                \
+    f32 single[SINGLES];                                                                      \
+    for (size_t at = 0; at < n; at += SINGLES) {                                              \
+      const f64 *s = (const f64 *)src + at;                                                   \
+      size_t count = n - at < SINGLES ? n - at : SINGLES;                                     \
+      for (size_t i = 0; i < count; i++) single[i] = (f32)MULTIPLIED(s[i]);                   \
+      narrow_f32_##T((T *)dst + at, single, 1, count);                                        \
+    }                                                                                         \
+  }                                                                                           \
+  static void widen_##T##_f64(void *dst, const void *src, size_t n) {                         \
+    f32 single[SINGLES];                                                                      \
+    for (size_t at = 0; at < n; at += SINGLES) {                                              \
+      f64 *t = (f64 *)dst + at;                                                               \
+      size_t count = n - at < SINGLES ? n - at : SINGLES;                                     \
+      widen_##T##_f32(single, (const T *)src + at, count);                                    \
+      for (size_t i = 0; i < count; i++) t[i] = single[i];                                    \
+    }                                                                                         \
+  }
+enum { SINGLES = 512 };
+
+NARROW(f16)
+NARROW(bf16)
+
 /* ---- finishing integers ---------------------------------------------------------------------------------------------------- */
 
 #define FINISH_INTEGER(T)                                                                     \
@@ -272,12 +307,28 @@ static void (*const pair_sums[])(void *dst, const void *first, const void *secon
     [ENGINE_FLOAT64] = pair_sum_f64,
 };
 
+typedef void scaler(void *dst, const void *src, double factor, size_t n);
+
+/* From a tensor to what travels, with a factor. */
+static scaler *scaler_of(int dtype, int tensor) {
+  if (tensor == dtype) return ENGINE_KERNELS.types[dtype].scale;
+  if (dtype == ENGINE_FLOAT16) return tensor == ENGINE_FLOAT32 ? narrow_f32_f16 : narrow_f64_f16;
+  return tensor == ENGINE_FLOAT32 ? narrow_f32_bf16 : narrow_f64_bf16;
+}
+
+static void unpack(int dtype, int tensor, void *dst, const void *src, size_t n) {
+  if (tensor == dtype) copy(dst, src, n * ENGINE_KERNELS.types[dtype].size);
+  else if (dtype == ENGINE_FLOAT16) (tensor == ENGINE_FLOAT32 ? widen_f16_f32 : widen_f16_f64)(dst, src, n);
+  else (tensor == ENGINE_FLOAT32 ? widen_bf16_f32 : widen_bf16_f64)(dst, src, n);
+}
+
 /* Work is done in blocks that stay in the first-level cache: at most BLOCK bytes of T and ACCUMULATORS of A. */
 enum { BLOCK = 4096, ACCUMULATORS = 8192 };
 
 typedef struct block {
   _Alignas(64) char accumulators[ACCUMULATORS];
   _Alignas(64) char scaled[2][BLOCK];
+  _Alignas(64) char result[BLOCK]; /* where it is not what the tensor gets */
 } block;
 
 static size_t block_elements(const engine_dtype_kernels *type, const engine_accumulation *acc) {
@@ -285,12 +336,12 @@ static size_t block_elements(const engine_dtype_kernels *type, const engine_accu
   return by_type < by_accumulator ? by_type : by_accumulator;
 }
 
-/* Elements `at` and on of source `k`, scaled if they have to be; `room` is where to. */
+/* Elements `at` and on of source `k` as they travel; `room` is for those that do not lie there so. */
 static const void *scaled_source(const engine_reduction *r, const void *const *sources, int k, size_t at, size_t n, void *room) {
-  const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
-  const void *source = (const char *)sources[k] + at * type->size;
-  if (r->prescale == 1 || (r->unscaled != k && r->unscaled != ENGINE_EVERY_SOURCE)) return source;
-  type->scale(room, source, r->prescale, n);
+  int unscaled = r->unscaled == k || r->unscaled == ENGINE_EVERY_SOURCE;
+  const void *source = (const char *)sources[k] + at * ENGINE_KERNELS.types[unscaled ? r->tensor : r->dtype].size;
+  if (!unscaled || (r->prescale == 1 && r->tensor == r->dtype)) return source;
+  scaler_of(r->dtype, r->tensor)(room, source, r->prescale, n);
   return room;
 }
 
@@ -333,33 +384,36 @@ static void reduce(const engine_reduction *r, const void *const *sources, void *
   block b;
   for (size_t at = 0; at < n; at += most) {
     size_t m = n - at < most ? n - at : most;
-    char *first = (char *)destinations[0] + at * type->size;
-    reduce_block(r, sources, at, m, first, &b);
+    char *first = (char *)destinations[0] + at * ENGINE_KERNELS.types[r->tensor].size;
+    char *result = r->tensor == r->dtype ? first : b.result;
+    reduce_block(r, sources, at, m, result, &b);
+    if (result != first) unpack(r->dtype, r->tensor, first, result, m);
     for (int k = 1; k < r->copies; k++) {
       char *other = (char *)destinations[k] + at * type->size;
-      if (r->streaming) stream(other, first, m * type->size);
-      else copy(other, first, m * type->size);
+      if (r->streaming) stream(other, result, m * type->size);
+      else copy(other, result, m * type->size);
     }
   }
   if (r->streaming && r->copies > 1) stream_fence();
 }
 
-static void pack(int dtype, double prescale, int streaming, void *dst, const void *src, size_t n) {
-  const engine_dtype_kernels *type = &ENGINE_KERNELS.types[dtype];
-  if (prescale == 1) {
-    (streaming ? copy_streaming : copy)(dst, src, n * type->size);
+static void pack(int dtype, int tensor, double prescale, int streaming, void *dst, const void *src, size_t n) {
+  size_t size = ENGINE_KERNELS.types[dtype].size, wide = ENGINE_KERNELS.types[tensor].size;
+  scaler *scale = scaler_of(dtype, tensor);
+  if (prescale == 1 && tensor == dtype) {
+    (streaming ? copy_streaming : copy)(dst, src, n * size);
     return;
   }
   if (!streaming) {
-    type->scale(dst, src, prescale, n);
+    scale(dst, src, prescale, n);
     return;
   }
   _Alignas(64) char scaled[BLOCK];
-  size_t most = BLOCK / type->size;
+  size_t most = BLOCK / size;
   for (size_t at = 0; at < n; at += most) {
     size_t m = n - at < most ? n - at : most;
-    type->scale(scaled, (const char *)src + at * type->size, prescale, m);
-    stream((char *)dst + at * type->size, scaled, m * type->size);
+    scale(scaled, (const char *)src + at * wide, prescale, m);
+    stream((char *)dst + at * size, scaled, m * size);
   }
   stream_fence();
 }
@@ -387,6 +441,7 @@ const engine_kernels ENGINE_KERNELS = {
     .copy = copy,
     .copy_streaming = copy_streaming,
     .pack = pack,
+    .unpack = unpack,
     .reduce = reduce,
     .inner = inner,
     .weigh = weigh,

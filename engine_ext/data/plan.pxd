@@ -5,9 +5,10 @@ cdef struct Piece:
     const char* source      # NULL: absent here, contributes the identity of the operation
     char* target
     uint64_t start          # in the logical buffer, a multiple of PIECE_ALIGNMENT, or of the element within a group
-    uint64_t nbytes
+    uint64_t nbytes         # of what travels, as `start`: a tensor that is compressed on the way is larger
     int64_t shared          # place in the arena, or -1
-    int32_t dtype
+    int32_t dtype           # of the tensor
+    int32_t wire            # of what travels
 
 cdef struct Plan:
     Piece* pieces
@@ -22,9 +23,9 @@ cdef enum:
 cdef void plan_clear(Plan* plan) noexcept nogil
 cdef void plan_free(Plan* plan) noexcept nogil
 cdef Piece* plan_add(
-    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int64_t shared
+    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int wire, int64_t shared
 ) noexcept nogil
 cdef Piece* plan_append(
-    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int64_t shared
+    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int wire, int64_t shared
 ) noexcept nogil
 cdef int32_t plan_find(const Plan* plan, uint64_t at) noexcept nogil

@@ -3,6 +3,8 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
+from engine_ext.control.layout cimport dtype_bytes
+
 
 cdef void plan_clear(Plan* plan) noexcept nogil:
     plan.count, plan.end, plan.total = 0, 0, 0
@@ -14,15 +16,15 @@ cdef void plan_free(Plan* plan) noexcept nogil:
 
 
 cdef Piece* plan_add(
-    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int64_t shared
+    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int wire, int64_t shared
 ) noexcept nogil:
-    """Append a tensor; NULL without memory."""
+    """Append a tensor of `nbytes`, which travels as `wire`; NULL without memory."""
     plan.end = plan.total
-    return plan_append(plan, source, target, nbytes, dtype, shared)
+    return plan_append(plan, source, target, nbytes, dtype, wire, shared)
 
 
 cdef Piece* plan_append(
-    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int64_t shared
+    Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int wire, int64_t shared
 ) noexcept nogil:
     """As plan_add, without a gap after the piece before, which has the same dtype."""
     cdef Piece* pieces
@@ -33,10 +35,11 @@ cdef Piece* plan_append(
             return NULL
         plan.pieces, plan.room = pieces, plan.room * 2 + 64
     piece = &plan.pieces[plan.count]
-    piece.source, piece.target, piece.start, piece.nbytes = source, target, plan.end, nbytes
-    piece.dtype, piece.shared = dtype, shared
+    piece.source, piece.target, piece.start = source, target, plan.end
+    piece.nbytes = nbytes // <uint64_t>dtype_bytes(dtype) * <uint64_t>dtype_bytes(wire)
+    piece.dtype, piece.wire, piece.shared = dtype, wire, shared
     plan.count += 1
-    plan.end += nbytes
+    plan.end += piece.nbytes
     plan.total = (plan.end + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT
     return piece
 

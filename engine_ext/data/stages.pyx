@@ -11,7 +11,7 @@ from engine_ext.control.layout cimport (
     KIND_REDUCESCATTER, segment_slot,
 )
 from engine_ext.data.adasum cimport copy_products, pack_products, reduce_products
-from engine_ext.data.executor cimport elements
+from engine_ext.data.executor cimport elements, offset
 from engine_ext.data.identity cimport fill_identity
 from engine_ext.data.kernels cimport ENGINE_EVERY_SOURCE, ENGINE_NO_SOURCE
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece, plan_find
@@ -34,7 +34,7 @@ cdef inline char* slot(const Executor* x, int rank, uint64_t n) noexcept nogil:
 
 
 cdef void pack_range(Executor* x, char* into, uint64_t begin, uint64_t low, uint64_t high) noexcept nogil:
-    """Copy [low, high) of the logical buffer to the slot `into`, which holds it from `begin` on; scale on the way."""
+    """Copy [low, high) of the logical buffer to the slot `into`, which holds it from `begin` on; scale and cast on the way."""
     cdef int32_t k = plan_find(&x.plan, low)
     cdef Piece* piece
     cdef uint64_t a, b
@@ -43,10 +43,10 @@ cdef void pack_range(Executor* x, char* into, uint64_t begin, uint64_t low, uint
         a, b = max(low, piece.start), min(high, piece.start + piece.nbytes)
         if a < b:
             if piece.source == NULL:
-                fill_identity(into + (a - begin), piece.dtype, x.reduction.op, elements(x, piece, b - a))
+                fill_identity(into + (a - begin), piece.wire, x.reduction.op, elements(x, piece, b - a))
             else:
-                x.kernels.pack(piece.dtype, x.reduction.prescale, x.streaming, into + (a - begin),
-                               piece.source + (a - piece.start), elements(x, piece, b - a))
+                x.kernels.pack(piece.wire, piece.dtype, x.reduction.prescale, x.streaming, into + (a - begin),
+                               piece.source + offset(x, piece, a), elements(x, piece, b - a))
         k += 1
 
 
@@ -59,7 +59,8 @@ cdef void copy_range(Executor* x, const char* out, uint64_t begin, uint64_t low,
         piece = &x.plan.pieces[k]
         a, b = max(low, piece.start), min(high, piece.start + piece.nbytes)
         if a < b:
-            x.kernels.copy(piece.target + (a - piece.start), out + (a - begin), b - a)
+            x.kernels.unpack(piece.wire, piece.dtype, piece.target + offset(x, piece, a), out + (a - begin),
+                             elements(x, piece, b - a))
         k += 1
 
 
@@ -72,7 +73,7 @@ cdef void identity_of_absent(Executor* x, char* into, uint64_t begin, uint64_t l
         piece = &x.plan.pieces[k]
         a, b = max(low, piece.start), min(high, piece.start + piece.nbytes)
         if a < b and piece.source == NULL:
-            fill_identity(into + (a - begin), piece.dtype, x.reduction.op, elements(x, piece, b - a))
+            fill_identity(into + (a - begin), piece.wire, x.reduction.op, elements(x, piece, b - a))
         k += 1
 
 
@@ -150,7 +151,7 @@ cdef void reduce_shared(Executor* x, uint64_t low, uint64_t high) noexcept nogil
     cdef int me = x.segment.rank, r, t
     cdef Piece* piece
     cdef uint64_t a, b
-    x.reduction.unscaled = ENGINE_EVERY_SOURCE if x.reduction.prescale != 1.0 else ENGINE_NO_SOURCE
+    x.reduction.unscaled = ENGINE_EVERY_SOURCE
     x.reduction.copies = x.segment.size
     while k < x.plan.count and x.plan.pieces[k].start < high:
         piece = &x.plan.pieces[k]
@@ -163,7 +164,7 @@ cdef void reduce_shared(Executor* x, uint64_t low, uint64_t high) noexcept nogil
                 if r != me:
                     x.targets[t] = <void*>x.sources[r]
                     t += 1
-            x.reduction.dtype = piece.dtype
+            x.reduction.dtype, x.reduction.tensor = piece.wire, piece.dtype
             x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, elements(x, piece, b - a))
         k += 1
 
@@ -182,9 +183,9 @@ cdef void reduce_range(Executor* x, uint64_t n, uint64_t begin, uint64_t low, ui
             for r in range(x.segment.size):
                 x.sources[r] = slot(x, r, n) + (a - begin)
             if piece.source != NULL:
-                x.sources[me] = piece.source + (a - piece.start)
-            x.reduction.unscaled = me if x.reduction.prescale != 1.0 and piece.source != NULL else ENGINE_NO_SOURCE
-            x.targets[0] = piece.target + (a - piece.start)
+                x.sources[me] = piece.source + offset(x, piece, a)
+            x.reduction.unscaled = me if piece.source != NULL else ENGINE_NO_SOURCE
+            x.targets[0] = piece.target + offset(x, piece, a)
             if copies > 1:
                 x.targets[1] = slot(x, me, n) + (a - begin)
             if x.algorithm == ALGORITHM_ADASUM:
@@ -193,7 +194,7 @@ cdef void reduce_range(Executor* x, uint64_t n, uint64_t begin, uint64_t low, ui
                 if copies > 1:
                     x.kernels.copy(x.targets[1], x.targets[0], b - a)
             else:
-                x.reduction.dtype = piece.dtype
+                x.reduction.dtype, x.reduction.tensor = piece.wire, piece.dtype
                 x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, elements(x, piece, b - a))
         k += 1
 

@@ -28,7 +28,6 @@ from torch_cases import (
 
 import engine
 import engine.torch as hvd
-from engine import runtime
 from engine.torch.reducer import Reducer
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -343,7 +342,7 @@ def a_rank_that_brings_nothing() -> None:
     """As a gradient hook says it: no tensor at all, rather than zeros. In private and in shared memory."""
     for views in (False, True):
         parts = nn.ModuleList([nn.Linear(300, 200), nn.Linear(300, 200), nn.Linear(3, 2)]).double()
-        reducer = Reducer(runtime.engine(), engine.Adasum, 2.0, 1.0, views)
+        reducer = Reducer(engine.global_process_set, engine.Adasum, 2.0, 1.0, views)
         reducer.add({f"nothing{views}.{name}": each for name, each in parts.named_parameters()})
         used = parts[0] if engine.rank() == 0 else parts[1]
         used(torch.full((1, 300), 1.0 + engine.rank(), dtype=torch.float64)).sum().backward()

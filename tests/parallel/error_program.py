@@ -78,6 +78,18 @@ MISMATCHES: dict[str, tuple[Any, Any, str, str]] = {
         "prescale 0.1",
         "prescale 0.100000000001",
     ),
+    "compression": (
+        lambda name: engine.allreduce_async(f32(5), engine.Sum, name, compression=engine.Compression.fp16),
+        lambda name: engine.allreduce_async(f32(5), engine.Sum, name),
+        "float32[5] compressed to float16",
+        "sum float32[5]",
+    ),
+    "compression of a group": (
+        lambda name: engine.grouped_allreduce_async([f32(5)], engine.Sum, name, compression=engine.Compression.fp16),
+        lambda name: engine.grouped_allreduce_async([f32(5)], engine.Sum, name, compression=engine.Compression.bf16),
+        "compressed to float16",
+        "compressed to bfloat16",
+    ),
     "root": (
         lambda name: engine.broadcast_async(f32(5), 1, name),
         lambda name: engine.broadcast_async(f32(5), 0, name),

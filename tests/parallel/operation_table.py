@@ -184,6 +184,9 @@ multiplies the result, after the division of `Average`, before the one rounding.
 Factors on integers multiply in float64, truncate toward zero and saturate; above 2^53 an int64 loses its last bits. A
 factor on bool is refused, and so is one that is not finite.
 
+With `compression=Compression.fp16` or `bf16`, float32 and float64 are rounded to that dtype by every rank, reduced as
+the table says for it, and widened: [compression.md](compression.md).
+
 Any nonzero byte of a bool tensor is true; results are 0 or 1.
 
 All other dtypes (complex, other integers, big-endian arrays) are refused with `UnsupportedTensorError`, on the rank

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from compression_program import KINDS, MARKERS, compressed
 from on_ranks import Cases, check_equal, check_same_on_all, numbers, refused, small_numbers
 from operation_table import Array, expected
 
@@ -50,6 +52,20 @@ def everything(cases: Cases, label: str, members: ProcessSet) -> None:
     shared = engine.broadcast_object(("from", me), ranks[-1], process_set=members)
     with cases.case(f"{label}: objects"):
         assert [each["rank"] for each in objects] == list(ranks) and shared == ("from", ranks[-1])
+    for dtype, wire in KINDS:
+        inputs = [small_numbers(dtype, (2 * len(ranks) + 1, 3001), rank) for rank in ranks]
+        want = compressed(dtype, wire, "Average", inputs)
+        options: dict[str, Any] = {"process_set": members, "compression": MARKERS[wire]}
+        whole = engine.allreduce(inputs[place], **options)
+        share = engine.reducescatter(inputs[place], **options)
+        (grouped, left_alone) = engine.grouped_allreduce([inputs[place], inputs[place].astype(np.int32)], **options)
+        (grouped_share,) = engine.grouped_reducescatter([inputs[place]], **options)
+        with cases.case(f"{label}: {dtype} as {wire}"):
+            check_equal(dtype, whole, want)
+            check_equal(dtype, grouped, want)
+            check_equal("int32", left_alone, expected("int32", "Average", [each.astype(np.int32) for each in inputs]))
+            check_equal(dtype, share, np.array_split(want, len(ranks))[place])
+            check_equal(dtype, grouped_share, np.array_split(want, len(ranks))[place])
     with cases.case(f"{label}: refusals"):
         stranger = next((rank for rank in range(engine.size() + 1) if rank not in ranks), 0)
         refused(
@@ -191,6 +207,34 @@ def joins(_: int) -> int:
     return cases.done()
 
 
+def compressed_step(check: Callable[[str, Array, Array], None], left: Sequence[int], new: str) -> None:
+    """What travels as halves, by the ranks that are left: tensors, a group of several dtypes, shares of rows."""
+    me, size = engine.rank(), engine.size()
+    for dtype, wire in KINDS:
+        marker = MARKERS[wire]
+        for op, count in (("Sum", 37), ("Sum", 90_001), ("Min", 37), ("Max", 90_001), ("Product", 300)):
+            brought = [small_numbers(dtype, (count,), rank) for rank in left]
+            name = f"{dtype}.{wire}.{op}.{count}{new}"
+            got = engine.allreduce(small_numbers(dtype, (count,), me), getattr(engine, op), name, compression=marker)
+            check(name, got, compressed(dtype, wire, op, brought))
+        rows = [small_numbers(dtype, (2 * size + 1, 700), rank) for rank in left]
+        mine = small_numbers(dtype, (2 * size + 1, 700), me)
+        share = engine.reducescatter(mine, engine.Sum, f"r.{dtype}.{wire}{new}", compression=marker)
+        check(f"reducescatter {dtype} as {wire}", share, np.array_split(compressed(dtype, wire, "Sum", rows), size)[me])
+    dtypes = ("float64", "float32", "int64", "float16", "float32", "float64", "bool")
+    for counts in ((3, 5, 7, 9, 11, 13, 15), (9_001, 70_001, 303, 20_003, 5, 40_001, 17)):
+        groups = [
+            [small_numbers(each, (count,), rank) for each, count in zip(dtypes, counts, strict=True)] for rank in left
+        ]
+        mine = [small_numbers(each, (count,), me) for each, count in zip(dtypes, counts, strict=True)]
+        totals = engine.grouped_allreduce(mine, engine.Sum, f"halves {counts[0]}{new}", compression=MARKERS["bfloat16"])
+        for k, dtype in enumerate(dtypes):
+            brought = [each[k] for each in groups]
+            wide = dtype in ("float32", "float64")
+            want = compressed(dtype, "bfloat16", "Sum", brought) if wide else expected(dtype, "Sum", brought)
+            check(f"{dtype}, {k} of a compressed group", totals[k], want)
+
+
 def one_step(cases: Cases, label: str, left: Sequence[int], new: str) -> None:
     """One of everything, by the ranks that are left; some names are new while others have joined."""
     me, size = engine.rank(), engine.size()
@@ -219,6 +263,7 @@ def one_step(cases: Cases, label: str, left: Sequence[int], new: str) -> None:
     group = engine.grouped_allreduce([np.ones(3), np.ones((2, 5))], engine.Sum, f"group{new}")
     check("group", group[1], np.full((2, 5), float(len(left))))
     check("broadcast", engine.broadcast(np.full(4, me), left[-1], f"b{new}"), np.full(4, left[-1]))
+    compressed_step(check, left, new)
     gone = next((rank for rank in range(size) if rank not in left), None)
     if gone is not None:
         with cases.case(f"{label}: a root that has joined"):

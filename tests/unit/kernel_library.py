@@ -65,7 +65,7 @@ class TypeKernels(ctypes.Structure):
 
 class Reduction(ctypes.Structure):
     _fields_ = [
-        *((name, c_int) for name in ("dtype", "op", "count", "unscaled", "copies", "streaming")),
+        *((name, c_int) for name in ("dtype", "op", "tensor", "count", "unscaled", "copies", "streaming")),
         *((name, c_double) for name in ("prescale", "divisor", "postscale")),
     ]
 
@@ -74,7 +74,8 @@ class Kernels(ctypes.Structure):
     _fields_ = [
         ("copy", CFUNCTYPE(None, c_void_p, c_void_p, c_size_t)),
         ("copy_streaming", CFUNCTYPE(None, c_void_p, c_void_p, c_size_t)),
-        ("pack", CFUNCTYPE(None, c_int, c_double, c_int, c_void_p, c_void_p, c_size_t)),
+        ("pack", CFUNCTYPE(None, c_int, c_int, c_double, c_int, c_void_p, c_void_p, c_size_t)),
+        ("unpack", CFUNCTYPE(None, c_int, c_int, c_void_p, c_void_p, c_size_t)),
         ("reduce", CFUNCTYPE(None, POINTER(Reduction), POINTER(c_void_p), POINTER(c_void_p), c_size_t)),
         ("types", TypeKernels * len(DTYPES)),
         ("inner", CFUNCTYPE(None, c_int, POINTER(c_double), POINTER(c_void_p), c_int, c_size_t)),
@@ -173,10 +174,12 @@ class Spec:
     prescale: float = 1.0
     divisor: float = 1.0
     postscale: float = 1.0
+    tensor: str | None = None  # of a compressed reduction: what the tensors are
 
     def native(self, count: int, copies: int, streaming: bool) -> Reduction:
         return Reduction(
-            DTYPES.index(self.dtype), OPS.index(self.op), count, self.unscaled, copies, streaming,
+            DTYPES.index(self.dtype), OPS.index(self.op), DTYPES.index(self.tensor or self.dtype), count, self.unscaled,
+            copies, streaming,
             self.prescale, self.divisor, self.postscale,
         )  # fmt: skip
 

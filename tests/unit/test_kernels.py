@@ -91,7 +91,8 @@ def test_it_does_not_matter_who_scales(kernels: Kernels, dtype: str) -> None:
     scaled_by_ranks = []
     for source in sources:
         packed = Buffer(source.dtype, len(source), 3)
-        kernels.pack(DTYPES.index(dtype), 0.3, False, packed.address, buffer_of(source, 1).address, len(source))
+        index = DTYPES.index(dtype)
+        kernels.pack(index, index, 0.3, False, packed.address, buffer_of(source, 1).address, len(source))
         packed.assert_guards()
         scaled_by_ranks.append(packed.values.copy())
         assert_equal_bits(dtype, packed.values, scaled(dtype, source, 0.3))
@@ -198,10 +199,68 @@ def test_pack(kernels: Kernels, dtype: str, streaming: bool) -> None:
     for prescale in (1.0,) if dtype == "bool" else (1.0, 0.7):
         for n in LENGTHS:
             source, slot = buffer_of(numbers(dtype, n, n), 1), Buffer(stored(dtype), n, n % 7)
-            kernels.pack(DTYPES.index(dtype), prescale, streaming, slot.address, source.address, n)
+            index = DTYPES.index(dtype)
+            kernels.pack(index, index, prescale, streaming, slot.address, source.address, n)
             slot.assert_guards()
             want = source.values if prescale == 1 else scaled(dtype, source.values, prescale)
             assert_equal_bits(dtype, slot.values, want)
+
+
+# ---- compressed tensors ----
+
+
+WIRES = [(tensor, wire) for tensor in ("float32", "float64") for wire in ("float16", "bfloat16")]
+
+
+def compressed(tensor: np.ndarray, wire: str, factor: float = 1.0) -> np.ndarray:
+    """What a rank offers: scaled in the tensor's dtype, by way of float32."""
+    with np.errstate(all="ignore"):
+        return rounded(wire, (tensor * tensor.dtype.type(factor)).astype(np.float32))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("tensor", "wire"), WIRES)
+def test_pack_casts_and_unpack_widens(kernels: Kernels, tensor: str, wire: str, streaming: bool) -> None:
+    dtypes = DTYPES.index(wire), DTYPES.index(tensor)
+    for prescale in (1.0, 0.7):
+        for n in LENGTHS:
+            source, slot = buffer_of(numbers(tensor, n, n), n % 5), Buffer(stored(wire), n, n % 7)
+            kernels.pack(*dtypes, prescale, streaming, slot.address, source.address, n)
+            slot.assert_guards()
+            assert_equal_bits(wire, slot.values, compressed(source.values, wire, prescale))
+            back = Buffer(stored(tensor), n, n % 3)
+            kernels.unpack(*dtypes, back.address, slot.address, n)
+            back.assert_guards()
+            assert_equal_bits(tensor, back.values, widened(wire, slot.values).astype(tensor))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unpack_copies_what_is_not_compressed(kernels: Kernels, dtype: str) -> None:
+    slot, back = buffer_of(numbers(dtype, 1025, 1), 3), Buffer(stored(dtype), 1025, 1)
+    kernels.unpack(DTYPES.index(dtype), DTYPES.index(dtype), back.address, slot.address, 1025)
+    assert (bits(back.values) == bits(slot.values)).all()
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("tensor", "wire"), WIRES)
+def test_reduction_of_compressed_tensors(kernels: Kernels, tensor: str, wire: str, op: str) -> None:
+    """The own tensor, replaced by the result, among what others have packed; a mirror gets the result as it travels."""
+    for seed, n in enumerate([*LENGTHS, 20011]):
+        for count in (1, 2, 3):
+            own, prescale, streaming = seed % count, (1.0, 0.3)[seed % 2], bool(seed % 3)
+            tensors = ranks(tensor, count, n, seed)
+            packed = [compressed(each, wire, prescale) for each in tensors]
+            divisor = float(count) if op == "average" else 1.0
+            spec = Spec(wire, op, own, prescale, divisor, (1.0, 1.7)[seed % 2], tensor)
+            sources = [buffer_of(tensors[k] if k == own else packed[k], seed % 4) for k in range(count)]
+            mirror = Buffer(stored(wire), n, seed % 5)
+            native = spec.native(count, 2, streaming)
+            kernels.reduce(ctypes.byref(native), pointers(sources), pointers([sources[own], mirror]), n)
+            for each in [*sources, mirror]:
+                each.assert_guards()
+            want = expected(Spec(wire, op, divisor=divisor, postscale=spec.postscale), packed)
+            assert_equal_bits(wire, mirror.values, want)
+            assert_equal_bits(tensor, sources[own].values, widened(wire, want).astype(tensor))
 
 
 # ---- conversions ----
@@ -384,8 +443,10 @@ def test_sizes(kernels: Kernels) -> None:
     [
         {"dtype": 9}, {"dtype": -1}, {"op": 5}, {"count": 0}, {"copies": 0}, {"unscaled": 2}, {"unscaled": -3},
         {"divisor": 0.0}, {"divisor": -2.0}, {"divisor": float("nan")}, {"prescale": float("inf")},
-        {"postscale": float("nan")}, {"dtype": 6, "divisor": 1.5}, {"dtype": 7, "divisor": 1e300},
-        {"dtype": 8, "op": 1}, {"dtype": 8, "prescale": 2.0},
+        {"postscale": float("nan")}, {"dtype": 6, "tensor": 6, "divisor": 1.5},
+        {"dtype": 7, "tensor": 7, "divisor": 1e300}, {"dtype": 8, "tensor": 8, "op": 1},
+        {"dtype": 8, "tensor": 8, "prescale": 2.0},
+        {"tensor": 0}, {"tensor": 3}, {"dtype": 0, "tensor": 1}, {"dtype": 0, "tensor": 4}, {"dtype": 4},
     ],
 )  # fmt: skip
 def test_what_cannot_be_reduced_is_refused(library: ctypes.CDLL, wrong: dict[str, float]) -> None:
@@ -421,7 +482,10 @@ def test_sanitizers_find_nothing() -> None:
     ).stdout.strip()
     if not os.path.isabs(found):
         pytest.skip("no address sanitizer")
-    chosen = "any_reduction or exact or wrap or mirror or copies or round_trip or special or inner or weighted"
+    chosen = (
+        "any_reduction or exact or wrap or mirror or copies or round_trip or special or inner or weighted or "
+        "compressed or casts"
+    )
     sanitized = {
         SANITIZED: "1",
         "CC": "gcc",

@@ -1,0 +1,78 @@
+"""What compression costs where bytes are cheap: an allreduce over shared memory, as it is and as halves, in turn."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.collective.contenders import GroupContender
+from benchmarks.common import binding, environment, progress, records, stats
+from benchmarks.common.tables import Table, duration, size
+
+BOUND = 1.1
+"""Times the uncompressed allreduce: what a compressed one may take."""
+
+FIRST = 10
+"""Untimed iterations of each variant before the rounds."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure, and for how long."""
+
+    ranks: int = 2
+    nbytes: int = 100 << 20
+    rounds: int = 48
+    warmup: int = 1
+    iterations: int = 4
+
+
+def run(settings: Settings, console: Console) -> Path:
+    """Measure, and write `out/compression.json`."""
+    before = environment.record()
+    begun = time.perf_counter()
+    contender = GroupContender("compression", settings.ranks, 1 << 12, binding.available())
+    cases = contender.cases
+    blocks: dict[str, list[list[float]]] = {case: [] for case in cases}
+    try:
+        with progress.bar(console, f"{settings.ranks} ranks", len(cases) * settings.rounds) as advance:
+            for case in cases:  # Finds out which kind of store suits.
+                contender.block(case, settings.nbytes, 0, FIRST)
+            for number in range(settings.rounds):
+                for k in range(len(cases)):
+                    case = cases[(number + k) % len(cases)]
+                    blocks[case].append(contender.block(case, settings.nbytes, settings.warmup, settings.iterations))
+                    advance(case)
+    finally:
+        contender.close()
+    medians = {case: [float(np.median(block)) for block in blocks[case]] for case in cases}
+    results = [
+        {
+            "case": case,
+            "round_medians": medians[case],
+            "ratio": stats.ratio(medians[case], medians[cases[0]]).record(),
+            **stats.Summary.of([seconds for block in blocks[case] for seconds in block]).record(),
+        }
+        for case in cases
+    ]
+    seconds = round(time.perf_counter() - begun, 1)
+    return records.write("compression", asdict(settings), before, {"results": results, "seconds": seconds})
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    """Return the table of `out/compression.json`."""
+    settings = content["settings"]
+    title = f"Allreduce of {size(settings['nbytes'])} of float32, {settings['ranks']} ranks, by compression"
+    table = Table(title, ["compression", "median", "p99", "least", "ratio of medians", f"at most {BOUND}"])
+    for row in content["results"]:
+        ratio = row["ratio"]
+        cells = [duration(row[name]) for name in ("median", "p99", "least")]
+        cells.append(f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})")
+        table.rows.append([row["case"], *cells, "pass" if ratio["value"] <= BOUND else "miss"])
+    table.note = environment.describe(content["environment"])
+    return [table]

@@ -1,0 +1,150 @@
+"""How tensors are compressed on their way to the other ranks. `docs/compression.md` tells how to write one's own.
+
+There are three kinds. `Compression.fp16` and `Compression.bf16` only name a dtype: the engine casts while it packs and
+unpacks. A *compressor* changes one tensor in Python before it is reduced, and back. A *scheme* reduces one gradient by
+several collectives, and may remember what it lost; it goes with `DistributedOptimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, ClassVar
+
+from engine.types import Adasum
+
+
+class Compressor:
+    """Something done to a tensor before it is reduced, and undone to the result. A base class that does nothing.
+
+    Any class or object with these two methods will do; they are called on a tensor of the caller's framework.
+
+    Attributes
+    ----------
+    wire : str, optional
+        `"float16"` or `"bfloat16"`: float32 and float64 tensors travel so, cast by the engine.
+    """
+
+    wire: ClassVar[str | None] = None
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """The tensor to reduce, and whatever `decompress` needs to know. Equal shape and dtype on all ranks."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """What the reduced tensor stands for."""
+        return tensor
+
+
+class NoneCompressor(Compressor):
+    """Tensors travel as they are."""
+
+
+class FP16Compressor(Compressor):
+    """float32 and float64 travel as float16. What is beyond 65504 becomes an infinity."""
+
+    wire = "float16"
+
+
+class BF16Compressor(Compressor):
+    """float32 and float64 travel as bfloat16: the range of float32, with 8 bits of precision."""
+
+    wire = "bfloat16"
+
+
+class Compression:
+    """The compressors that come with the engine."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor
+
+
+class Scheme:
+    """A way to average a gradient over ranks, by as many collectives as it takes. For `DistributedOptimizer`.
+
+    An instance belongs to one optimizer and may keep state by parameter. All ranks must construct it alike. A scheme
+    decides by what all ranks know alike: names, shapes, what it has received, the number of calls.
+    """
+
+    def accepts(self, name: str, parameter: Any) -> bool:
+        """Whether the gradients of a parameter are given to this scheme; others are averaged as they are."""
+        return True
+
+    def reduce(self, name: str, gradient: Any) -> Generator[Any, Any, Any]:
+        """Average a gradient. A generator: `average = yield tensor` averages a tensor over ranks.
+
+        The generators of all gradients go in step, so that what they yield in a round travels together.
+
+        Parameters
+        ----------
+        name : str
+            Of the parameter, equal on all ranks.
+        gradient : tensor
+            This rank's, zeros if it has none. Not to be written to.
+
+        Yields
+        ------
+        tensor
+            Equal shape and dtype on all ranks. What comes back is its average, a new tensor with the same bits on all
+            ranks.
+
+        Returns
+        -------
+        tensor
+            The average, or what stands for it. It must have the same bits on all ranks.
+        """
+        raise NotImplementedError
+
+
+MARKERS: dict[str | None, type[Compressor]] = {
+    kind.wire: kind for kind in (NoneCompressor, FP16Compressor, BF16Compressor)
+}
+"""The compressors for which Python does nothing, by what the engine does."""
+
+
+def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
+    """What the engine does, and what Python has to do.
+
+    Parameters
+    ----------
+    compression : optional
+        A compressor, or None.
+    op : Op, optional
+        The operation that tensors are reduced with.
+
+    Returns
+    -------
+    wire : str, optional
+        The dtype in which tensors travel.
+    own : optional
+        The compressor whose methods are to be called, if they do anything.
+
+    Raises
+    ------
+    TypeError
+        Not a compressor.
+    ValueError
+        Adasum, which does not compress.
+    """
+    if compression is None:
+        return None, None
+    if isinstance(compression, Scheme):
+        raise TypeError(
+            f"{type(compression).__name__} is a scheme for gradients: give it to DistributedOptimizer(compression=...)"
+        )
+    compress, decompress = (getattr(compression, name, None) for name in ("compress", "decompress"))
+    if not callable(compress) or not callable(decompress):
+        raise TypeError(
+            "compression is Compression.none, .fp16 or .bf16, or something with the methods compress(tensor) and "
+            f"decompress(tensor, ctx), not {compression!r}"
+        )
+    idle = compress is Compressor.compress and decompress is Compressor.decompress
+    wire = getattr(compression, "wire", None)
+    if op == Adasum and (wire is not None or not idle):
+        raise ValueError(
+            "op=Adasum does not compress: it measures tensors before it combines them. Leave out compression, or use "
+            "op=Average"
+        )
+    return wire, None if idle else compression

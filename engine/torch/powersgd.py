@@ -1,0 +1,125 @@
+"""PowerSGD: a gradient matrix travels as the product of two thin ones (Vogels, Karimireddy, Jaggi: "PowerSGD: Practical
+Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019, algorithms 1 and 2)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+
+from engine.compression import Scheme
+
+DEPENDENT = 8
+"""A column of which less than so many last places are left after projection is a combination of those before it."""
+
+
+@dataclass
+class _State:
+    """What is remembered of one parameter."""
+
+    right: torch.Tensor  # [columns, rank]: the last right factor, equal on all ranks
+    error: torch.Tensor  # [rows, columns]: what this rank has not sent yet
+    random: torch.Generator  # equal on all ranks
+
+
+class PowerSGD(Scheme):
+    """One step of subspace iteration per reduction, from the last right factor, with error feedback.
+
+    Of a gradient of n rows and m columns (dimensions after the first are one) `rank * (n + m)` numbers travel. What a
+    rank's approximation leaves out is added to its next gradient. Takes memory for that, as much as the gradients.
+
+    Parameters
+    ----------
+    rank : int
+        Of the approximation. From min(n, m) on it is exact up to rounding, and nothing is saved.
+    start_iter : int
+        So many reductions of each gradient are plain averages, while gradients change fast.
+    min_compression_rate : float
+        Only gradients for which `n * m > min_compression_rate * rank * (n + m)` are compressed.
+    seed : int
+        Of the first right factors. Equal on all ranks.
+    """
+
+    def __init__(self, rank: int = 2, start_iter: int = 10, min_compression_rate: float = 2.0, seed: int = 0) -> None:
+        if rank < 1:
+            raise ValueError(f"rank is 1 or more, not {rank}")
+        if start_iter < 0:
+            raise ValueError(f"start_iter is 0 or more, not {start_iter}")
+        if not min_compression_rate >= 0:
+            raise ValueError(f"min_compression_rate is 0 or more, not {min_compression_rate}")
+        self._rank = rank
+        self._start = start_iter
+        self._least = min_compression_rate
+        self._seed = seed
+        self._calls: dict[str, int] = {}
+        self._states: dict[str, _State] = {}
+
+    def accepts(self, name: str, parameter: torch.Tensor) -> bool:
+        if parameter.dim() < 2 or not parameter.numel():
+            return False
+        rows, columns = parameter.shape[0], parameter[0].numel()
+        return rows * columns > self._least * self._rank * (rows + columns)
+
+    def reduce(self, name: str, gradient: torch.Tensor) -> Generator[torch.Tensor, torch.Tensor, torch.Tensor]:
+        calls = self._calls[name] = self._calls.get(name, 0) + 1
+        if calls <= self._start:
+            return (yield gradient)
+        dtype = torch.float64 if gradient.dtype is torch.float64 else torch.float32
+        matrix = gradient.reshape(len(gradient), -1).to(dtype)
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = self._first(name, matrix)
+        right = _refilled(state.right, state.random)
+        matrix = matrix + state.error
+        left = _orthonormal((yield matrix @ right))
+        right = yield matrix.T @ left
+        approximation = _product(left, right)
+        if bool(torch.isfinite(right).all()):
+            # Else the gradients overflowed, on some rank: all ranks see so, and remember nothing of it.
+            state.right, state.error = right, matrix - approximation
+        return approximation.reshape(gradient.shape)
+
+    def _first(self, name: str, matrix: torch.Tensor) -> _State:
+        rank = min(self._rank, *matrix.shape)
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + self._seed)
+        return _State(matrix.new_zeros(matrix.shape[1], rank), torch.zeros_like(matrix), generator)
+
+
+# What follows makes equal bits of equal bits, whatever the number of threads: elementwise, or in one thread. Matrix
+# products promise no such thing.
+
+
+def _refilled(right: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    """`right`, with random columns in place of zeros: what was zero would stay so."""
+    zero = ~right.bool().any(dim=0)
+    if not bool(zero.any()):
+        return right
+    right = right.clone()
+    right[:, zero] = torch.randn(len(right), int(zero.sum()), generator=random, dtype=right.dtype)
+    return right
+
+
+def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
+    """An orthonormal basis of the columns, by Gram-Schmidt, twice; zeros for dependent ones. NaN stays NaN."""
+    wide = columns.double().numpy().T.copy()  # Rows are the columns; sums of NumPy run in one thread, in a fixed order.
+    for k in range(len(wide)):
+        before = (wide[k] * wide[k]).sum() ** 0.5
+        for _ in range(2):
+            for j in range(k):
+                wide[k] -= (wide[j] * wide[k]).sum() * wide[j]
+        after = (wide[k] * wide[k]).sum() ** 0.5
+        if after <= DEPENDENT * torch.finfo(columns.dtype).eps * before:
+            wide[k] = 0.0
+        else:
+            wide[k] /= after
+    return torch.from_numpy(wide.T.copy()).to(columns.dtype)
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """`left @ right.T`, term by term."""
+    total = left[:, :1] * right[:, 0]
+    for k in range(1, left.shape[1]):
+        total += left[:, k : k + 1] * right[:, k]
+    return total

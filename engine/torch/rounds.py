@@ -1,0 +1,129 @@
+"""Gradients that Python compresses: reduced after a pass, by the collectives that a `Scheme` asks for.
+
+The generators of all gradients advance together. What they yield in one round is one grouped allreduce, so the number
+of collectives is that of the rounds, whatever the number of parameters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine import collectives, groups
+from engine.compression import MARKERS, Scheme, resolve
+from engine.process_sets import ProcessSet
+from engine.types import Average, Max, Min, Op, Product, Sum
+
+IDENTITY = {Average: 0.0, Sum: 0.0, Min: math.inf, Max: -math.inf, Product: 1.0}
+
+
+class Compressing(Scheme):
+    """A compressor as a scheme: one round."""
+
+    def __init__(self, compressor: Any) -> None:
+        self._compressor = compressor
+
+    def reduce(self, name: str, gradient: torch.Tensor) -> Generator[Any, Any, Any]:
+        sent, context = self._compressor.compress(gradient)
+        reduced = yield sent
+        return self._compressor.decompress(reduced, context)
+
+
+def scheme_of(compression: Any, op: Op) -> tuple[str | None, Scheme | None]:
+    """The dtype that the engine casts to, and the scheme that Python follows; None for what there is not."""
+    if isinstance(compression, Scheme):
+        return None, compression
+    wire, own = resolve(compression, op)
+    return wire, None if own is None else Compressing(own)
+
+
+class Rounds:
+    """The gradients of one optimizer that a scheme reduces.
+
+    Parameters
+    ----------
+    scheme : Scheme, optional
+    op : Op
+    prescale, postscale : float
+        Multiply what is yielded, and what comes back.
+    process_set : ProcessSet
+        Whose ranks reduce them. A rank that is not in it is given none.
+    wire : str, optional
+        What the engine casts to on the way.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme | None,
+        op: Op,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+        wire: str | None,
+    ) -> None:
+        self._scheme = scheme
+        self._settings = prescale, postscale, process_set, MARKERS[wire]
+        self._process_set = process_set
+        self._op = op
+        self._parameters: dict[int, tuple[str, torch.Tensor]] = {}
+
+    def accepts(self, name: str, parameter: torch.Tensor) -> bool:
+        """Whether the gradients of a parameter are reduced here."""
+        return self._scheme is not None and parameter.is_floating_point() and self._scheme.accepts(name, parameter)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._parameters
+
+    def add(self, index: int, name: str, parameter: torch.Tensor) -> None:
+        """Take a parameter over, in the same order on every rank. `index`: as in `run`."""
+        self._parameters[index] = name, parameter
+
+    def run(self, missing: Sequence[int]) -> None:
+        """Reduce the gradients of a pass. Collective. `missing`: indices of those that this rank does not have.
+
+        As everywhere, a gradient that some ranks have is reduced, and the others contribute nothing and get the result.
+        """
+        if self._scheme is None or not self._parameters:
+            return
+        first = next(iter(self._parameters.values()))[0]
+        absent = set(missing)
+        mine = np.array([index not in absent for index in self._parameters], np.uint8)
+        present = collectives.allreduce(mine, Max, f"{first}.present", process_set=self._process_set)
+        running = []
+        for index, there in zip(self._parameters, present, strict=True):
+            name, parameter = self._parameters[index]
+            if there:
+                if parameter.grad is None or index in absent:
+                    parameter.grad = torch.full_like(parameter, IDENTITY[self._op])
+                running.append((name, parameter.grad, self._scheme.reduce(name, parameter.grad)))
+        with torch.no_grad():
+            self._in_step(running, first)
+
+    def _in_step(self, running: list[tuple[str, torch.Tensor, Generator[Any, Any, Any]]], first: str) -> None:
+        """Run generators to their ends, and put what they return into the gradients."""
+        received: list[Any] = [None] * len(running)
+        for number in itertools.count():
+            going, sent = [], []
+            for (name, gradient, generator), tensor in zip(running, received, strict=True):
+                try:
+                    sent.append(generator.send(tensor))
+                    going.append((name, gradient, generator))
+                except StopIteration as end:
+                    _put(name, gradient, end.value)
+            if not going:
+                return
+            running = going
+            received = groups.grouped_allreduce(sent, self._op, f"{first}.round{number}", *self._settings)
+
+
+def _put(name: str, gradient: torch.Tensor, result: Any) -> None:
+    if not isinstance(result, torch.Tensor) or result.shape != gradient.shape:
+        shape = f"shape {list(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__qualname__
+        raise TypeError(f"the compression of {name!r} made {shape} of a gradient of shape {list(gradient.shape)}")
+    if result is not gradient:
+        gradient.copy_(result)

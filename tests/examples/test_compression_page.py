@@ -1,0 +1,28 @@
+"""The examples of docs/compression.md run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from ranks import run_ranks
+
+pytest.importorskip("torch", reason="needs torch")
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compression.md"
+USE = """
+import torch
+hvd.init()
+got = hvd.allreduce(torch.tensor([1e6, 1.0]), op=hvd.Average, compression=Clipped)
+assert got.tolist() == [60000.0, 1.0], got
+"""
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not part of this copy")
+def test_the_examples_run() -> None:
+    compressor, scheme = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    run_ranks(2, compressor + USE)
+    done = run_ranks(2, scheme + "hvd.check_consistency(dict(model.named_parameters()))\n")
+    (loss,) = re.findall(r"loss ([0-9.]+)", done.ranks[0].stdout)
+    assert float(loss) < 0.5, loss
