@@ -41,6 +41,7 @@ cdef class Engine:
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset) except -1
     cdef int check(self) except -1
     cdef int between_ticks(self, Op* op) except -1
+    cdef void count_blocked(self, int one) noexcept
     cdef int finish(self, Op* op, bint urgent) except -1
     cdef int refuse(self, int status, str name) except -1
     cdef void bury(self) noexcept

@@ -47,7 +47,7 @@ from engine_ext.data.kernels cimport (
 from engine_ext.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of, ranks_of
 from engine_ext.platform.atomics cimport (
-    load32_acquire, load32_relaxed, load_acquire, load_pointer, now_ns, or32, store32_release, store_release, swap_pointer,
+    add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, now_ns, or32, store32_release, store_release, swap_pointer,
 )
 from engine_ext.setup cimport kernel_level
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
@@ -407,11 +407,22 @@ cdef class Engine:
             if urgent:
                 driver_await(e, op)
             status = driver_wait(e, &goal, TICK_NS)
-        while status == Status.TICK:
-            self.between_ticks(op)
-            with nogil:
-                status = driver_wait(e, &goal, TICK_NS)
+        if status != Status.TICK:
+            return 0
+        self.count_blocked(1)
+        try:
+            while status == Status.TICK:
+                self.between_ticks(op)
+                with nogil:
+                    status = driver_wait(e, &goal, TICK_NS)
+        finally:
+            self.count_blocked(-1)
         return 0
+
+    cdef void count_blocked(self, int one) noexcept:
+        """Say that a thread of this rank has begun to wait for long, or has ceased to."""
+        add32(&self.state.segment.mine.blocked, <uint32_t>one)
+        add32(&self.state.segment.world.mine.blocked_anywhere, <uint32_t>one)
 
     cdef Handle start(self, Op* op, object name, bint blocking, object owner, object output):
         """Bring an operation under `name`, or the next of the unnamed. With `blocking`, wait up to a tick for it."""

@@ -17,6 +17,7 @@ from engine_ext.control.layout cimport (
     engine_meta, engine_request, meta_wire_bytes, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
+from engine_ext.control.segment cimport elsewhere
 from engine_ext.control.table cimport Status, bit, hash_name
 from engine_ext.data.kernels cimport ENGINE_ADASUM
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release
@@ -576,7 +577,7 @@ cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, i
             for r in range(c.segment.size):
                 missing[r] = withheld(c, name, r) and (
                     name.since < older_than or load32_relaxed(&c.segment.pages[r].left))
-                if missing[r] and first < 0:
+                if missing[r] and (first < 0 or (elsewhere(c.segment, first) and not elsewhere(c.segment, r))):
                     first = r
         if first >= 0:
             culprit, longest = first, name.since

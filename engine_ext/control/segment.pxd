@@ -31,6 +31,11 @@ cdef inline bint away(const Segment* segment, int rank) noexcept nogil:
     """Whether `rank` has joined: it brings nothing, and is waited for by nobody."""
     return load_relaxed(&segment.pages[rank].joined) > segment.joins_over
 
+cdef inline bint elsewhere(const Segment* segment, int rank) noexcept nogil:
+    """Whether a thread of `rank` waits in another process set, or in the world: then it is kept waiting itself."""
+    cdef const rank_page* world = segment.world.pages[segment.numbers[rank]]
+    return load32_relaxed(&world.blocked_anywhere) > load32_relaxed(&segment.pages[rank].blocked)
+
 cdef inline void ring_unfenced(Segment* segment, int rank, uint32_t only) noexcept nogil:
     """Wake `rank` if it sleeps and, when `only` is not 0, has announced one of those reasons. The caller has fenced since it
     made true what `rank` may be waiting for.

@@ -9,7 +9,7 @@ from libc.string cimport memcpy, strlen
 from engine_ext.control.coordinator cimport coordinator_absentee, coordinator_overdue
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.layout cimport CAUSE_LEFT, CAUSE_STALLED
-from engine_ext.control.segment cimport abort_world, away, ring_others
+from engine_ext.control.segment cimport abort_world, away, elsewhere, ring_others
 from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES, State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.control.table cimport Op, bit
 from engine_ext.data.executor cimport executor_laggard
@@ -99,12 +99,12 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
 cdef int who_withholds(State* e, const Op* op, uint64_t older_than) noexcept nogil:
     """Who keeps the overdue `op` from being done, or -1: it is not for this rank to tell."""
     cdef int32_t id = op.record.id
-    cdef int r
+    cdef int culprit = -1, r
     if id >= 0:
         for r in range(e.segment.size):
-            if withheld(e, r, id):
-                return r
-        return 0                    # everybody has brought it and nothing is scheduled
+            if withheld(e, r, id) and (culprit < 0 or (elsewhere(&e.segment, culprit) and not elsewhere(&e.segment, r))):
+                culprit = r
+        return max(culprit, 0)      # nobody: everybody has brought it and nothing is scheduled
     if load_acquire(&e.segment.coordinator.drained[e.segment.rank]) != e.segment.mine.request_head:
         return 0                    # the coordinator does not read requests
     # Only the coordinator knows who has not requested a new name. It has been asked; if it does not answer, it is the one.

@@ -8,6 +8,7 @@ Every job is checked: results, who is named and how soon, processes, descriptors
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -54,9 +55,10 @@ def late(seed: int, size: int, seconds: float, tally: Tally) -> None:
             if job.process.poll() is not None:
                 break
             rank = dice.randrange(size)
-            os.kill(job.pid(rank), signal.SIGSTOP)
-            time.sleep(dice.choice((0.0, 0.01, 0.15, 0.4)))
-            os.kill(job.pid(rank), signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # It has finished in this moment.
+                os.kill(job.pid(rank), signal.SIGSTOP)
+                time.sleep(dice.choice((0.0, 0.01, 0.15, 0.4)))
+                os.kill(job.pid(rank), signal.SIGCONT)
             tally.stops += 1
         finished = job.finish()
     digests = {value["digest"] for value in finished.values}
