@@ -149,6 +149,7 @@ def disagreements_about_sparse_tensors() -> None:
     handle = hvd.sparse_allreduce_async(good, f"twice {hvd.rank()}")
     if hvd.size() > 1:
         raises(DuplicateNameError, lambda: hvd.sparse_allreduce_async(good, f"twice {hvd.rank()}"))
+    hvd.barrier()  # Else another rank may have completed the first one by then.
     others = [hvd.sparse_allreduce_async(good, f"twice {k}") for k in range(hvd.size()) if k != hvd.rank()]
     assert all(hvd.synchronize(each).to_dense()[0, 0] == 1 for each in [handle, *others])
 

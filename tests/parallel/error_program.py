@@ -251,7 +251,7 @@ def wrong_calls() -> int:
         wrong(
             f"root {root!r}", lambda root=root: engine.broadcast(good, root), "", (TypeError, OverflowError, ValueError)
         )
-    for op in (5, -1, 99):
+    for op in (len(engine.Op), -1, 99):
         wrong(f"op {op}", lambda op=op: engine.allreduce(good, op), str(op), ValueError)
     wrong("op as text", lambda: engine.allreduce(good, "Sum"), "Sum", ValueError)
     for factor in (float("nan"), float("inf"), -float("inf")):
