@@ -17,7 +17,8 @@ from engine.torch.adasum import Deltas
 from engine.torch.reducer import Reducer
 from engine.types import Adasum, Average, Op
 
-_numbers = itertools.count()
+# How many optimizers each process set has had: its ranks have wrapped equally many of them, and perhaps others besides.
+_counts: weakref.WeakKeyDictionary[ProcessSet, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 class _Distributed:
@@ -248,7 +249,8 @@ def DistributedOptimizer(
         )
     names = None if named_parameters is None else _names(named_parameters)
     kind = type(optimizer)
-    prefix = f"{'change' if op == Adasum else 'gradient'}{next(_numbers) or ''}"
+    number = next(_counts.setdefault(process_set, itertools.count()))
+    prefix = f"{'change' if op == Adasum else 'gradient'}{number or ''}"
     reducer: Reducer | Deltas
     if op == Adasum:
         if gradient_as_bucket_view:

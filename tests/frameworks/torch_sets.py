@@ -39,6 +39,10 @@ def each_half_trains_a_model_of_its_own() -> None:
     sets = halves()
     rank = engine.rank()
     mine = next((each for each in sets if each.included()), hvd.global_process_set)
+    if engine.size() > 2:
+        sets.append(engine.add_process_set([0]))
+        if rank == 0:  # One optimizer more than the other ranks of its half.
+            hvd.DistributedOptimizer(torch.optim.SGD(mlp().parameters(), lr=0.1), process_set=sets[-1]).unwrap()
     model, alone = mlp(), mlp()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), process_set=mine
