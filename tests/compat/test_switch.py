@@ -201,6 +201,9 @@ def test_a_python_without_enginerun_is_told(tmp_path):
 
 def test_a_module_of_the_users_that_hides_the_engine_is_named(programs):
     (programs / "engine.py").touch()
+    found = start(sys.executable, "-c", "import engine; print(engine.__file__)", cwd=programs).stdout.strip()
+    if found != str(programs / "engine.py"):
+        pytest.skip("an editable install goes before the path: nothing hides it")
     done = start(*LAUNCHER, "-np", 1, "--horovod", sys.executable, "probe.py", cwd=programs, code=1)
     assert f"and {programs}/engine.py hides enginerun's; rename that" in done.stderr
 
