@@ -57,6 +57,7 @@ cdef class GradientHook:
     cdef const void* hooks_keys
     cdef int passed                 # passes since the last reduction
     cdef bint flying                # brought in this pass
+    cdef bint sparse                # its gradient is, in this pass
     cdef bint apart                 # its gradient shares memory with others: it is copied before it is reduced in place
     cdef bint usual                 # the operation's metadata is the parameter's: it need not be copied again
     cdef object view                # a tensor in shared memory, or None
@@ -187,6 +188,7 @@ cdef class GradientHook:
             self.drop_parts()
             raise
         self.own((parts, keepers))
+        self.sparse = True
         return self.submit()
 
     cdef list take_parts(self):
@@ -207,6 +209,7 @@ cdef class GradientHook:
             free(op.memory)
             op.members, op.splits, op.row_counts, op.memory = NULL, NULL, NULL, NULL
             op.rows, op.row_bytes = 0, 0
+        self.sparse = False
 
     cdef int defer(self, parameter, gradient) except -1:
         """Leave a gradient to the binding: it has to be dense, that is all."""
@@ -354,7 +357,7 @@ cdef class GradientGroup:
             if hook.op == NULL:
                 begin, nbytes = hook.place if hook.flying else NULL, hook.nbytes
             else:
-                begin = hook.op.source if hook.view is None and hook.op.members == NULL else NULL
+                begin = hook.op.source if hook.view is None and not hook.sparse else NULL
                 nbytes = hook.op.nbytes
             if begin != NULL and nbytes:
                 extents[count].begin, extents[count].end, extents[count].index = begin, begin + nbytes, hook.index
@@ -427,7 +430,8 @@ cdef class GradientGroup:
                 hook.raise_error()
             except Exception as cause:          # every hook is left in order; the first error is what is raised
                 error = error or cause
-            parts = hook.take_parts()
+            # Only these may be sparse, and what would tell lies in lines that nothing else here touches.
+            parts = hook.take_parts() if hook.sparse or hook.op.source == NULL else None
             if parts is not None:
                 found.append((hook.index, parts))
             elif hook.op.source == NULL and hook.nbytes and hook.op.status == Status.OK:

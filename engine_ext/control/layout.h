@@ -110,7 +110,8 @@ typedef struct rank_page {
   uint64_t steps;
   uint32_t wait_all, wait_requests, left;
   uint32_t blocked;            /* threads that have waited here for longer than a tick: for who is to blame, see elsewhere() */
-  uint64_t joined;             /* nanoseconds: since when this rank brings nothing and takes part all the same; 0: it does not */
+  _Alignas(64) uint64_t joined; /* nanoseconds: since when this rank brings nothing and takes part all the same; 0: it does not.
+                                 * Looked at whenever another rank submits, so in a line that nobody writes. */
   _Alignas(64) uint32_t asleep; /* SLEEP_*; 0: some thread of the rank drives */
   uint32_t blocked_anywhere;   /* the same, in the world and in all process sets; of the world's pages alone */
   uint64_t need[3];            /* with SLEEP_IN_ENTRY: chunks another rank has to have packed, reduced, copied to be news */
