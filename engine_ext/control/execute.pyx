@@ -227,7 +227,7 @@ cdef bint plan_group(Plan* plan, const Op* op) noexcept nogil:
             nbytes = <uint64_t>(op.meta.dims[d] * dtype_bytes(d))
             if plan_add(plan, NULL, op.target + used, nbytes, d, wire, -1) == NULL:
                 return False
-            used += nbytes
+            used += (nbytes + 7) & ~<uint64_t>7         # the next dtype's alignment; table_stand_in has made room
         for k in range(op.meta.group if op.members != NULL and op.meta.dims[d] else 0):
             member = &op.members[k]
             if member.dtype != d or member.nbytes == 0:

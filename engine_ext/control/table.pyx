@@ -8,6 +8,7 @@ from engine_ext.control.layout cimport (
     meta_bytes, meta_row_bytes, rank_page,
 )
 from engine_ext.control.segment cimport away
+from engine_ext.data.kernels cimport ENGINE_DTYPES
 from engine_ext.platform.atomics cimport (
     load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store_pointer, store_relaxed, store_release,
 )
@@ -190,7 +191,7 @@ cdef void table_stand_in(Table* table, Record* record) noexcept nogil:
     if op.meta.kind == KIND_ALLTOALL:
         op.splits = <int64_t*>calloc(table.segment.size, sizeof(int64_t))
     elif op.meta.kind != KIND_ALLGATHER and op.meta.kind != KIND_BARRIER:
-        op.nbytes = <uint64_t>meta_bytes(&op.meta)
+        op.nbytes = <uint64_t>meta_bytes(&op.meta) + (8 * ENGINE_DTYPES if op.meta.group else 0)    # to align each dtype
     store_pointer(<void**>&record.inflight, op)
     if not record.fresh:
         table_toggle(table, record.id)
