@@ -20,6 +20,7 @@ from engine.native import memory
 from engine.process_sets import ProcessSet, global_process_set
 
 Described = dict[str, tuple[str, int]]  # by name: what it is, and a checksum of its value where that counts
+_FAILED = b"!"
 _SHOWN = 20  # lines of a report
 
 
@@ -90,13 +91,15 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     data = b""
     try:
         data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # As above: an empty contribution tells the others.
-        failure = error
+    except Exception as error:  # As above: one byte, which is no pickle, tells the others.
+        failure, data = error, _FAILED
     handle = process_set.engine.allgather(np.frombuffer(data, np.uint8), name, True)
     handle.wait()
     payload, rows = handle.gathered
     for rank, count in zip(process_set.ranks, rows, strict=True):
         if count == 0:
+            raise EngineError(f"rank {rank} has joined, and has no object to give: collect objects before join()")
+        if count == len(_FAILED):
             raise EngineError(f"rank {rank} cannot pickle the object that it gathers") from failure
     objects, start = [], 0
     for count in rows:

@@ -7,6 +7,7 @@ way round.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Iterable
 from typing import Any
@@ -177,6 +178,7 @@ class Registry:
             return False
         assert process_set.process_set_id is not None
         self._agree("remove", process_set._ranks, process_set)
+        self._expect_idle(process_set)
         if process_set._engine is not None:
             process_set._engine.close(self._timeout)
         self._world.barrier("engine.process_set.removed", True).wait()
@@ -195,16 +197,41 @@ class Registry:
         self._sets.clear()
         global_process_set._leave()
 
+    def _expect_idle(self, process_set: ProcessSet) -> None:
+        """Wait for what is in flight in a set; if it stays so, an error on every rank, and the set stays, too."""
+        end = time.monotonic() + self._timeout
+        while (waiting := self._pending(process_set)) and time.monotonic() < end:
+            time.sleep(0.001)
+        handle = self._world.allgather(array("b", waiting.encode()), "engine.process_set.pending", True)
+        handle.wait()
+        data, counts = handle.gathered
+        start = 0
+        for rank, count in enumerate(counts):
+            if count:
+                name = bytes(data[start : start + count]).decode("utf-8", "replace")
+                raise EngineError(
+                    f"{process_set} cannot be removed: rank {rank} has waited {self._timeout:.0f} s for {name!r} in "
+                    "it, which other ranks have not brought"
+                )
+            start += count
+
+    def _pending(self, process_set: ProcessSet) -> str:
+        """The name of an operation that is in flight in a set on this rank; empty: there is none."""
+        pending = [] if process_set._engine is None else process_set._engine.pending()
+        return str(pending[0]["name"]) if pending else ""
+
     def _agree(self, verb: str, ranks: tuple[int, ...], process_set: ProcessSet) -> None:
         """All ranks mean the same set, or an error on all of them says what each means."""
-        said = array("q", ranks)
+        said = array("q", (len(ranks), *ranks))
         handle = self._world.allgather(said, f"engine.process_set.{verb}", True)
         handle.wait()
         data, counts = handle.gathered
         everything = data.cast("B").cast("q").tolist()
         meant: dict[tuple[int, ...], list[int]] = {}
         for rank, count in enumerate(counts):
-            meant.setdefault(tuple(everything[:count]), []).append(rank)
+            if count == 0:
+                raise EngineError(f"rank {rank} has joined: {verb} process sets before join(), or when all are back")
+            meant.setdefault(tuple(everything[1:count]), []).append(rank)
             del everything[:count]
         if len(meant) > 1:
             told = ", ".join(

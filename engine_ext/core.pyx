@@ -15,6 +15,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
+from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.memory cimport Memory, Part
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.coordinator cimport Knobs, coordinator_close, coordinator_open
@@ -323,6 +324,11 @@ cdef class Engine:
                 f"rank {self.number}'s engine was used in a forked child of its process, which is no rank. Use the engine in the "
                 "parent only, or start the child with the 'spawn' method"
             )
+        if self.closed and self.world is not None and not self.world.closed:
+            raise NotInitializedError(
+                f"the process set of ranks {', '.join(map(str, self.numbers))} was removed; unwrap() a distributed optimizer "
+                "that belonged to it"
+            )
         if self.closed:
             raise NotInitializedError(
                 "this engine was shut down; call engine.init() again, and make anew what belonged to it: unwrap() a distributed "
@@ -347,7 +353,8 @@ cdef class Engine:
         """The first cause, as every call raises it."""
         cdef uint64_t word = load_acquire(self.state.segment.abort)     # pairs with abort_world
         if word == 0:
-            return NotInitializedError("the engine was shut down while the operation was in flight")
+            what = "the engine was shut down" if self.world is None or self.world.closed else "the process set was removed"
+            return NotInitializedError(f"{what} while the operation was in flight")
         cdef int culprit = <int>(word & 0xFFFF) - 1, cause = <int>(word >> 16 & 0xFFFF), reporter = <int>(word >> 32)
         cdef str text = (<bytes>self.state.segment.world.pages[reporter].reason).decode("utf-8", "replace")
         seen = "" if reporter == culprit else f" (rank {reporter} noticed it first)"
@@ -543,6 +550,8 @@ cdef class Engine:
                     rows = source.dims[0] // self.size + (self.rank < source.dims[0] % self.size)
                 keepers.append(same_shape(tensors[k], &source, outputs[k], &target, rows))
                 brought.members[k].target = target.data
+            if kind == KIND_ALLREDUCE and tensors is outputs:
+                expect_apart(brought)
         except BaseException:
             free_op(brought)
             raise
@@ -940,6 +949,31 @@ cdef int expect_rows(object tensor, const View* view, str verb) except -1:
         raise UnsupportedTensorError(f"{verb} rows; make the channels_last tensor row-major first")
     if view.ndim == 0:
         raise UnsupportedTensorError(f"{verb} rows, and a scalar has none; reshape it to one row")
+    return 0
+
+
+cdef int expect_apart(const Op* op) except -1:
+    """Raise ValueError if tensors of a group, which are reduced in place, share memory."""
+    cdef Extent* extents = <Extent*>calloc(op.meta.group, sizeof(Extent))
+    cdef Py_ssize_t count = 0, found
+    cdef uint32_t k
+    cdef int one = 0, other = 0
+    if extents == NULL:
+        raise MemoryError("no memory to compare tensors")
+    for k in range(op.meta.group):
+        if op.members[k].nbytes:
+            extents[count].begin, extents[count].end = op.members[k].target, op.members[k].target + op.members[k].nbytes
+            extents[count].index = <int>k
+            count += 1
+    found = first_overlap(extents, count)
+    if found >= 0:
+        one, other = extents[found - 1].index, extents[found].index
+    free(extents)
+    if found >= 0:
+        raise ValueError(
+            f"tensors {min(one, other)} and {max(one, other)} of the group share memory: in place each would be reduced twice; "
+            "leave one out, or use the form that returns new tensors"
+        )
     return 0
 
 

@@ -7,7 +7,7 @@ class EngineError(RuntimeError):
     """Base of everything that the engine raises."""
 
 
-class NotInitializedError(EngineError):
+class NotInitializedError(EngineError, ValueError):
     """A call that needs `engine.init()` came before it, or after `engine.shutdown()`."""
 
 

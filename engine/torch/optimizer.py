@@ -96,8 +96,10 @@ class _Wrapping:
         names: dict[int, str] | None,
         prefix: str,
         process_set: ProcessSet,
+        options: str,
     ) -> None:
         self.kind = kind
+        self.options = options
         self.reducer = reducer
         self.process_set = process_set
         self.names = names
@@ -130,6 +132,12 @@ class _Wrapping:
                 name: (f"{objects.describe(name, each)} requires_grad={each.requires_grad}", _layout(each))
                 for name, each in new.items()
             }
+            objects.compare(
+                {"options": (self.options, 0)},
+                "DistributedOptimizer: the ranks give different options",
+                None,
+                self.process_set,
+            )
             objects.compare(
                 described,
                 "DistributedOptimizer: the ranks' optimizers have different parameters",
@@ -268,7 +276,12 @@ def DistributedOptimizer(
             compression,
         )
     reducer.group.passes = backward_passes_per_step
-    wrapping = _Wrapping(kind, reducer, names, prefix + ".", process_set)
+    options = (
+        f"op={Op(op).name.title()} compression={_described(compression)} "
+        f"backward_passes_per_step={backward_passes_per_step} sparse_as_dense={sparse_as_dense} "
+        f"gradient_as_bucket_view={gradient_as_bucket_view}"
+    )
+    wrapping = _Wrapping(kind, reducer, names, prefix + ".", process_set, options)
     try:
         wrapping.adopt(optimizer.param_groups)
     except BaseException:
@@ -285,6 +298,15 @@ def DistributedOptimizer(
     wrapping.finalizer = weakref.finalize(optimizer, reducer.remove)
     wrapping.finalizer.atexit = False
     return optimizer
+
+
+def _described(compression: Any) -> str:
+    """What ranks compare of a compression: its class, and the numbers that it was made with."""
+    if compression is None or isinstance(compression, type):
+        return str(getattr(compression or Compression.none, "__qualname__", compression))
+    made = getattr(compression, "__dict__", {}).items()
+    plain = [f"{name.lstrip('_')}={value!r}" for name, value in made if isinstance(value, bool | int | float | str)]
+    return f"{type(compression).__qualname__}({', '.join(plain)})"
 
 
 def _plain(kind: type) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch_cases import Wrap, case, mlp, reduced
+from torch_cases import Wrap, case, mlp, plain_case, raises, reduced
 
 import engine
+import engine.torch as hvd
+from engine.torch import PowerSGD
 
 
 def batch(rank: int, number: int) -> torch.Tensor:
@@ -33,6 +35,27 @@ def expected(numbers: list[int], average: bool = True) -> list[torch.Tensor]:
 def equal(model: nn.Module, want: list[torch.Tensor]) -> bool:
     grads = [parameter.grad for parameter in model.parameters()]
     return all(grad is not None and torch.allclose(grad, each) for grad, each in zip(grads, want, strict=True))
+
+
+@plain_case
+def options_that_differ_between_ranks_are_named() -> None:
+    if engine.size() == 1:
+        return
+    rank = engine.rank()
+    for name, options in {
+        "op": {"op": engine.Sum if rank else engine.Average},
+        "compression": {"compression": hvd.Compression.fp16 if rank else None},
+        "PowerSGD(rank=": {"compression": PowerSGD(rank=1 + min(rank, 1))},
+        "gradient_as_bucket_view": {"gradient_as_bucket_view": bool(rank)},
+    }.items():
+        model = mlp()
+        text = raises(
+            engine.errors.MismatchError,
+            lambda model=model, options=options: hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options
+            ),
+        )
+        assert "the ranks give different options" in text and name in text and "rank 0" in text
 
 
 @case

@@ -199,16 +199,17 @@ once, what is orthogonal is added ([arXiv 2006.02924](https://arxiv.org/abs/2006
 adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b
 ```
 
-- It takes 1, 2, 4, 8 .. ranks; among other numbers of ranks it is a `ValueError` on each, and nothing is sent. - Each
-tensor has coefficients of its own, in a group, too. A tensor that is zero on a rank (or missing) leaves the   others'
-as it is. A NaN on one rank makes the whole tensor NaN. - Every tensor of the tree is a weighted sum of the ranks'
-tensors. So the engine adds up the inner products of each two   ranks' tensors in float64, gets the weights from
-these, and makes one weighted sum, which it rounds at the end. It   takes no memory beside the tensors but 8 bytes for
-each two ranks and each tensor. - The engine takes the sum of some ranks' tensors for zero where these cancel to
-within 2^-24 of their norms, the   resolution of float32: which way the rest points is chance, and the formula would
-follow it. - The same bits on every rank, alone, fused or in a group, whatever the chunk size or the kernels. -
-`prescale_factor` and `postscale_factor` multiply the weights, and round nothing by themselves. - Compared with `Sum`
-every element travels twice.
+- It takes 1, 2, 4, 8 .. ranks; among other numbers of ranks it is a `ValueError` on each, and nothing is sent.
+- Each tensor has coefficients of its own, in a group, too. A tensor that is zero on a rank (or missing) leaves the
+  others' as it is. A NaN on one rank makes the whole tensor NaN; an infinity spoils it with NaN and infinities.
+- Every tensor of the tree is a weighted sum of the ranks' tensors. So the engine adds up the inner products of each two
+  ranks' tensors in float64, gets the weights from these, and makes one weighted sum, which it rounds at the end. It
+  takes no memory beside the tensors but 8 bytes for each two ranks and each tensor.
+- The engine takes the sum of some ranks' tensors for zero where these cancel to within 2^-24 of their norms, the
+  resolution of float32: which way the rest points is chance, and the formula would follow it.
+- The same bits on every rank, alone, fused or in a group, whatever the chunk size or the kernels.
+- `prescale_factor` and `postscale_factor` multiply the weights, and round nothing by themselves.
+- Compared with `Sum` every element travels twice. It does not compress.
 
 `reducescatter` gives each rank its rows of what `allreduce` gives, bit by bit; it has no `Adasum`. The rows are
 divided in rank order; where they do not divide evenly, the first ranks have one more.
@@ -268,6 +269,9 @@ All or nothing: a group runs when every rank has brought all of it. Where ranks 
 their order, a dtype or a shape (of an allgather: but for the rows), the whole group is a `MismatchError` on every
 rank, no tensor has been written to, and the engine goes on. The error says what each rank sent: how many tensors, how
 many elements of each dtype, and a digest of the shapes in order.
+
+What is reduced in place must not overlap: a group whose tensors do is a `ValueError`. Two operations in place on one tensor
+at the same time spoil it, and nothing can tell.
 
 A gathered group costs a header of 16 bytes for each tensor and rank, fills each tensor up to 64 bytes on its way, and
 is copied once more at the end, into results that are separate memory.

@@ -86,6 +86,12 @@ def groups() -> int:
                 for got in (apart[k], inplace[k]):
                     assert got.shape == shape and got.dtype == kind and (got == total + size * (k % 9)).all()
                 assert (mine[k] == rank + k % 9).all()
+    with cases.case("overlapping in place"):
+        whole = np.full(6, rank + 1.0)
+        for group in ([whole, whole], [whole[:4], np.ones(3), whole[2:]]):
+            said = refused(lambda each=group: engine.grouped_allreduce_(each, engine.Sum), "share memory", ValueError)
+            assert f"tensors 0 and {len(group) - 1}" in said
+        assert (engine.grouped_allreduce([whole, whole], engine.Sum)[1] == size * (size + 1) / 2).all()
     with cases.case("strided"):
         rows = np.arange(12.0).reshape(3, 4) * rank
         result = engine.grouped_allreduce_([rows.T, rows[:, :0]], engine.Sum)
@@ -107,7 +113,7 @@ def groups() -> int:
             )
             assert "9 elements" in said and (pair[0] == 1).all()
         engine.barrier()
-    return cases.done(7)
+    return cases.done(8)
 
 
 def alltoalls() -> int:

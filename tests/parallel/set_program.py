@@ -78,7 +78,7 @@ def everything(cases: Cases, label: str, members: ProcessSet) -> None:
 def process_sets(size: int) -> int:
     """Static, dynamic and overlapping sets."""
     sets = [ProcessSet([size - 1])] if size > 1 else []
-    engine.init(process_sets=sets)
+    engine.init(process_sets=sets, shutdown_timeout=1.0)
     cases, me = Cases(), engine.rank()
     everything(cases, "global", engine.global_process_set)
     choices: list[Sequence[int]] = [range(0, size, 2), range(1, size, 2), range(size - 1), [size - 1, 0]]
@@ -131,11 +131,32 @@ def process_sets(size: int) -> int:
             assert not engine.remove_process_set(members)
             with cases.case(f"{members} was removed"):
                 refused(members.included, "is not there", engine.errors.NotInitializedError)
+        pending_removal(cases)
         again = engine.add_process_set(sets[-1])
         if again.included():
             everything(cases, "again", again)
     check_same_on_all([np.ones(1)])
     return cases.done()
+
+
+def pending_removal(cases: Cases) -> None:
+    """A set in which a rank waits for another is not removed, and goes on."""
+    me = engine.rank()
+    part = engine.add_process_set([0, 1]) if engine.size() > 2 else None
+    if part is None:
+        return
+    handle = engine.allreduce_async(np.ones(4), engine.Sum, "alone", process_set=part) if me == 0 else None
+    with cases.case("removal while something waits"):
+        said = refused(lambda: engine.remove_process_set(part), "cannot be removed: rank 0 has waited", ERROR)
+        assert "'alone'" in said
+    if me == 1:
+        handle = engine.allreduce_async(np.ones(4), engine.Sum, "alone", process_set=part)
+    with cases.case("the set goes on"):
+        assert handle is None or (engine.synchronize(handle) == 2).all()
+    assert engine.remove_process_set(part)
+    if part.process_set_id is None and me < 2:
+        with cases.case("removed"):
+            refused(lambda: engine.barrier(process_set=part), "is not there", engine.errors.NotInitializedError)
 
 
 def independence() -> dict[str, float]:
@@ -194,6 +215,14 @@ def joins(_: int) -> int:
             time.sleep(0.001)
         with cases.case(f"nothing but join {turn}"):
             assert 0 <= engine.join() < size
+    if size > 1 and me == 0:
+        engine.join()
+    elif size > 1:
+        with cases.case("objects of a rank that has joined"):
+            refused(lambda: engine.allgather_object(1), "rank 0 has joined", ERROR)
+        with cases.case("sets with a rank that has joined"):
+            refused(lambda: engine.add_process_set([0]), "rank 0 has joined", ERROR)
+        engine.join()
     if size > 2:
         part = engine.add_process_set([0, size - 1])
         if part.included():
