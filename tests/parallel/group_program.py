@@ -165,6 +165,7 @@ def disagreements() -> int:
                 "submitted 'twice",
                 engine.errors.DuplicateNameError,
             )
+            engine.barrier("all were refused")  # Until then nobody completes what another has brought.
             others = [engine.grouped_allgather_async([np.ones(3)], f"twice {k}") for k in range(size) if k != rank]
             assert all(len(engine.synchronize(other)[0]) == 3 * size for other in others)
         assert len(engine.synchronize(first)[0]) == 3 * size
