@@ -57,5 +57,3 @@ cdef class Engine:
 cdef Op* new_op() except NULL
 cdef void free_op(Op* op) noexcept
 cdef Memory take_memory(Op* op)
-cdef int wire_number(object wire, int op) except -1
-cdef unsigned char wire_of(int chosen, int dtype) noexcept

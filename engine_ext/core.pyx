@@ -9,13 +9,14 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF, Py_INCREF
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.errno cimport EPROTO
-from libc.math cimport isfinite
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from engine_ext.bindings.extents cimport Extent, first_overlap
+from engine_ext.bindings.arguments cimport (
+    expect_reduction, expect_rows, expect_rows_reduction, fill_memory, fill_meta, same_shape, wire_number, wire_of,
+)
 from engine_ext.bindings.memory cimport Memory, Part
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.coordinator cimport Knobs, coordinator_close, coordinator_open
@@ -27,7 +28,7 @@ from engine_ext.control.driver cimport (
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.layout cimport (
     CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST,
-    KIND_REDUCESCATTER, NAME_BYTES, SLOT_BYTES, engine_meta, segment_bytes,
+    KIND_REDUCESCATTER, NAME_BYTES, SLOT_BYTES, segment_bytes,
 )
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.segment cimport (
@@ -41,11 +42,8 @@ from engine_ext.control.state cimport (
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status, table_close, table_open
 from engine_ext.control.trace cimport trace_close, trace_step
 from engine_ext.data.executor cimport executor_close, executor_open
-from engine_ext.data.kernels cimport (
-    ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_SUM,
-    engine_kernels_get,
-)
-from engine_ext.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
+from engine_ext.data.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64, engine_kernels_get
+from engine_ext.groups cimport group_add, group_expect_apart, group_gather, group_open, group_parts, group_sparse
 from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of, ranks_of
 from engine_ext.platform.atomics cimport (
     add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, now_ns, or32, store32_release, store_release, swap_pointer,
@@ -57,7 +55,6 @@ from operator import index
 
 from engine_ext.errors import (
     BY_CAUSE, DuplicateNameError, EngineError, ForkedError, IncompatibleRanksError, MismatchError, NotInitializedError,
-    UnsupportedTensorError,
 )
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -551,7 +548,7 @@ cdef class Engine:
                 keepers.append(same_shape(tensors[k], &source, outputs[k], &target, rows))
                 brought.members[k].target = target.data
             if kind == KIND_ALLREDUCE and tensors is outputs:
-                expect_apart(brought)
+                group_expect_apart(brought)
         except BaseException:
             free_op(brought)
             raise
@@ -911,109 +908,3 @@ cdef class Engine:
         if link[0] != NULL:
             link[0] = self.state.beside
         pthread_mutex_unlock(&self.state.world.lock)
-
-
-cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept:
-    cdef int d
-    meta.kind, meta.dtype = <unsigned char>kind, view.dtype
-    meta.layout, meta.ndim = <unsigned char>view.layout, <uint32_t>view.ndim
-    for d in range(view.ndim):
-        meta.dims[d] = view.dims[d]
-
-
-cdef void fill_memory(Op* op, const View* source, const View* target) noexcept:
-    op.source, op.target, op.nbytes = source.data, target.data, source.nbytes
-
-
-cdef int wire_number(object wire, int op) except -1:
-    """What `meta.wire` would be for a float32: the dtype that compressed tensors travel in, None or a name."""
-    if wire is None:
-        return 0
-    if op == ENGINE_ADASUM:
-        raise ValueError(f"Adasum does not compress tensors; they would travel as {wire}")
-    if wire == "float16":
-        return ENGINE_FLOAT16 + 1
-    if wire == "bfloat16":
-        return ENGINE_BFLOAT16 + 1
-    raise ValueError(f"tensors are compressed to float16 or bfloat16, not {wire!r}")
-
-
-cdef unsigned char wire_of(int chosen, int dtype) noexcept:
-    """`meta.wire` of a tensor: only what is wider is compressed."""
-    return <unsigned char>chosen if dtype == ENGINE_FLOAT32 or dtype == ENGINE_FLOAT64 else 0
-
-
-cdef int expect_rows(object tensor, const View* view, str verb) except -1:
-    if view.layout != 0:
-        expect_dense(tensor, view, "the tensor")
-        raise UnsupportedTensorError(f"{verb} rows; make the channels_last tensor row-major first")
-    if view.ndim == 0:
-        raise UnsupportedTensorError(f"{verb} rows, and a scalar has none; reshape it to one row")
-    return 0
-
-
-cdef int expect_apart(const Op* op) except -1:
-    """Raise ValueError if tensors of a group, which are reduced in place, share memory."""
-    cdef Extent* extents = <Extent*>calloc(op.meta.group, sizeof(Extent))
-    cdef Py_ssize_t count = 0, found
-    cdef uint32_t k
-    cdef int one = 0, other = 0
-    if extents == NULL:
-        raise MemoryError("no memory to compare tensors")
-    for k in range(op.meta.group):
-        if op.members[k].nbytes:
-            extents[count].begin, extents[count].end = op.members[k].target, op.members[k].target + op.members[k].nbytes
-            extents[count].index = <int>k
-            count += 1
-    found = first_overlap(extents, count)
-    if found >= 0:
-        one, other = extents[found - 1].index, extents[found].index
-    free(extents)
-    if found >= 0:
-        raise ValueError(
-            f"tensors {min(one, other)} and {max(one, other)} of the group share memory: in place each would be reduced twice; "
-            "leave one out, or use the form that returns new tensors"
-        )
-    return 0
-
-
-cdef int expect_rows_reduction(int op) except -1:
-    if op == ENGINE_ADASUM:
-        raise ValueError("a reduce-scatter takes Sum, Average, Min, Max or Product, not Adasum; use allreduce")
-    return 0
-
-
-cdef int expect_reduction(const View* view, int op, double prescale, double postscale, int size) except -1:
-    if not ENGINE_SUM <= op <= ENGINE_ADASUM:
-        raise ValueError(f"there is no reduction number {op}; use Sum, Average, Min, Max, Product or Adasum")
-    if op == ENGINE_ADASUM and size & (size - 1):
-        raise ValueError(f"Adasum combines ranks in pairs of pairs: it takes 1, 2, 4, 8 .. ranks, and these are {size}")
-    if op == ENGINE_ADASUM and view.dtype > ENGINE_FLOAT64:
-        raise UnsupportedTensorError("Adasum takes float16, bfloat16, float32 and float64 tensors only; convert it, or use Sum")
-    if not (isfinite(prescale) and isfinite(postscale)):
-        raise ValueError(f"factors are finite numbers, not prescale {prescale} and postscale {postscale}")
-    if view.dtype == ENGINE_BOOL and (op == ENGINE_AVERAGE or prescale != 1.0 or postscale != 1.0):
-        raise UnsupportedTensorError(
-            "a bool tensor has no Average and no scale; use Sum or Max (any rank), Min or Product (all ranks), or convert it"
-        )
-    return 0
-
-
-cdef object same_shape(object tensor, const View* source, object output, View* target, int64_t rows):
-    """View the output and hold it against the input, with `rows` rows if it has dimensions."""
-    cdef int d
-    cdef object keeper
-    if output is tensor:
-        target[0] = source[0]
-        keeper = None
-    else:
-        keeper = view_of(output, target)
-        expect_dense(output, target, "the output")
-        if target.dtype != source.dtype or target.ndim != source.ndim or target.layout != source.layout:
-            raise ValueError("the output has another dtype or shape than the tensor")
-        for d in range(source.ndim):
-            if target.dims[d] != (source.dims[d] if d else rows):
-                raise ValueError("the output has another shape than the tensor")
-    if target.readonly:
-        raise ValueError("the output is read-only")
-    return keeper

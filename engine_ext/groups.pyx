@@ -7,6 +7,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
+from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.memory cimport Memory
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.layout cimport DIM_DIGEST, DIM_SPARSE, KIND_ALLGATHER, LAYOUT_SPARSE, MAX_DIMS
@@ -60,6 +61,31 @@ cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view):
     if k == 0:
         op.meta.dtype = view.dtype
     return keeper
+
+
+cdef int group_expect_apart(const Op* op) except -1:
+    """Raise ValueError if tensors of a group, which are reduced in place, share memory."""
+    cdef Extent* extents = <Extent*>calloc(op.meta.group, sizeof(Extent))
+    cdef Py_ssize_t count = 0, found
+    cdef uint32_t k
+    cdef int one = 0, other = 0
+    if extents == NULL:
+        raise MemoryError("no memory to compare tensors")
+    for k in range(op.meta.group):
+        if op.members[k].nbytes:
+            extents[count].begin, extents[count].end = op.members[k].target, op.members[k].target + op.members[k].nbytes
+            extents[count].index = <int>k
+            count += 1
+    found = first_overlap(extents, count)
+    if found >= 0:
+        one, other = extents[found - 1].index, extents[found].index
+    free(extents)
+    if found >= 0:
+        raise ValueError(
+            f"tensors {min(one, other)} and {max(one, other)} of the group share memory: in place each would be reduced twice; "
+            "leave one out, or use the form that returns new tensors"
+        )
+    return 0
 
 
 cdef int group_gather(Op* op) except -1:

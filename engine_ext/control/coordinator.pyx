@@ -8,23 +8,22 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
+from engine_ext.control.agreement cimport COMPLAINT_BYTES, absent, complain, first_present, needs_all, sent_by
 from engine_ext.control.arrivals cimport arrivals_decide, arrivals_note
 from engine_ext.control.batch cimport close_batches
-from engine_ext.control.describe cimport describe_meta, describe_ranks, kind_name
+from engine_ext.control.describe cimport describe_ranks, kind_name
 from engine_ext.control.layout cimport (
-    DIM_SPARSE, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ID_WORDS, IDS, KIND_ALLGATHER,
-    KIND_ALLREDUCE, KIND_BROADCAST, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_RANKS, REQUEST_BYTES, engine_entry,
-    engine_meta, engine_request, meta_wire_bytes, rank_page,
+    ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ID_WORDS, IDS, KIND_ALLGATHER,
+    KIND_ALLREDUCE, MAX_RANKS, REQUEST_BYTES, engine_entry, engine_meta, engine_request,
+    meta_wire_bytes, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
 from engine_ext.control.segment cimport elsewhere
 from engine_ext.control.table cimport Status, bit, hash_name
-from engine_ext.data.kernels cimport ENGINE_ADASUM
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 
 cdef enum:
     BUCKETS = 16384
-    TEXT_BYTES = 4096
     EVICTION_SAMPLE = 64
 
 
@@ -158,98 +157,6 @@ cdef bint drain(Coordinator* c, int rank) noexcept nogil:
     return True
 
 
-cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:
-    """Equal but for where in the arena the tensor lies."""
-    cdef engine_meta x = a[0]
-    x.shared = b.shared
-    return memcmp(&x, b, sizeof(engine_meta)) == 0
-
-
-cdef inline const engine_meta* sent_by(Name* name, int rank) noexcept nogil:
-    """What `rank` brought: its open request, or by its bit the metadata on file."""
-    return &name.requests[rank].meta if name.requests[rank] != NULL else &name.meta
-
-
-cdef inline bint absent(Coordinator* c, Name* name, int rank) noexcept nogil:
-    """Whether `rank` has no tensor: it brought that, or it has joined."""
-    if c.joined[rank]:
-        return True
-    return name.requests[rank].absent if name.requests[rank] != NULL else bit(c.segment.pages[rank].absent, name.id)
-
-
-cdef inline int bringer(Coordinator* c) noexcept nogil:
-    """The first rank that has not joined. There is one while any name is brought by all."""
-    cdef int r
-    for r in range(c.segment.size):
-        if not c.joined[r]:
-            break
-    return r
-
-
-cdef const engine_meta* first_present(Coordinator* c, Name* name) noexcept nogil:
-    """What the first rank with a tensor brought; without any, what the first would have."""
-    cdef int r
-    for r in range(c.segment.size):
-        if not absent(c, name, r):
-            return sent_by(name, r)
-    return sent_by(name, bringer(c))
-
-
-cdef const engine_meta* counts_as(Coordinator* c, Name* name, int rank, const engine_meta* present) noexcept nogil:
-    """What `rank` brought. Who has no gradient cannot know that the others' is sparse: then theirs is what it would have."""
-    cdef const engine_meta* sent = sent_by(name, rank)
-    cdef engine_meta x
-    if present.layout != LAYOUT_SPARSE or not absent(c, name, rank):
-        return sent
-    x = sent[0]
-    x.kind, x.layout, x.group, x.dims[DIM_SPARSE] = present.kind, present.layout, present.group, present.dims[DIM_SPARSE]
-    return present if same(&x, present) else sent
-
-
-cdef int complain(Coordinator* c, Name* name, const engine_meta* present, char* text) noexcept nogil:
-    """What each rank sent, equal ranks together. Empty when all sent the same and it can be done."""
-    cdef bint[MAX_RANKS] group
-    cdef bint[MAX_RANKS] told
-    cdef int at = 0, r, q, groups = 0
-    for r in range(c.segment.size):
-        told[r] = c.joined[r]
-    for r in range(c.segment.size):
-        if told[r]:
-            continue
-        memset(group, 0, sizeof(group))
-        for q in range(r, c.segment.size):
-            if not told[q] and same(counts_as(c, name, q, present), counts_as(c, name, r, present)):
-                group[q] = told[q] = True
-        if groups:
-            at += snprintf(text + at, TEXT_BYTES - at, ", ")
-        at += describe_ranks(group, c.segment.numbers, c.segment.size, text + at, TEXT_BYTES - at)
-        at += snprintf(text + at, TEXT_BYTES - at, " sent ")
-        at += describe_meta(counts_as(c, name, r, present), text + at, TEXT_BYTES - at)
-        groups += 1
-        if at > TEXT_BYTES - 512:
-            break
-    return at if groups > 1 else complain_of_joined(c, present, text)
-
-
-cdef inline bint needs_all(const engine_meta* meta) noexcept nogil:
-    """What a rank that has joined may not be able to stand in for: a root's part, and a group's, of which it does not know where
-    one tensor ends, when each has weights or rows of its own."""
-    return meta.kind == KIND_BROADCAST or meta.group != 0 and (
-        meta.kind == KIND_REDUCESCATTER or (meta.kind == KIND_ALLREDUCE and meta.op == ENGINE_ADASUM))
-
-
-cdef int complain_of_joined(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
-    """A root that has joined has nothing to give, nor has any rank to a group that Adasum combines or whose rows are divided."""
-    cdef int r
-    for r in range(c.segment.size if needs_all(meta) else 0):
-        if c.joined[r] and meta.kind != KIND_BROADCAST:
-            return snprintf(text, TEXT_BYTES, "rank %d has joined, and %s of a group needs every rank; bring its tensors one "
-                            "by one", c.segment.numbers[r], b"Adasum" if meta.kind == KIND_ALLREDUCE else b"a reduce-scatter")
-        if c.joined[r] and c.segment.numbers[r] == meta.root:
-            return snprintf(text, TEXT_BYTES, "rank %d is the root and has joined", meta.root)
-    return 0
-
-
 cdef bint append_error(Coordinator* c, Name* name, const char* text, int text_bytes) noexcept nogil:
     cdef uint32_t words = <uint32_t>(sizeof(engine_entry) + name.name_bytes + text_bytes + 7) // 8
     cdef engine_entry* entry = schedule_reserve(&c.writer, words)
@@ -281,7 +188,7 @@ cdef bint append_definition(Coordinator* c, Name* name, const engine_meta* meta,
 
 cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
     """Every rank has brought `name`, at least one by a request: define and queue it, or complain. False: try again later."""
-    cdef char[TEXT_BYTES] text
+    cdef char[COMPLAINT_BYTES] text
     cdef engine_meta meta = first_present(c, name)[0]
     cdef int length = complain(c, name, &meta, text)
     cdef int32_t id = name.id

@@ -1,0 +1,15 @@
+"""What a collective is called with."""
+from libc.stdint cimport int64_t
+
+from engine_ext.bindings.view cimport View
+from engine_ext.control.layout cimport engine_meta
+from engine_ext.control.table cimport Op
+
+cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept
+cdef void fill_memory(Op* op, const View* source, const View* target) noexcept
+cdef int wire_number(object wire, int op) except -1
+cdef unsigned char wire_of(int chosen, int dtype) noexcept
+cdef int expect_rows(object tensor, const View* view, str verb) except -1
+cdef int expect_rows_reduction(int op) except -1
+cdef int expect_reduction(const View* view, int op, double prescale, double postscale, int size) except -1
+cdef object same_shape(object tensor, const View* source, object output, View* target, int64_t rows)

@@ -1,0 +1,93 @@
+"""What a collective is called with: held against what the engine can do, and put into an operation."""
+from libc.math cimport isfinite
+from libc.stdint cimport int64_t, uint32_t
+
+from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.control.layout cimport engine_meta
+from engine_ext.control.table cimport Op
+from engine_ext.data.kernels cimport (
+    ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_SUM,
+)
+
+from engine_ext.errors import UnsupportedTensorError
+
+
+cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept:
+    cdef int d
+    meta.kind, meta.dtype = <unsigned char>kind, view.dtype
+    meta.layout, meta.ndim = <unsigned char>view.layout, <uint32_t>view.ndim
+    for d in range(view.ndim):
+        meta.dims[d] = view.dims[d]
+
+
+cdef void fill_memory(Op* op, const View* source, const View* target) noexcept:
+    op.source, op.target, op.nbytes = source.data, target.data, source.nbytes
+
+
+cdef int wire_number(object wire, int op) except -1:
+    """What `meta.wire` would be for a float32: the dtype that compressed tensors travel in, None or a name."""
+    if wire is None:
+        return 0
+    if op == ENGINE_ADASUM:
+        raise ValueError(f"Adasum does not compress tensors; they would travel as {wire}")
+    if wire == "float16":
+        return ENGINE_FLOAT16 + 1
+    if wire == "bfloat16":
+        return ENGINE_BFLOAT16 + 1
+    raise ValueError(f"tensors are compressed to float16 or bfloat16, not {wire!r}")
+
+
+cdef unsigned char wire_of(int chosen, int dtype) noexcept:
+    """`meta.wire` of a tensor: only what is wider is compressed."""
+    return <unsigned char>chosen if dtype == ENGINE_FLOAT32 or dtype == ENGINE_FLOAT64 else 0
+
+
+cdef int expect_rows(object tensor, const View* view, str verb) except -1:
+    if view.layout != 0:
+        expect_dense(tensor, view, "the tensor")
+        raise UnsupportedTensorError(f"{verb} rows; make the channels_last tensor row-major first")
+    if view.ndim == 0:
+        raise UnsupportedTensorError(f"{verb} rows, and a scalar has none; reshape it to one row")
+    return 0
+
+
+cdef int expect_rows_reduction(int op) except -1:
+    if op == ENGINE_ADASUM:
+        raise ValueError("a reduce-scatter takes Sum, Average, Min, Max or Product, not Adasum; use allreduce")
+    return 0
+
+
+cdef int expect_reduction(const View* view, int op, double prescale, double postscale, int size) except -1:
+    if not ENGINE_SUM <= op <= ENGINE_ADASUM:
+        raise ValueError(f"there is no reduction number {op}; use Sum, Average, Min, Max, Product or Adasum")
+    if op == ENGINE_ADASUM and size & (size - 1):
+        raise ValueError(f"Adasum combines ranks in pairs of pairs: it takes 1, 2, 4, 8 .. ranks, and these are {size}")
+    if op == ENGINE_ADASUM and view.dtype > ENGINE_FLOAT64:
+        raise UnsupportedTensorError("Adasum takes float16, bfloat16, float32 and float64 tensors only; convert it, or use Sum")
+    if not (isfinite(prescale) and isfinite(postscale)):
+        raise ValueError(f"factors are finite numbers, not prescale {prescale} and postscale {postscale}")
+    if view.dtype == ENGINE_BOOL and (op == ENGINE_AVERAGE or prescale != 1.0 or postscale != 1.0):
+        raise UnsupportedTensorError(
+            "a bool tensor has no Average and no scale; use Sum or Max (any rank), Min or Product (all ranks), or convert it"
+        )
+    return 0
+
+
+cdef object same_shape(object tensor, const View* source, object output, View* target, int64_t rows):
+    """View the output and hold it against the input, with `rows` rows if it has dimensions."""
+    cdef int d
+    cdef object keeper
+    if output is tensor:
+        target[0] = source[0]
+        keeper = None
+    else:
+        keeper = view_of(output, target)
+        expect_dense(output, target, "the output")
+        if target.dtype != source.dtype or target.ndim != source.ndim or target.layout != source.layout:
+            raise ValueError("the output has another dtype or shape than the tensor")
+        for d in range(source.ndim):
+            if target.dims[d] != (source.dims[d] if d else rows):
+                raise ValueError("the output has another shape than the tensor")
+    if target.readonly:
+        raise ValueError("the output is read-only")
+    return keeper

@@ -1,0 +1,80 @@
+"""Do the ranks mean the same by a name, and can it be done? If not, what each of them sent, in words. The caller holds rank 0's
+driver role."""
+from libc.stdio cimport snprintf
+from libc.string cimport memcmp, memset
+
+from engine_ext.control.describe cimport describe_meta, describe_ranks
+from engine_ext.control.layout cimport DIM_SPARSE, LAYOUT_SPARSE, MAX_RANKS
+
+
+cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:
+    """Equal but for where in the arena the tensor lies."""
+    cdef engine_meta x = a[0]
+    x.shared = b.shared
+    return memcmp(&x, b, sizeof(engine_meta)) == 0
+
+
+cdef inline int bringer(Coordinator* c) noexcept nogil:
+    """The first rank that has not joined. There is one while any name is brought by all."""
+    cdef int r
+    for r in range(c.segment.size):
+        if not c.joined[r]:
+            break
+    return r
+
+
+cdef const engine_meta* first_present(Coordinator* c, Name* name) noexcept nogil:
+    """What the first rank with a tensor brought; without any, what the first would have."""
+    cdef int r
+    for r in range(c.segment.size):
+        if not absent(c, name, r):
+            return sent_by(name, r)
+    return sent_by(name, bringer(c))
+
+
+cdef const engine_meta* counts_as(Coordinator* c, Name* name, int rank, const engine_meta* present) noexcept nogil:
+    """What `rank` brought. Who has no gradient cannot know that the others' is sparse: then theirs is what it would have."""
+    cdef const engine_meta* sent = sent_by(name, rank)
+    cdef engine_meta x
+    if present.layout != LAYOUT_SPARSE or not absent(c, name, rank):
+        return sent
+    x = sent[0]
+    x.kind, x.layout, x.group, x.dims[DIM_SPARSE] = present.kind, present.layout, present.group, present.dims[DIM_SPARSE]
+    return present if same(&x, present) else sent
+
+
+cdef int complain(Coordinator* c, Name* name, const engine_meta* present, char* text) noexcept nogil:
+    """What each rank sent, equal ranks together. Empty when all sent the same and it can be done."""
+    cdef bint[MAX_RANKS] group
+    cdef bint[MAX_RANKS] told
+    cdef int at = 0, r, q, groups = 0
+    for r in range(c.segment.size):
+        told[r] = c.joined[r]
+    for r in range(c.segment.size):
+        if told[r]:
+            continue
+        memset(group, 0, sizeof(group))
+        for q in range(r, c.segment.size):
+            if not told[q] and same(counts_as(c, name, q, present), counts_as(c, name, r, present)):
+                group[q] = told[q] = True
+        if groups:
+            at += snprintf(text + at, COMPLAINT_BYTES - at, ", ")
+        at += describe_ranks(group, c.segment.numbers, c.segment.size, text + at, COMPLAINT_BYTES - at)
+        at += snprintf(text + at, COMPLAINT_BYTES - at, " sent ")
+        at += describe_meta(counts_as(c, name, r, present), text + at, COMPLAINT_BYTES - at)
+        groups += 1
+        if at > COMPLAINT_BYTES - 512:
+            break
+    return at if groups > 1 else complain_of_joined(c, present, text)
+
+
+cdef int complain_of_joined(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
+    """A root that has joined has nothing to give, nor has any rank to a group that Adasum combines or whose rows are divided."""
+    cdef int r
+    for r in range(c.segment.size if needs_all(meta) else 0):
+        if c.joined[r] and meta.kind != KIND_BROADCAST:
+            return snprintf(text, COMPLAINT_BYTES, "rank %d has joined, and %s of a group needs every rank; bring its tensors "
+                            "one by one", c.segment.numbers[r], b"Adasum" if meta.kind == KIND_ALLREDUCE else b"a reduce-scatter")
+        if c.joined[r] and c.segment.numbers[r] == meta.root:
+            return snprintf(text, COMPLAINT_BYTES, "rank %d is the root and has joined", meta.root)
+    return 0
