@@ -94,7 +94,7 @@ def truth(value: Any) -> bool:
 
 def path(value: Any) -> Path:
     """A path, made absolute."""
-    if not str(value).strip():
+    if not isinstance(value, str | os.PathLike) or not str(value).strip() or "\0" in str(value):
         raise ValueError("a path")
     return Path(os.path.abspath(os.path.expanduser(value)))
 

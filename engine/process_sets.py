@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -143,12 +144,18 @@ class Registry:
         self._timeout = timeout
         self._sets: dict[int, ProcessSet] = {}
         self._next = 1
+        self._memberships: Counter[int] = Counter()
         global_process_set._enter(0, world, world.numbers, world)
 
     @property
-    def engines(self) -> list[core.Engine]:
-        """Those of the sets that this rank is in."""
-        return [each._engine for each in list(self._sets.values()) if each._engine is not None]
+    def engines(self) -> dict[int, core.Engine]:
+        """Those of the sets that this rank is in, by the set's number."""
+        return {number: each._engine for number, each in list(self._sets.items()) if each._engine is not None}
+
+    @property
+    def crowd(self) -> int:
+        """How many engines the rank has that is in the most sets, the world's among them; equal on all ranks."""
+        return 1 + max(self._memberships.values(), default=0)
 
     def add(self, chosen: ProcessSet | Iterable[int]) -> ProcessSet:
         """Form a set; it, or the set that has been made of some ranks."""
@@ -169,6 +176,7 @@ class Registry:
                 raise ValueError(f"there is a process set with the ranks {list(ranks)} already: {other!r}")
         process_set._enter(self._next, self._world, ranks, self._world.form(ranks))
         self._sets[self._next] = process_set
+        self._memberships.update(ranks)
         self._next += 1
         return process_set
 
@@ -185,6 +193,7 @@ class Registry:
         if process_set._engine is not None and process_set._engine.rank == 0:
             process_set._engine.reclaim()
         del self._sets[process_set.process_set_id]
+        self._memberships.subtract(process_set._ranks)
         process_set._leave()
         return True
 

@@ -138,7 +138,7 @@ def _start(world: World, settings: config.Config, generation: int) -> _Running:
     watch.start()
     running = _Running(engine, world, settings, watch, sets, os.getpid(), timeline)
     if timeline is not None:
-        timeline.start(engine)
+        timeline.start(engine, sets)
     return running
 
 
@@ -230,7 +230,12 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     EngineError
         The ranks do not mean the same set.
     """
-    return _current().sets.add(process_set)
+    running = _current()
+    added = running.sets.add(process_set)
+    with _lock:
+        if running.timeline is not None and added.process_set_id is not None and added.included():
+            running.timeline.add(added.process_set_id, added.engine)
+    return added
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -346,18 +351,23 @@ def counters() -> dict[str, int]:
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Record a timeline from now on. Each rank that calls it writes a file of its own; rank 0 has to be among them.
+    """Record a timeline from now on. Each rank that calls it writes a file of its own; rank 0 has to be among them, and
+    the first rank of each process set that is to be shown.
 
     Parameters
     ----------
     file_path : path
-        `NAME.json`, for `NAME.rankN.json`; or a directory, for `rank.N.trace.json` in it. Files that exist are
-        overwritten.
+        `NAME.json`, for `NAME.rankN.json`; or a directory, for `rank.N.trace.json` in it. Directories are made, files
+        that exist are overwritten.
     mark_cycles : bool
         Show when each batch was closed.
 
     Raises
     ------
+    TypeError
+        What is no path.
+    ValueError
+        An empty path.
     EngineError
         A timeline is being recorded already.
     OSError
@@ -370,7 +380,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
             raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
         world, limit = running.world, running.settings.timeline_limit
         timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles)
-        timeline.start(running.engine)
+        timeline.start(running.engine, running.sets)
         running.timeline = timeline
 
 

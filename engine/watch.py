@@ -108,7 +108,7 @@ class Watch:
 
     def _report_stall(self) -> None:
         lines = []
-        for engine in (self._engine, *self._sets.engines):
+        for engine in (self._engine, *self._sets.engines.values()):
             where = "" if engine is self._engine else f" among ranks {', '.join(map(str, engine.numbers))}"
             lines += [line + where for line in engine.overdue()]
             lines += [

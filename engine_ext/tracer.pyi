@@ -5,14 +5,17 @@ from typing import Self
 from engine_ext.core import Engine
 
 class Tracer:
-    """The recording of one engine. All but `drain` may be called from any thread."""
+    """The recording of one engine, drawn as the process `track`. All but `drain` may be called from any thread."""
 
-    def __new__(cls, engine: Engine) -> Self: ...
+    def __new__(cls, engine: Engine, track: int) -> Self: ...
     left_out: int
     """Records of this recording that would have gone beyond the file's limit."""
-    def start(self, rate: int) -> None:
-        """Begin a recording of at most `rate` lines a second in the mean. On rank 0 it decides for all ranks which
-        entries are recorded.
+    @property
+    def closed(self) -> bool:
+        """Whether the engine was: what it has recorded is all there will be."""
+    def start(self, rate: int, saved: float) -> None:
+        """Begin a recording of at most `rate` lines a second in the mean, with what `saved` seconds allow in hand. On
+        the engine's first rank it decides for all its ranks which entries are recorded.
         """
     def stop(self) -> None: ...
     def set_rate(self, rate: int) -> None: ...

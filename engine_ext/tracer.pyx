@@ -42,13 +42,14 @@ cdef enum Row:                  # `tid` of what is no tensor's
     ROW_TENSORS = 16            # plus the name's number
 
 cdef const char** STAGE_NAMES = ["fuse", "reduce", "unpack"]
-cdef const char** ALGORITHM_NAMES = ["one-shot", "two-shot", "shared", "scatter"]
+cdef const char** ALGORITHM_NAMES = ["one-shot", "two-shot", "shared", "scatter", "adasum"]     # by ALGORITHM_*
 
 cdef struct Lines:
     char* data
     size_t used, room
     uint64_t offset             # in the file, of data[0]
-    int rank
+    int track                   # `pid` of every event
+    const int* numbers          # what the world calls each rank
     bint cycles                 # an instant for each entry closed
 
 
@@ -97,7 +98,7 @@ cdef size_t slice_head(Lines* lines, uint64_t row, const char* name, uint64_t be
     cdef uint64_t lasted = ended - begun if ended > begun else 0
     return <size_t>snprintf(
         lines.data + lines.used, LINE, ',{"ph":"X","pid":%d,"tid":%llu,"ts":%llu.%03llu,"dur":%llu.%03llu,"name":"%s"',
-        lines.rank, <unsigned long long>row, <unsigned long long>(begun // 1000), <unsigned long long>(begun % 1000),
+        lines.track, <unsigned long long>row, <unsigned long long>(begun // 1000), <unsigned long long>(begun % 1000),
         <unsigned long long>(lasted // 1000), <unsigned long long>(lasted % 1000), name)
 
 
@@ -114,7 +115,7 @@ cdef void draw_tensor(Lines* lines, const EntryRecord* entry, const TensorRecord
     cdef size_t n = slice_head(lines, row, "negotiate", tensor.submitted, ready)
     if last >= 0:
         n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"args":{"entry":%llu,"last":%d,"late_us":%llu}}\n',
-                              sequence, last, late)
+                              sequence, lines.numbers[last], late)
     else:
         n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"args":{"entry":%llu}}\n', sequence)
     end_line(lines, n)
@@ -141,7 +142,7 @@ cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
     if lines.cycles:
         end_line(lines, <size_t>snprintf(
             lines.data + lines.used, LINE,
-            ',{"ph":"i","s":"p","pid":%d,"tid":%d,"ts":%llu.%03llu,"name":"cycle","args":{"entry":%llu}}\n', lines.rank,
+            ',{"ph":"i","s":"p","pid":%d,"tid":%d,"ts":%llu.%03llu,"name":"cycle","args":{"entry":%llu}}\n', lines.track,
             <int>Row.ROW_CYCLES, <unsigned long long>(entry.closed // 1000), <unsigned long long>(entry.closed % 1000), sequence))
     n = slice_head(lines, Row.ROW_ENTRIES, what, entry.started, entry.ended)
     n += <size_t>snprintf(lines.data + lines.used + n, LINE - n,
@@ -162,8 +163,8 @@ cdef void draw_name(Lines* lines, const NameRecord* name) noexcept nogil:
     """Metadata: the row of a tensor is called by its name. The name is valid UTF-8."""
     cdef const unsigned char* text = <const unsigned char*>name + sizeof(NameRecord)
     cdef char* line = lines.data + lines.used
-    cdef size_t n = <size_t>snprintf(line, LINE, ',{"ph":"M","pid":%d,"tid":%u,"name":"thread_name","args":{"name":"', lines.rank,
-                                     <int>Row.ROW_TENSORS + name.number)
+    cdef size_t n = <size_t>snprintf(line, LINE, ',{"ph":"M","pid":%d,"tid":%u,"name":"thread_name","args":{"name":"',
+                                     lines.track, <int>Row.ROW_TENSORS + name.number)
     cdef uint32_t i
     for i in range(name.name_bytes):
         if n > NAME_TEXT and text[i] & 0xC0 != 0x80:        # at the beginning of a character
@@ -223,12 +224,13 @@ cdef int drain(State* e, Lines* lines, int fd, uint64_t limit, uint64_t* left_ou
 cdef class Tracer:
     """The recording of one engine."""
     cdef Engine engine
+    cdef int track
     cdef Lines lines
     cdef readonly uint64_t left_out
     cdef object error
 
-    def __cinit__(self, Engine engine not None):
-        self.engine = engine
+    def __cinit__(self, Engine engine not None, int track):
+        self.engine, self.track = engine, track
 
     def __dealloc__(self):
         free(self.lines.data)
@@ -238,11 +240,15 @@ cdef class Tracer:
             raise EngineError("the timeline belongs to the parent of this forked process")
         return self.engine.state
 
-    def start(self, uint64_t rate):
+    @property
+    def closed(self):
+        return self.engine.closed
+
+    def start(self, uint64_t rate, double saved):
         cdef State* e = self.state()
         cdef int status
         pthread_mutex_lock(&e.lock)
-        status = -2 if e.trace.on else trace_start(&e.trace, now_ns(), rate)
+        status = -2 if e.trace.on else trace_start(&e.trace, now_ns(), rate, <uint64_t>(saved * 1e9))
         pthread_mutex_unlock(&e.lock)
         if status == -2:
             raise EngineError("a timeline is being recorded already")
@@ -268,7 +274,8 @@ cdef class Tracer:
         cdef int status
         if e.trace.ring == NULL:
             return offset
-        self.lines.used, self.lines.offset, self.lines.rank, self.lines.cycles = 0, offset, e.segment.rank, cycles
+        self.lines.used, self.lines.offset, self.lines.cycles = 0, offset, cycles
+        self.lines.track, self.lines.numbers = self.track, e.segment.numbers
         with nogil:
             status = drain(e, &self.lines, fd, limit, &self.left_out)
         if status:

@@ -52,15 +52,15 @@ class Recorder:
         return path
 
 
-def snapshot(engine: core.Engine, sets: list[core.Engine], reason: str, time: float) -> dict[str, Any]:
+def snapshot(engine: core.Engine, sets: dict[int, core.Engine], reason: str, time: float) -> dict[str, Any]:
     """The content of a flight record.
 
     Parameters
     ----------
     engine : core.Engine
         The world's.
-    sets : list of core.Engine
-        Those of the process sets that this rank is in.
+    sets : dict of int to core.Engine
+        Those of the process sets that this rank is in, by number.
     reason : str
         Why it is written: `abort`, `stall` or `signal`.
     time : float
@@ -76,7 +76,7 @@ def snapshot(engine: core.Engine, sets: list[core.Engine], reason: str, time: fl
         "monotonic": monotonic(),
         "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
         **_told(engine),
-        "process_sets": [{"ranks": list(each.numbers), **_told(each)} for each in sets],
+        "process_sets": [{"id": number, "members": list(each.numbers), **_told(each)} for number, each in sets.items()],
     }
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 OLD = 60.0  # seconds before the newest record: then it may speak of another failure
 PENDING_SHOWN = 8
+SETS_SHOWN = 8  # of a rank, those with the latest news
 STANDSTILL = 1.0  # seconds in an entry: before, it may just be going on
 
 
@@ -32,7 +33,7 @@ class Failure:
 
 @dataclass
 class Flight:
-    """One rank's flight record."""
+    """One rank's flight record, of the world or of a process set; `sets` has those of the sets, by their ranks."""
 
     rank: int
     size: int
@@ -42,6 +43,7 @@ class Flight:
     pending: list[dict[str, Any]]
     history: list[dict[str, Any]]
     ranks: list[dict[str, Any]]
+    sets: dict[tuple[int, ...], Flight] = field(default_factory=dict)
 
     @property
     def finished(self) -> dict[str, Any] | None:
@@ -62,9 +64,9 @@ def _has(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
-def _wait(ranks: Sequence[int], size: int) -> str:
+def _wait(ranks: Sequence[int], everybody: Sequence[int]) -> str:
     """Who waits for `ranks`: all others."""
-    others = [rank for rank in range(size) if rank not in ranks]
+    others = [rank for rank in everybody if rank not in ranks]
     return f"{some(others)} wait{'s' * (len(others) == 1)} for it" if others else "nobody is left to wait"
 
 
@@ -94,50 +96,61 @@ def _flight(path: Path, notes: list[str]) -> Flight | None:
     if data is None:
         return None
     try:
-        history = [
-            {
-                "entry": int(row["entry"]),
-                "type": str(row["type"]),
-                "kind": str(row["kind"]),
-                "tensors": int(row["tensors"]),
-                "name": str(row["name"]),
-                "started": float(row["started"]),
-                "ended": None if row["ended"] is None else float(row["ended"]),
-            }
-            for row in data["history"]
-        ]
-        pending = [
-            {
-                "name": str(each["name"]),
-                "kind": str(each["kind"]),
-                "seconds": float(each["seconds"]),
-                "missing": None if each["missing"] is None else [int(rank) for rank in each["missing"]],
-            }
-            for each in data["pending"]
-        ]
-        ranks = [
-            {
-                "rank": int(each["rank"]),
-                "entry": None if each["entry"] is None else int(each["entry"]),
-                "passed": sum(int(each[stage]) for stage in ("packed", "reduced", "copied")),
-                "left": bool(each["left"]),
-            }
-            for each in data.get("ranks", [])
-        ]
-        monotonic = data.get("monotonic")
-        return Flight(
-            int(data["rank"]),
-            int(data["size"]),
-            float(data["time"]),
-            str(data["reason"]),
-            None if monotonic is None else float(monotonic),
-            pending,
-            history,
-            ranks,
-        )
+        flight = _parsed(data, data)
+        flight.sets = {
+            tuple(int(rank) for rank in each["members"]): _parsed(data, each)
+            for each in data.get("process_sets", [])
+            if "members" in each  # else it was written before process sets were in the report
+        }
+        return flight
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         notes.append(f"{path}: no flight record of this engine, or of another version of it ({error!r})")
         return None
+
+
+def _parsed(data: dict[str, Any], told: dict[str, Any]) -> Flight:
+    """`told` by one engine, in the record `data`."""
+    history = [
+        {
+            "entry": int(row["entry"]),
+            "type": str(row["type"]),
+            "kind": str(row["kind"]),
+            "tensors": int(row["tensors"]),
+            "name": str(row["name"]),
+            "started": float(row["started"]),
+            "ended": None if row["ended"] is None else float(row["ended"]),
+        }
+        for row in told["history"]
+    ]
+    pending = [
+        {
+            "name": str(each["name"]),
+            "kind": str(each["kind"]),
+            "seconds": float(each["seconds"]),
+            "missing": None if each["missing"] is None else [int(rank) for rank in each["missing"]],
+        }
+        for each in told["pending"]
+    ]
+    ranks = [
+        {
+            "rank": int(each["rank"]),
+            "entry": None if each["entry"] is None else int(each["entry"]),
+            "passed": sum(int(each[stage]) for stage in ("packed", "reduced", "copied")),
+            "left": bool(each["left"]),
+        }
+        for each in told.get("ranks", [])
+    ]
+    monotonic = data.get("monotonic")
+    return Flight(
+        int(data["rank"]),
+        int(data["size"]),
+        float(data["time"]),
+        str(data["reason"]),
+        None if monotonic is None else float(monotonic),
+        pending,
+        history,
+        ranks,
+    )
 
 
 def _failure(path: Path, reporter: int, notes: list[str]) -> Failure | None:
@@ -249,17 +262,39 @@ def _how(ranks: list[int], blamed: Failure | None, seconds: float) -> str:
     return "stopped" if seconds >= STANDSTILL else f"{'is' if len(ranks) == 1 else 'are'} the last"
 
 
-def verdict(flights: dict[int, Flight], failures: Sequence[Failure], size: int) -> str:
-    """One line: who did what last, and who waits for it."""
-    blamed = failures[0] if failures else None
+@dataclass
+class Standstill:
+    """Why one schedule, the world's or a process set's, does not go on.
+
+    Attributes
+    ----------
+    culprits : set of int
+        The ranks that are waited for; empty: none is behind the others.
+    waiting : set of int
+        The ranks that have something in flight, without those.
+    line : str
+        The same in words.
+    """
+
+    culprits: set[int]
+    waiting: set[int]
+    line: str
+
+
+def standstill(
+    flights: dict[int, Flight], blamed: Failure | None, everybody: Sequence[int], where: str = ""
+) -> Standstill | None:
+    """Who keeps `everybody` waiting in one schedule, by its records; None: nobody. `where`: what to call it."""
+    busy = {rank for rank, flight in flights.items() if flight.pending or flight.current is not None}
     stuck = stuck_in_entry(flights)
     if stuck is not None:
         ranks, number, row, seconds = stuck
-        ranks = ranks or ([blamed.rank] if blamed is not None else [])
-        what = entry_name(row) if row is not None else f"entry {number}"
+        ranks = ranks or ([blamed.rank] if blamed is not None and blamed.rank in everybody else [])
+        what = (entry_name(row) if row is not None else f"entry {number}") + where
         if not ranks:
-            return f"all ranks are in {what}; none is behind the others"
-        return f"{some(ranks)} {_how(ranks, blamed, seconds)} in {what}; {_wait(ranks, size)}"
+            return Standstill(set(), busy, f"all ranks are in {what}; none is behind the others")
+        line = f"{some(ranks)} {_how(ranks, blamed, seconds)} in {what}; {_wait(ranks, everybody)}"
+        return Standstill(set(ranks), busy - set(ranks), line)
     missing = {name: ranks for name, ranks in missing_ranks(flights).items() if ranks}
     if missing:
         # Of whoever is blamed, or what has waited longest: a rank may withhold a later tensor because it waits itself.
@@ -268,11 +303,45 @@ def verdict(flights: dict[int, Flight], failures: Sequence[Failure], size: int) 
             next(iter(missing.items())),
         )
         more = sum(ranks == other for other in missing.values()) - 1
-        what = f"{name!r}" + (f" and {more} more" if more else "")
-        return f"{some(ranks)} {_has(ranks)} not brought {what}; {_wait(ranks, size)}"
+        what = f"{name!r}" + (f" and {more} more" if more else "") + where
+        line = f"{some(ranks)} {_has(ranks)} not brought {what}; {_wait(ranks, everybody)}"
+        return Standstill(set(ranks), busy - set(ranks), line)
+    return None
+
+
+def sets_of(flights: dict[int, Flight]) -> dict[tuple[int, ...], dict[int, Flight]]:
+    """The records of each process set, by its ranks, and by rank."""
+    found: dict[tuple[int, ...], dict[int, Flight]] = {}
+    for rank, flight in flights.items():
+        for ranks, told in flight.sets.items():
+            found.setdefault(ranks, {})[rank] = told
+    return found
+
+
+def verdict(flights: dict[int, Flight], failures: Sequence[Failure], size: int) -> str:
+    """One line: who did what last, and who waits for it.
+
+    A rank that others wait for in the world may itself wait in a process set, or the other way round: then who is
+    waited for there is the cause.
+    """
+    blamed = failures[0] if failures else None
+    found = [standstill(flights, blamed, range(size))]
+    found += [standstill(each, blamed, ranks, _among(ranks)) for ranks, each in sets_of(flights).items()]
+    stills = [still for still in found if still is not None]
+
+    def place(still: Standstill) -> tuple[bool, bool, bool]:
+        held = any(still.culprits & other.waiting for other in stills if other is not still)
+        return not still.culprits, blamed is not None and blamed.rank not in still.culprits, held
+
+    if stills:
+        return min(stills, key=place).line
     if blamed is not None:
         return blamed.message
     return "no rank stands still: nothing waits for another rank in these records"
+
+
+def _among(ranks: Sequence[int]) -> str:
+    return f" among {some(ranks)}"
 
 
 def report(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -299,8 +368,14 @@ def report(directory: Path) -> tuple[str, dict[str, Any]]:
         lines += [f"  rank {failure.reporter} says: {failure.message}" for failure in other]
         lines.append("")
     absent = missing_ranks(flights)
+    in_sets = {ranks: missing_ranks(each) for ranks, each in sets_of(flights).items()}
     for rank in range(size):
-        lines += _rank_lines(flights[rank], absent) if rank in flights else [f"rank {rank}: no flight record"]
+        if rank in flights:
+            lines += [f"rank {rank} ({flights[rank].reason}, {_clock(flights[rank].time)}): " + _last(flights[rank])]
+            lines += _waits(flights[rank], absent)
+            lines += _set_lines(flights[rank], in_sets)
+        else:
+            lines.append(f"rank {rank}: no flight record")
     conclusion = verdict(flights, failures, size)
     lines += ["", *(f"note: {note}" for note in notes), f"verdict: {conclusion}"]
     data = {
@@ -311,9 +386,10 @@ def report(directory: Path) -> tuple[str, dict[str, Any]]:
             rank: {
                 "time": flight.time,
                 "reason": flight.reason,
-                "finished": flight.finished,
-                "current": flight.current,
-                "pending": [{**each, "missing": absent.get(each["name"])} for each in flight.pending],
+                **_json(flight, absent),
+                "process_sets": [
+                    {"ranks": list(ranks), **_json(told, in_sets[ranks])} for ranks, told in flight.sets.items()
+                ],
             }
             for rank, flight in sorted(flights.items())
         },
@@ -327,19 +403,50 @@ def _clock(time: float) -> str:
     return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
-def _rank_lines(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
+def _json(flight: Flight, absent: dict[str, list[int]]) -> dict[str, Any]:
+    return {
+        "finished": flight.finished,
+        "current": flight.current,
+        "pending": [{**each, "missing": absent.get(each["name"])} for each in flight.pending],
+    }
+
+
+def _last(flight: Flight) -> str:
+    """What a rank has finished, and what it is in."""
     finished, current = flight.finished, flight.current
-    line = f"rank {flight.rank} ({flight.reason}, {_clock(flight.time)}): "
-    line += "finished nothing" if finished is None else f"finished {entry_name(finished)}"
+    text = "finished nothing" if finished is None else f"finished {entry_name(finished)}"
     if finished is not None and current is None:
-        line += flight.waiting(finished["ended"]).replace(" for", "") + " before" * (flight.monotonic is not None)
+        text += flight.waiting(finished["ended"]).replace(" for", "") + " before" * (flight.monotonic is not None)
     if current is not None:
-        line += f"; in {entry_name(current)}{flight.waiting(current['started'])}"
-    lines = [line]
+        text += f"; in {entry_name(current)}{flight.waiting(current['started'])}"
+    return text
+
+
+def _waits(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
+    """What a rank waits for, and from whom."""
+    lines = []
     for each in flight.pending[:PENDING_SHOWN]:
         ranks = absent.get(each["name"], [])
         who = f"{some(ranks)} {_has(ranks)} not brought it" if ranks else "all have brought it"
         lines.append(f"  waits for {each['name']!r} ({each['kind']}) for {each['seconds']:.1f} s: {who}")
     if len(flight.pending) > PENDING_SHOWN:
         lines.append(f"  and for {len(flight.pending) - PENDING_SHOWN} more")
+    return lines
+
+
+def _set_lines(flight: Flight, absent: dict[tuple[int, ...], dict[str, list[int]]]) -> list[str]:
+    """The same in the process sets of a rank."""
+
+    def news(told: Flight) -> tuple[bool, float]:
+        return bool(told.pending), told.history[-1]["started"] if told.history else 0.0
+
+    lines = []
+    used = sorted(
+        (item for item in flight.sets.items() if item[1].pending or item[1].history), key=lambda i: news(i[1])
+    )
+    for ranks, told in reversed(used[-SETS_SHOWN:]):
+        lines.append(f" {_among(ranks)}: {_last(told)}")
+        lines += [f"  {line}" for line in _waits(told, absent[ranks])]
+    if len(used) > SETS_SHOWN:
+        lines.append(f"  and {len(used) - SETS_SHOWN} process sets more")
     return lines

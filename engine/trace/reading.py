@@ -63,10 +63,24 @@ class Entry:
 
 @dataclass
 class Recording:
-    """What one rank recorded."""
+    """What one rank recorded, in the world or in a process set.
+
+    Attributes
+    ----------
+    rank : int
+        In the world, as are all ranks here.
+    about : dict
+        What the file says of itself: version, size of the world, host ..
+    number : int
+        Of the process set; 0: the world.
+    ranks : tuple of int
+        Those of the process set, or all.
+    """
 
     rank: int
     about: dict[str, Any]
+    number: int = 0
+    ranks: tuple[int, ...] = ()
     totals: dict[str, int] | None = None
     entries: dict[int, Entry] = field(default_factory=dict)
     tensors: dict[tuple[int, str], Tensor] = field(default_factory=dict)
@@ -139,7 +153,7 @@ def _by_line(path: Path, text: str, notes: list[str]) -> Iterator[dict[str, Any]
 
 
 def read(paths: Iterable[str | Path], notes: list[str]) -> list[Recording]:
-    """The recordings in some files, by rank.
+    """The recordings in some files: the world's by rank, then those of each process set.
 
     Parameters
     ----------
@@ -153,14 +167,17 @@ def read(paths: Iterable[str | Path], notes: list[str]) -> list[Recording]:
     TraceError
         A file that is no timeline; files of different hosts or starts, whose clocks differ; one rank twice.
     """
-    recordings: dict[int, Recording] = {}
+    recordings: dict[tuple[int, int], Recording] = {}
     for path in files_of(paths):
         for recording in _recordings(path, events_of(path, notes), notes):
-            if recording.rank in recordings:
+            if (recording.number, recording.rank) in recordings:
                 raise TraceError(f"{path}: rank {recording.rank} is in another of the files too")
-            recordings[recording.rank] = recording
-    found = [recordings[rank] for rank in sorted(recordings)]
+            recordings[recording.number, recording.rank] = recording
+    found = [recordings[key] for key in sorted(recordings)]
+    ranks = {recording.number: recording.ranks for recording in reversed(found)}
     for other in found[1:]:
+        if other.ranks != ranks[other.number]:
+            raise TraceError(f"rank {other.rank}'s timeline is of another job: it has other process sets")
         for key, what in (("boot", "another host, or another start of it: the clocks differ"), ("size", "another job")):
             if other.about.get(key) != found[0].about.get(key):
                 raise TraceError(f"rank {other.rank}'s timeline is of {what} than rank {found[0].rank}'s")
@@ -174,7 +191,12 @@ def _recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> l
     for event in events:
         try:
             if event["name"] == "engine_timeline":
-                found[event["pid"]] = Recording(event["pid"], event["args"])
+                args = event["args"]
+                found[event["pid"]] = Recording(event["pid"], args, 0, tuple(range(args["size"])))
+            elif event["name"] == "engine_process_set":
+                args = event["args"]
+                about, rank = found[args["rank"]].about, args["rank"]
+                found[event["pid"]] = Recording(rank, about, args["id"], tuple(args["ranks"]))
             elif event["name"] == "thread_name":
                 names[event["pid"], event["tid"]] = event["args"]["name"]
             elif event["name"] == "engine_totals":
@@ -203,7 +225,7 @@ def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, i
         args = event["args"]
         recording.entries[args["entry"]].stages[STAGES[row]] = args["busy_us"] / 1e6
     else:
-        args, name = event["args"], names[recording.rank, row]
+        args, name = event["args"], names[event["pid"], row]
         tensor = recording.tensors.setdefault((args["entry"], name), Tensor(name, args["entry"]))
         if event["name"] == "negotiate":
             tensor.submitted, tensor.ready = begun, ended

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from engine.trace.reading import STAGES, Recording, Tensor
+from engine.trace.timeline import among
 
 TENSORS = 10
 NAME = 34
+SETS_SHOWN = 8
 
 Interval = tuple[float, float]
 
@@ -79,44 +81,48 @@ def rank_summary(recording: Recording) -> dict[str, Any]:
     }
 
 
-def lateness(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
-    """By rank: with how many tensors it was last, by how much in the mean, and how long others waited for it.
+def lateness(recordings: Sequence[Recording], ranks: Sequence[int]) -> list[dict[str, Any]]:
+    """By rank: with how many tensors it was last, of how many that it took part in, by how much in the mean, and how
+    long others waited for it.
 
     Each tensor counts once, not once a rank; `late` counts each moment once, however many tensors were missing then.
     """
-    told: dict[tuple[int, str], Tensor] = {}
+    told: dict[tuple[int, int, str], tuple[Tensor, Recording]] = {}
     for recording in recordings:
-        told.update({key: tensor for key, tensor in recording.tensors.items() if tensor.last is not None})
+        for (entry, name), tensor in recording.tensors.items():
+            if tensor.last is not None:
+                told[recording.number, entry, name] = tensor, recording
     by_rank: dict[int, list[Tensor]] = defaultdict(list)
-    for tensor in told.values():
-        if tensor.last is not None:
-            by_rank[tensor.last].append(tensor)
-    size = max((recording.about.get("size", 0) for recording in recordings), default=0)
+    shared: Counter[int] = Counter()
+    for tensor, recording in told.values():
+        by_rank[-1 if tensor.last is None else tensor.last].append(tensor)
+        shared.update(recording.ranks)
     return [
         {
             "rank": rank,
             "last": len(by_rank[rank]),
-            "of": len(told),
+            "of": shared[rank],
             "mean_late": fmean(tensor.late for tensor in by_rank[rank]) if by_rank[rank] else 0.0,
             "late": length(union([(tensor.ready - tensor.late, tensor.ready) for tensor in by_rank[rank]])),
         }
-        for rank in range(size)
+        for rank in ranks
     ]
 
 
 def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> list[dict[str, Any]]:
     """The names that take longest from a rank's submission to its result: means over ranks and times, in seconds."""
-    by_name: dict[str, list[Tensor]] = defaultdict(list)
+    by_name: dict[tuple[int, str], list[Tensor]] = defaultdict(list)
     for recording in recordings:
         for tensor in recording.tensors.values():
             if tensor.ended:
-                by_name[tensor.name].append(tensor)
+                by_name[recording.number, tensor.name].append(tensor)
     rows: list[dict[str, Any]] = []
-    for name, tensors in by_name.items():
+    for (number, name), tensors in by_name.items():
         lasts = [tensor.last for tensor in tensors if tensor.last is not None]
         rows.append(
             {
                 "name": name,
+                "process_set": number,
                 "kind": tensors[0].kind,
                 "times": len({tensor.entry for tensor in tensors}),
                 "bytes": round(fmean(tensor.nbytes for tensor in tensors)),
@@ -140,12 +146,35 @@ def stages(recordings: Sequence[Recording]) -> dict[str, float]:
     return {**shares, "others": max(0.0, 1 - sum(shares.values()))}
 
 
+def members(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
+    """The figures of each rank in one set, or in the world."""
+    late = {row["rank"]: row for row in lateness(recordings, recordings[0].ranks if recordings else ())}
+    return [
+        {
+            **rank_summary(recording),
+            "last": late[recording.rank]["last"],
+            "of": late[recording.rank]["of"],
+            "others_waited": late[recording.rank]["late"],
+        }
+        for recording in recordings
+    ]
+
+
 def summarize(recordings: Sequence[Recording]) -> dict[str, Any]:
-    """All of it, ready for JSON. Times are in seconds, sizes in bytes, shares from 0 to 1."""
-    late = lateness(recordings)
+    """All of it, ready for JSON. Times are in seconds, sizes in bytes, shares from 0 to 1.
+
+    `ranks` is what each did in the world, `process_sets` in each of these; the rest is about all of them together.
+    """
+    by_set: dict[int, list[Recording]] = defaultdict(list)
+    for recording in recordings:
+        by_set[recording.number].append(recording)
+    late = lateness(recordings, by_set[0][0].ranks if by_set[0] else ())
     worst = max(late, key=lambda row: float(row["late"]), default=None)
     return {
-        "ranks": [rank_summary(recording) for recording in recordings],
+        "ranks": members(by_set.pop(0)),
+        "process_sets": [
+            {"id": number, "ranks": list(some[0].ranks), "members": members(some)} for number, some in by_set.items()
+        ],
         "lateness": late,
         "slowest_rank": worst["rank"] if worst is not None and worst["late"] > 0 else None,
         "stages": stages(recordings),
@@ -168,36 +197,50 @@ def _share(part: float, whole: float) -> str:
     return f"{100 * part / whole:5.1f} %" if whole else "      -"
 
 
-def _short(name: str) -> str:
+def _cut(name: str, width: int) -> str:
     """A name on one line, cut in the middle: what differs is mostly at the end."""
     name = name.encode("unicode_escape").decode() if not name.isprintable() else name
-    return name if len(name) <= NAME else name[:10] + "..." + name[13 - NAME :]
+    return name if len(name) <= width else name[:10] + "..." + name[13 - width :]
 
 
-def text(figures: dict[str, Any]) -> str:
-    """The figures of `summarize` as tables, 100 columns at most."""
-    ranks, late = figures["ranks"], {row["rank"]: row for row in figures["lateness"]}
-    seconds, steps = max(row["seconds"] for row in ranks), max(row["steps"] for row in ranks)
-    head = f"{len(ranks)} rank{'s' * (len(ranks) > 1)}, {seconds:.2f} s"
-    if steps:
-        head += f", {steps} step{'s' * (steps > 1)} of {1e3 * seconds / steps:.2f} ms"
-    if len(ranks) < len(late):
-        head += f" (of a job of {len(late)} ranks)"
-    lines = [head, "", "rank    in entries       overlapped      callers waited       last with   others waited"]
-    for row in ranks:
-        mine = late[row["rank"]]
+def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What each rank did in one set, or in the world."""
+    lines = ["rank    in entries       overlapped      callers waited       last with   others waited"]
+    for row in rows:
         overlapped = "      -" if row["overlapped"] is None else f"{100 * row['overlapped']:5.1f} %"
         lines.append(
             f"{row['rank']:4d} {row['communication']:8.3f} s {_share(row['communication'], row['seconds'])} "
             f"{overlapped:>11} {row['waiting']:10.3f} s {_share(row['waiting'], row['seconds'])} "
-            f"{mine['last']:7d} of {mine['of']:<6d} {mine['late']:9.3f} s" + ("" if row["exact"] else "  (drawn)")
+            f"{row['last']:7d} of {row['of']:<6d} {row['others_waited']:9.3f} s" + ("" if row["exact"] else "  (drawn)")
         )
+    return lines
+
+
+def text(figures: dict[str, Any]) -> str:
+    """The figures of `summarize` as tables, 100 columns at most."""
+    ranks, size = figures["ranks"], len(figures["lateness"])
+    seconds, steps = max(row["seconds"] for row in ranks), max(row["steps"] for row in ranks)
+    head = f"{len(ranks)} rank{'s' * (len(ranks) > 1)}, {seconds:.2f} s"
+    if steps:
+        head += f", {steps} step{'s' * (steps > 1)} of {1e3 * seconds / steps:.2f} ms"
+    if len(ranks) < size:
+        head += f" (of a job of {size} ranks)"
+    lines = [head, "", *_table(ranks)]
+    sets = [each for each in figures["process_sets"] if any(row["entries"] for row in each["members"])]
+    busiest = sorted(sets, key=lambda each: -max(float(row["communication"]) for row in each["members"]))[:SETS_SHOWN]
+    for each in sorted(busiest, key=lambda each: int(each["id"])):
+        lines += ["", among(each["ranks"], each["id"]), *_table(each["members"])]
+    if len(sets) > SETS_SHOWN:
+        lines += ["", f"and {len(sets) - SETS_SHOWN} process sets in which less was done, with --json"]
     lines += ["", _verdict(figures)]
-    entries, tensors, nbytes = (ranks[0][key] for key in ("entries", "tensors", "bytes"))
+    everywhere = [ranks, *(each["members"] for each in figures["process_sets"])]
+    entries, tensors, nbytes, shown = (
+        sum(rows[0][key] for rows in everywhere) for key in ("entries", "tensors", "bytes", "entries_shown")
+    )
     if entries:
         lines.append(
             f"fusion: {tensors} tensors in {entries} entries, {tensors / entries:.1f} and {_size(nbytes / entries)} "
-            f"in each; {ranks[0]['entries_shown']} entries are recorded"
+            f"in each; {shown} entries are recorded"
         )
     if figures["stages"]:
         shares = {name: f"{100 * share:.0f} %" for name, share in figures["stages"].items()}
@@ -212,11 +255,12 @@ def text(figures: dict[str, Any]) -> str:
         for row in figures["slowest_tensors"]:
             last = "-" if row["mostly_last"] is None else str(row["mostly_last"])
             negotiate, late_by, queue, execute = (1e3 * row[key] for key in ("negotiate", "late", "queue", "execute"))
+            where = f" (set {row['process_set']})" if row["process_set"] else ""
             lines.append(
-                f"{_short(row['name']):<{NAME}} {_size(row['bytes']):>10} {row['times']:5d} {negotiate:9.3f} "
-                f"{late_by:8.3f} {last:>4} {queue:8.3f} {execute:8.3f}"
+                f"{_cut(row['name'], NAME - len(where)) + where:<{NAME}} {_size(row['bytes']):>10} {row['times']:5d} "
+                f"{negotiate:9.3f} {late_by:8.3f} {last:>4} {queue:8.3f} {execute:8.3f}"
             )
-    dropped = sum(row["dropped"] for row in ranks)
+    dropped = sum(row["dropped"] for rows in everywhere for row in rows)
     if dropped:
         lines += ["", f"{dropped} records are missing: the disk was too slow, or the file had reached its limit"]
     return "\n".join(lines)

@@ -1,7 +1,8 @@
 """The timeline of one rank: a file in Chrome's trace format that Perfetto opens, however the process ends.
 
-A daemon thread writes what the engine has recorded, ten times a second: `Timeline.start` starts it, `stop` ends it.
-The file is one JSON array, an event per line. The closing bracket comes last; the format allows it to be missing.
+A daemon thread writes what the engines of this rank have recorded, the world's and those of its process sets, ten times
+a second: `Timeline.start` starts it, `stop` ends it. The file is one JSON array, an event per line. The closing bracket
+comes last; the format allows it to be missing.
 """
 
 from __future__ import annotations
@@ -11,31 +12,85 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.logs import logger
 
 if TYPE_CHECKING:
-    from engine.native import core
+    from engine.native import core, tracer
+    from engine.process_sets import Registry
 
-VERSION = 1
+_P = TypeVar("_P")
+
+VERSION = 2
 RATE = 8000  # lines a second that a rank writes in the mean, at most: about 0.5 % of a processor
+BURST = 5.0  # seconds whose lines may be written at once, at first
 PERIOD = 0.1  # seconds between two looks
 RESERVE = 1 << 16  # bytes of the limit for totals and the end
 TOTALS_EVERY = 1.0  # seconds, at first
 PATIENCE = 10.0  # seconds that the end waits for a disk
 PAGE = 4096
 LINE = 150  # bytes, about
+SETS = 1000  # rank 2 is the process 2 of the trace, and in process set 3 it is 3002
 ROWS = {1: "steps", 2: "callers waiting", 3: "entries", 4: "fuse", 5: "reduce", 6: "unpack", 7: "cycles"}  # tracer.pyx
 
 
 def path_of(target: str | os.PathLike[str], rank: int) -> Path:
-    """The file of one rank: `DIR/rank.N.trace.json`, or `NAME.rankN.json` where the target is `NAME.json`."""
-    path = Path(os.path.abspath(os.path.expanduser(target)))
+    """The file of one rank: `DIR/rank.N.trace.json`, or `NAME.rankN.json` where the target is `NAME.json`.
+
+    Raises
+    ------
+    TypeError
+        What is no path.
+    ValueError
+        An empty path; a path with a NUL.
+    """
+    if not isinstance(target, str | os.PathLike):
+        raise TypeError(f"a timeline goes to a path, as a str or a pathlib.Path, not {target!r}")
+    text = os.fsdecode(target)
+    if not text.strip():
+        raise ValueError("a timeline goes to NAME.json, or to a directory; the path is empty ('.' is this directory)")
+    if "\0" in text:
+        raise ValueError(f"a timeline cannot go to {text!r}: a path has no NUL")
+    path = Path(os.path.abspath(os.path.expanduser(text)))
     if path.suffix == ".json" and not path.is_dir():
         return path.with_name(f"{path.stem}.rank{rank}.json")
     return path / f"rank.{rank}.trace.json"
+
+
+def among(ranks: Sequence[int], number: int) -> str:
+    """A process set in few words: `among ranks 0-2, 5 (set 1)`."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    words = ["-".join(map(str, part)) for part in parts]
+    if len(words) > 8:
+        words[7:-1] = [".."]
+    return f"among rank{'s' * (len(ranks) > 1)} {', '.join(words)} (set {number})"
+
+
+class _Track:
+    """One engine in the file: the world's, or that of a process set. `number` is the set's; 0: the world's."""
+
+    def __init__(self, number: int, engine: core.Engine) -> None:
+        from engine.native import tracer  # Here: the command that reads timelines needs no extension.
+
+        self.number = number
+        self.rank = engine.number
+        self.ranks = engine.numbers
+        self.process = engine.number + SETS * number
+        self.tracer: tracer.Tracer = tracer.Tracer(engine, self.process)
+        self.named = False
+
+    @property
+    def title(self) -> str:
+        """What the viewer calls it."""
+        return f"rank {self.rank}" + (f" {among(self.ranks, self.number)}" if self.number else "")
 
 
 class Timeline:
@@ -53,6 +108,8 @@ class Timeline:
 
     Raises
     ------
+    TypeError, ValueError
+        As `path_of`.
     OSError
         The file cannot be made.
     """
@@ -63,73 +120,129 @@ class Timeline:
         self._size = size
         self._limit = max(limit, 2 * RESERVE)
         self._mark_cycles = mark_cycles
+        self._tracks: list[_Track] = []
+        self._burst = BURST  # seconds that sets which are added may still have in hand
         self._offset = 0
         self._failed = False
         self._full = False
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(self.path, flags, 0o600)
+        self._file = self._open()
 
-    def start(self, engine: core.Engine) -> None:
+    def _open(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self.path, flags, 0o600)
+        except OSError as error:
+            why = error.strerror or str(error)
+            if isinstance(error, FileExistsError):
+                why = f"{self.path.parent} is no directory"
+            elif self.path.is_symlink():
+                why = "it is a symbolic link, which is not followed"
+            raise type(error)(
+                error.errno, f"rank {self._rank} cannot write its timeline: {why}", str(self.path)
+            ) from None
+
+    def start(self, engine: core.Engine, sets: Registry) -> None:
         """Begin to record and to write.
+
+        Parameters
+        ----------
+        engine : core.Engine
+            The world's.
+        sets : Registry
+            The process sets of the world; those that are added later are told by `add`.
 
         Raises
         ------
         EngineError
             The engine is recording for another timeline.
         """
-        from engine.native import tracer  # Here: the command that reads timelines needs no extension.
-
-        self._tracer = tracer.Tracer(engine)
-        self._tracer.start(self._rate(0.0))
+        self._sets = sets
         self._started = self._reported = time.monotonic()
-        self._head()
+        for number, each in ((0, engine), *sets.engines.items()):
+            self._record(number, each, BURST)
+        for track in self._tracks:
+            self._write(self._drain, track)
         self._thread = threading.Thread(target=self._run, name="engine-timeline", daemon=True)
         self._thread.start()
+
+    def add(self, number: int, engine: core.Engine) -> None:
+        """Record a process set too, from now to its removal. It does not write, so it waits for no disk."""
+        if all(track.number != number for track in self._tracks):
+            share = min(self._burst, BURST / self._sets.crowd)
+            self._burst -= share
+            self._record(number, engine, share * self._sets.crowd)
+
+    def _record(self, number: int, engine: core.Engine, saved: float) -> None:
+        track = _Track(number, engine)
+        track.tracer.start(self._rate(), saved)
+        self._tracks.append(track)
 
     def stop(self) -> None:
         """Write what is left and close the file. The engine may have been closed before."""
         if self._thread is not None:
-            self._tracer.stop()
+            for track in list(self._tracks):
+                track.tracer.stop()
             self._ending.set()
             self._thread.join(PATIENCE)
             if self._thread.is_alive():
                 logger.warning("the timeline %s is not complete: a write has not ended in %g s", self.path, PATIENCE)
                 return  # The thread still has the file, which is valid as it is.
-            self._write(self._drain)
-            self._write(self._totals)
-            self._write(lambda: self._put("]\n"))
+            for track in self._tracks:
+                self._write(self._finish, track)
+            self._write(self._put, "]\n")
         os.close(self._file)
 
     def _run(self) -> None:
         while not self._ending.wait(PERIOD):
-            elapsed = time.monotonic() - self._started
-            self._tracer.set_rate(self._rate(elapsed))
-            self._write(self._drain)
-            if elapsed - (self._reported - self._started) >= max(TOTALS_EVERY, elapsed / 50):
-                self._reported = time.monotonic()
-                self._write(self._totals)
+            now, elapsed = time.monotonic(), time.monotonic() - self._started
+            report = now - self._reported >= max(TOTALS_EVERY, elapsed / 50)
+            if report:
+                self._reported = now
+            for track in list(self._tracks):
+                if track.tracer.closed:  # What it has recorded is all there will be.
+                    track.tracer.stop()
+                    self._write(self._finish, track)
+                    self._tracks.remove(track)
+                    continue
+                track.tracer.set_rate(self._rate())
+                self._write(self._drain, track)
+                if report:
+                    self._write(self._totals, track)
 
-    def _rate(self, elapsed: float) -> int:
-        """Lines a second. They become fewer with time, so that a file within its limit spans a run of any length."""
-        return int(min(RATE, self._limit / (20 * LINE) / max(elapsed, 1.0)))
+    def _rate(self) -> int:
+        """Lines a second of one engine. They become fewer with time, so that a file within its limit spans a run of any
+        length. The coordinator of each engine decides by itself what its ranks record, so all that a rank may be in
+        share the rate, and the rank that is in most of them keeps to it, too.
+        """
+        elapsed = time.monotonic() - self._started
+        return int(min(RATE, self._limit / (20 * LINE) / max(elapsed, 1.0)) / self._sets.crowd)
 
-    def _drain(self) -> None:
-        self._offset = self._tracer.drain(self._file, self._offset, self._limit - RESERVE, self._mark_cycles)
-        if self._tracer.left_out and not self._full:
+    def _drain(self, track: _Track) -> None:
+        if not track.named:
+            track.named = True
+            self._name(track)
+        limit = self._limit - RESERVE
+        self._offset = track.tracer.drain(self._file, self._offset, limit, self._mark_cycles)
+        if track.tracer.left_out and not self._full:
             self._full = True
             logger.warning(
                 "the timeline %s has reached its limit of %d bytes and shows no more", self.path, self._limit
             )
 
-    def _write(self, action: Any) -> None:
+    def _finish(self, track: _Track) -> None:
+        """Write the rest of what has ended."""
+        self._drain(track)
+        self._totals(track)
+
+    def _write(self, action: Callable[[_P], None], what: _P) -> None:
         """What cannot be written ends the timeline, not the program."""
         if self._failed:
             return
         try:
-            action()
+            action(what)
         except OSError as error:
             self._failed = True
             logger.warning("the timeline %s ends here: %s", self.path, error)
@@ -142,22 +255,33 @@ class Timeline:
             self._offset += os.write(self._file, b" " * left)
         self._offset += os.write(self._file, data)
 
-    def _event(self, name: str, args: dict[str, Any], **fields: Any) -> None:
-        event = {"ph": "M", "pid": self._rank, **fields, "name": name, "args": args}
+    def _event(self, track: _Track, name: str, args: dict[str, Any], **fields: Any) -> None:
+        if self._offset > self._limit - 2 * PAGE:  # A line may be moved to the next page; the end takes one, too.
+            return
+        event = {"ph": "M", "pid": track.process, **fields, "name": name, "args": args}
         self._put(("," if self._offset else "[") + json.dumps(event, separators=(",", ":")) + "\n")
 
-    def _head(self) -> None:
-        about = {"version": VERSION, "rank": self._rank, "size": self._size, "pid": os.getpid(), "time": time.time()}
-        self._event("engine_timeline", {**about, "host": platform.node(), "boot": _boot()})
-        self._event("process_name", {"name": f"rank {self._rank}"})
-        self._event("process_sort_index", {"sort_index": self._rank})
+    def _name(self, track: _Track) -> None:
+        if track.number:
+            about = {"rank": self._rank, "id": track.number, "ranks": list(track.ranks)}
+            self._event(track, "engine_process_set", about)
+        else:
+            about = {
+                "version": VERSION,
+                "rank": self._rank,
+                "size": self._size,
+                "pid": os.getpid(),
+                "time": time.time(),
+            }
+            self._event(track, "engine_timeline", {**about, "host": platform.node(), "boot": _boot()})
+        self._event(track, "process_name", {"name": track.title})
+        self._event(track, "process_sort_index", {"sort_index": SETS * self._rank + min(track.number, SETS - 1)})
         for row, name in ROWS.items():
             if name != "cycles" or self._mark_cycles:
-                self._event("thread_name", {"name": name}, tid=row)
+                self._event(track, "thread_name", {"name": name}, tid=row)
 
-    def _totals(self) -> None:
-        if self._offset < self._limit - PAGE:
-            self._event("engine_totals", {**self._tracer.totals(), "left_out": self._tracer.left_out})
+    def _totals(self, track: _Track) -> None:
+        self._event(track, "engine_totals", {**track.tracer.totals(), "left_out": track.tracer.left_out})
 
 
 def _boot() -> str:

@@ -12,7 +12,10 @@ from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
 
 cdef void arrivals_decide(Coordinator* c, uint64_t now) noexcept nogil:
     """Whether what becomes ready from now on is recorded."""
-    c.recording = load32_acquire(&c.trace.on) and budget_has(&c.recorded, load_relaxed(&c.trace.rate), now)
+    c.recording = load32_acquire(&c.trace.on) != 0
+    if c.recording:
+        c.recorded.filled = max(c.recorded.filled, c.trace.saved_since)
+        c.recording = budget_has(&c.recorded, load_relaxed(&c.trace.rate), now)
 
 
 cdef void arrivals_note(Coordinator* c, Name* name) noexcept nogil:

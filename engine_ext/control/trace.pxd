@@ -1,6 +1,6 @@
 """What a rank records for its timeline: a ring of records in the process's own memory, and totals.
 
-Written under the engine's lock, read without it (trace_read.pyx) by one thread at a time.
+Written under the engine's lock, read without it (tracer.pyx) by one thread at a time.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -59,6 +59,7 @@ cdef struct Trace:
     uint32_t on                 # atomic: the recording's number, or 0
     uint32_t recordings
     uint64_t since              # when it began
+    uint64_t saved_since        # lines have been saved up since then
     uint64_t rate               # atomic: lines a second
     char* ring
     uint64_t head               # atomic: bytes written since the start; the reader acquires
@@ -74,7 +75,7 @@ cdef struct Trace:
     uint64_t step_begun
     Budget spans                # waits and steps
 
-cdef int trace_start(Trace* t, uint64_t now, uint64_t rate) noexcept nogil
+cdef int trace_start(Trace* t, uint64_t now, uint64_t rate, uint64_t saved) noexcept nogil
 cdef void trace_stop(Trace* t, uint64_t now) noexcept nogil
 cdef void trace_close(Trace* t) noexcept nogil
 cdef uint32_t trace_wait_begins(Trace* t, uint64_t now) noexcept nogil

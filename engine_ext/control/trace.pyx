@@ -19,8 +19,9 @@ cdef enum:
     SHORTEST_WAIT = 10000       # ns: shorter waits are counted, and not drawn
 
 
-cdef int trace_start(Trace* t, uint64_t now, uint64_t rate) noexcept nogil:
-    """Begin a recording. The reader has read all of the last one. -1 without memory."""
+cdef int trace_start(Trace* t, uint64_t now, uint64_t rate, uint64_t saved) noexcept nogil:
+    """Begin a recording, with the lines of `saved` nanoseconds in hand. The reader has read all of the last one. -1 without
+    memory."""
     if t.ring == NULL:
         t.ring = <char*>malloc(TRACE_RING)
         if t.ring == NULL:
@@ -28,9 +29,10 @@ cdef int trace_start(Trace* t, uint64_t now, uint64_t rate) noexcept nogil:
     memset(&t.totals, 0, sizeof(Totals))
     t.recordings += 1
     t.names_before, t.since, t.blocked, t.in_entry, t.step_begun = t.names, now, 0, False, now
-    t.spans.level, t.spans.filled = <double>rate * BURST_SECONDS, now
+    t.saved_since = now - min(now, saved)
+    t.spans.level, t.spans.filled = 0, t.saved_since
     store_relaxed(&t.rate, rate)
-    store32_release(&t.on, t.recordings)        # pairs with the coordinator's acquire: `since` and `rate`
+    store32_release(&t.on, t.recordings)        # pairs with the coordinator's acquire: what it reads is in place
     return 0
 
 

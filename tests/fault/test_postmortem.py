@@ -9,6 +9,7 @@ import sys
 
 import programs
 import pytest
+import set_programs
 from faults import ready, send, stop, stop_in_the_middle, until
 from ranks import Job, start_ranks
 
@@ -62,3 +63,19 @@ def test_the_records_of_a_stalled_job_name_who_stands_still(size: int, victim: i
         (job.directory / "resumed").touch()
         send(job, victim, signal.SIGCONT)
         job.finish(check=False)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_records_name_who_stands_still_in_a_process_set(stopped: bool) -> None:
+    """Rank 0 waits for both others in the world, rank 1 for rank 2 in their set, and rank 2 for nobody."""
+    with start_ranks(3, set_programs.in_a_set, 2, "blocked") as job:
+        ready(job)
+        if stopped:
+            stop(job, 2)
+        records = [job.output / f"rank.{rank}" / "flight.json" for rank in range(2 if stopped else 3)]
+        os.kill(job.process.pid, signal.SIGUSR1)
+        until(lambda: all(path.exists() for path in records), "the records are written")
+        text = told(job)
+    assert text.splitlines()[-1] == "verdict: rank 2 has not brought 'known' among ranks 1, 2; rank 1 waits for it"
+    assert "\n  among ranks 1, 2: finished entry " in text, text
+    assert "\n    waits for 'known' (allreduce) for " in text, text

@@ -14,9 +14,9 @@ import pytest
 import timeline_program
 from ranks import Job, run_ranks, start_ranks
 
-from engine.trace.reading import Recording, Tensor, read
-from engine.trace.summary import summarize
-from engine.trace.timeline import PAGE
+from engine.trace.reading import Recording, Tensor, merge, read
+from engine.trace.summary import summarize, text
+from engine.trace.timeline import BURST, PAGE
 
 TENSORS = {*timeline_program.NAMES, "broadcast"}
 
@@ -189,3 +189,134 @@ def test_a_rate_bounds_what_is_recorded_and_all_ranks_record_the_same() -> None:
 def test_a_timeline_that_cannot_be_written_is_an_error_before_the_job_starts() -> None:
     finished = run_ranks(1, timeline_program.unwritable)
     assert "timeline is '/proc/nowhere/timeline.json', where rank 0 cannot write: " in finished.values[0]
+
+
+def test_paths_that_cannot_be_are_refused_on_every_rank_and_the_engine_goes_on() -> None:
+    with start_ranks(2, timeline_program.refusals) as job:
+        finished = job.finish()
+        assert [recording.rank for recording in recordings(job, "new/directory/t.rank*.json")] == [0, 1]
+        assert not list(job.directory.glob("rank.*.trace.json"))
+        assert not list(job.directory.glob("elsewhere"))
+    for rank, said in enumerate(finished.values):
+        assert said == {
+            "empty": (empty := said["empty"]),
+            "blank": empty,
+            "number": "TypeError: a timeline goes to a path, as a str or a pathlib.Path, not 5",
+            "none": "TypeError: a timeline goes to a path, as a str or a pathlib.Path, not None",
+            "bytes": "TypeError: a timeline goes to a path, as a str or a pathlib.Path, not b't.json'",
+            "nul": "ValueError: a timeline cannot go to 'a\\x00b.json': a path has no NUL",
+            "below a file": said["below a file"],
+            "taken": said["taken"],
+            "link": said["link"],
+            "setting": "timeline is 5; expected dynamic, or a path",
+        }
+        assert empty.startswith("ValueError: a timeline goes to NAME.json, or to a directory; the path is empty")
+        for name, why in (
+            ("below a file", "/file is no directory"),
+            ("taken", "Is a directory"),
+            ("link", "symbolic link, which is not followed"),
+        ):
+            assert f"rank {rank} cannot write its timeline: " in said[name] and why in said[name], said[name]
+
+
+# ---- process sets ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_process_sets_are_shown_in_the_same_file_by_the_ranks_of_the_world(size: int, tmp_path: Path) -> None:
+    names, steps = set(timeline_program.NAMES), timeline_program.SET_STEPS
+    with start_ranks(size, timeline_program.in_sets, options=["--timeline", "t.json"]) as job:
+        finished = job.finish()
+        files = sorted(job.directory.glob("t.rank*.json"))
+        assert len(files) == size
+        found = recordings(job, "t.rank*.json")
+        events = [complete(path) for path in files]
+        notes: list[str] = []
+        merged = tmp_path / "all.json"
+        assert merge(files, merged, notes) == sum(map(len, events))
+        figures = summarize(found)
+        assert summarize(read([merged], notes)) == figures and not notes
+    members = {0: range(size), 1: [rank for rank in range(size) if rank != 1], 2: range(1, size), 3: range(1, size)}
+    by_set = {number: {each.rank: each for each in found if each.number == number} for number in members}
+    assert sum(map(len, by_set.values())) == len(found)
+    for number, ranks in members.items():
+        assert list(by_set[number]) == list(ranks)
+        for rank, recording in by_set[number].items():
+            assert recording.ranks == tuple(ranks)
+            shown = [name for _, name in recording.tensors if name in names]
+            assert {name: shown.count(name) for name in names} == dict.fromkeys(names, steps)
+            totals = recording.totals
+            assert totals is not None and (totals["dropped"], totals["left_out"]) == (0, 0)
+            assert number == 0 or totals["tensors"] == finished.values[rank][number]["tensors"] == len(names) * steps
+            for key, tensor in recording.tensors.items():
+                assert tensor.submitted <= tensor.ready <= tensor.started <= tensor.ended, (rank, tensor)
+                same = [each.tensors[key] for each in by_set[number].values()]
+                assert {(each.last, each.late) for each in same} == {(tensor.last, tensor.late)}
+                submitted = {r: each.tensors[key].submitted for r, each in by_set[number].items()}
+                assert tensor.last is not None and submitted[tensor.last] == max(submitted.values())
+    for rank, mine in enumerate(events):
+        titles = [event["args"]["name"] for event in mine if event["name"] == "process_name"]
+        assert titles[0] == f"rank {rank}" and len(titles) == len({event["pid"] for event in mine})
+        among = {2: "among rank 1", 3: "among ranks 1-2", 4: "among ranks 1-3"}[size]
+        assert (f"rank {rank} {among} (set 3)" in titles) == (rank > 0)
+        assert any(event["args"].get("algorithm") == "adasum" for event in mine if "args" in event) == (size != 3)
+    assert figures["slowest_rank"] == size - 1
+    assert [(each["id"], each["ranks"]) for each in figures["process_sets"]] == [
+        (number, list(ranks)) for number, ranks in members.items() if number
+    ]
+    told = text(figures)
+    assert max(map(len, told.splitlines())) <= 100
+    assert f"\n{among} (set 2)\n" in told and f"\n{among} (set 3)\n" in told
+
+
+def test_a_timeline_that_starts_and_stops_while_there_are_sets() -> None:
+    with start_ranks(3, timeline_program.started_among_sets) as job:
+        job.finish()
+        one, two = (recordings(job, f"{name}.rank*.json") for name in ("one", "two"))
+    for found, name, added in ((one, "one.json", 2), (two, "two.json", 3)):
+        parts = {(each.number, each.rank): each for each in found if each.number}
+        assert list(parts) == [(1, 2), (added, 0)]
+        assert all({tensor for _, tensor in each.tensors} == {name} for each in parts.values())
+
+
+def test_a_killed_rank_leaves_its_sets_whole() -> None:
+    with start_ranks(3, timeline_program.endless_in_sets, env={"ENGINE_TIMELINE": "t.json"}) as job:
+        job.wait_for("ready.0", "ready.1", "ready.2")
+        os.kill(job.pid(2), signal.SIGKILL)
+        job.finish(check=False)
+        text = (job.directory / "t.rank2.json").read_text()
+        assert text.endswith("\n") and not text.endswith("]\n")
+        json.loads(text + "]")
+        found = recordings(job, "t.rank*.json")
+    assert [(each.number, each.rank) for each in found] == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)]
+    assert all("part" in {name for _, name in each.tensors} for each in found if each.number)
+
+
+def test_the_sets_of_a_rank_share_its_rate() -> None:
+    rounds, names = 10, 300
+    rate, entry = 1000, 8 + 3 * names  # lines a second; lines of an entry, at most
+    env = {"ENGINE_TIMELINE": "t.json", "ENGINE_TIMELINE_LIMIT": "3000000"}
+    with start_ranks(2, timeline_program.at_once_in_sets, names, rounds, env=env) as job:
+        job.finish()
+        found = recordings(job, "t.rank*.json")
+    for rank in range(2):
+        mine = [each for each in found if each.rank == rank]
+        assert len(mine) == 2 and all(each.tensors for each in mine)
+        assert all(each.totals is not None and each.totals["tensors"] >= rounds * (names + 1) for each in mine)
+        seconds = max((each.totals["now_ns"] - each.totals["since_ns"]) / 1e9 for each in mine if each.totals)
+        shown = sum(8 * len(each.entries) + 3 * len(each.tensors) for each in mine)
+        # Before the sets were added, the world's was the whole rate: it may have saved half of that more.
+        assert shown < rate * (BURST + BURST / 2 + seconds) + 2 * entry, (shown, seconds)
+
+
+def test_sets_that_come_and_go_keep_to_the_limit() -> None:
+    limit, count = 150_000, 300
+    env = {"ENGINE_TIMELINE": "t.json", "ENGINE_TIMELINE_LIMIT": str(limit)}
+    with start_ranks(2, timeline_program.many_sets, count, env=env) as job:
+        finished = job.finish()
+        sizes = [(job.directory / f"t.rank{rank}.json").stat().st_size for rank in range(2)]
+        found = recordings(job, "t.rank*.json")
+        complete(job.directory / "t.rank0.json")
+    assert max(sizes) <= limit < 2 * sizes[0]
+    assert finished.ranks[0].stderr.count(f"has reached its limit of {limit} bytes") == 1
+    assert 10 < sum(each.number > 0 for each in found) < count

@@ -15,6 +15,7 @@ from engine.trace.reading import events_of
 from engine.trace.timeline import path_of
 
 STEPS = 12
+SET_STEPS = 4
 NAMES = ("first", 'a "name"\\\n', "größe", "last")
 
 
@@ -131,6 +132,124 @@ def at_once(names: int, rounds: int, timeline: str | None = None) -> None:
         for handle in handles:
             engine.synchronize(handle)
     engine.shutdown()
+
+
+def in_sets() -> dict[int, dict[str, int]]:
+    """Steps in the world and in two sets that overlap, of which one is removed and added again; the last rank is late.
+
+    Returns what the engine has counted, by the number of the set.
+    """
+    size = int(os.environ["WORLD_SIZE"])
+    engine.init(process_sets=[[rank for rank in range(size) if rank != 1]])
+    counted = {}
+    sets = [engine.global_process_set, engine.runtime._current().sets._sets[1]]
+    for number in (2, 3):
+        sets[2:] = [engine.add_process_set(range(1, size))]
+        for turn in range(SET_STEPS):
+            for chosen in sets if number == 2 else sets[2:]:
+                if chosen.included():
+                    time.sleep(0.02 if engine.rank() == size - 1 and turn % 2 else 0.0)
+                    handles = [engine.allreduce_async(ones(), name=name, process_set=chosen) for name in NAMES]
+                    for handle in handles:
+                        engine.synchronize(handle)
+        if sets[2].included():
+            counted[number] = sets[2].engine.counters()
+        engine.remove_process_set(sets[2])
+    if size & (size - 1) == 0:
+        engine.allreduce(ones(), engine.Adasum, "adasum")
+    if sets[1].included():
+        counted[1] = sets[1].engine.counters()
+    return counted
+
+
+def started_among_sets() -> None:
+    """A timeline that starts when there is a set, and ends before it does; then another."""
+    engine.init()
+    mine = engine.add_process_set([engine.size() - 1])
+    for name in ("one.json", "two.json"):
+        engine.barrier()
+        engine.start_timeline(name)
+        other = engine.add_process_set([0])
+        for chosen in (mine, other):
+            if chosen.included():
+                engine.allreduce(ones(), name=name, process_set=chosen)
+        if name == "two.json":
+            engine.remove_process_set(mine)
+        engine.stop_timeline()
+        engine.remove_process_set(other)
+    engine.shutdown()
+
+
+def endless_in_sets() -> None:
+    """As `endless`, and in a set of rank 1 and 2, too."""
+    engine.init()
+    part = engine.add_process_set([1, 2])
+    path = path_of(os.environ["ENGINE_TIMELINE"], engine.rank())
+    ready = Path(f"ready.{engine.rank()}")
+    while True:
+        step()
+        if part.included():
+            engine.allreduce(ones(), name="part", process_set=part)
+        time.sleep(0.001)
+        if not ready.exists() and path.stat().st_size > 20_000:
+            ready.touch()
+
+
+def at_once_in_sets(names: int, rounds: int) -> None:
+    """Each round is an entry in the world and one in a set of this rank alone."""
+    engine.init(cycle_time_ms=5000)
+    alone = [engine.add_process_set([rank]) for rank in range(engine.size())][engine.rank()]
+    for _ in range(rounds):
+        for chosen in (engine.global_process_set, alone):
+            handles = [engine.allreduce_async(ones(4), name=f"{k}", process_set=chosen) for k in range(names)]
+            engine.barrier(process_set=chosen)
+            for handle in handles:
+                engine.synchronize(handle)
+    engine.shutdown()
+
+
+def many_sets(count: int) -> None:
+    """Sets that come and go faster than the file is written."""
+    engine.init()
+    for _ in range(count):
+        each = engine.add_process_set([0])
+        if each.included():
+            engine.allreduce(ones(4), name="x", process_set=each)
+        engine.remove_process_set(each)
+    engine.shutdown()
+
+
+def refusals() -> dict[str, str]:
+    """What is said of paths that cannot be, while the engine goes on."""
+    engine.init()
+    Path("file").touch()
+    (Path("taken") / f"rank.{engine.rank()}.trace.json").mkdir(parents=True)
+    Path(f"link.rank{engine.rank()}.json").symlink_to("elsewhere")
+    said = {}
+    for name, target in (
+        ("empty", ""),
+        ("blank", "  "),
+        ("number", 5),
+        ("none", None),
+        ("bytes", b"t.json"),
+        ("nul", "a\0b.json"),
+        ("below a file", "file/t.json"),
+        ("taken", Path("taken")),
+        ("link", "link.json"),
+    ):
+        try:
+            engine.start_timeline(target)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OSError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    engine.start_timeline("new/directory/t.json")
+    engine.allreduce(ones(), name="after")
+    engine.stop_timeline()
+    engine.shutdown()
+    try:
+        engine.init(timeline=5)
+    except engine.errors.ConfigError as error:
+        said["setting"] = str(error)
+    return said
 
 
 def unwritable() -> str:

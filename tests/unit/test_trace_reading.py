@@ -18,7 +18,7 @@ NOW = 1_800_000_000.0
 
 
 def head(rank: int, size: int = 2, **about: Any) -> dict[str, Any]:
-    args = {"version": 1, "rank": rank, "size": size, "boot": "here", **about}
+    args = {"version": 2, "rank": rank, "size": size, "boot": "here", **about}
     return {"ph": "M", "pid": rank, "name": "engine_timeline", "args": args}
 
 
@@ -57,6 +57,19 @@ def a_rank(rank: int) -> list[dict[str, Any]]:
     ]
 
 
+def in_a_set(rank: int, number: int, ranks: list[int], late_ms: float = 5) -> list[dict[str, Any]]:
+    """One entry, 60 to 70 ms, of the tensor `a` in a process set, whose first rank is late by 5 ms."""
+    about = {"rank": rank, "id": number, "ranks": ranks}
+    process = 1000 * number + rank
+    submitted = 58 if rank == ranks[0] else 58 - late_ms
+    return [
+        {"ph": "M", "pid": process, "name": "engine_process_set", "args": about},
+        {"ph": "M", "pid": process, "tid": 17, "name": "thread_name", "args": {"name": "a"}},
+        slice_(process, 3, "allreduce", 60, 70, entry=5, tensors=1, bytes=400, algorithm="one-shot"),
+        *tensor(process, 17, 5, [submitted, 58, 60, 70], ranks[0], late_ms),
+    ]
+
+
 def write(path: Path, events: list[dict[str, Any]], end: str = "]\n") -> Path:
     path.write_text("[" + "\n,".join(json.dumps(event) for event in events) + "\n" + end)
     return path
@@ -83,6 +96,50 @@ def test_the_summary_has_the_known_figures(tmp_path: Path) -> None:
     assert (a["name"], a["times"], a["mostly_last"], b["name"], b["times"]) == ("a", 2, 1, "b", 1)
     assert a["negotiate"] == pytest.approx((0.004 + 0.006 + 0 + 0) / 4)
     assert a["queue"] == pytest.approx(0.002) and a["execute"] == pytest.approx(0.015)
+
+
+def test_process_sets_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
+    parts = {1: [1, 2], 2: [0, 2]}
+    sets = [[event for n, ranks in parts.items() if r in ranks for event in in_a_set(r, n, ranks)] for r in range(3)]
+    files = [
+        write(tmp_path / f"rank.{r}.trace.json", [head(r, 3), *(a_rank(r)[1:] if r < 2 else []), *sets[r]])
+        for r in range(3)
+    ]
+    figures = summarize(read(files, []))
+    assert [row["tensors"] for row in figures["ranks"]] == [3, 3, 0]
+    assert [(each["id"], each["ranks"]) for each in figures["process_sets"]] == list(parts.items())
+    for each in figures["process_sets"]:
+        first, second = each["members"]
+        assert (first["rank"], second["rank"]) == tuple(each["ranks"])
+        assert (first["last"], first["of"], second["last"], second["of"]) == (1, 1, 0, 1)
+        assert first["others_waited"] == pytest.approx(0.005) and first["tensors"] == 1
+    # Rank 1 was last with three tensors of the world, and with one of the three ranks' sets; both sets wait at once.
+    assert [(row["last"], row["of"]) for row in figures["lateness"]] == [(1, 4), (4, 4), (0, 5)]
+    assert figures["lateness"][1]["late"] == pytest.approx(0.011 + 0.005)
+    assert {(row["process_set"], row["name"]) for row in figures["slowest_tensors"]} == {
+        *((0, "a"), (0, "b"), (1, "a"), (2, "a"))
+    }
+    shown = text(figures)
+    assert "\namong ranks 1-2 (set 1)\n" in shown and "\namong ranks 0, 2 (set 2)\n" in shown
+    assert "\na (set 2) " in shown and "fusion: 5 tensors in 4 entries" in shown
+    assert "slowest rank: 1, last with 4 of 4 tensors" in shown
+    out = tmp_path / "out.json"
+    assert main(["merge", *map(str, files), "-o", str(out)]) == 0
+    assert summarize(read([out], [])) == figures
+
+
+def test_sets_that_differ_between_files_are_refused(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{rank}.json", [head(rank, 3), *in_a_set(rank, 1, [rank, 2])]) for rank in range(2)]
+    with pytest.raises(TraceError, match="rank 1's timeline is of another job: it has other process sets"):
+        read(files, [])
+
+
+def test_many_sets_and_large_ones_are_a_short_table(tmp_path: Path) -> None:
+    sets = [event for number in range(1, 21) for event in in_a_set(0, number, [0, *range(2, 200, 2)])]
+    shown = text(summarize(read([write(tmp_path / "t.json", [*a_rank(0), *sets])], [])))
+    assert max(map(len, shown.splitlines())) <= 100
+    assert shown.count("among ranks 0, 2, 4, 6, 8, 10, 12, .., 198 (set ") == shown.count("among r") == 8
+    assert "and 12 process sets in which less was done, with --json" in shown
 
 
 def test_totals_go_before_what_is_drawn(tmp_path: Path) -> None:
@@ -163,6 +220,12 @@ def test_intervals() -> None:
     assert length(union([(0, 2), (1, 3)])) == 3
     assert common([(0, 2), (3, 5)], [(1, 4), (4.5, 9)]) == 2.5
     assert common([], [(0, 1)]) == 0
+
+
+@pytest.mark.parametrize("path", ["", " ", 5, None, b"t.json", "a\0.json"])
+def test_what_is_no_path(path: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="a timeline "):
+        path_of(path, 0)
 
 
 def test_where_files_go(tmp_path: Path) -> None:
@@ -248,6 +311,48 @@ def test_the_first_cause_comes_first(tmp_path: Path) -> None:
     assert shown.startswith("first cause: rank 2 died: SIGKILL\n  told by ranks 0, 1, first at ")
     assert "  rank 3 says: rank 1 died: SIGKILL" in shown
     assert data["verdict"] == "rank 2 died: SIGKILL"
+
+
+def part(members: list[int], **more: Any) -> dict[str, Any]:
+    return {"id": 1, "members": members, "pending": [], "history": [], "ranks": [], **more}
+
+
+def test_a_rank_that_waits_in_a_set_is_not_the_cause(tmp_path: Path) -> None:
+    world = [pending("barrier", 5, [1, 2])]
+    waiting = part([1, 2], history=[row(7, "part")], pending=[pending("known", 6, [2])])
+    keep(tmp_path, 0, "flight.json", record(0, 3, pending=world))
+    keep(tmp_path, 1, "flight.json", record(1, 3, process_sets=[part([0, 1]), waiting]))
+    keep(tmp_path, 2, "flight.json", record(2, 3, process_sets=[part([1, 2])]))
+    shown, data = report(tmp_path)
+    assert data["verdict"] == "rank 2 has not brought 'known' among ranks 1, 2; rank 1 waits for it"
+    assert data["ranks"][1]["process_sets"][1]["pending"][0]["missing"] == [2]
+    assert "\n  among ranks 1, 2: finished entry 7 'part' (allreduce) 2.5 s before\n" in shown
+    assert "\n    waits for 'known' (allreduce) for 6.0 s: rank 2 has not brought it\n" in shown
+    assert "among ranks 0, 1" not in shown
+
+
+def test_a_rank_that_waits_in_the_world_is_not_the_cause_of_a_wait_in_a_set(tmp_path: Path) -> None:
+    keep(tmp_path, 0, "flight.json", record(0, 3, pending=[pending("barrier", 5, [2])]))
+    keep(tmp_path, 1, "flight.json", record(1, 3, process_sets=[part([0, 1], pending=[pending("x", 6, [0])])]))
+    shown, data = report(tmp_path)
+    assert data["verdict"] == "rank 2 has not brought 'barrier'; ranks 0, 1 wait for it"
+    assert "waits for 'x' (allreduce) for 6.0 s: rank 0 has not brought it" in shown
+
+
+def test_a_standstill_within_an_entry_of_a_set(tmp_path: Path) -> None:
+    ranks = [place(1, 381, 40), place(2, 381, 39)]
+    entered = part([1, 2], history=[row(381, "x", None)], ranks=ranks)
+    keep(tmp_path, 1, "flight.json", record(1, 3, process_sets=[entered]))
+    assert report(tmp_path)[1]["verdict"] == (
+        "rank 2 stopped in entry 381 'x' (allreduce) among ranks 1, 2; rank 1 waits for it"
+    )
+
+
+def test_who_is_blamed_goes_before_who_is_waited_for(tmp_path: Path) -> None:
+    keep(tmp_path, 0, "flight.json", record(0, 3, pending=[pending("barrier", 5, [2])]))
+    keep(tmp_path, 1, "flight.json", record(1, 3, process_sets=[part([0, 1], pending=[pending("x", 6, [0])])]))
+    keep(tmp_path, 1, "failure.json", {"rank": 0, "cause": "stalled", "message": "rank 0 stalled", "time": NOW})
+    assert report(tmp_path)[1]["verdict"] == "rank 0 has not brought 'x' among ranks 0, 1; rank 1 waits for it"
 
 
 def test_nothing_is_wrong(tmp_path: Path) -> None:
