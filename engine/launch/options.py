@@ -204,7 +204,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add(
         "--timeline",
         "--timeline-filename",
-        type=Path,
+        type=_path,
         metavar="PATH",
         help="record NAME.rankN.json, or into a directory",
     )
@@ -275,6 +275,12 @@ _count = _number("a whole number of at least 1", 1, int)
 _seconds = _number("a number of seconds, 0 or more", 0, float)
 _positive_seconds = _number("a number of seconds above 0", 0.001, float)
 _amount = _number("a number, 0 or more", 0, float)
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
 
 
 def _mebibytes(text: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.trace.timeline import ROWS, VERSION
+from engine.trace.timeline import HEAD, ROWS, SET, TOTALS, VERSION
 
 STEPS, WAITS, ENTRIES, FUSE, REDUCE, UNPACK, CYCLES = ROWS
 STAGES = {FUSE: "fuse", REDUCE: "reduce", UNPACK: "unpack"}
@@ -125,11 +125,12 @@ def events_of(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         events = list(_by_line(path, text, notes))
     if not all(isinstance(event, dict) for event in events):
         raise TraceError(f"{path}: no timeline of this engine")
-    marks = [event for event in events if event.get("name") == "engine_timeline"]
-    if not marks:
+    heads = [event["args"] for event in events if isinstance(event.get("args"), dict)]
+    versions = [each[HEAD].get("version") for each in heads if isinstance(each.get(HEAD), dict)]
+    versions += [event.get("args", {}).get("version") for event in events if event.get("name") == HEAD]  # of version 1
+    if not versions:
         raise TraceError(f"{path}: no timeline of this engine")
-    for mark in marks:
-        version = mark["args"].get("version")
+    for version in versions:
         if version != VERSION:
             raise TraceError(f"{path}: a timeline of version {version}; this program reads version {VERSION}")
     return events
@@ -190,17 +191,10 @@ def _recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> l
     damaged = 0
     for event in events:
         try:
-            if event["name"] == "engine_timeline":
-                args = event["args"]
-                found[event["pid"]] = Recording(event["pid"], args, 0, tuple(range(args["size"])))
-            elif event["name"] == "engine_process_set":
-                args = event["args"]
-                about, rank = found[args["rank"]].about, args["rank"]
-                found[event["pid"]] = Recording(rank, about, args["id"], tuple(args["ranks"]))
+            if event["name"] == "process_name":
+                _process(found, event["pid"], event["args"])
             elif event["name"] == "thread_name":
                 names[event["pid"], event["tid"]] = event["args"]["name"]
-            elif event["name"] == "engine_totals":
-                found[event["pid"]].totals = event["args"]
             elif event["ph"] == "X":
                 _slice(found[event["pid"]], event, names)
         except (KeyError, TypeError, AttributeError):
@@ -208,6 +202,16 @@ def _recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> l
     if damaged:
         notes.append(f"{path}: {damaged} events left out, which are not of a kind that this program knows")
     return list(found.values())
+
+
+def _process(found: dict[int, Recording], process: int, told: dict[str, Any]) -> None:
+    if HEAD in told:
+        found[process] = Recording(process, told[HEAD], 0, tuple(range(told[HEAD]["size"])))
+    elif SET in told:
+        rank, number, ranks = (told[SET][key] for key in ("rank", "id", "ranks"))
+        found[process] = Recording(rank, found[rank].about, number, tuple(ranks))
+    elif TOTALS in told:
+        found[process].totals = told[TOTALS]
 
 
 def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, int], str]) -> None:

@@ -33,6 +33,7 @@ TOTALS_EVERY = 1.0  # seconds, at first
 PATIENCE = 10.0  # seconds that the end waits for a disk
 PAGE = 4096
 LINE = 150  # bytes, about
+HEAD, SET, TOTALS = "engine_timeline", "engine_process_set", "engine_totals"  # beside the name of a process
 SETS = 1000  # rank 2 is the process 2 of the trace, and in process set 3 it is 3002
 ROWS = {1: "steps", 2: "callers waiting", 3: "entries", 4: "fuse", 5: "reduce", 6: "unpack", 7: "cycles"}  # tracer.pyx
 
@@ -261,27 +262,23 @@ class Timeline:
         event = {"ph": "M", "pid": track.process, **fields, "name": name, "args": args}
         self._put(("," if self._offset else "[") + json.dumps(event, separators=(",", ":")) + "\n")
 
+    def _tell(self, track: _Track, key: str, told: dict[str, Any]) -> None:
+        """What `engine.trace` wants to know goes with the name: viewers complain of metadata that they do not know."""
+        self._event(track, "process_name", {"name": track.title, key: told})
+
     def _name(self, track: _Track) -> None:
         if track.number:
-            about = {"rank": self._rank, "id": track.number, "ranks": list(track.ranks)}
-            self._event(track, "engine_process_set", about)
+            self._tell(track, SET, {"rank": self._rank, "id": track.number, "ranks": list(track.ranks)})
         else:
-            about = {
-                "version": VERSION,
-                "rank": self._rank,
-                "size": self._size,
-                "pid": os.getpid(),
-                "time": time.time(),
-            }
-            self._event(track, "engine_timeline", {**about, "host": platform.node(), "boot": _boot()})
-        self._event(track, "process_name", {"name": track.title})
+            about = {"version": VERSION, "rank": self._rank, "size": self._size, "pid": os.getpid()}
+            self._tell(track, HEAD, {**about, "time": time.time(), "host": platform.node(), "boot": _boot()})
         self._event(track, "process_sort_index", {"sort_index": SETS * self._rank + min(track.number, SETS - 1)})
         for row, name in ROWS.items():
             if name != "cycles" or self._mark_cycles:
                 self._event(track, "thread_name", {"name": name}, tid=row)
 
     def _totals(self, track: _Track) -> None:
-        self._event(track, "engine_totals", {**track.tracer.totals(), "left_out": track.tracer.left_out})
+        self._tell(track, TOTALS, {**track.tracer.totals(), "left_out": track.tracer.left_out})
 
 
 def _boot() -> str:

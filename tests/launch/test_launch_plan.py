@@ -112,6 +112,12 @@ def test_a_timeline_is_a_setting_with_an_absolute_path():
     assert settings == {"ENGINE_TIMELINE_MARK_CYCLES": "0"}
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_path_is_no_timeline(empty):
+    with pytest.raises(LaunchError, match=r"--timeline.*: the path is empty"):
+        parse(["-np", "2", "--timeline", empty, "true"])
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_complete_files() -> None:
         job.finish(check=False)
         for rank in range(2):
             events = complete(job.directory / f"t.rank{rank}.json")
-            assert any(event["name"] == "engine_totals" for event in events)
+            assert any("engine_totals" in event.get("args", {}) for event in events)
         assert all({name for _, name in each.tensors} == TENSORS for each in recordings(job, "t.rank*.json"))
 
 
@@ -255,7 +255,7 @@ def test_process_sets_are_shown_in_the_same_file_by_the_ranks_of_the_world(size:
                 submitted = {r: each.tensors[key].submitted for r, each in by_set[number].items()}
                 assert tensor.last is not None and submitted[tensor.last] == max(submitted.values())
     for rank, mine in enumerate(events):
-        titles = [event["args"]["name"] for event in mine if event["name"] == "process_name"]
+        titles = list(dict.fromkeys(event["args"]["name"] for event in mine if event["name"] == "process_name"))
         assert titles[0] == f"rank {rank}" and len(titles) == len({event["pid"] for event in mine})
         among = {2: "among rank 1", 3: "among ranks 1-2", 4: "among ranks 1-3"}[size]
         assert (f"rank {rank} {among} (set 3)" in titles) == (rank > 0)

@@ -19,7 +19,11 @@ NOW = 1_800_000_000.0
 
 def head(rank: int, size: int = 2, **about: Any) -> dict[str, Any]:
     args = {"version": 2, "rank": rank, "size": size, "boot": "here", **about}
-    return {"ph": "M", "pid": rank, "name": "engine_timeline", "args": args}
+    return process(rank, f"rank {rank}", engine_timeline=args)
+
+
+def process(number: int, name: str, **told: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": number, "name": "process_name", "args": {"name": name, **told}}
 
 
 def slice_(rank: int, row: int, name: str, begun_ms: float, ended_ms: float, **args: Any) -> dict[str, Any]:
@@ -60,13 +64,13 @@ def a_rank(rank: int) -> list[dict[str, Any]]:
 def in_a_set(rank: int, number: int, ranks: list[int], late_ms: float = 5) -> list[dict[str, Any]]:
     """One entry, 60 to 70 ms, of the tensor `a` in a process set, whose first rank is late by 5 ms."""
     about = {"rank": rank, "id": number, "ranks": ranks}
-    process = 1000 * number + rank
+    pid = 1000 * number + rank
     submitted = 58 if rank == ranks[0] else 58 - late_ms
     return [
-        {"ph": "M", "pid": process, "name": "engine_process_set", "args": about},
-        {"ph": "M", "pid": process, "tid": 17, "name": "thread_name", "args": {"name": "a"}},
-        slice_(process, 3, "allreduce", 60, 70, entry=5, tensors=1, bytes=400, algorithm="one-shot"),
-        *tensor(process, 17, 5, [submitted, 58, 60, 70], ranks[0], late_ms),
+        process(pid, "set", engine_process_set=about),
+        {"ph": "M", "pid": pid, "tid": 17, "name": "thread_name", "args": {"name": "a"}},
+        slice_(pid, 3, "allreduce", 60, 70, entry=5, tensors=1, bytes=400, algorithm="one-shot"),
+        *tensor(pid, 17, 5, [submitted, 58, 60, 70], ranks[0], late_ms),
     ]
 
 
@@ -145,7 +149,7 @@ def test_many_sets_and_large_ones_are_a_short_table(tmp_path: Path) -> None:
 def test_totals_go_before_what_is_drawn(tmp_path: Path) -> None:
     totals = {"since_ns": 0, "now_ns": int(2e9), "busy_ns": int(8e8), "wait_ns": int(3e8), "exposed_ns": int(2e8)}
     counts = {"entries": 40, "tensors": 80, "bytes": 4000, "steps": 10, "dropped": 2, "left_out": 3}
-    event = {"ph": "M", "pid": 0, "name": "engine_totals", "args": {**totals, **counts}}
+    event = process(0, "rank 0", engine_totals={**totals, **counts})
     figures = summarize(read([write(tmp_path / "t.json", [*a_rank(0), event])], []))
     row = figures["ranks"][0]
     assert (row["exact"], row["seconds"], row["steps"], row["communication"]) == (True, 2.0, 10, 0.8)
@@ -182,6 +186,8 @@ def test_what_is_broken_is_left_out_and_said(tmp_path: Path) -> None:
         ([head(0)], [head(1, boot="there")], "another host"),
         ([head(0)], [head(1, size=3)], "another job"),
         ([head(0)], [head(1, version=99)], "version 99"),
+        ([head(0)], [{"ph": "M", "pid": 1, "name": "engine_timeline", "args": {"version": 1}}], "of version 1; "),
+        ([head(0)], [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "other"}}], "no timeline of this"),
         ([head(0)], [slice_(1, 3, "other", 0, 1)], "no timeline of this engine"),
         ([head(0)], [], "no timeline of this engine"),
     ],
