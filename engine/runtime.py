@@ -397,7 +397,7 @@ def _timeline(target: Path, world: World, settings: config.Config) -> Timeline:
     try:
         return Timeline(target, world.rank, world.size, settings.timeline_limit, settings.timeline_mark_cycles)
     except OSError as error:
-        raise ConfigError(f"timeline is {str(target)!r}, where rank {world.rank} cannot write: {error}") from None
+        raise ConfigError(f"timeline is {str(target)!r}: {error.strerror} ({error.filename})") from None
 
 
 def abort(reason: str) -> None:

@@ -171,10 +171,13 @@ class Timeline:
 
     def add(self, number: int, engine: core.Engine) -> None:
         """Record a process set too, from now to its removal. It does not write, so it waits for no disk."""
-        if all(track.number != number for track in self._tracks):
+        if all(track.number != number for track in list(self._tracks)):
             share = min(self._burst, BURST / self._sets.crowd)
             self._burst -= share
-            self._record(number, engine, share * self._sets.crowd)
+            try:
+                self._record(number, engine, share * self._sets.crowd)
+            except MemoryError as error:
+                logger.warning("process set %d is not in the timeline %s: %s", number, self.path, error)
 
     def _record(self, number: int, engine: core.Engine, saved: float) -> None:
         track = _Track(number, engine)

@@ -188,7 +188,10 @@ def test_a_rate_bounds_what_is_recorded_and_all_ranks_record_the_same() -> None:
 
 def test_a_timeline_that_cannot_be_written_is_an_error_before_the_job_starts() -> None:
     finished = run_ranks(1, timeline_program.unwritable)
-    assert "timeline is '/proc/nowhere/timeline.json', where rank 0 cannot write: " in finished.values[0]
+    assert finished.values[0] == (
+        "timeline is '/proc/nowhere/timeline.json': rank 0 cannot write its timeline: No such file or directory "
+        "(/proc/nowhere/timeline.rank0.json)"
+    )
 
 
 def test_paths_that_cannot_be_are_refused_on_every_rank_and_the_engine_goes_on() -> None:
