@@ -84,7 +84,7 @@ def _collective(options: argparse.Namespace, console: Console) -> None:
         if options.sizes:
             changes["busy_sizes"] = changes["operation_sizes"] = changes["sizes"]
         if options.rounds:
-            changes["rounds"] = options.rounds
+            changes["rounds"] = changes["operation_rounds"] = options.rounds
         settings = dataclasses.replace(settings, **changes)
         if options.only:
             settings = settings.only(options.only)

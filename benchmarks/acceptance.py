@@ -106,7 +106,8 @@ def _latency(content: dict[str, Any]) -> Iterator[Line]:
 def _calls(content: dict[str, Any]) -> Iterator[Line]:
     for what, title, most in (
         ("hook", "caller's time in the gradient hook", 1.5e-6),
-        ("call", "public async call", 3e-6),
+        ("call", "public async call, in place", 3e-6),
+        ("call_new", "public async call, new tensor", 3e-6),
     ):
         rows = [row for row in content["calls"] if row["what"] == what and row["ranks"] == RANKS]
         if rows:

@@ -48,7 +48,7 @@ class Settings:
     tensors: int = 2000
     rounds: int = 20
     warmup: int = 2
-    steps: tuple[tuple[str, int], ...] = (("hooks", 50), ("training", 10))
+    steps: tuple[tuple[str, int], ...] = (("hooks", 200), ("training", 20))
     """Timed steps in a block, by workload."""
 
 

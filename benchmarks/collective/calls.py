@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -25,13 +26,13 @@ class Hooks:
 
     def submit(self, request: dict[str, Any]) -> list[float]:
         """Return the seconds per call of the hook, for each step. The reduction's end is not timed."""
-        return [
-            submitted / self._count
-            for submitted, _ in self._steps(request["tensors"], request["warmup"] + request["steps"])
-        ][request["warmup"] :]
+        steps = self._steps(request["tensors"], request["warmup"] + request["steps"])
+        return [seconds / self._count for seconds in steps][request["warmup"] :]
 
     def steps(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take untimed and timed steps, with `timeline` while one is made, to the reduction's end.
+        """Take untimed and timed steps to the reduction's end, the timed ones with `timeline` while one is made.
+
+        Nothing else runs between timed steps: the gradients stay zero, and the ranks meet once.
 
         Returns
         -------
@@ -41,10 +42,21 @@ class Hooks:
         """
         for _ in self._steps(request["tensors"], request["warmup"]):
             pass
-        used = time.process_time()
+        for gradient in self._gradients:
+            gradient.zero_()
+        pairs, finish, clock = self._pairs, self._group.finish, time.perf_counter
         with timeline(request["timeline"]):
-            seconds = [whole for _, whole in self._steps(request["tensors"], request["steps"])]
-        return {"seconds": seconds, "processor": (time.process_time() - used) / request["steps"]}
+            self._worker.meet()
+            used = time.process_time()
+            marks = [clock()]
+            for _ in range(request["steps"]):
+                for hook, parameter in pairs:
+                    hook(parameter)
+                finish()
+                marks.append(clock())
+        processor = (time.process_time() - used) / request["steps"]
+        self._expect(0)
+        return {"seconds": [after - before for before, after in itertools.pairwise(marks)], "processor": processor}
 
     def _prepare(self, count: int) -> None:
         import torch
@@ -65,8 +77,8 @@ class Hooks:
         self._pairs = list(zip(hooks, parameters, strict=True))
         self._count = count
 
-    def _steps(self, count: int, steps: int) -> Iterator[tuple[float, float]]:
-        """Yield the seconds of all hooks of a step, and those until all gradients are reduced."""
+    def _steps(self, count: int, steps: int) -> Iterator[float]:
+        """Yield the seconds of all hooks of a step. Sums are checked after each."""
         if self._count != count:
             self._prepare(count)
         total = self._worker.ranks * (self._worker.ranks + 1) // 2
@@ -80,10 +92,12 @@ class Hooks:
                 hook(parameter)
             submitted = clock() - start
             finish()
-            whole = clock() - start
-            if any(parameter.grad is None or bool((parameter.grad != total).any()) for _, parameter in pairs):
-                raise RuntimeError("a gradient is not the sum over the ranks")
-            yield submitted, whole
+            self._expect(total)
+            yield submitted
+
+    def _expect(self, value: float) -> None:
+        if any(parameter.grad is None or bool((parameter.grad != value).any()) for _, parameter in self._pairs):
+            raise RuntimeError("a gradient is not the sum over the ranks")
 
 
 class AsyncCall:

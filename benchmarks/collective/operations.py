@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float32]
 FLOAT = 4
-MEMBERS = 32
+MEMBERS = 16
 """Tensors of a group, all of one size."""
 
 NAMES = (
@@ -63,7 +63,7 @@ def granularity(operation: str, ranks: int) -> int:
     """Bytes of which a message's size must be a multiple, so that all ranks' parts of all tensors are equal.
 
     >>> granularity("alltoall", 2), granularity("grouped_allreduce", 2)
-    (8, 256)
+    (8, 128)
     """
     return FLOAT * ranks * (MEMBERS if operation.startswith("grouped_") else 1)
 

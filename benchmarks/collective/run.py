@@ -44,6 +44,7 @@ class Settings:
     parts: tuple[str, ...] = PARTS
     rounds: int = 7
     block_seconds: float = 0.2
+    operation_rounds: int = 5
     operation_block_seconds: float = 0.05
     settle: int = 20
     warmup: int = 2
@@ -63,6 +64,7 @@ class Settings:
             rounds=3,
             operation_sizes=QUICK_OPERATION_SIZES,
             block_seconds=0.1,
+            operation_rounds=3,
             operation_block_seconds=0.02,
             least=3,
             call_rounds=3,
@@ -143,7 +145,8 @@ def _operation(
     settings: Settings, contenders: Sequence[Contender], ranks: int, name: str, advance: progress.Advance
 ) -> list[dict[str, Any]]:
     """Measure one of the other operations at all sizes, in shorter blocks: there are many of them."""
-    brief = replace(settings, block_seconds=settings.operation_block_seconds, settle=5, warmup=1, least=3)
+    seconds, rounds = settings.operation_block_seconds, settings.operation_rounds
+    brief = replace(settings, block_seconds=seconds, rounds=rounds, settle=5, warmup=1, least=3)
     pairs: list[Pair] = [(contender, name) for contender in contenders if isinstance(contender, GroupContender)]
     return [row for nbytes in settings.operation_sizes for row in measure(brief, pairs, ranks, nbytes, False, advance)]
 

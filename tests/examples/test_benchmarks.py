@@ -92,12 +92,14 @@ def test_sizes_that_cannot_be_divided_are_refused() -> None:
 def test_every_operation_is_measured_and_checked(console: Console) -> None:
     nbytes = operations.granularity("grouped_allreduce", 2)
     settings = run.Settings(ranks=(2,), operation_sizes=(nbytes,), contenders=("engine",), tensors=20, call_rounds=1)
-    settings = dataclasses.replace(settings, parts=("operations", "calls"), rounds=2, operation_block_seconds=0.0)
+    settings = dataclasses.replace(
+        settings, parts=("operations", "calls"), operation_rounds=2, operation_block_seconds=0.0
+    )
     content = json.loads(run.run(settings, console).read_text())
     assert [row["case"] for row in content["operations"]] == list(operations.NAMES)
     assert all(row["samples"] == 6 and row["least"] > 0 for row in content["operations"])
     shown = text(collective_report.tables(content))
-    assert "grouped_reducescatter, 256 B" in shown
+    assert "grouped_reducescatter, 128 B" in shown
     if len(binding.available()) >= 2:
         assert "allreduce_async_, one rank after another | 1 of 2" in shown
     assert collective_report.picture(content) == paths.OUT / "collective.png"
