@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,3 +131,12 @@ def test_a_timeline_is_on_only_where_it_is_said(console: Console) -> None:
     assert all(len(row["processor"]) == 2 and min(row["processor"]) > 0 for row in content["results"])
     assert "| gradient hooks alone, never on |" in text(timeline.tables(content))
     assert timeline.picture(content).exists()
+
+
+def test_another_build_is_the_one_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "__init__.py").write_text("place = 'there'")
+    variables = {**os.environ, **timeline.other_build(str(tmp_path))}
+    program = "import engine, benchmarks.timeline; print(engine.place)"
+    done = subprocess.run([sys.executable, "-P", "-c", program], env=variables, text=True, capture_output=True)
+    assert done.stdout == "there\n", done.stderr
