@@ -34,7 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("collective", help="allreduce and other operations by size, cost of a call, idle engine")
     one.add_argument("--quick", action="store_true", help="about a minute: fewer sizes, shorter blocks")
     one.add_argument("--ranks", type=int, nargs="+", help="world sizes (2 4)")
-    one.add_argument("--sizes", type=int, nargs="+", help="message sizes in bytes, multiples of 4")
+    one.add_argument(
+        "--sizes", type=int, nargs="+", help="in bytes, multiples of 4; of operations with --only or --parts"
+    )
     one.add_argument("--only", nargs="+", choices=collective.OPERATIONS, help="these operations by size, nothing else")
     one.add_argument("--rounds", type=int, help="rounds in which the contenders take turns")
     one.add_argument("--contenders", nargs="+", choices=NAMES)
@@ -82,7 +84,9 @@ def _collective(options: argparse.Namespace, console: Console) -> None:
         given = {name: tuple(getattr(options, name) or ()) for name in ("ranks", "sizes", "contenders", "parts")}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value}
         if options.sizes:
-            changes["busy_sizes"] = changes["operation_sizes"] = changes["sizes"]
+            changes["busy_sizes"] = changes["sizes"]
+            if options.only or "operations" in (options.parts or ()):
+                changes["operation_sizes"] = changes["sizes"]
         if options.rounds:
             changes["rounds"] = changes["operation_rounds"] = options.rounds
         settings = dataclasses.replace(settings, **changes)
