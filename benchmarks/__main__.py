@@ -1,4 +1,4 @@
-"""`python -m benchmarks collective | training | compression | all | report`."""
+"""`python -m benchmarks collective | training | sets | timeline | compression | all | report`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import acceptance, compression
+from benchmarks import acceptance, compression, sets, timeline
 from benchmarks.collective import report as collective_report
 from benchmarks.collective import run as collective
 from benchmarks.collective.contenders import NAMES
@@ -20,7 +20,6 @@ from benchmarks.common.tables import Table
 from benchmarks.training import report as training_report
 from benchmarks.training import run as training
 
-FLOAT = 4
 WIDTH = 160
 """Columns of output that is not a terminal."""
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
@@ -32,10 +31,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    one = commands.add_parser("collective", help="allreduce by size, cost of a call, idle engine")
+    one = commands.add_parser("collective", help="allreduce and other operations by size, cost of a call, idle engine")
     one.add_argument("--quick", action="store_true", help="about a minute: fewer sizes, shorter blocks")
     one.add_argument("--ranks", type=int, nargs="+", help="world sizes (2 4)")
-    one.add_argument("--sizes", type=int, nargs="+", help="message sizes in bytes, multiples of 4")
+    one.add_argument(
+        "--sizes", type=int, nargs="+", help="in bytes, multiples of 4; of operations with --only or --parts"
+    )
+    one.add_argument("--only", nargs="+", choices=collective.OPERATIONS, help="these operations by size, nothing else")
     one.add_argument("--rounds", type=int, help="rounds in which the contenders take turns")
     one.add_argument("--contenders", nargs="+", choices=NAMES)
     one.add_argument("--parts", nargs="+", choices=collective.PARTS)
@@ -51,6 +53,19 @@ def _parser() -> argparse.ArgumentParser:
     three.add_argument("--ranks", type=int)
     three.add_argument("--bytes", type=int, dest="nbytes", help="of the float32 tensor")
     three.add_argument("--rounds", type=int, help="rounds in which the variants take turns")
+
+    four = commands.add_parser("sets", help="allreduce in process sets, beside the world's and other libraries' groups")
+    four.add_argument("--ranks", type=int, help="of the world; half of them in each set")
+    four.add_argument("--sizes", type=int, nargs="+", help="message sizes in bytes, multiples of 4")
+    four.add_argument("--rounds", type=int, help="rounds in which the contenders take turns")
+    four.add_argument("--contenders", nargs="+", choices=sets.NAMES)
+
+    five = commands.add_parser("timeline", help="what a timeline costs 2000 tensors of 1 KiB, on and off")
+    five.add_argument("--workloads", nargs="+", choices=timeline.WORKLOADS)
+    five.add_argument(
+        "--against", metavar="DIR", help="also another build of the engine, from `pip install --target DIR`"
+    )
+    five.add_argument("--rounds", type=int, help="rounds in which the variants take turns")
 
     every = commands.add_parser("all", help="both, then the report")
     every.add_argument("--quick", action="store_true")
@@ -69,12 +84,18 @@ def _collective(options: argparse.Namespace, console: Console) -> None:
         given = {name: tuple(getattr(options, name) or ()) for name in ("ranks", "sizes", "contenders", "parts")}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value}
         if options.sizes:
-            if any(nbytes < FLOAT or nbytes % FLOAT for nbytes in options.sizes):
-                raise SystemExit("--sizes: positive multiples of 4 bytes, the size of a float32")
             changes["busy_sizes"] = changes["sizes"]
+            if options.only or "operations" in (options.parts or ()):
+                changes["operation_sizes"] = changes["sizes"]
         if options.rounds:
-            changes["rounds"] = options.rounds
+            changes["rounds"] = changes["operation_rounds"] = options.rounds
         settings = dataclasses.replace(settings, **changes)
+        if options.only:
+            settings = settings.only(options.only)
+        try:
+            settings.check()
+        except ValueError as error:
+            raise SystemExit(f"--sizes: {error}") from None
     path = collective.run(settings, console)
     content = records.read("collective") or {}
     _show(console, collective_report.tables(content), path, collective_report.picture(content))
@@ -97,6 +118,28 @@ def _compression(options: argparse.Namespace, console: Console) -> None:
     _show(console, compression.tables(records.read("compression") or {}), path, None)
 
 
+def _sets(options: argparse.Namespace, console: Console) -> None:
+    changes = {name: getattr(options, name) for name in ("ranks", "rounds") if getattr(options, name)}
+    changes |= {name: tuple(getattr(options, name)) for name in ("sizes", "contenders") if getattr(options, name)}
+    settings = sets.Settings(**changes)
+    try:
+        settings.check()
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    path = sets.run(settings, console)
+    content = records.read("sets") or {}
+    _show(console, sets.tables(content), path, sets.picture(content))
+
+
+def _timeline(options: argparse.Namespace, console: Console) -> None:
+    changes = {name: getattr(options, name) for name in ("against", "rounds") if getattr(options, name)}
+    if options.workloads:
+        changes["workloads"] = tuple(options.workloads)
+    path = timeline.run(timeline.Settings(**changes), console)
+    content = records.read("timeline") or {}
+    _show(console, timeline.tables(content), path, timeline.picture(content))
+
+
 def _report(options: argparse.Namespace, console: Console) -> None:
     one, two = records.read("collective"), records.read("training")
     if one is None and two is None:
@@ -105,6 +148,8 @@ def _report(options: argparse.Namespace, console: Console) -> None:
     for content, module in (
         (one, collective_report),
         (two, training_report),
+        (records.read("sets"), sets),
+        (records.read("timeline"), timeline),
         (records.read("compression"), compression),
     ):
         if content:
@@ -143,6 +188,10 @@ def main() -> None:
                 _collective(options, console)
             if options.command in ("training", "all"):
                 _training(options, console)
+            if options.command == "sets":
+                _sets(options, console)
+            if options.command == "timeline":
+                _timeline(options, console)
             if options.command == "compression":
                 _compression(options, console)
             if options.command == "all":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,18 +99,20 @@ def _against_gloo(content: dict[str, Any]) -> Iterator[Line]:
 def _latency(content: dict[str, Any]) -> Iterator[Line]:
     ours = _row(content, "engine", "private", 4 * KIB)
     if ours is not None:
-        yield _absolute("blocking allreduce, 4 KiB", ours["median"], 12e-6)
+        yield _absolute("blocking allreduce, 4 KiB", ours["median"], 12e-6, ours["round_medians"])
     yield from _compare("blocking allreduce, 4 KiB", ours, _row(content, "mpi", "private", 4 * KIB), 4, "Open MPI")
 
 
 def _calls(content: dict[str, Any]) -> Iterator[Line]:
     for what, title, most in (
         ("hook", "caller's time in the gradient hook", 1.5e-6),
-        ("call", "public async call", 3e-6),
+        ("call", "public async call, in place", 3e-6),
+        ("call_new", "public async call, new tensor", 3e-6),
     ):
         rows = [row for row in content["calls"] if row["what"] == what and row["ranks"] == RANKS]
         if rows:
-            yield _absolute(f"{title}, the slower rank", max(row["median"] for row in rows), most)
+            slower = max(rows, key=lambda row: float(row["median"]))
+            yield _absolute(f"{title}, the slower rank", slower["median"], most, slower["round_medians"])
 
 
 def _idle(content: dict[str, Any]) -> Iterator[Line]:
@@ -129,5 +131,7 @@ def _training(content: dict[str, Any]) -> Iterator[Line]:
                 yield Line(work, f"{digits(share.value)} of DDP's", "0.25 of DDP's", share.value / 0.25, interval)
 
 
-def _absolute(work: str, seconds: float, most: float) -> Line:
-    return Line(work, duration(seconds), duration(most), seconds / most)
+def _absolute(work: str, seconds: float, most: float, rounds: Sequence[float]) -> Line:
+    interval = stats.median(rounds)
+    between = f"[{digits(interval.low / most)}, {digits(interval.high / most)}]"
+    return Line(work, duration(seconds), duration(most), seconds / most, between)

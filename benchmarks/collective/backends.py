@@ -1,4 +1,4 @@
-"""What is measured: one class per contender, each an in-place float32 sum over all ranks."""
+"""What is measured: one class per contender, each with an in-place float32 sum over all ranks, and other operations."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Values = NDArray[np.float32]
-Prepared = tuple[Values, Callable[[], Any]]
-"""The numbers, which a caller may overwrite, and the call that sums them over the ranks."""
+from benchmarks.collective.operations import (
+    EngineOperations,
+    GlooOperations,
+    MpiOperations,
+    Operations,
+    Prepared,
+    Values,
+    in_place,
+)
 
 
 class Backend(ABC):
     """A contender on one rank."""
 
     cases: tuple[str, ...] = ("private",)
+    """Ways to sum."""
+    operations: Operations | None = None
+    """The operations besides."""
 
     @abstractmethod
     def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
@@ -26,7 +34,13 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(self, case: str, nbytes: int) -> Prepared:
-        """Return a tensor of that many bytes, never used before, and the call that reduces it."""
+        """Return the sum of a tensor of that many bytes, never used before."""
+
+    def prepare_any(self, case: str, nbytes: int) -> Prepared:
+        """Return one of the sums, or one of the other operations."""
+        if case in self.cases or self.operations is None:
+            return self.prepare(case, nbytes)
+        return self.operations.prepare(case, nbytes)
 
     @abstractmethod
     def close(self) -> None:
@@ -48,6 +62,7 @@ class EngineBackend(Backend):
             raise RuntimeError(
                 f"the engine is rank {self._engine.rank()} of {self._engine.size()}, not {rank} of {ranks}"
             )
+        self.operations = EngineOperations(ranks, self._engine)
         self._shared: memoryview = importlib.import_module("engine.runtime").engine().share(largest)
 
     def prepare(self, case: str, nbytes: int) -> Prepared:
@@ -60,7 +75,7 @@ class EngineBackend(Backend):
             tensor = torch.empty(count, dtype=torch.float32)
         name = f"{case}.{nbytes}"
         allreduce, operation = self._engine.allreduce_, self._engine.Sum
-        return tensor.numpy(), lambda: allreduce(tensor, op=operation, name=name)
+        return in_place(tensor.numpy(), lambda: allreduce(tensor, op=operation, name=name))
 
     def close(self) -> None:
         self._engine.shutdown()
@@ -87,7 +102,7 @@ class CompressionBackend(EngineBackend):
             getattr(self._engine.Compression, case),
         )
         name = f"{case}.{nbytes}"
-        return tensor.numpy(), lambda: allreduce(tensor, op=operation, name=name, compression=compression)
+        return in_place(tensor.numpy(), lambda: allreduce(tensor, op=operation, name=name, compression=compression))
 
 
 class GlooBackend(Backend):
@@ -99,6 +114,7 @@ class GlooBackend(Backend):
 
         torch.set_num_threads(1)
         torch.distributed.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=rank, world_size=ranks)
+        self.operations = GlooOperations(ranks)
 
     def prepare(self, case: str, nbytes: int) -> Prepared:
         import torch
@@ -106,7 +122,7 @@ class GlooBackend(Backend):
 
         tensor = torch.empty(nbytes // 4, dtype=torch.float32)
         allreduce = torch.distributed.all_reduce
-        return tensor.numpy(), lambda: allreduce(tensor)
+        return in_place(tensor.numpy(), lambda: allreduce(tensor))
 
     def close(self) -> None:
         import torch.distributed
@@ -121,17 +137,99 @@ class MpiBackend(Backend):
         from mpi4py import MPI
 
         self._mpi = MPI
+        self.operations = MpiOperations(ranks, MPI)
         if (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) != (rank, ranks):
             raise RuntimeError(f"MPI has {MPI.COMM_WORLD.size} ranks, not {ranks}")
 
     def prepare(self, case: str, nbytes: int) -> Prepared:
         values = np.empty(nbytes // 4, dtype=np.float32)
         buffer = [values, self._mpi.FLOAT]
-        allreduce, in_place, operation = self._mpi.COMM_WORLD.Allreduce, self._mpi.IN_PLACE, self._mpi.SUM
-        return values, lambda: allreduce(in_place, buffer, op=operation)
+        allreduce, here, operation = self._mpi.COMM_WORLD.Allreduce, self._mpi.IN_PLACE, self._mpi.SUM
+        return in_place(values, lambda: allreduce(here, buffer, op=operation))
 
     def close(self) -> None:
         self._mpi.Finalize()
+
+
+def share_of(case: str, rank: int, ranks: int) -> tuple[int, ...]:
+    """Return the ranks that reduce together with this one, or that reduce while this one does nothing.
+
+    >>> share_of("world", 3, 4), share_of("halves", 3, 4), share_of("half", 3, 4)
+    ((0, 1, 2, 3), (2, 3), (0, 1))
+    """
+    middle = ranks // 2
+    if case == "world":
+        return tuple(range(ranks))
+    return tuple(range(middle) if rank < middle or case == "half" else range(middle, ranks))
+
+
+class Subsets(Backend):
+    """Sums over all ranks, over two halves of them at once, and over the first half while the other sleeps."""
+
+    cases = ("world", "halves", "half")
+
+    def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
+        super().__init__(rank, ranks, meeting_place, largest)
+        self._rank, self._ranks = rank, ranks
+
+    def prepare(self, case: str, nbytes: int) -> Prepared:
+        values = np.empty(nbytes // 4, dtype=np.float32)
+        ranks = share_of(case, self._rank, self._ranks)
+        if self._rank not in ranks:
+            return in_place(values, lambda: None, ranks)
+        return in_place(values, self.sum(values, case == "world"), ranks)
+
+    @abstractmethod
+    def sum(self, values: Values, world: bool) -> Callable[[], Any]:
+        """Return the call that sums an array in place, over all ranks or over this rank's half."""
+
+
+class EngineSubsets(Subsets, EngineBackend):
+    """Process sets."""
+
+    def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
+        super().__init__(rank, ranks, meeting_place, largest)
+        halves = [self._engine.add_process_set(share_of("halves", first, ranks)) for first in (0, ranks - 1)]
+        self._half = next(half for half in halves if half.included())
+
+    def sum(self, values: Values, world: bool) -> Callable[[], Any]:
+        import torch
+
+        tensor, allreduce, operation = torch.from_numpy(values), self._engine.allreduce_, self._engine.Sum
+        ranks, name = self._engine.global_process_set if world else self._half, f"sum.{values.size}"
+        return lambda: allreduce(tensor, op=operation, name=name, process_set=ranks)
+
+
+class GlooSubsets(Subsets, GlooBackend):
+    """`torch.distributed.new_group`."""
+
+    def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
+        import torch.distributed
+
+        super().__init__(rank, ranks, meeting_place, largest)
+        middle = ranks // 2
+        halves = [torch.distributed.new_group(share_of("halves", first, ranks)) for first in (0, ranks - 1)]
+        self._half = halves[rank >= middle]
+
+    def sum(self, values: Values, world: bool) -> Callable[[], Any]:
+        import torch
+        import torch.distributed
+
+        tensor, allreduce, group = torch.from_numpy(values), torch.distributed.all_reduce, self._half
+        return (lambda: allreduce(tensor)) if world else (lambda: allreduce(tensor, group=group))
+
+
+class MpiSubsets(Subsets, MpiBackend):
+    """`MPI_Comm_split`."""
+
+    def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
+        super().__init__(rank, ranks, meeting_place, largest)
+        self._half = self._mpi.COMM_WORLD.Split(rank >= ranks // 2, rank)
+
+    def sum(self, values: Values, world: bool) -> Callable[[], Any]:
+        here, buffer, operation = self._mpi.IN_PLACE, [values, self._mpi.FLOAT], self._mpi.SUM
+        allreduce = (self._mpi.COMM_WORLD if world else self._half).Allreduce
+        return lambda: allreduce(here, buffer, op=operation)
 
 
 BACKENDS: dict[str, type[Backend]] = {
@@ -139,4 +237,7 @@ BACKENDS: dict[str, type[Backend]] = {
     "compression": CompressionBackend,
     "gloo": GlooBackend,
     "mpi": MpiBackend,
+    "engine-sets": EngineSubsets,
+    "gloo-sets": GlooSubsets,
+    "mpi-sets": MpiSubsets,
 }

@@ -3,87 +3,143 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common.worker import Worker
+from benchmarks.common.worker import Worker, timeline
 
 ELEMENTS = 256
 """Elements of each tensor: 1 KiB of float32."""
 
 
-class Hook:
-    """Seconds per call of the gradient hook, both ranks submitting the same tensors at the same time.
+class Hooks:
+    """2000 small gradients a step, every rank submitting the same ones at the same time.
 
     Calls the hooks as autograd does, one for each parameter, and leaves autograd itself out of the measurement.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._count = 0
 
-    def __call__(self, request: dict[str, Any]) -> list[float]:
-        """Return the mean over the tensors, for each step. Only the calls are timed, not the reduction's end."""
+    def submit(self, request: dict[str, Any]) -> list[float]:
+        """Return the seconds per call of the hook, for each step. The reduction's end is not timed."""
+        steps = self._steps(request["tensors"], request["warmup"] + request["steps"])
+        return [seconds / self._count for seconds in steps][request["warmup"] :]
+
+    def steps(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Take untimed and timed steps to the reduction's end, the timed ones with `timeline` while one is made.
+
+        Nothing else runs between timed steps: the gradients stay zero, and the ranks meet once.
+
+        Returns
+        -------
+        dict
+            `seconds` of each timed step, and `processor`: seconds of all threads of this rank per step, with what is
+            written at the timeline's end.
+        """
+        for _ in self._steps(request["tensors"], request["warmup"]):
+            pass
+        for gradient in self._gradients:
+            gradient.zero_()
+        pairs, finish, clock = self._pairs, self._group.finish, time.perf_counter
+        with timeline(request["timeline"]):
+            self._worker.meet()
+            used = time.process_time()
+            marks = [clock()]
+            for _ in range(request["steps"]):
+                for hook, parameter in pairs:
+                    hook(parameter)
+                finish()
+                marks.append(clock())
+        processor = (time.process_time() - used) / request["steps"]
+        self._expect(0)
+        return {"seconds": [after - before for before, after in itertools.pairwise(marks)], "processor": processor}
+
+    def _prepare(self, count: int) -> None:
         import torch
 
         engine = importlib.import_module("engine")
         binding = importlib.import_module("engine_ext.bindings.gradients")
-        ranks, count = self._worker.ranks, int(request["tensors"])
 
-        def unexpected(index: int, parameter: Any, gradient: Any) -> Any:
-            raise RuntimeError(f"gradient {index} left the fast path")
+        def unexpected(*_: Any) -> Any:
+            raise RuntimeError("a gradient left the fast path")
 
-        group = binding.GradientGroup(
-            importlib.import_module("engine.runtime").engine(), int(engine.Sum), 1.0, 1.0, lambda: None, unexpected
-        )
+        native, others = importlib.import_module("engine.runtime").engine(), (unexpected, unexpected, unexpected)
+        self._group = binding.GradientGroup(native, int(engine.Sum), 1.0, 1.0, lambda: None, *others)
         parameters = [torch.nn.Parameter(torch.zeros(ELEMENTS)) for _ in range(count)]
-        hooks = [group.add(parameter, f"hook.{i}", None) for i, parameter in enumerate(parameters)]
-        gradients = [torch.zeros(ELEMENTS) for _ in parameters]
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        hooks = [self._group.add(parameter, f"hook.{i}", None) for i, parameter in enumerate(parameters)]
+        self._gradients = [torch.zeros(ELEMENTS) for _ in parameters]
+        for parameter, gradient in zip(parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        pairs = list(zip(hooks, parameters, strict=True))
-        total = ranks * (ranks + 1) // 2
-        means = []
-        for _ in range(request["warmup"] + request["steps"]):
-            for gradient in gradients:
+        self._pairs = list(zip(hooks, parameters, strict=True))
+        self._count = count
+
+    def _steps(self, count: int, steps: int) -> Iterator[float]:
+        """Yield the seconds of all hooks of a step. Sums are checked after each."""
+        if self._count != count:
+            self._prepare(count)
+        total = self._worker.ranks * (self._worker.ranks + 1) // 2
+        pairs, finish, clock = self._pairs, self._group.finish, time.perf_counter
+        for _ in range(steps):
+            for gradient in self._gradients:
                 gradient.fill_(self._worker.rank + 1)
             self._worker.meet()
-            start = time.perf_counter()
+            start = clock()
             for hook, parameter in pairs:
                 hook(parameter)
-            means.append((time.perf_counter() - start) / count)
-            group.finish()
-            if any(parameter.grad is None or bool((parameter.grad != total).any()) for parameter in parameters):
-                raise RuntimeError("a gradient is not the sum over the ranks")
-        return means[request["warmup"] :]
+            submitted = clock() - start
+            finish()
+            self._expect(total)
+            yield submitted
+
+    def _expect(self, value: float) -> None:
+        if any(parameter.grad is None or bool((parameter.grad != value).any()) for _, parameter in self._pairs):
+            raise RuntimeError("a gradient is not the sum over the ranks")
 
 
 class AsyncCall:
-    """Seconds per public asynchronous call, both ranks calling at the same time."""
+    """Seconds per public asynchronous call.
 
-    def __init__(self, worker: Worker) -> None:
+    Parameters
+    ----------
+    submit : str
+        `allreduce_async_` or `allreduce_async`.
+    alone : bool
+        The ranks submit one after another, the others waiting in the barrier; otherwise all at the same time.
+    """
+
+    def __init__(self, worker: Worker, submit: str, alone: bool = False) -> None:
         self._worker = worker
+        self._submit = submit
+        self._alone = alone
 
     def __call__(self, request: dict[str, Any]) -> list[float]:
         """Return the mean over the tensors, for each step. Waiting for the results is not timed."""
         import torch
 
         engine = importlib.import_module("engine")
-        count, total = int(request["tensors"]), self._worker.ranks * (self._worker.ranks + 1) // 2
+        rank, ranks = self._worker.rank, self._worker.ranks
+        count, total = int(request["tensors"]), ranks * (ranks + 1) // 2
         named = [(torch.zeros(ELEMENTS), f"call.{i}") for i in range(count)]
-        submit, operation = engine.allreduce_async_, engine.Sum
+        submit, operation = getattr(engine, self._submit), engine.Sum
         means = []
         for _ in range(request["warmup"] + request["steps"]):
             for tensor, _name in named:
-                tensor.fill_(self._worker.rank + 1)
+                tensor.fill_(rank + 1)
             handles = []
             self._worker.meet()
-            start = time.perf_counter()
-            for tensor, name in named:
-                handles.append(submit(tensor, op=operation, name=name))
-            means.append((time.perf_counter() - start) / count)
-            for handle in handles:
-                engine.synchronize(handle)
-            if not all(bool((tensor == total).all()) for tensor, _ in named):
+            for turn in range(ranks if self._alone else 1):
+                if turn == rank or not self._alone:
+                    start = time.perf_counter()
+                    for tensor, name in named:
+                        handles.append(submit(tensor, op=operation, name=name))
+                    means.append((time.perf_counter() - start) / count)
+                if self._alone:
+                    self._worker.meet()
+            if not all(bool((engine.synchronize(handle) == total).all()) for handle in handles):
                 raise RuntimeError("a tensor is not the sum over the ranks")
         return means[request["warmup"] :]
 

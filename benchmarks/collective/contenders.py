@@ -14,7 +14,15 @@ from benchmarks.collective.backends import BACKENDS
 from benchmarks.common import native
 from benchmarks.common.processes import Group, Launcher, RankError
 
-LAUNCHERS: dict[str, Launcher] = {"engine": "engine", "compression": "engine", "gloo": "plain", "mpi": "mpi"}
+LAUNCHERS: dict[str, Launcher] = {
+    "engine": "engine",
+    "compression": "engine",
+    "gloo": "plain",
+    "mpi": "mpi",
+    "engine-sets": "engine",
+    "gloo-sets": "plain",
+    "mpi-sets": "mpi",
+}
 NAMES = ("limits", "engine", "gloo", "mpi")
 
 
@@ -38,12 +46,12 @@ class Contender(ABC):
 
 
 class GroupContender(Contender):
-    """Engine, gloo or MPI."""
+    """Engine, gloo or MPI. Processors are divided as among `crowd` ranks; 0: as many as there are."""
 
-    def __init__(self, name: str, ranks: int, largest: int, processors: Sequence[int]) -> None:
+    def __init__(self, name: str, ranks: int, largest: int, processors: Sequence[int], crowd: int = 0) -> None:
         self.name = name
         self.cases = BACKENDS[name].cases
-        arguments = ["--contender", name, "--largest", str(largest)]
+        arguments = ["--contender", name, "--largest", str(largest), "--crowd", str(crowd or ranks)]
         self.group = Group(name, ranks, "benchmarks.collective.worker", arguments, LAUNCHERS[name], processors)
 
     def first(self, case: str, nbytes: int) -> float:

@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks.common import paths
+from benchmarks.common import paths, stats
 from benchmarks.common.environment import describe
 from benchmarks.common.tables import MISSING, Table, digits, duration, size
 
@@ -38,7 +38,13 @@ STYLES: dict[Key, dict[str, Any]] = {
     ("mpi", "private"): {"color": "tab:orange", "marker": "s"},
     ("gloo", "private"): {"color": "tab:red", "marker": "^"},
 }
-WHAT = {"hook": "gradient hook", "call": "allreduce_async_"}
+WHAT = {
+    "hook": "gradient hook",
+    "call": "allreduce_async_",
+    "call_new": "allreduce_async",
+    "call_alone": "allreduce_async_, one rank after another",
+}
+PEERS = {"gloo": "gloo", "mpi": "Open MPI"}
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
@@ -51,6 +57,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         if not busy:
             found.append(_by_size(rows, f"Allreduce of float32, {where}: first call at each size", _first))
             found.append(_by_size(rows, f"Allreduce of float32, {where}: bus bandwidth in GB/s", _bus_bandwidth))
+    found += [_operations(content, ranks) for ranks in sorted({row["ranks"] for row in content["operations"]})]
     if content["calls"]:
         found.append(_calls(content))
     if content["idle"]:
@@ -66,23 +73,30 @@ def tables(content: dict[str, Any]) -> list[Table]:
 
 
 def picture(content: dict[str, Any]) -> Path | None:
-    """Draw time by message size, one panel per number of ranks and load, and return the PNG."""
+    """Draw time by message size, one panel per number of ranks and load, the other operations, and return the PNG."""
     settings = _settings(content)
-    if not settings:
+    others = sorted({row["ranks"] for row in content["operations"]})
+    count = len(settings) + len(others)
+    if not count:
         return None
-    columns = min(2, len(settings))
-    lines = -(-len(settings) // columns)
+    columns = min(2, count)
+    lines = -(-count // columns)
     size_in_inches = (7.5 * columns, 5.5 * lines)
-    figure, panels = plt.subplots(lines, columns, figsize=size_in_inches, squeeze=False, layout="constrained")
-    for axes, (ranks, busy) in zip(panels.flat, settings, strict=False):
+    figure, grid = plt.subplots(lines, columns, figsize=size_in_inches, squeeze=False, layout="constrained")
+    panels = list(grid.flat)
+    for axes, (ranks, busy) in zip(panels, settings, strict=False):
         _panel(axes, _rows(content, ranks, busy))
-        axes.set_title(f"{ranks} ranks{', every core busy computing' if busy else ''}")
-    for axes in panels.flat[len(settings) :]:
+        axes.set_title(f"Allreduce, {ranks} ranks{', every core busy computing' if busy else ''}")
+    if settings:
+        panels[0].legend(fontsize="small")
+    for axes, ranks in zip(panels[len(settings) :], others, strict=False):
+        _operation_panel(axes, [row for row in content["operations"] if row["ranks"] == ranks])
+        axes.set_title(f"Other operations, {ranks} ranks")
+    for axes in panels[count:]:
         axes.set_axis_off()
-    panels[0][0].legend(fontsize="small")
     cores, processor = content["environment"]["usable_processors"], content["environment"]["processor"]
     figure.suptitle(
-        f"Allreduce of float32 in one host: median, shaded to the 99th percentile ({processor}, {cores} cores)"
+        f"Collectives of float32 in one host: median, shaded to the 99th percentile ({processor}, {cores} cores)"
     )
     path = paths.out("collective.png")
     figure.savefig(path, dpi=130)
@@ -122,15 +136,62 @@ def _bus_bandwidth(row: dict[str, Any]) -> str:
     return digits(row["bytes"] * factor / row["median"] / 1e9)
 
 
+def _operations(content: dict[str, Any], ranks: int) -> Table:
+    rows = {
+        (row["case"], row["bytes"], row["contender"]): row for row in content["operations"] if row["ranks"] == ranks
+    }
+    table = Table(
+        f"Other operations on float32, {ranks} ranks: median (p99), and the engine's share of the others' medians",
+        ["operation, size", "engine", *PEERS.values(), *(f"of {peer}'s" for peer in PEERS.values())],
+    )
+    for case, nbytes in dict.fromkeys((case, nbytes) for case, nbytes, _ in rows):
+        own = rows.get((case, nbytes, "engine"))
+        peers = [rows.get((case, nbytes, peer)) for peer in PEERS]
+        times = [_median_p99(row) if row else MISSING for row in (own, *peers)]
+        shares = [share(own, row) for row in peers]
+        table.rows.append([f"{case}, {size(nbytes)}", *times, *shares])
+    return table
+
+
+def share(own: dict[str, Any] | None, other: dict[str, Any] | None) -> str:
+    """Ratio of the medians of two rows, with its interval."""
+    if own is None or other is None:
+        return MISSING
+    found = stats.ratio(own["round_medians"], other["round_medians"])
+    return f"{digits(found.value)} [{digits(found.low)}, {digits(found.high)}]"
+
+
 def _calls(content: dict[str, Any]) -> Table:
     table = Table(
         f"Caller's time per tensor, mean over {content['calls'][0]['tensors']} tensors of 1 KiB",
-        ["call", "rank", "median of steps", "p99 of steps", "steps"],
+        ["call", "rank", "median of rounds", "p99 of steps", "steps"],
     )
     for row in content["calls"]:
-        cells = [WHAT[row["what"]], f"{row['rank']} of {row['ranks']}", duration(row["median"]), duration(row["p99"])]
+        median = stats.median(row["round_medians"])
+        cells = [WHAT[row["what"]], f"{row['rank']} of {row['ranks']}"]
+        cells += [f"{duration(median.value)} [{duration(median.low)}, {duration(median.high)}]", duration(row["p99"])]
         table.rows.append([*cells, str(row["samples"])])
     return table
+
+
+def _operation_panel(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw the engine's median as a share of each other contender's, by size, one line per operation."""
+    own = {(row["case"], row["bytes"]): row["median"] for row in rows if row["contender"] == "engine"}
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    for k, case in enumerate(cases):
+        for peer, line in (("gloo", "-"), ("mpi", ":")):
+            theirs = [row for row in rows if row["contender"] == peer and (row["case"], row["bytes"]) in own]
+            theirs = sorted((row for row in theirs if row["case"] == case), key=lambda row: int(row["bytes"]))
+            if theirs:
+                sizes = [row["bytes"] for row in theirs]
+                shares = [own[case, row["bytes"]] / row["median"] for row in theirs]
+                label = f"{case}, of {PEERS[peer]}'s"
+                axes.plot(sizes, shares, color=f"C{k}", linestyle=line, marker="o", markersize=4, label=label)
+    axes.axhline(1.0, color="0.5", linewidth=1)
+    axes.set_ylabel("engine's median / the other's")
+    if axes.lines[1:]:
+        axes.legend(fontsize="xx-small", ncols=2)
+    scale(axes)
 
 
 def _panel(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
@@ -143,10 +204,15 @@ def _panel(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
         if key[0] != "limits":
             low, high = [row["median"] * 1e6 for row in own], [row["p99"] * 1e6 for row in own]
             axes.fill_between(sizes, low, high, color=STYLES[key]["color"], alpha=0.12, linewidth=0)
+    axes.set_ylabel("time of one call, the slowest rank (us)")
+    scale(axes)
+
+
+def scale(axes: Axes) -> None:
+    """Make both axes logarithmic, the horizontal one of message sizes."""
     axes.set_xscale("log", base=4)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(round(value))))
     axes.tick_params(axis="x", rotation=45)
     axes.set_xlabel("message size per rank")
-    axes.set_ylabel("time of one call, the slowest rank (us)")
     axes.grid(visible=True, which="major", alpha=0.3)

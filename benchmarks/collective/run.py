@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.collective.contenders import NAMES, Contender, GroupContender, started
+from benchmarks.collective.operations import FLOAT, granularity
+from benchmarks.collective.operations import NAMES as OTHERS
 from benchmarks.common import binding, environment, neighbours, progress, records
 from benchmarks.common.stats import Summary
 from benchmarks.common.tables import size
@@ -22,7 +24,11 @@ SIZES = (*(4**k for k in range(1, 13)), 64 * MIB, 100 * MIB, 256 * MIB)
 BUSY_SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 100 * MIB)
 QUICK_SIZES = (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 100 * MIB)
 QUICK_BUSY_SIZES = (4 * KIB, MIB)
-PARTS = ("sizes", "busy", "calls", "idle")
+OPERATION_SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
+QUICK_OPERATION_SIZES = (4 * KIB, MIB)
+PARTS = ("sizes", "busy", "operations", "calls", "idle")
+OPERATIONS = ("allreduce", *OTHERS)
+CALLS = ("hook", "call", "call_new", "call_alone")
 
 
 @dataclass(frozen=True)
@@ -32,14 +38,21 @@ class Settings:
     ranks: tuple[int, ...] = (2, 4)
     sizes: tuple[int, ...] = SIZES
     busy_sizes: tuple[int, ...] = BUSY_SIZES
+    operations: tuple[str, ...] = OTHERS
+    operation_sizes: tuple[int, ...] = OPERATION_SIZES
     contenders: tuple[str, ...] = NAMES
     parts: tuple[str, ...] = PARTS
     rounds: int = 7
     block_seconds: float = 0.2
+    operation_rounds: int = 5
+    operation_block_seconds: float = 0.05
+    settle: int = 20
+    warmup: int = 2
     least: int = 5
     most: int = 1000
     tensors: int = 2000
-    steps: int = 40
+    steps: int = 5
+    call_rounds: int = 10
     idle_seconds: float = 10.0
 
     @classmethod
@@ -49,11 +62,33 @@ class Settings:
             sizes=QUICK_SIZES,
             busy_sizes=QUICK_BUSY_SIZES,
             rounds=3,
+            operation_sizes=QUICK_OPERATION_SIZES,
             block_seconds=0.1,
+            operation_rounds=3,
+            operation_block_seconds=0.02,
             least=3,
-            steps=10,
+            call_rounds=3,
             idle_seconds=3.0,
         )
+
+    def only(self, chosen: Sequence[str]) -> Settings:
+        """Return settings for some of `OPERATIONS`, by size and nothing else."""
+        parts = ("sizes", "busy") if "allreduce" in chosen else ()
+        others = tuple(name for name in chosen if name != "allreduce")
+        return replace(self, operations=others, parts=(*parts, "operations") if others else parts)
+
+    def check(self) -> None:
+        """Raise ValueError where a message could not be divided among the ranks."""
+        for ranks in self.ranks:
+            for name in ("allreduce", *self.operations):
+                sizes = (*self.sizes, *self.busy_sizes) if name == "allreduce" else self.operation_sizes
+                part = "operations" if name != "allreduce" else "sizes"
+                each = FLOAT if name == "allreduce" else granularity(name, ranks)
+                for nbytes in sizes if part in self.parts else ():
+                    if nbytes < each or nbytes % each:
+                        raise ValueError(
+                            f"{name} over {ranks} ranks: sizes are multiples of {each} bytes, not {nbytes}"
+                        )
 
     def record(self) -> dict[str, Any]:
         """Return them for a JSON record."""
@@ -65,23 +100,31 @@ Pair = tuple[Contender, str]
 
 def run(settings: Settings, console: Console) -> Path:
     """Measure, and write `out/collective.json`."""
+    settings.check()
     before = environment.record()
     processors = binding.available()
-    results: dict[str, Any] = {"sizes": [], "calls": [], "idle": []}
+    results: dict[str, Any] = {"sizes": [], "operations": [], "calls": [], "idle": []}
     begun = time.perf_counter()
     for ranks in settings.ranks:
         wanted = _sizes(settings)
-        if not wanted and not _measures_engine(settings, ranks, processors):
+        chosen = settings.operations if "operations" in settings.parts else ()
+        if not wanted and not chosen and not _measures_engine(settings, ranks, processors):
             continue
         largest = max((nbytes for sizes in wanted.values() for nbytes in sizes), default=4 * KIB)
-        with started(settings.contenders, ranks, largest, processors) as contenders:
+        names = [name for name in settings.contenders if wanted or name != "limits"]
+        with started(names, ranks, largest, processors) as contenders:
             pairs = [(contender, case) for contender in contenders for case in contender.cases]
-            steps = sum(len(sizes) for sizes in wanted.values()) * len(pairs) * (settings.rounds + 1)
-            with progress.bar(console, f"{ranks} ranks", steps) as advance:
+            steps = sum(len(sizes) for sizes in wanted.values()) * len(pairs)
+            steps += (
+                len(chosen) * len(settings.operation_sizes) * sum(isinstance(c, GroupContender) for c in contenders)
+            )
+            with progress.bar(console, f"{ranks} ranks", steps * (settings.rounds + 1)) as advance:
                 for busy, sizes in wanted.items():
                     with neighbours.busy(processors) if busy else contextlib.nullcontext():
                         for nbytes in sizes:
-                            results["sizes"] += _size(settings, pairs, ranks, nbytes, busy, advance)
+                            results["sizes"] += measure(settings, pairs, ranks, nbytes, busy, advance)
+                for name in chosen:
+                    results["operations"] += _operation(settings, contenders, ranks, name, advance)
             if _measures_engine(settings, ranks, processors):
                 _engine_only(settings, contenders, ranks, results, console)
     results["seconds"] = round(time.perf_counter() - begun, 1)
@@ -98,6 +141,16 @@ def _sizes(settings: Settings) -> dict[bool, Sequence[int]]:
     return wanted
 
 
+def _operation(
+    settings: Settings, contenders: Sequence[Contender], ranks: int, name: str, advance: progress.Advance
+) -> list[dict[str, Any]]:
+    """Measure one of the other operations at all sizes, in shorter blocks: there are many of them."""
+    seconds, rounds = settings.operation_block_seconds, settings.operation_rounds
+    brief = replace(settings, block_seconds=seconds, rounds=rounds, settle=5, warmup=1, least=3)
+    pairs: list[Pair] = [(contender, name) for contender in contenders if isinstance(contender, GroupContender)]
+    return [row for nbytes in settings.operation_sizes for row in measure(brief, pairs, ranks, nbytes, False, advance)]
+
+
 def _measures_engine(settings: Settings, ranks: int, processors: Sequence[int]) -> bool:
     """Say whether the cost of calls and of idleness is measured: where every rank has a processor."""
     return (
@@ -111,10 +164,12 @@ def _rotated(pairs: Sequence[Pair], by: int) -> Iterator[Pair]:
         yield pairs[(i + by) % len(pairs)]
 
 
-def _size(
+def measure(
     settings: Settings, pairs: Sequence[Pair], ranks: int, nbytes: int, busy: bool, advance: progress.Advance
 ) -> list[dict[str, Any]]:
-    label = f"{size(nbytes)}{', busy' if busy else ''}"
+    """Measure one size, the pairs taking turns, and return a row for each."""
+    other = f"{pairs[0][1]}, " if pairs and pairs[0][1] in OTHERS else ""
+    label = f"{other}{size(nbytes)}{', busy' if busy else ''}"
     first: dict[Pair, float | None] = {}
     iterations: dict[Pair, int] = {}
     rounds: dict[Pair, list[list[float]]] = {pair: [] for pair in pairs}
@@ -126,7 +181,7 @@ def _size(
     for number in range(settings.rounds):
         for pair in _rotated(pairs, number):
             contender, case = pair
-            rounds[pair].append(contender.block(case, nbytes, 2, iterations[pair]))
+            rounds[pair].append(contender.block(case, nbytes, settings.warmup, iterations[pair]))
             advance(label)
     return [
         {
@@ -145,8 +200,7 @@ def _size(
 
 def _iterations(settings: Settings, contender: Contender, case: str, nbytes: int) -> int:
     """Warm up, and return how many iterations, writing the tensor included, fit into a block."""
-    warmup = 20 if nbytes <= MIB else 5
-    contender.block(case, nbytes, warmup, 1)
+    contender.block(case, nbytes, settings.settle if nbytes <= MIB else 5, 1)
     start = time.perf_counter()
     contender.block(case, nbytes, 0, settings.least)
     each = (time.perf_counter() - start) / settings.least
@@ -159,14 +213,10 @@ def _engine_only(
     engine = next(c for c in contenders if c.name == "engine")
     assert isinstance(engine, GroupContender)
     if "calls" in settings.parts:
-        request = {"tensors": settings.tensors, "steps": settings.steps, "warmup": 5}
-        for what in ("hook", "call"):
-            console.print(f"{ranks} ranks: {settings.tensors} tensors, time in the {what}")
-            answers = engine.group.ask({"do": what, **request})
-            results["calls"] += [
-                {"ranks": ranks, "what": what, "rank": rank, "tensors": settings.tensors, **Summary.of(means).record()}
-                for rank, means in enumerate(answers)
-            ]
+        with progress.bar(
+            console, f"{ranks} ranks, {settings.tensors} calls", len(CALLS) * settings.call_rounds
+        ) as advance:
+            results["calls"] += _calls(settings, engine, ranks, advance)
     if "idle" in settings.parts:
         for contender in contenders:
             if isinstance(contender, GroupContender):
@@ -174,3 +224,26 @@ def _engine_only(
                 answers = contender.group.ask({"do": "idle", "seconds": settings.idle_seconds})
                 row = {"ranks": ranks, "contender": contender.name}
                 results["idle"] += [{**row, "rank": rank, "cores": cores} for rank, cores in enumerate(answers)]
+
+
+def _calls(settings: Settings, engine: GroupContender, ranks: int, advance: progress.Advance) -> list[dict[str, Any]]:
+    """Measure what a call costs its caller, the kinds of calls taking turns; a row for each rank."""
+    rounds: dict[str, list[list[list[float]]]] = {what: [] for what in CALLS}
+    for number in range(settings.call_rounds):
+        for i in range(len(CALLS)):
+            what = CALLS[(i + number) % len(CALLS)]
+            request = {"do": what, "tensors": settings.tensors, "steps": settings.steps, "warmup": 2}
+            rounds[what].append(engine.group.ask(request))
+            advance(what)
+    return [
+        {
+            "ranks": ranks,
+            "what": what,
+            "rank": rank,
+            "tensors": settings.tensors,
+            "round_medians": [float(np.median(block[rank])) for block in rounds[what]],
+            **Summary.of([mean for block in rounds[what] for mean in block[rank]]).record(),
+        }
+        for what in CALLS
+        for rank in range(ranks)
+    ]

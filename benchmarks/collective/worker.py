@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.collective import calls
-from benchmarks.collective.backends import BACKENDS, Backend, Prepared
-from benchmarks.common.worker import Worker
+from benchmarks.collective.backends import BACKENDS, Backend
+from benchmarks.collective.operations import MEMBERS, Prepared, Values, expected
+from benchmarks.common.worker import Handler, Worker
 
 PERIOD = 1021
 """Length of the pattern of the first call: prime, so that shifted or swapped chunks are noticed."""
 
 
-class WrongSumError(RuntimeError):
-    """A contender returned something else than the sum over all ranks."""
+class WrongResultError(RuntimeError):
+    """A contender returned something else than the operation's result."""
 
 
 class Rank:
@@ -27,27 +29,26 @@ class Rank:
         self._worker = worker
         self._backend = backend
         self._kept: tuple[tuple[str, int], Prepared] | None = None
-        self._total = worker.ranks * (worker.ranks + 1) // 2
 
     def first(self, request: dict[str, Any]) -> float:
-        """Reduce a new tensor of a new size once, check every element, and return the seconds of the call."""
+        """Call once, on new tensors of a new size, check every element, and return the seconds of the call."""
         case, nbytes = request["case"], int(request["bytes"])
         self._kept = None
-        prepared = self._backend.prepare(case, nbytes)
+        prepared = self._backend.prepare_any(case, nbytes)
         self._kept = ((case, nbytes), prepared)
-        values, run = prepared
-        pattern = np.resize(np.arange(PERIOD, dtype=np.float32), values.size)
-        np.multiply(pattern, self._worker.rank + 1, out=values)
+        pattern = np.resize(np.arange(PERIOD, dtype=np.float32), prepared.values.size)
+        np.multiply(pattern, self._worker.rank + 1, out=prepared.values)
         self._worker.meet()
         start = time.perf_counter()
-        run()
+        returned = prepared.run()
         seconds = time.perf_counter() - start
-        if not np.array_equal(values, pattern * self._total):
-            raise WrongSumError(f"first call, {case}, {nbytes} bytes: not the sum over {self._worker.ranks} ranks")
+        results, wanted = prepared.results(returned), self._expected(prepared, pattern)
+        if len(results) != len(wanted) or not all(map(np.array_equal, results, wanted)):
+            raise WrongResultError(f"first call, {self._said(case, nbytes)}")
         return seconds
 
     def block(self, request: dict[str, Any]) -> list[float]:
-        """Return the seconds of each call. The tensor is written before each, as a backward pass would have."""
+        """Return the seconds of each call. The tensors are written before each, as a backward pass would have."""
         case, nbytes, warmup, iterations = (
             request["case"],
             int(request["bytes"]),
@@ -55,25 +56,38 @@ class Rank:
             request["iterations"],
         )
         if self._kept is None or self._kept[0] != (case, nbytes):
-            self._kept = ((case, nbytes), self._backend.prepare(case, nbytes))
-        values, run = self._kept[1]
-        meet, clock, own, total, middle = (
-            self._worker.meet,
-            time.perf_counter,
-            self._worker.rank + 1,
-            self._total,
-            values.size // 2,
-        )
+            self._kept = ((case, nbytes), self._backend.prepare_any(case, nbytes))
+        prepared = self._kept[1]
+        ones = np.ones(MEMBERS * self._worker.ranks, dtype=np.float32)  # where all elements are equal, few tell of all
+        wanted = _probes(self._expected(prepared, ones))
+        values, run, results = prepared.values, prepared.run, prepared.results
+        meet, clock, own = self._worker.meet, time.perf_counter, self._worker.rank + 1
         samples = []
         for _ in range(warmup + iterations):
             values.fill(own)
             meet()
             start = clock()
-            run()
+            returned = run()
             samples.append(clock() - start)
-            if not values[0] == values[middle] == values[-1] == total:
-                raise WrongSumError(f"{case}, {nbytes} bytes: not the sum over {self._worker.ranks} ranks")
+            if _probes(results(returned)) != wanted:
+                raise WrongResultError(self._said(case, nbytes))
+            del returned  # freed here, not while the next call is timed
         return samples[warmup:]
+
+    def _expected(self, prepared: Prepared, pattern: Values) -> list[Values]:
+        rank, ranks = self._worker.rank, prepared.ranks or range(self._worker.ranks)
+        if rank not in ranks:
+            return [pattern * (rank + 1)]
+        return expected(prepared.operation, pattern, ranks.index(rank), [r + 1 for r in ranks])
+
+    def _said(self, case: str, nbytes: int) -> str:
+        return f"{case}, {nbytes} bytes: not the result over {self._worker.ranks} ranks"
+
+
+def _probes(tensors: Sequence[Values]) -> tuple[float, float, float]:
+    """Return the first element of the first tensor, the middle one of the middle one, and the last one of the last."""
+    first, middle, last = tensors[0], tensors[len(tensors) // 2], tensors[-1]
+    return float(first[0]), float(middle[middle.size // 2]), float(last[-1])
 
 
 def main() -> None:
@@ -90,9 +104,16 @@ def main() -> None:
         worker.fail()
         raise
     rank = Rank(worker, backend)
-    handlers = {"first": rank.first, "block": rank.block, "idle": calls.idle}
+    handlers: dict[str, Handler] = {"first": rank.first, "block": rank.block, "idle": calls.idle}
     if worker.options.contender == "engine":
-        handlers |= {"hook": calls.Hook(worker), "call": calls.AsyncCall(worker)}
+        hooks = calls.Hooks(worker)
+        handlers |= {
+            "hook": hooks.submit,
+            "steps": hooks.steps,
+            "call": calls.AsyncCall(worker, "allreduce_async_"),
+            "call_new": calls.AsyncCall(worker, "allreduce_async"),
+            "call_alone": calls.AsyncCall(worker, "allreduce_async_", alone=True),
+        }
     worker.serve(handlers)
     backend.close()
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
@@ -51,6 +51,8 @@ class Group:
         `plain` starts processes with the variables of torchrun, `engine` is `python -m engine.launch`, `mpi` mpirun.
     processors : sequence of int
         Those the ranks divide among them.
+    variables : mapping of str to str, optional
+        Further environment variables, the launcher's process included.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Group:
         arguments: Sequence[str],
         launcher: Launcher,
         processors: Sequence[int],
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.ranks = ranks
@@ -79,7 +82,7 @@ class Group:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(str(folder / "socket"))
                 listener.listen(ranks)
-                self._start(program, launcher, len(processors))
+                self._start(program, launcher, len(processors), variables or {})
                 self._accept(listener)
         except BaseException:
             self.close()
@@ -138,17 +141,19 @@ class Group:
         self._connections.clear()
         self._folder.cleanup()
 
-    def _start(self, program: list[str], launcher: Launcher, processors: int) -> None:
+    def _start(self, program: list[str], launcher: Launcher, processors: int, variables: Mapping[str, str]) -> None:
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH")))),
+            # The sources here come last, and not as the working directory either: it is the installed engine that runs.
+            "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(paths.ROOT)))),
+            "PYTHONSAFEPATH": "1",
         }
         with self._log.open("wb") as log:
             for command, extra in _commands(program, launcher, self.ranks, processors):
                 process = subprocess.Popen(
                     command,
-                    env=environment | extra,
+                    env=environment | extra | variables,
                     cwd=paths.ROOT,
                     stdin=subprocess.DEVNULL,
                     stdout=log,

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.common import paths
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def write(name: str, settings: dict[str, Any], before: dict[str, Any], results: dict[str, Any]) -> Path:

@@ -69,6 +69,11 @@ def bootstrap(
     return Interval(value=float(statistic(rounds)), low=float(low), high=float(high))
 
 
+def median(of: Sequence[float]) -> Interval:
+    """Median over rounds."""
+    return bootstrap(np.asarray(of, dtype=np.float64)[:, None], lambda r: np.median(r[..., 0], axis=-1))
+
+
 def ratio(of: Sequence[float], to: Sequence[float]) -> Interval:
     """Ratio of two medians over the same rounds."""
     rounds = np.stack([np.asarray(of, dtype=np.float64), np.asarray(to, dtype=np.float64)], axis=-1)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import mmap
 import os
@@ -14,14 +16,28 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import binding, native
+from benchmarks.common import binding, native, paths
 
 SPINS = 4000
 Handler = Callable[[dict[str, Any]], Any]
+
+
+@contextlib.contextmanager
+def timeline(recorded: bool) -> Iterator[None]:
+    """Make a timeline of what the block does, or do not."""
+    if not recorded:
+        yield
+        return
+    engine = importlib.import_module("engine")
+    engine.start_timeline(paths.out("timeline"))
+    try:
+        yield
+    finally:
+        engine.stop_timeline()
 
 
 class Meeting:
@@ -61,13 +77,15 @@ class Worker:
         parser.add_argument("--socket", required=True)
         parser.add_argument("--page", type=Path, required=True)
         parser.add_argument("--processors", required=True)
+        parser.add_argument("--crowd", type=int, help="ranks among which processors are divided, if not the world size")
         self.options = parser.parse_args()
         self.rank = _variable("RANK", "OMPI_COMM_WORLD_RANK")
         self.ranks = _variable("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
         processors = [int(p) for p in self.options.processors.split(",")]
         # Before any import that starts threads: they inherit it.
-        binding.bind(self.rank, self.ranks, processors)
-        crowded = self.ranks > len(processors)
+        crowd = self.options.crowd or self.ranks
+        binding.bind(self.rank, crowd, processors)
+        crowded = crowd > len(processors)
         self.meet = Meeting(self.options.page, self.rank, self.ranks, 0 if crowded else SPINS)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(self.options.socket)

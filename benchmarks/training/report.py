@@ -83,11 +83,12 @@ def picture(content: dict[str, Any]) -> Path | None:
 def _workload(workload: dict[str, Any]) -> Table:
     table = Table(
         f"{TITLES[workload['workload']]}: {workload['tensors']} tensors, {workload['bytes'] / 1e6:.0f} MB",
-        ["variant", "step, median", "p99", "over the floor", "of the floor", "of DDP's overhead"],
+        ["variant", "step, median", "p99", "processor time", "over the floor", "of the floor", "of DDP's overhead"],
     )
     variants = workload["variants"]
     for name, row in variants.items():
-        cells = [LABELS[name], duration(row["median"]), duration(row["p99"])]
+        processor = duration(stats.median(row["processor"]).value)
+        cells = [LABELS[name], duration(row["median"]), duration(row["p99"]), processor]
         if name == FLOOR or FLOOR not in variants:
             table.rows.append([*cells, MISSING, MISSING, MISSING])
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,11 @@ def _workload(settings: Settings, name: str, console: Console) -> dict[str, Any]
             steps, parameters = 0, {}
             for variant in settings.variants:
                 parameters = group.ask({"do": "build", "variant": variant})[0]
-                seconds = group.ask({"do": "block", "variant": variant, "warmup": 1, "steps": settings.warmup - 1})
-                steps = steps or _steps(settings, seconds[0])
+                blocks = group.ask({"do": "block", "variant": variant, "warmup": 1, "steps": settings.warmup - 1})
+                steps = steps or _steps(settings, blocks[0]["seconds"])
                 advance(f"{variant}, warm-up")
             checks = _check(settings, group)
-            rounds: dict[str, list[list[list[float]]]] = {variant: [] for variant in settings.variants}
+            rounds: dict[str, list[list[dict[str, Any]]]] = {variant: [] for variant in settings.variants}
             for number in range(settings.rounds):
                 for i in range(count):
                     variant = settings.variants[(i + number) % count]
@@ -83,7 +84,7 @@ def _workload(settings: Settings, name: str, console: Console) -> dict[str, Any]
         **parameters,
         "steps": steps,
         "differences": checks,
-        "variants": {variant: _variant(blocks) for variant, blocks in rounds.items()},
+        "variants": {variant: summary(blocks) for variant, blocks in rounds.items()},
     }
 
 
@@ -92,11 +93,15 @@ def _steps(settings: Settings, seconds: list[float]) -> int:
     return int(min(settings.most, max(settings.least, settings.block_seconds / statistics.median(seconds))))
 
 
-def _variant(blocks: list[list[list[float]]]) -> dict[str, Any]:
-    """Summarise `blocks[round][rank][step]`. A round's figure is the mean over the ranks of the median of its steps."""
-    rounds = [statistics.fmean(statistics.median(rank) for rank in block) for block in blocks]
-    every = [seconds for block in blocks for rank in block for seconds in rank]
-    return {"rounds": rounds, **Summary.of(every).record()}
+def summary(blocks: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """Summarise `blocks[round][rank]`.
+
+    A round's figure is the mean over the ranks: of the median of their steps, and of their processor time per step.
+    """
+    rounds = [statistics.fmean(statistics.median(rank["seconds"]) for rank in block) for block in blocks]
+    processor = [statistics.fmean(rank["processor"] for rank in block) for block in blocks]
+    every = [seconds for block in blocks for rank in block for seconds in rank["seconds"]]
+    return {"rounds": rounds, "processor": processor, **Summary.of(every).record()}
 
 
 def _check(settings: Settings, group: Group) -> dict[str, float]:

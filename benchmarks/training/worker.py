@@ -18,8 +18,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common import paths
-from benchmarks.common.worker import Worker
+from benchmarks.common.worker import Worker, timeline
 from benchmarks.training.models import WORKLOADS, Workload
 
 BATCHES = 8
@@ -76,22 +75,27 @@ class Rank:
         parameters = list(variant.plain.parameters())
         return {"tensors": len(parameters), "bytes": sum(p.numel() * p.element_size() for p in parameters)}
 
-    def block(self, request: dict[str, Any]) -> list[float]:
-        """Meet the other ranks once, take untimed and timed steps, and return the seconds of the timed ones."""
+    def block(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Meet the other ranks once, and take untimed and timed steps.
+
+        Returns
+        -------
+        dict
+            `seconds` of each timed step, and `processor`: seconds of all threads of this rank per step, with what is
+            written at a timeline's end.
+        """
         step, clock = self._variants[request["variant"]].step, time.perf_counter
-        recorded = request["variant"] == "engine_timeline"
-        if recorded:
-            importlib.import_module("engine").start_timeline(paths.out("timeline"))
-        self._worker.meet()
-        for _ in range(request["warmup"]):
-            step()
-        marks = [clock()]
-        for _ in range(request["steps"]):
-            step()
-            marks.append(clock())
-        if recorded:
-            importlib.import_module("engine").stop_timeline()
-        return [after - before for before, after in itertools.pairwise(marks)]
+        with timeline(request["variant"] == "engine_timeline"):
+            self._worker.meet()
+            for _ in range(request["warmup"]):
+                step()
+            used = time.process_time()
+            marks = [clock()]
+            for _ in range(request["steps"]):
+                step()
+                marks.append(clock())
+        processor = (time.process_time() - used) / request["steps"]
+        return {"seconds": [after - before for before, after in itertools.pairwise(marks)], "processor": processor}
 
     def digest(self, request: dict[str, Any]) -> int:
         """Return a checksum of all parameters of a variant."""

@@ -60,7 +60,8 @@ class TorchAdapter:
         shape = (rows, *tensor.shape[1:])
         if not data.nbytes:  # frombuffer refuses it.
             return torch.empty(shape, dtype=tensor.dtype)
-        return torch.frombuffer(data, dtype=tensor.dtype).view(shape)
+        flat = torch.frombuffer(data, dtype=tensor.dtype)
+        return flat.view(shape) if len(shape) > 1 else flat  # a view costs more than the rest
 
     def counts(self, rows: Sequence[int]) -> torch.Tensor:
         return torch.tensor(rows, dtype=torch.int32)

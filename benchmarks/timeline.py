@@ -1,0 +1,183 @@
+"""What a timeline costs, on and off: time and processor time of a step that brings 2000 tensors of 1 KiB."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from rich.console import Console
+
+from benchmarks.common import binding, environment, paths, progress, records, stats
+from benchmarks.common.processes import Group
+from benchmarks.common.stats import Interval
+from benchmarks.common.tables import Table, duration
+from benchmarks.training.run import summary
+
+WORKLOADS = {"hooks": "gradient hooks alone", "training": "training step"}
+NEVER, OFF, ON, OTHER = "never", "off", "on", "other"
+VARIANTS = {
+    NEVER: "never on",
+    OFF: "off, was on before",
+    ON: "on",
+    OTHER: "another build, never on",
+}
+MODULES = {
+    "hooks": ("benchmarks.collective.worker", ["--contender", "engine", "--largest", "4096"]),
+    "training": ("benchmarks.training.worker", ["--workload", "tiny", "--engine"]),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure, and for how long."""
+
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    against: str = ""
+    """Where another build of the engine is installed, by `pip install --target`; empty: there is none."""
+    ranks: int = 2
+    tensors: int = 2000
+    rounds: int = 20
+    warmup: int = 2
+    steps: tuple[tuple[str, int], ...] = (("hooks", 200), ("training", 20))
+    """Timed steps in a block, by workload."""
+
+
+class _Variants:
+    """Two jobs, of which one has never made a timeline, and perhaps a third of another build."""
+
+    def __init__(self, settings: Settings, workload: str, stack: contextlib.ExitStack) -> None:
+        self._settings = settings
+        self._workload = workload
+        module, arguments = MODULES[workload]
+        self._groups: dict[str, Group] = {}
+        for name in (NEVER, ON, *([OTHER] if settings.against else [])):
+            label = f"timeline-{workload}-{name}"
+            variables = other_build(settings.against) if name == OTHER else {}
+            group = Group(label, settings.ranks, module, arguments, "engine", binding.available(), variables)
+            self._groups[name] = stack.enter_context(group)
+            if workload == "training":
+                for variant in ("engine", "engine_timeline")[: 2 if name == ON else 1]:
+                    group.ask({"do": "build", "variant": variant})
+        self._groups[OFF] = self._groups[ON]
+
+    @property
+    def names(self) -> list[str]:
+        """Return the variants, in the order of `VARIANTS`."""
+        return [name for name in VARIANTS if name in self._groups]
+
+    def block(self, name: str) -> list[dict[str, Any]]:
+        """Take some steps of a variant; return each rank's times."""
+        steps, warmup = dict(self._settings.steps)[self._workload], self._settings.warmup
+        request: dict[str, Any] = {"do": "steps", "tensors": self._settings.tensors, "timeline": name == ON}
+        if self._workload == "training":
+            request = {"do": "block", "variant": "engine_timeline" if name == ON else "engine"}
+        return self._groups[name].ask({**request, "steps": steps, "warmup": warmup})
+
+
+def other_build(place: str) -> dict[str, str]:
+    """Return the variables with which processes find the engine that is installed in a directory, and not this one."""
+    folders = (str(Path(place).resolve()), os.environ.get("PYTHONPATH"), str(paths.ROOT))
+    editable = paths.ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "MESONPY_EDITABLE_SKIP": str(editable)}
+
+
+def run(settings: Settings, console: Console) -> Path:
+    """Measure, and write `out/timeline.json`."""
+    before = environment.record()
+    begun = time.perf_counter()
+    results = [row for workload in settings.workloads for row in _workload(settings, workload, console)]
+    seconds = round(time.perf_counter() - begun, 1)
+    return records.write("timeline", asdict(settings), before, {"results": results, "seconds": seconds})
+
+
+def _workload(settings: Settings, workload: str, console: Console) -> Iterator[dict[str, Any]]:
+    with contextlib.ExitStack() as stack:
+        variants = _Variants(settings, workload, stack)
+        names = variants.names
+        blocks: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
+        with progress.bar(console, WORKLOADS[workload], len(names) * (settings.rounds + 1)) as advance:
+            for name in sorted(names, key=lambda name: name != ON):  # so that what is off has been on before
+                variants.block(name)
+                advance(f"{VARIANTS[name]}, warm-up")
+            for number in range(settings.rounds):
+                for i in range(len(names)):
+                    name = names[(i + number) % len(names)]
+                    blocks[name].append(variants.block(name))
+                    advance(VARIANTS[name])
+    for name in names:
+        yield {"workload": workload, "variant": name, **summary(blocks[name])}
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    """Return the table of `out/timeline.json`."""
+    settings = content["settings"]
+    table = Table(
+        f"A timeline's cost, {settings['ranks']} ranks: a step with {settings['tensors']} tensors of 1 KiB",
+        ["workload, timeline", "step, median", "p99", "ratio", "processor time", "ratio of processor times"],
+    )
+    for row, base in _with_base(content["results"]):
+        ratios = [_bracketed(stats.ratio(row[kind], base[kind])) for kind in ("rounds", "processor")]
+        table.rows.append(
+            [
+                f"{WORKLOADS[row['workload']]}, {VARIANTS[row['variant']]}",
+                duration(row["median"]),
+                duration(row["p99"]),
+                ratios[0],
+                duration(stats.median(row["processor"]).value),
+                ratios[1],
+            ]
+        )
+    table.note = (
+        f"Ratios to `{VARIANTS[NEVER]}`; brackets: 95 % bootstrap interval over {settings['rounds']} rounds in which "
+        f"the variants take turns. {environment.describe(content['environment'])}"
+    )
+    return [table]
+
+
+def picture(content: dict[str, Any]) -> Path:
+    """Draw both ratios of each variant with their intervals, one panel per workload, and return the PNG."""
+    workloads = list(dict.fromkeys(row["workload"] for row in content["results"]))
+    figure, panels = plt.subplots(
+        1, len(workloads), figsize=(6 * len(workloads), 4.5), squeeze=False, sharey=True, layout="constrained"
+    )
+    for axes, workload in zip(panels[0], workloads, strict=True):
+        pairs = [(row, base) for row, base in _with_base(content["results"]) if row["workload"] == workload]
+        pairs = [(row, base) for row, base in pairs if row is not base]
+        for k, (kind, label) in enumerate((("rounds", "time"), ("processor", "processor time"))):
+            found = [stats.ratio(row[kind], base[kind]) for row, base in pairs]
+            errors = [[i.value - i.low for i in found], [i.high - i.value for i in found]]
+            places = [place + 0.2 * k - 0.1 for place in range(len(pairs))]
+            axes.errorbar(places, [i.value for i in found], yerr=errors, fmt="o", capsize=4, label=label)
+        axes.set_xticks(range(len(pairs)), [VARIANTS[row["variant"]] for row, _ in pairs])
+        axes.axhline(1.0, color="0.5", linewidth=1)
+        axes.set_title(WORKLOADS[workload])
+        axes.margins(x=0.3)
+    panels[0][0].set_ylabel(f"of the same where a timeline was {VARIANTS[NEVER]}")
+    panels[0][0].legend()
+    settings = content["settings"]
+    figure.suptitle(f"{settings['tensors']} tensors of 1 KiB, {settings['ranks']} ranks: what a timeline costs")
+    path = paths.out("timeline.png")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def _with_base(results: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Pair each row with that of its workload in which a timeline was never on."""
+    bases = {row["workload"]: row for row in results if row["variant"] == NEVER}
+    for row in results:
+        yield row, bases[row["workload"]]
+
+
+def _bracketed(interval: Interval) -> str:
+    return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"

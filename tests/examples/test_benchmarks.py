@@ -1,0 +1,142 @@
+# ruff: noqa: E402 - the path first
+"""The benchmarks check what they time, and write what their tables read."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+pytest.importorskip("matplotlib", reason="needs matplotlib")
+pytest.importorskip("rich", reason="needs rich")
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "benchmarks").exists():
+    pytest.skip("the benchmarks are not part of this copy", allow_module_level=True)
+sys.path.append(str(ROOT))  # last: the sources beside the benchmarks have no extension
+
+from rich.console import Console
+
+from benchmarks import __main__ as command
+from benchmarks import sets, timeline
+from benchmarks.collective import operations, run, worker
+from benchmarks.collective import report as collective_report
+from benchmarks.collective.backends import share_of
+from benchmarks.common import binding, paths, stats
+
+
+@pytest.fixture
+def console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
+    """A console that nobody sees; what was measured before stays."""
+    monkeypatch.setattr(paths, "OUT", tmp_path)
+    return Console(file=io.StringIO(), width=command.WIDTH)
+
+
+def text(tables: list[Any]) -> str:
+    return "\n".join(table.markdown() for table in tables)
+
+
+def test_what_an_operation_must_give() -> None:
+    pattern, weights = np.arange(6, dtype=np.float32), [1, 2, 3]
+    sent = [pattern, 2 * pattern, 3 * pattern]
+    wanted = {
+        "allreduce": np.sum(sent, axis=0),
+        "broadcast": sent[0],
+        "allgather": np.concatenate(sent),
+        "reducescatter": np.sum(sent, axis=0)[2:4],
+        "alltoall": np.concatenate([values[2:4] for values in sent]),
+    }
+    for operation, result in wanted.items():
+        (got,) = operations.expected(operation, pattern, 1, weights)
+        np.testing.assert_array_equal(got, result)
+
+
+def test_a_group_is_divided_tensor_by_tensor() -> None:
+    count = operations.granularity("grouped_reducescatter", 2) // operations.FLOAT
+    got = operations.expected("grouped_reducescatter", np.arange(count, dtype=np.float32), 1, [1, 2])
+    assert [tensor.tolist() for tensor in got] == [[3 * i] for i in range(1, count, 2)]
+
+
+def test_the_halves_of_a_world() -> None:
+    assert [share_of("halves", rank, 4) for rank in range(4)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert {share_of("half", rank, 4) for rank in range(4)} == {(0, 1)}
+
+
+@pytest.mark.parametrize("request_", [{"do": "first"}, {"do": "block", "warmup": 0, "iterations": 1}])
+def test_a_wrong_result_is_an_error(request_: dict[str, Any]) -> None:
+    class Backend:
+        def prepare_any(self, case: str, nbytes: int) -> operations.Prepared:
+            values = np.empty(nbytes // operations.FLOAT, np.float32)
+            return operations.Prepared(values, lambda: None, lambda _: [values], "alltoall")
+
+    rank = worker.Rank(SimpleNamespace(rank=1, ranks=2, meet=lambda: None), Backend())
+    with pytest.raises(worker.WrongResultError, match="alltoall, 64 bytes"):
+        getattr(rank, request_["do"])({**request_, "case": "alltoall", "bytes": 64})
+
+
+def test_sizes_that_cannot_be_divided_are_refused() -> None:
+    settings = run.Settings(ranks=(3,), operation_sizes=(8,)).only(["alltoall"])
+    with pytest.raises(ValueError, match="alltoall over 3 ranks: sizes are multiples of 12 bytes, not 8"):
+        settings.check()
+    with pytest.raises(ValueError, match="not 3"):
+        sets.Settings(ranks=3).check()
+
+
+def test_every_operation_is_measured_and_checked(console: Console) -> None:
+    nbytes = operations.granularity("grouped_allreduce", 2)
+    settings = run.Settings(ranks=(2,), operation_sizes=(nbytes,), contenders=("engine",), tensors=20, call_rounds=1)
+    settings = dataclasses.replace(
+        settings, parts=("operations", "calls"), operation_rounds=2, operation_block_seconds=0.0
+    )
+    content = json.loads(run.run(settings, console).read_text())
+    assert [row["case"] for row in content["operations"]] == list(operations.NAMES)
+    assert all(row["samples"] == 6 and row["least"] > 0 for row in content["operations"])
+    shown = text(collective_report.tables(content))
+    assert "grouped_reducescatter, 128 B" in shown
+    if len(binding.available()) >= 2:
+        assert "allreduce_async_, one rank after another | 1 of 2" in shown
+    assert collective_report.picture(content) == paths.OUT / "collective.png"
+
+
+def test_sets_are_measured_beside_the_world(console: Console) -> None:
+    path = sets.run(sets.Settings(sizes=(4096,), contenders=("engine",), rounds=2, block_seconds=0.0), console)
+    content = json.loads(path.read_text())
+    assert [(row["case"], row["ranks"]) for row in content["results"]] == [
+        ("world", 4),
+        ("halves", 4),
+        ("half", 4),
+        (sets.SMALLER, 2),
+    ]
+    ratios = sets.tables(content)[1]
+    assert len(ratios.columns) == 4 and "gloo" not in ratios.markdown()
+    by_case = {row["case"]: row["round_medians"] for row in content["results"]}
+    assert ratios.rows[0][1].startswith(f"{stats.ratio(by_case['halves'], by_case['world']).value:.2}"[:3])
+    assert sets.picture(content).exists()
+
+
+def test_a_timeline_is_on_only_where_it_is_said(console: Console) -> None:
+    steps = (("hooks", 2), ("training", 1))
+    settings = timeline.Settings(workloads=("hooks",), tensors=50, rounds=2, warmup=1, steps=steps)
+    content = json.loads(timeline.run(settings, console).read_text())
+    assert [row["variant"] for row in content["results"]] == ["never", "off", "on"]
+    assert all(len(row["processor"]) == 2 and min(row["processor"]) > 0 for row in content["results"])
+    assert "| gradient hooks alone, never on |" in text(timeline.tables(content))
+    assert timeline.picture(content).exists()
+
+
+def test_another_build_is_the_one_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "__init__.py").write_text("place = 'there'")
+    variables = {**os.environ, **timeline.other_build(str(tmp_path))}
+    program = "import engine, benchmarks.timeline; print(engine.place)"
+    done = subprocess.run([sys.executable, "-P", "-c", program], env=variables, text=True, capture_output=True)
+    assert done.stdout == "there\n", done.stderr
