@@ -34,7 +34,7 @@ from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.segment cimport (
     abort_world, away, ring_others, segment_append, segment_map, segment_unmap, segment_within,
 )
-from engine_ext.control.stall cimport stall_look_after, stall_overdue
+from engine_ext.control.stall cimport stall_look_after
 from engine_ext.control.state cimport (
     EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock,
@@ -382,19 +382,11 @@ cdef class Engine:
         raise EngineError(f"'{name}' ended with status {status}, which is a defect of the engine")
 
     cdef int between_ticks(self, Op* op) except -1:
-        """A wait has lasted a tick: signals, stall report, stall limit, ranks that left. NULL: whichever has waited longest."""
+        """A wait has lasted a tick: signals, stall limit, ranks that left. NULL: whichever has waited longest."""
         cdef State* e = self.state
-        cdef uint64_t now
-        cdef char[NAME_BYTES + 1] name
         PyErr_CheckSignals()
-        now = now_ns()
-        if e.stall_warning_ns and stall_overdue(e, op, now - e.stall_warning_ns, name):
-            text = (<bytes>name).decode("utf-8", "replace")
-            if text not in self.warned:
-                self.warned.add(text)
-                raise_event(e, EVENT_STALL)
         with nogil:
-            stall_look_after(e, op, now - e.stall_limit_ns if e.stall_limit_ns else 0)
+            stall_look_after(e, op, now_ns() - e.stall_limit_ns if e.stall_limit_ns else 0)
         return 0
 
     cdef int finish(self, Op* op, bint urgent) except -1:

@@ -87,6 +87,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil
 cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil
 cdef bint coordinator_unseen(Coordinator* c) noexcept nogil
 cdef bint coordinator_overdue(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil
+cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil
 cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil
 
 cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:

@@ -450,6 +450,7 @@ cdef bint coordinator_overdue(Coordinator* c, uint64_t older_than, char* text, i
     """Whether a name has become overdue: some ranks requested it before `older_than`, others have not. Then `text` has a line
     for each that has become so since the last call, as far as there is room."""
     cdef bint[MAX_RANKS] missing
+    cdef bint[MAX_RANKS] brought
     cdef Name* name = c.open
     cdef const char* kind
     cdef int r, at = 0
@@ -458,14 +459,30 @@ cdef bint coordinator_overdue(Coordinator* c, uint64_t older_than, char* text, i
             name.reported, kind = True, b""
             for r in range(c.segment.size):
                 missing[r] = withheld(c, name, r)
+                brought[r] = not missing[r] and not c.joined[r]
                 if name.requests[r] != NULL:
                     kind = kind_name(name.requests[r].meta.kind)
             at += snprintf(text + at, room - at, "'%.*s' (%s) has waited %.0f s for ", <int>name.name_bytes, name.name, kind,
                            <double>(now_ns() - name.since) / 1e9)
             at += describe_ranks(missing, c.segment.numbers, c.segment.size, text + at, room - at)
+            at += snprintf(text + at, room - at, "; brought by ")
+            at += describe_ranks(brought, c.segment.numbers, c.segment.size, text + at, room - at)
             at += snprintf(text + at, room - at, "\n")
         name = name.next
     return at > 0
+
+
+cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil:
+    """When the first of the names that some rank withholds becomes overdue, in nanoseconds; 0: none. A time of 0 is none."""
+    cdef const Name* name = c.open
+    cdef uint64_t when = <uint64_t>-1
+    while name != NULL:
+        if warning_ns and not name.reported:
+            when = min(when, name.since + warning_ns)
+        if limit_ns:
+            when = min(when, name.since + limit_ns)
+        name = name.next
+    return when if when != <uint64_t>-1 else 0
 
 
 cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil:

@@ -1,15 +1,16 @@
 """Who keeps this rank from going on, and when that has lasted too long (ARCHITECTURE.md, "Failure").
 
-An entry that stands still is watched by whoever drives; an operation that is not scheduled, by the thread that waits for it.
+An entry that stands still is watched by whoever drives; an operation that is not scheduled, by the thread that waits for it, and
+by the monitor thread, which also watches what nobody waits for.
 """
 from libc.stdint cimport int32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memcpy, strlen
+from libc.string cimport strlen
 
-from engine_ext.control.coordinator cimport coordinator_absentee, coordinator_overdue
+from engine_ext.control.coordinator cimport coordinator_absentee, coordinator_look_at, coordinator_overdue
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.layout cimport CAUSE_LEFT, CAUSE_STALLED
-from engine_ext.control.segment cimport abort_world, away, elsewhere, ring_others
+from engine_ext.control.segment cimport abort_world, away, elsewhere, ring, ring_others
 from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES, State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.control.table cimport Op, bit
 from engine_ext.data.executor cimport executor_laggard
@@ -17,7 +18,8 @@ from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_ac
 
 cdef enum:
     TEXT_BYTES = 1024
-    GRACE_NS = 1000000000
+    AGAIN_NS = 100000000        # what is overdue, and nobody's fault yet, is looked at this often
+    GRACE_NS = 1000000000       # in which rank 0 says who has not requested a new name
 
 
 cdef void stall_check(State* e) noexcept nogil:
@@ -74,16 +76,14 @@ cdef bint watched(State* e, Op** op) noexcept nogil:
     return op[0].record != NULL and op[0].record.inflight == op[0]       # NULL: finished, perhaps not yet marked done
 
 
-cdef bint stall_overdue(State* e, Op* op, uint64_t older_than, char* name) noexcept nogil:
-    """Whether `op`, or for NULL the one that has waited longest, is in flight since before `older_than`. Then also its name,
-    NAME_BYTES at most and a zero."""
-    cdef bint overdue
-    pthread_mutex_lock(&e.lock)
-    overdue = watched(e, &op) and op.submitted < older_than
-    if overdue:
-        memcpy(name, op.record.name, op.record.name_bytes + 1)
-    pthread_mutex_unlock(&e.lock)
-    return overdue
+cdef uint64_t stall_deadline(const State* e) noexcept nogil:
+    """When whoever drives has to call stall_check again, in nanoseconds; 0: there is nothing to watch."""
+    cdef uint64_t when = 0
+    if e.segment.rank == 0 and e.coordinator.open != NULL:
+        when = coordinator_look_at(&e.coordinator, e.stall_warning_ns, e.stall_limit_ns)
+    if e.entry != NULL and e.stall_limit_ns and (when == 0 or e.executor.progressed + e.stall_limit_ns < when):
+        when = e.executor.progressed + e.stall_limit_ns
+    return max(when, now_ns() + AGAIN_NS) if when else 0
 
 
 cdef int who_left(State* e, const Op* op) noexcept nogil:
@@ -96,7 +96,15 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
     return -1
 
 
-cdef int who_withholds(State* e, const Op* op, uint64_t older_than) noexcept nogil:
+cdef bint asked(State* e, const Op* op) noexcept nogil:
+    """Whether rank 0 has been asked about the overdue `op`, and has had time to answer. It is asked by this call's caller."""
+    cdef uint64_t now = now_ns()
+    if e.asked_for != op.submitted:
+        e.asked_for, e.asked_at = op.submitted, now
+    return now - e.asked_at >= GRACE_NS
+
+
+cdef int who_withholds(State* e, const Op* op) noexcept nogil:
     """Who keeps the overdue `op` from being done, or -1: it is not for this rank to tell."""
     cdef int32_t id = op.record.id
     cdef int culprit = -1, r
@@ -107,8 +115,8 @@ cdef int who_withholds(State* e, const Op* op, uint64_t older_than) noexcept nog
         return max(culprit, 0)      # nobody: everybody has brought it and nothing is scheduled
     if load_acquire(&e.segment.coordinator.drained[e.segment.rank]) != e.segment.mine.request_head:
         return 0                    # the coordinator does not read requests
-    # Only the coordinator knows who has not requested a new name. It has been asked; if it does not answer, it is the one.
-    return 0 if op.submitted + GRACE_NS < older_than else -1
+    # Only the coordinator knows who has not requested a new name. If it does not answer, it is the one.
+    return 0 if asked(e, op) else -1
 
 
 cdef void stall_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil:
@@ -123,7 +131,7 @@ cdef void stall_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil
         if culprit < 0 and op.submitted < older_than:
             # Whoever withholds `op` may itself be waiting for what a third rank withholds: that was brought here earlier.
             op = longest_waiting(e)
-            culprit, cause = who_withholds(e, op, older_than), CAUSE_STALLED
+            culprit, cause = who_withholds(e, op), CAUSE_STALLED
         if culprit >= 0:
             snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
                      b"scheduled" if culprit == 0 and not (op.record.id >= 0 and withheld(e, 0, op.record.id)) else b"brought")
@@ -134,3 +142,35 @@ cdef void stall_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil
         # Rank 0 may know who withholds a name, and looks when it is woken. As for the others: a wake-up that was lost after all
         # would cost them a tick, not the stall limit.
         ring_others(&e.segment, 0)
+
+
+cdef uint64_t stall_watch(State* e, uint64_t now) noexcept nogil:
+    """Look after all that this rank has in flight, whether a thread waits for it or not: report what is overdue, once, and end the
+    world when the stall limit is over. When to look again; the end of time after a failure."""
+    cdef uint64_t oldest = 0, unreported = 0, again = <uint64_t>-1
+    cdef bint news
+    cdef Op* op
+    if load32_relaxed(&e.failed):
+        return again
+    pthread_mutex_lock(&e.lock)
+    op = e.table.inflight                       # newest first
+    while op != NULL:
+        oldest = op.submitted
+        if oldest > e.reported:
+            unreported = oldest
+        op = op.next
+    news = e.stall_warning_ns != 0 and unreported != 0 and unreported + e.stall_warning_ns <= now
+    if news:
+        e.reported, unreported = now, 0         # a report tells all that is in flight
+    pthread_mutex_unlock(&e.lock)
+    if news:
+        raise_event(e, EVENT_STALL)
+        ring(&e.segment, 0, 0)                  # it may know more
+    if e.stall_limit_ns and oldest and oldest + e.stall_limit_ns <= now:
+        stall_look_after(e, NULL, now - e.stall_limit_ns)
+    # What is brought from now on cannot be overdue sooner than this.
+    if e.stall_warning_ns:
+        again = (unreported if unreported else now) + e.stall_warning_ns
+    if e.stall_limit_ns:
+        again = min(again, (oldest if oldest else now) + e.stall_limit_ns)
+    return max(again, now + AGAIN_NS)

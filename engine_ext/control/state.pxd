@@ -95,6 +95,9 @@ cdef struct State:
     uint64_t spin_ns
     uint64_t stall_warning_ns
     uint64_t stall_limit_ns
+    uint64_t reported           # nanoseconds: what was brought before this has been reported, if it was overdue; the monitor's
+    uint64_t asked_for          # when the operation was brought about which rank 0 was last asked; under the lock
+    uint64_t asked_at           # nanoseconds: since when
     void* graveyard             # atomic stack of operations that are done and abandoned
     char[OVERDUE_BYTES] overdue  # rank 0: lines about names that some ranks withhold; under the lock
     uint64_t* alive             # a page that a forked child finds zero
