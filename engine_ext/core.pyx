@@ -34,7 +34,7 @@ from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.segment cimport (
     abort_world, away, ring_others, segment_append, segment_map, segment_unmap, segment_within,
 )
-from engine_ext.control.stall cimport stall_look_after
+from engine_ext.control.stall cimport stall_look_after, stall_tell
 from engine_ext.control.state cimport (
     EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock,
@@ -188,7 +188,7 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.state.world = self.state
         self.state.events_fd = self.state.arena.fd = self.control = -1
-        self.shared, self.warned = [], set()
+        self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, fusion_threshold, cycle_time_ms, stall_warning,
                  stall_limit, spin_us, stores):
@@ -720,9 +720,11 @@ cdef class Engine:
                 return 0
         if missing and e.stall_limit_ns and quiet >= e.stall_limit_ns:
             abort_world(&e.segment, missing[0], CAUSE_STALLED, text.encode())
-        elif missing and e.stall_warning_ns and quiet >= e.stall_warning_ns and "join" not in self.warned:
-            self.warned.add("join")
-            raise_event(e, EVENT_STALL)
+        elif missing and e.stall_warning_ns and quiet >= e.stall_warning_ns and not self.warned:
+            self.warned = True
+            late = ", ".join([str(self.numbers[r]) for r in missing])
+            who = f"rank{'s' if len(missing) > 1 else ''} {late}"
+            stall_tell(e, f"join has waited {quiet / 1e9:.0f} s for {who}, and nothing was brought".encode())
         ring_others(&e.segment, 0)
         return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -40,7 +41,7 @@ def test_what_is_withheld_in_a_set_ends_the_world_when_its_limit_is_over() -> No
         finished = job.finish(check=False)
     for value in finished.values:
         assert value["type"] == "RankStalledError" and value["rank"] == 2, value
-        assert "'known' was not brought by it" in value["text"]
+        assert "rank 1 waits for 'known', which rank 2 has not brought" in value["text"]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -66,7 +67,10 @@ def test_the_stop_of_a_rank_that_has_joined(victim: int) -> None:
 @pytest.mark.parametrize(("moment", "kind"), [("leaves", "RankLeftError"), ("nothing", "RankStalledError")])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_does_not_join(victim: int, moment: str, kind: str) -> None:
-    with start_ranks(3, set_programs.joining, victim, moment, env=STALL) as job:
+    with start_ranks(3, set_programs.joining, victim, moment, env={**STALL, "ENGINE_STALL_WARNING": "0.5"}) as job:
         finished = job.finish(check=False)
     for rank, value in enumerate(finished.values):
+        if moment == "nothing" and rank != victim:
+            waited = rf"join has waited \d s for rank {victim}, and nothing was brought"
+            assert re.search(waited, finished.ranks[rank].stderr), finished
         assert rank == victim or (value["type"] == kind and value["rank"] == victim), value
