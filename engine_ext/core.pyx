@@ -84,6 +84,7 @@ cdef extern from *:
     enum: MADV_POPULATE_WRITE
 
 cdef enum:
+    GRACE_NS = 2000000000       # beyond what another rank's wait can last
     TICK_NS = 100000000         # how often a blocking call comes back for signals
     UNNAMED = 256               # operations without a name that can be outstanding
     PAGE = 4096
@@ -713,13 +714,17 @@ cdef class Engine:
         cdef int r
         PyErr_CheckSignals()
         missing = [r for r in range(self.size) if not away(&e.segment, r)]
+        # Who waits itself is kept from joining, and says by whom when its own limit is over; if it does not, it is the one.
+        at_fault = [r for r in missing if load32_relaxed(&e.segment.pages[r].blocked) == 0]
+        if not at_fault and quiet >= 2 * e.stall_limit_ns + GRACE_NS:
+            at_fault = missing
         text = f"has not joined, and brought nothing, for {quiet / 1e9:.1f} s"
         for r in missing:
             if load32_acquire(&e.segment.pages[r].left):
                 abort_world(&e.segment, r, CAUSE_LEFT, b"it did not join")
                 return 0
-        if missing and e.stall_limit_ns and quiet >= e.stall_limit_ns:
-            abort_world(&e.segment, missing[0], CAUSE_STALLED, text.encode())
+        if at_fault and e.stall_limit_ns and quiet >= e.stall_limit_ns:
+            abort_world(&e.segment, at_fault[0], CAUSE_STALLED, text.encode())
         elif missing and e.stall_warning_ns and quiet >= e.stall_warning_ns and not self.warned:
             self.warned = True
             late = ", ".join([str(self.numbers[r]) for r in missing])

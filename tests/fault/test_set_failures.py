@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 
 import pytest
 import set_programs
@@ -62,6 +63,18 @@ def test_the_stop_of_a_rank_that_has_joined(victim: int) -> None:
         send(job, victim, signal.SIGKILL)
         finished = job.finish(check=False)
     named(finished, others(finished, victim), victim, "RankStalledError", stopped, LIMIT + WITHIN)
+
+
+def test_who_waits_is_not_blamed_for_not_joining() -> None:
+    with start_ranks(3, set_programs.joining, 0, "alone", env=STALL) as job:
+        ready(job)
+        stopped = stop(job, 0)
+        time.sleep(LIMIT / 4)  # so that rank 1 has waited for longer when the limit comes
+        (job.directory / "stopped").touch()
+        job.wait_for("../value.1", "../value.2")
+        send(job, 0, signal.SIGKILL)
+        finished = job.finish(check=False)
+    named(finished, others(finished, 0), 0, "RankStalledError", stopped, LIMIT + LIMIT / 4 + WITHIN)
 
 
 @pytest.mark.parametrize(("moment", "kind"), [("leaves", "RankLeftError"), ("nothing", "RankStalledError")])
