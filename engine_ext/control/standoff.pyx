@@ -163,6 +163,36 @@ cdef const char* hint(const Sides* sides, int size) noexcept nogil:
     return found
 
 
+cdef int describe_set(Coordinator* c, char* text, int room) noexcept nogil:
+    """`in the process set of ranks 0, 2: `; nothing for the world."""
+    cdef bint[MAX_RANKS] members
+    cdef int at, r
+    if c.segment.world == c.segment:
+        return 0
+    for r in range(c.segment.size):
+        members[r] = True
+    at = fit(0, snprintf(text, room, "in the process set of "), room)
+    at += describe_ranks(members, c.segment.numbers, c.segment.size, text + at, room - at)
+    return fit(at, snprintf(text + at, room - at, ": "), room)
+
+
+cdef int describe_elsewhere(Coordinator* c, const Sides* sides, char* text, int room) noexcept nogil:
+    """`; rank 1 waits in another process set`: which ranks withhold something and wait where this coordinator does not see it."""
+    cdef bint[MAX_RANKS] away
+    cdef int at = 0, count = 0, r, k
+    memset(away, 0, sizeof(away))
+    for r in range(c.segment.size):
+        for k in range(sides.count):
+            away[r] |= sides.side[k].missing[r] and elsewhere(c.segment, r)
+        count += away[r]
+    if count:
+        at = fit(0, snprintf(text, room, "; "), room)
+        at += describe_ranks(away, c.segment.numbers, c.segment.size, text + at, room - at)
+        at = fit(at, snprintf(text + at, room - at, " %s in %s", b"waits" if count == 1 else b"wait",
+                              b"a process set" if c.segment.world == c.segment else b"the world, or in another set"), room)
+    return at
+
+
 cdef Standoff standoff_describe(Coordinator* c, int culprit, char* text, int room) noexcept nogil:
     """All that some ranks have brought and others withhold, what `culprit` withholds first (-1: nobody's).
 
@@ -170,25 +200,27 @@ cdef Standoff standoff_describe(Coordinator* c, int culprit, char* text, int roo
     """
     cdef Sides sides
     cdef const char* why
-    cdef int at = 0, told, k
+    cdef int at = 0, start, told, k
     cdef bint concerns
     sides.count = 0
     add_requested(c, &sides)
     add_defined(c, &sides)
     why = hint(&sides, c.segment.size)
-    text[0] = 0
+    start = at = describe_set(c, text, room - HINT_BYTES)
     for told in range(2):
         for k in range(sides.count):
             concerns = culprit < 0 or sides.side[k].missing[culprit]
             if concerns != (told == 0):
                 continue
-            if told and at == 0:
-                return Standoff.NONE
-            if at:
+            if told and at == start:
+                break
+            if at > start:
                 at = fit(at, snprintf(text + at, room - HINT_BYTES - at, "; "), room - HINT_BYTES)
             at += describe_side(c, &sides.side[k], text + at, room - HINT_BYTES - at)
-    if at == 0:
+    if at == start:
+        text[0] = 0
         return Standoff.NONE
+    at += describe_elsewhere(c, &sides, text + at, room - HINT_BYTES - at)
     if why == NULL:
         return Standoff.ONE_SIDED
     snprintf(text + at, room - at, "%s", why)

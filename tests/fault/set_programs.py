@@ -37,7 +37,7 @@ def in_a_set(victim: int, moment: str) -> Any:
 
 
 def joining(victim: int, moment: str) -> Any:
-    """`victim` has joined and is killed or stopped by the test, where `alone` but one of the others has joined too; or the
+    """`victim` has joined and is killed or stopped by the test (`alone`: another has joined too), or the
     others have, and it `leaves` or does nothing."""
     engine.init()
     rank = engine.rank()

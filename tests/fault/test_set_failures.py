@@ -42,7 +42,8 @@ def test_what_is_withheld_in_a_set_ends_the_world_when_its_limit_is_over() -> No
         finished = job.finish(check=False)
     for value in finished.values:
         assert value["type"] == "RankStalledError" and value["rank"] == 2, value
-        assert "rank 1 waits for 'known', which rank 2 has not brought" in value["text"]
+        told = "in the process set of ranks 1, 2: rank 1 waits for 'known', which rank 2 has not brought"
+        assert f"{told}; rank 2 waits in the world, or in another set" in value["text"], value
 
 
 @pytest.mark.parametrize("victim", [0, 1])
