@@ -25,6 +25,7 @@ from engine.trace.flight import Recorder, snapshot
 from engine_ext.errors import BY_CAUSE
 
 _CAUSES = {BY_CAUSE[code]: word for code, word in {1: "died", 2: "raised", 3: "left", 4: "stalled"}.items()}
+SHOWN = 3  # names in one line of a stall report
 _NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{Path(__file__).parent}{os.sep}")
 
 
@@ -40,11 +41,35 @@ def summary(kind: type[BaseException], value: BaseException | None, trace: Trace
     return kind.__name__ + (f": {text[0]}" if value is not None and text else "") + where
 
 
-def late(missing: list[int] | None, coordinator: int = 0) -> str:
-    """Who is missing, for a message."""
-    if missing is None:
-        return f"ranks unknown here (rank {coordinator} knows)"
-    return ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing)) if missing else "no rank"
+def ranks(numbers: list[int]) -> str:
+    """`rank 3`, `ranks 0, 2`."""
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
+
+
+def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
+    """Lines about what is in flight and for whom it waits: those that wait for the same ranks together.
+
+    Parameters
+    ----------
+    pending : list of dict
+        As `Engine.pending` gives it; of the coordinator, without what it reports itself.
+    coordinator : int
+        Its number in the world.
+    """
+    alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for entry in pending:
+        if entry["missing"] != []:  # Brought by all, it only waits for its turn.
+            key = tuple(entry["missing"] or ()), tuple(entry["brought"]), entry["kind"]
+            alike.setdefault(key, []).append(entry)
+    lines = []
+    for (missing, brought, kind), entries in alike.items():
+        names = ", ".join(repr(entry["name"]) for entry in entries[:SHOWN])
+        more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
+        who = ranks(list(missing)) if missing else f"ranks unknown here (rank {coordinator} knows)"
+        told = f"; brought by {ranks(list(brought))}" if brought else ""
+        have = "has" if len(entries) == 1 else "have"
+        lines.append(f"{names}{more} ({kind}) {have} waited {entries[0]['seconds']:.0f} s for {who}{told}")
+    return lines
 
 
 class Watch:
@@ -111,12 +136,8 @@ class Watch:
         for engine in (self._engine, *self._sets.engines.values()):
             where = "" if engine is self._engine else f" among ranks {', '.join(map(str, engine.numbers))}"
             lines += [line + where for line in engine.overdue()]
-            lines += [
-                f"{entry['name']!r} ({entry['kind']}) has waited {entry['seconds']:.0f} s for "
-                f"{late(entry['missing'], engine.numbers[0])}{where}"
-                for entry in engine.pending()
-                if entry["missing"] is not None or engine.rank != 0  # What the coordinator knows, it has said above.
-            ]
+            pending = [entry for entry in engine.pending() if engine.rank != 0 or entry["missing"] is not None]
+            lines += [line + where for line in waiting(pending, engine.numbers[0])]
         path = self._flight("stall")
         if not lines:
             return

@@ -35,7 +35,7 @@ cdef class Engine:
     cdef uint64_t[6] unnamed        # operations without a name so far, by each of KINDS
     cdef uint64_t regions
     cdef list shared                # this rank's parts of the arena
-    cdef set warned                 # names whose stall has been reported
+    cdef bint warned                # that others do not join
     cdef bint closed
 
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset) except -1

@@ -146,15 +146,16 @@ class Engine:
         """The last schedule entries this rank executed, oldest first."""
     def pending(self) -> list[dict[str, Any]]:
         """Operations of this rank in flight: name, kind, seconds, missing (ranks that have not submitted it, None if
-        unknown).
+        unknown), brought (those that have).
         """
     def ranks(self) -> list[dict[str, Any]]:
         """Where every rank is, as its words in shared memory say: rank, entry (that it executes or has yet to, None: it
         has executed all), packed, reduced, copied (chunks passed, over the whole schedule), left.
         """
     def overdue(self) -> list[str]:
-        """On the coordinator: a line about each new name that has become overdue since the last call, with the ranks
-        that withhold it.
+        """Lines for a stall report since the last call: an entry that stands still, a join that others do not come to.
+        On the coordinator also new names that have become overdue, with the ranks that withhold them, and an account
+        of ranks that keep each other waiting.
         """
     def monitor(self) -> str:
         """Block without the GIL until something wants attention: `abort`, `stall`, `signal`, `closed`."""

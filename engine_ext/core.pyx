@@ -34,7 +34,7 @@ from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.segment cimport (
     abort_world, away, ring_others, segment_append, segment_map, segment_unmap, segment_within,
 )
-from engine_ext.control.stall cimport stall_look_after, stall_overdue
+from engine_ext.control.stall cimport stall_look_after, stall_tell
 from engine_ext.control.state cimport (
     EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock,
@@ -84,6 +84,7 @@ cdef extern from *:
     enum: MADV_POPULATE_WRITE
 
 cdef enum:
+    GRACE_NS = 2000000000       # beyond what another rank's wait can last
     TICK_NS = 100000000         # how often a blocking call comes back for signals
     UNNAMED = 256               # operations without a name that can be outstanding
     PAGE = 4096
@@ -188,7 +189,7 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.state.world = self.state
         self.state.events_fd = self.state.arena.fd = self.control = -1
-        self.shared, self.warned = [], set()
+        self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, fusion_threshold, cycle_time_ms, stall_warning,
                  stall_limit, spin_us, stores):
@@ -382,19 +383,11 @@ cdef class Engine:
         raise EngineError(f"'{name}' ended with status {status}, which is a defect of the engine")
 
     cdef int between_ticks(self, Op* op) except -1:
-        """A wait has lasted a tick: signals, stall report, stall limit, ranks that left. NULL: whichever has waited longest."""
+        """A wait has lasted a tick: signals, stall limit, ranks that left. NULL: whichever has waited longest."""
         cdef State* e = self.state
-        cdef uint64_t now
-        cdef char[NAME_BYTES + 1] name
         PyErr_CheckSignals()
-        now = now_ns()
-        if e.stall_warning_ns and stall_overdue(e, op, now - e.stall_warning_ns, name):
-            text = (<bytes>name).decode("utf-8", "replace")
-            if text not in self.warned:
-                self.warned.add(text)
-                raise_event(e, EVENT_STALL)
         with nogil:
-            stall_look_after(e, op, now - e.stall_limit_ns if e.stall_limit_ns else 0)
+            stall_look_after(e, op, now_ns() - e.stall_limit_ns if e.stall_limit_ns else 0)
         return 0
 
     cdef int finish(self, Op* op, bint urgent) except -1:
@@ -721,16 +714,22 @@ cdef class Engine:
         cdef int r
         PyErr_CheckSignals()
         missing = [r for r in range(self.size) if not away(&e.segment, r)]
+        # Who waits itself is kept from joining, and says by whom when its own limit is over; if it does not, it is the one.
+        at_fault = [r for r in missing if load32_relaxed(&e.segment.pages[r].blocked) == 0]
+        if not at_fault and quiet >= 2 * e.stall_limit_ns + GRACE_NS:
+            at_fault = missing
         text = f"has not joined, and brought nothing, for {quiet / 1e9:.1f} s"
         for r in missing:
             if load32_acquire(&e.segment.pages[r].left):
                 abort_world(&e.segment, r, CAUSE_LEFT, b"it did not join")
                 return 0
-        if missing and e.stall_limit_ns and quiet >= e.stall_limit_ns:
-            abort_world(&e.segment, missing[0], CAUSE_STALLED, text.encode())
-        elif missing and e.stall_warning_ns and quiet >= e.stall_warning_ns and "join" not in self.warned:
-            self.warned.add("join")
-            raise_event(e, EVENT_STALL)
+        if at_fault and e.stall_limit_ns and quiet >= e.stall_limit_ns:
+            abort_world(&e.segment, at_fault[0], CAUSE_STALLED, text.encode())
+        elif missing and e.stall_warning_ns and quiet >= e.stall_warning_ns and not self.warned:
+            self.warned = True
+            late = ", ".join([str(self.numbers[r]) for r in missing])
+            who = f"rank{'s' if len(missing) > 1 else ''} {late}"
+            stall_tell(e, f"join has waited {quiet / 1e9:.0f} s for {who}, and nothing was brought".encode())
         ring_others(&e.segment, 0)
         return 0
 

@@ -99,14 +99,16 @@ cdef list pending_of(State* e):
     found = copy_waiting(e, &count)
     try:
         for k in range(count):
-            missing = None
+            missing, brought = None, []
             if found[k].id >= 0:
-                missing = [e.segment.numbers[r] for r in range(e.segment.size)
-                           if not away(&e.segment, r)
-                           and bit(e.segment.pages[r].ready, found[k].id) != bit(e.segment.mine.ready, found[k].id)]
+                missing = []
+                for r in range(e.segment.size):
+                    if not away(&e.segment, r):
+                        same = bit(e.segment.pages[r].ready, found[k].id) == bit(e.segment.mine.ready, found[k].id)
+                        (brought if same else missing).append(e.segment.numbers[r])
             told.append({"name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"),
                          "kind": kind_name(found[k].kind).decode(), "seconds": (now - found[k].submitted) / 1e9,
-                         "missing": missing})
+                         "missing": missing, "brought": brought})
     finally:
         free(found)
     told.reverse()

@@ -5,6 +5,7 @@ from engine_ext.control.layout cimport engine_entry, engine_meta
 from engine_ext.control.schedule cimport Writer
 from engine_ext.control.segment cimport Segment
 from engine_ext.control.stores cimport StoreChooser
+from engine_ext.control.table cimport bit
 from engine_ext.control.trace cimport Budget, Trace
 
 cdef enum:
@@ -86,8 +87,13 @@ cdef void coordinator_close(Coordinator* c) noexcept nogil
 cdef bint coordinator_step(Coordinator* c) noexcept nogil
 cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil
 cdef bint coordinator_unseen(Coordinator* c) noexcept nogil
-cdef bint coordinator_overdue(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil
+cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil
 cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil
+
+cdef inline bint withheld(Coordinator* c, Name* name, int rank) noexcept nogil:
+    """Whether `rank` has not brought a name that may be in flight on others."""
+    return name.requests[rank] == NULL and not c.joined[rank] and (
+        name.id < 0 or bit(c.segment.pages[rank].ready, name.id) == bit(c.phase, name.id))
 
 cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:
     """The knobs in force, on every entry: all ranks see a change at the same one."""

@@ -11,7 +11,7 @@ from libc.string cimport memcmp, memcpy, memset
 from engine_ext.control.agreement cimport COMPLAINT_BYTES, absent, complain, first_present, needs_all, sent_by
 from engine_ext.control.arrivals cimport arrivals_decide, arrivals_note
 from engine_ext.control.batch cimport close_batches
-from engine_ext.control.describe cimport describe_ranks, kind_name
+from engine_ext.control.describe cimport describe_ranks
 from engine_ext.control.layout cimport (
     ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ID_WORDS, IDS, KIND_ALLGATHER,
     KIND_ALLREDUCE, MAX_RANKS, REQUEST_BYTES, engine_entry, engine_meta, engine_request,
@@ -440,32 +440,17 @@ cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil:
     return c.queue_since + <uint64_t>(c.knobs.cycle_time_ms * 1e6) if c.queue_count else 0
 
 
-cdef inline bint withheld(Coordinator* c, Name* name, int rank) noexcept nogil:
-    """Whether `rank` has not brought a name that another rank has requested."""
-    return name.requests[rank] == NULL and not c.joined[rank] and (
-        name.id < 0 or bit(c.segment.pages[rank].ready, name.id) == bit(c.phase, name.id))
-
-
-cdef bint coordinator_overdue(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil:
-    """Whether a name has become overdue: some ranks requested it before `older_than`, others have not. Then `text` has a line
-    for each that has become so since the last call, as far as there is room."""
-    cdef bint[MAX_RANKS] missing
-    cdef Name* name = c.open
-    cdef const char* kind
-    cdef int r, at = 0
+cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil:
+    """When the first of the names that some rank withholds becomes overdue, in nanoseconds; 0: none. A time of 0 is none."""
+    cdef const Name* name = c.open
+    cdef uint64_t when = <uint64_t>-1
     while name != NULL:
-        if not name.reported and name.since < older_than and at < room - 2048:
-            name.reported, kind = True, b""
-            for r in range(c.segment.size):
-                missing[r] = withheld(c, name, r)
-                if name.requests[r] != NULL:
-                    kind = kind_name(name.requests[r].meta.kind)
-            at += snprintf(text + at, room - at, "'%.*s' (%s) has waited %.0f s for ", <int>name.name_bytes, name.name, kind,
-                           <double>(now_ns() - name.since) / 1e9)
-            at += describe_ranks(missing, c.segment.numbers, c.segment.size, text + at, room - at)
-            at += snprintf(text + at, room - at, "\n")
+        if warning_ns and not name.reported:
+            when = min(when, name.since + warning_ns)
+        if limit_ns:
+            when = min(when, name.since + limit_ns)
         name = name.next
-    return at > 0
+    return when if when != <uint64_t>-1 else 0
 
 
 cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil:

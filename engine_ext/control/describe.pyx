@@ -24,10 +24,6 @@ cdef const char* dtype_name(int dtype) noexcept nogil:
     return DTYPE_NAMES[dtype]
 
 
-cdef inline int fit(int at, int written, int room) noexcept nogil:
-    return at + written if at + written < room else room - 1
-
-
 cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept nogil:
     cdef int at = 0
     cdef bint sparse = meta.layout == LAYOUT_SPARSE

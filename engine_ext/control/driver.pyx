@@ -16,7 +16,7 @@ from engine_ext.control.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
 )
 from engine_ext.control.segment cimport ring, ring_others, ring_unfenced
-from engine_ext.control.stall cimport stall_check
+from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State, pthread_mutex_lock, pthread_mutex_unlock, pthread_t
 from engine_ext.control.table cimport (
     OP_DONE, Op, Record, Status, bit, table_await, table_brought_by_all, table_record, table_release,
@@ -89,17 +89,12 @@ cdef bint drive_once(State* e) noexcept nogil:
 
 cdef uint64_t deadline(State* e) noexcept nogil:
     """When the holder of the role has to look again by itself, in nanoseconds; NEVER if only others can bring news."""
-    cdef uint64_t when = NEVER
-    cdef uint64_t limit
+    cdef uint64_t when, stall
     if load32_relaxed(&e.failed):
         return NEVER
-    if e.segment.rank == 0:
-        when = coordinator_deadline(&e.coordinator)
-    if e.entry != NULL and e.stall_limit_ns:
-        limit = e.executor.progressed + e.stall_limit_ns
-        if when == NEVER or limit < when:
-            when = limit
-    return when
+    when = coordinator_deadline(&e.coordinator) if e.segment.rank == 0 else NEVER
+    stall = stall_deadline(e)
+    return stall if when == NEVER or (stall != NEVER and stall < when) else when
 
 
 cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil:

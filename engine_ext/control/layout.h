@@ -15,7 +15,7 @@
 #include "engine_ext/data/kernels.h"
 
 enum {
-  ENGINE_PROTOCOL = 6,
+  ENGINE_PROTOCOL = 7,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
   DIM_SPARSE = 10,             /* in dims of a sparse tensor; every dtype's number is below it */
@@ -110,6 +110,8 @@ typedef struct rank_page {
   uint64_t steps;
   uint32_t wait_all, wait_requests, left;
   uint32_t blocked;            /* threads that have waited here for longer than a tick: for who is to blame, see elsewhere() */
+  uint32_t overdue;            /* 0, or an operation of this rank that is: (id + 1) << 1 | whether the stall limit is over too.
+                                * Asks the coordinator, which knows who waits for what. */
   _Alignas(64) uint64_t joined; /* nanoseconds: since when this rank brings nothing and takes part all the same; 0: it does not.
                                  * Looked at whenever another rank submits, so in a line that nobody writes. */
   _Alignas(64) uint32_t asleep; /* SLEEP_*; 0: some thread of the rank drives */

@@ -57,7 +57,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
 
     ctypedef struct rank_page:
         uint64_t arrivals, waits, request_head, steps
-        uint32_t wait_all, wait_requests, left, blocked, blocked_anywhere
+        uint32_t wait_all, wait_requests, left, blocked, overdue, blocked_anywhere
         uint64_t joined
         uint32_t asleep
         uint64_t* need

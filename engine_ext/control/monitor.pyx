@@ -1,4 +1,5 @@
-"""The monitor blocks in poll() on the pidfds of all other ranks and on this process's event counter.
+"""The monitor blocks in poll() on the pidfds of all other ranks and on this process's event counter, until one of them speaks or
+an operation in flight, of the world or of a process set, may be overdue.
 
 A socket's end of file does not come while a forked child of a dead rank lives, and a thread asleep on a futex cannot poll: hence
 pidfds, and a thread for them (protocol, rule 2). The thread itself is Python's; it calls monitor_wait without the GIL.
@@ -9,8 +10,9 @@ from libc.stdlib cimport calloc, free
 
 from engine_ext.control.layout cimport CAUSE_DIED
 from engine_ext.control.segment cimport abort_world
-from engine_ext.control.state cimport EVENT_CLOSED, State
-from engine_ext.platform.atomics cimport load32_acquire
+from engine_ext.control.stall cimport stall_watch
+from engine_ext.control.state cimport EVENT_CLOSED, State, pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.platform.atomics cimport load32_acquire, now_ns
 
 cdef extern from "<poll.h>" nogil:
     cdef struct pollfd:
@@ -30,6 +32,24 @@ cdef extern from * nogil:
     uint32_t take32(uint32_t* p)
 
 
+cdef enum:
+    LONGEST_MS = 3600000
+
+
+cdef int patience(State* e) noexcept nogil:
+    """Look after what is in flight in this process: how long until the next look, in milliseconds."""
+    cdef uint64_t now = now_ns()
+    cdef uint64_t again = stall_watch(e, now)
+    cdef State* part
+    pthread_mutex_lock(&e.lock)         # no process set ends meanwhile
+    part = e.sets
+    while part != NULL:
+        again = min(again, stall_watch(part, now))
+        part = part.beside
+    pthread_mutex_unlock(&e.lock)
+    return <int>min((again - now) // 1000000 + 1, <uint64_t>LONGEST_MS)
+
+
 cdef int monitor_wait(State* e) noexcept nogil:
     """Block until there is something for Python to do: a set of EVENT_*. A rank's death ends the world on the way."""
     cdef int n = e.segment.size, r
@@ -46,7 +66,7 @@ cdef int monitor_wait(State* e) noexcept nogil:
         events = take32(&e.events)
         if events:
             break
-        if poll(fds, n + 1, -1) < 0:
+        if poll(fds, n + 1, patience(e)) < 0:
             if errno != EINTR:
                 events = EVENT_CLOSED
                 break

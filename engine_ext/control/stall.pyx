@@ -1,59 +1,124 @@
 """Who keeps this rank from going on, and when that has lasted too long (ARCHITECTURE.md, "Failure").
 
-An entry that stands still is watched by whoever drives; an operation that is not scheduled, by the thread that waits for it.
+An entry that stands still is watched by whoever drives; an operation that is not scheduled, by the thread that waits for it, and
+by the monitor thread, which also watches what nobody waits for.
 """
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memcpy, strlen
+from libc.string cimport strcmp, strcpy, strlen
 
-from engine_ext.control.coordinator cimport coordinator_absentee, coordinator_overdue
+from engine_ext.control.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
 from engine_ext.control.execute cimport raise_event
-from engine_ext.control.layout cimport CAUSE_LEFT, CAUSE_STALLED
-from engine_ext.control.segment cimport abort_world, away, elsewhere, ring_others
-from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES, State, pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.control.layout cimport CAUSE_LEFT, CAUSE_STALLED, REASON_BYTES
+from engine_ext.control.segment cimport abort_world, away, elsewhere, ring, ring_others
+from engine_ext.control.standoff cimport Standoff, standoff_absentee, standoff_describe, standoff_report
+from engine_ext.control.state cimport EVENT_STALL, HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.control.table cimport Op, bit
 from engine_ext.data.executor cimport executor_laggard
-from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, now_ns
+from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, now_ns, store32_release
 
 cdef enum:
-    TEXT_BYTES = 1024
-    GRACE_NS = 1000000000
+    TEXT_BYTES = REASON_BYTES
+    AGAIN_NS = 100000000        # what is overdue, and nobody's fault yet, is looked at this often
+    ANSWER_NS = 300000000       # in which rank 0 says who keeps whom waiting, instead of a rank that knows its own half only
+    GRACE_NS = 1000000000       # in which it says who has not requested a new name, which no other rank knows
 
 
-cdef void stall_check(State* e) noexcept nogil:
-    """End the world when an entry has stood still for the stall limit: the fault of whoever has passed least of it. On the
-    coordinator also when a name has been withheld for that long, or by a rank that has left."""
-    cdef char[TEXT_BYTES] text
-    cdef uint64_t now
-    cdef int culprit
-    if load32_relaxed(&e.failed) or (e.entry == NULL and (e.segment.rank != 0 or e.coordinator.open == NULL)):
-        return
-    now = now_ns()
-    if e.entry != NULL and e.stall_limit_ns and now - e.executor.progressed >= e.stall_limit_ns:
-        culprit = executor_laggard(&e.executor)
-        snprintf(text, TEXT_BYTES, "has stood still for %.1f s in the middle of schedule entry %llu",
-                 <double>(now - e.executor.progressed) / 1e9, <unsigned long long>e.entry.sequence)
-        abort_world(&e.segment, culprit, CAUSE_STALLED, text)
-    elif e.segment.rank == 0 and e.coordinator.open != NULL:
-        culprit = coordinator_absentee(&e.coordinator, now - e.stall_limit_ns if e.stall_limit_ns else 0, text, TEXT_BYTES)
-        if culprit >= 0:
-            abort_world(&e.segment, culprit,
-                        CAUSE_LEFT if load32_acquire(&e.segment.pages[culprit].left) else CAUSE_STALLED, text)
-        elif e.stall_warning_ns:
-            report_overdue(e, now - e.stall_warning_ns)
-
-
-cdef void report_overdue(State* e, uint64_t older_than) noexcept nogil:
-    """On the coordinator: have names reported that some rank withholds. Other ranks cannot know who does while a name is new."""
+cdef void stall_tell(State* e, const char* line) noexcept nogil:
+    """Have a line reported."""
     cdef size_t told
     pthread_mutex_lock(&e.lock)
     told = strlen(e.overdue)            # and not read yet
-    if coordinator_overdue(&e.coordinator, older_than, e.overdue + told, OVERDUE_BYTES - <int>told):
-        raise_event(e, EVENT_STALL)
+    snprintf(e.overdue + told, OVERDUE_BYTES - told, "%s\n", line)
     pthread_mutex_unlock(&e.lock)
+    raise_event(e, EVENT_STALL)
 
 
-cdef inline bint withheld(State* e, int rank, int32_t id) noexcept nogil:
+cdef void stall_check(State* e) noexcept nogil:
+    """Called by whoever drives. Ends the world when an entry has stood still for the stall limit: the fault of whoever has passed
+    least of it. On the coordinator also when a name has been withheld for that long, or by a rank that has left."""
+    if load32_relaxed(&e.failed):
+        return
+    if e.entry != NULL:
+        check_entry(e)
+    if e.segment.rank == 0:
+        check_names(e)
+
+
+cdef void check_entry(State* e) noexcept nogil:
+    cdef char[TEXT_BYTES] text
+    cdef int culprit = executor_laggard(&e.executor)
+    cdef uint64_t stood = now_ns() - min(e.executor.progressed, now_ns())
+    cdef Row* row = &e.history[(e.rows - 1) % HISTORY]
+    if e.stall_limit_ns and stood >= e.stall_limit_ns:
+        snprintf(text, TEXT_BYTES, "has stood still for %.1f s in the middle of schedule entry %llu", <double>stood / 1e9,
+                 <unsigned long long>e.entry.sequence)
+        abort_world(&e.segment, culprit, CAUSE_STALLED, text)
+    elif e.stall_warning_ns and stood >= e.stall_warning_ns and e.stood != e.entry.sequence + 1:
+        e.stood = e.entry.sequence + 1
+        snprintf(text, TEXT_BYTES, "schedule entry %llu ('%.*s') has stood still for %.0f s for rank %d",
+                 <unsigned long long>e.entry.sequence, <int>sizeof(row.name), row.name, <double>stood / 1e9,
+                 e.segment.numbers[culprit])
+        stall_tell(e, text)
+
+
+cdef void check_names(State* e) noexcept nogil:
+    """On the coordinator: what is withheld. Of new names it sees that itself, of others when a rank says so."""
+    cdef Coordinator* c = &e.coordinator
+    cdef char[TEXT_BYTES] text
+    cdef char[TEXT_BYTES] all
+    cdef uint32_t word
+    cdef uint64_t now
+    cdef bint spoken = False
+    cdef int culprit = -1, r
+    for r in range(e.segment.size):
+        spoken |= load32_relaxed(&e.segment.pages[r].overdue) >> 1 != e.heard[r]
+        spoken |= load32_relaxed(&e.segment.pages[r].overdue) & 1
+    if not spoken and c.open == NULL:
+        return
+    now = now_ns()
+    if c.open != NULL:
+        culprit = coordinator_absentee(c, now - e.stall_limit_ns if e.stall_limit_ns else 0, text, TEXT_BYTES)
+        if culprit >= 0 and load32_acquire(&e.segment.pages[culprit].left):
+            abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+            return
+    for r in range(e.segment.size):
+        word = load32_acquire(&e.segment.pages[r].overdue)      # pairs with say_overdue: its bit is seen too
+        if culprit < 0 and word & 1:
+            text[0], culprit = 0, standoff_absentee(c, r, <int32_t>(word >> 1) - 1)
+    if culprit >= 0:
+        if standoff_describe(c, culprit, all, TEXT_BYTES) != Standoff.NONE:
+            abort_world(&e.segment, culprit, CAUSE_STALLED, all)
+        elif text[0]:
+            abort_world(&e.segment, culprit, CAUSE_STALLED, text)
+    elif e.stall_warning_ns:
+        report_names(e, now - e.stall_warning_ns)
+
+
+cdef void report_names(State* e, uint64_t older_than) noexcept nogil:
+    """Have what some rank withholds reported: other ranks cannot know who does while a name is new, nor why."""
+    cdef char[OVERDUE_BYTES] text
+    cdef uint32_t word
+    cdef bint news = False, mine = False
+    cdef int r
+    if standoff_report(&e.coordinator, older_than, text, OVERDUE_BYTES - TEXT_BYTES):
+        text[strlen(text) - 1] = 0          # the end of its last line
+        news = True
+        stall_tell(e, text)
+    for r in range(e.segment.size):
+        word = load32_acquire(&e.segment.pages[r].overdue) >> 1
+        if word != e.heard[r]:
+            news |= word != 0
+            mine |= word != 0 and r == e.segment.rank
+        e.heard[r] = word
+    if news and standoff_describe(&e.coordinator, -1, text, TEXT_BYTES) == Standoff.MUTUAL and strcmp(text, e.told) != 0:
+        strcpy(e.told, text)
+        stall_tell(e, text)
+    elif mine:
+        raise_event(e, EVENT_STALL)
+
+
+cdef inline bint withholds(State* e, int rank, int32_t id) noexcept nogil:
     """Whether `rank`, which has not joined, has not brought `id` as often as this rank."""
     return not away(&e.segment, rank) and bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id)
 
@@ -74,16 +139,17 @@ cdef bint watched(State* e, Op** op) noexcept nogil:
     return op[0].record != NULL and op[0].record.inflight == op[0]       # NULL: finished, perhaps not yet marked done
 
 
-cdef bint stall_overdue(State* e, Op* op, uint64_t older_than, char* name) noexcept nogil:
-    """Whether `op`, or for NULL the one that has waited longest, is in flight since before `older_than`. Then also its name,
-    NAME_BYTES at most and a zero."""
-    cdef bint overdue
-    pthread_mutex_lock(&e.lock)
-    overdue = watched(e, &op) and op.submitted < older_than
-    if overdue:
-        memcpy(name, op.record.name, op.record.name_bytes + 1)
-    pthread_mutex_unlock(&e.lock)
-    return overdue
+cdef uint64_t stall_deadline(const State* e) noexcept nogil:
+    """When whoever drives has to call stall_check again, in nanoseconds; 0: there is nothing to watch."""
+    cdef uint64_t when = 0, still = e.stall_limit_ns
+    if e.segment.rank == 0 and e.coordinator.open != NULL:
+        when = coordinator_look_at(&e.coordinator, e.stall_warning_ns, e.stall_limit_ns)
+    if e.entry != NULL:
+        if e.stall_warning_ns and e.stood != e.entry.sequence + 1 and (still == 0 or e.stall_warning_ns < still):
+            still = e.stall_warning_ns
+        if still and (when == 0 or e.executor.progressed + still < when):
+            when = e.executor.progressed + still
+    return max(when, now_ns() + AGAIN_NS) if when else 0
 
 
 cdef int who_left(State* e, const Op* op) noexcept nogil:
@@ -91,24 +157,38 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
     cdef int32_t id = op.record.id
     cdef int r
     for r in range(e.segment.size):
-        if r != e.segment.rank and load32_acquire(&e.segment.pages[r].left) and (r == 0 or (id >= 0 and withheld(e, r, id))):
+        if r != e.segment.rank and load32_acquire(&e.segment.pages[r].left) and (r == 0 or (id >= 0 and withholds(e, r, id))):
             return r
     return -1
 
 
-cdef int who_withholds(State* e, const Op* op, uint64_t older_than) noexcept nogil:
-    """Who keeps the overdue `op` from being done, or -1: it is not for this rank to tell."""
+cdef void say_overdue(State* e, const Op* op, bint limit) noexcept nogil:
+    """Tell the coordinator, which is rung afterwards; of a new name it knows without. The caller holds the lock."""
+    if op.record.id >= 0:
+        store32_release(&e.segment.mine.overdue, <uint32_t>(op.record.id + 1) << 1 | limit)
+
+
+cdef bint asked(State* e, const Op* op) noexcept nogil:
+    """Whether rank 0 has been asked about the overdue `op`, and has had time to answer. The caller holds the lock."""
+    cdef uint64_t now = now_ns()
+    if e.asked_for != op.submitted:
+        e.asked_for, e.asked_at = op.submitted, now
+        say_overdue(e, op, True)
+    return now - e.asked_at >= <uint64_t>(ANSWER_NS if op.record.id >= 0 else GRACE_NS)
+
+
+cdef int who_withholds(State* e, const Op* op) noexcept nogil:
+    """Who keeps the overdue `op` from being done, or -1: it is not for this rank to tell, or not yet."""
     cdef int32_t id = op.record.id
     cdef int culprit = -1, r
+    if not asked(e, op):
+        return -1
     if id >= 0:
         for r in range(e.segment.size):
-            if withheld(e, r, id) and (culprit < 0 or (elsewhere(&e.segment, culprit) and not elsewhere(&e.segment, r))):
+            if withholds(e, r, id) and (culprit < 0 or (elsewhere(&e.segment, culprit) and not elsewhere(&e.segment, r))):
                 culprit = r
         return max(culprit, 0)      # nobody: everybody has brought it and nothing is scheduled
-    if load_acquire(&e.segment.coordinator.drained[e.segment.rank]) != e.segment.mine.request_head:
-        return 0                    # the coordinator does not read requests
-    # Only the coordinator knows who has not requested a new name. It has been asked; if it does not answer, it is the one.
-    return 0 if op.submitted + GRACE_NS < older_than else -1
+    return 0                        # a new name: only the coordinator knows who has not requested it. It does not answer
 
 
 cdef void stall_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil:
@@ -123,14 +203,52 @@ cdef void stall_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil
         if culprit < 0 and op.submitted < older_than:
             # Whoever withholds `op` may itself be waiting for what a third rank withholds: that was brought here earlier.
             op = longest_waiting(e)
-            culprit, cause = who_withholds(e, op, older_than), CAUSE_STALLED
+            culprit, cause = who_withholds(e, op), CAUSE_STALLED
         if culprit >= 0:
             snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
-                     b"scheduled" if culprit == 0 and not (op.record.id >= 0 and withheld(e, 0, op.record.id)) else b"brought")
+                     b"scheduled" if culprit == 0 and not (op.record.id >= 0 and withholds(e, 0, op.record.id)) else b"brought")
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0:
         abort_world(&e.segment, culprit, cause, text)
     else:
-        # Rank 0 may know who withholds a name, and looks when it is woken. As for the others: a wake-up that was lost after all
+        # Rank 0 knows who withholds a name, and looks when it is woken. As for the others: a wake-up that was lost after all
         # would cost them a tick, not the stall limit.
         ring_others(&e.segment, 0)
+        if e.segment.rank == 0 and load32_relaxed(&e.segment.mine.overdue):
+            ring(&e.segment, 0, 0)              # who drives, here
+
+
+cdef uint64_t stall_watch(State* e, uint64_t now) noexcept nogil:
+    """Look after all that this rank has in flight, whether a thread waits for it or not: report what is overdue, once, and end
+    the world when the stall limit is over. When to look again; the end of time after a failure."""
+    cdef uint64_t oldest = 0, unreported = 0, again = <uint64_t>-1
+    cdef bint news
+    cdef Op* first = NULL
+    cdef Op* op
+    if load32_relaxed(&e.failed):
+        return again
+    pthread_mutex_lock(&e.lock)
+    op = e.table.inflight                       # newest first
+    while op != NULL:
+        oldest = op.submitted
+        if oldest > e.reported:
+            unreported, first = oldest, op
+        op = op.next
+    news = e.stall_warning_ns != 0 and unreported != 0 and unreported + e.stall_warning_ns <= now
+    if news:
+        e.reported, unreported = now, 0         # a report tells all that is in flight
+        if e.segment.mine.overdue & 1 == 0:
+            say_overdue(e, first, False)
+    pthread_mutex_unlock(&e.lock)
+    if news:
+        if e.segment.rank != 0:
+            raise_event(e, EVENT_STALL)
+        ring(&e.segment, 0, 0)                  # rank 0, which may know more, reports what it has in flight when it has looked
+    if e.stall_limit_ns and oldest and oldest + e.stall_limit_ns <= now:
+        stall_look_after(e, NULL, now - e.stall_limit_ns)
+    # What is brought from now on cannot be overdue sooner than this.
+    if e.stall_warning_ns:
+        again = (unreported if unreported else now) + e.stall_warning_ns
+    if e.stall_limit_ns:
+        again = min(again, (oldest if oldest else now) + e.stall_limit_ns)
+    return max(again, now + AGAIN_NS)

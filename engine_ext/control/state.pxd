@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.coordinator cimport Coordinator, Knobs
-from engine_ext.control.layout cimport engine_entry
+from engine_ext.control.layout cimport MAX_RANKS, REASON_BYTES, engine_entry
 from engine_ext.control.segment cimport Segment
 from engine_ext.control.table cimport Op, Table
 from engine_ext.control.trace cimport Trace
@@ -95,8 +95,14 @@ cdef struct State:
     uint64_t spin_ns
     uint64_t stall_warning_ns
     uint64_t stall_limit_ns
+    uint64_t reported           # nanoseconds: what was brought before this has been reported, if it was overdue; the monitor's
+    uint64_t asked_for          # when the operation was brought about which rank 0 was last asked; under the lock
+    uint64_t asked_at           # nanoseconds: since when
     void* graveyard             # atomic stack of operations that are done and abandoned
-    char[OVERDUE_BYTES] overdue  # rank 0: lines about names that some ranks withhold; under the lock
+    char[OVERDUE_BYTES] overdue  # lines for the next stall report; under the lock
+    uint32_t[MAX_RANKS] heard   # rank 0: what each rank has said to be overdue, as id + 1; 0: nothing
+    char[REASON_BYTES] told     # rank 0: the last account of who waits for whom
+    uint64_t stood              # 1 + the entry whose standing still has been reported
     uint64_t* alive             # a page that a forked child finds zero
     Counters counters
     Row[HISTORY] history

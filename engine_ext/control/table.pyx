@@ -10,7 +10,8 @@ from engine_ext.control.layout cimport (
 from engine_ext.control.segment cimport away
 from engine_ext.data.kernels cimport ENGINE_DTYPES
 from engine_ext.platform.atomics cimport (
-    load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store_pointer, store_relaxed, store_release,
+    load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed,
+    store_release,
 )
 
 cdef enum:
@@ -222,6 +223,13 @@ cdef void table_await(Table* table, Op* op, bint on) noexcept nogil:
         store32_relaxed(&page.wait_requests, 0)
 
 
+cdef inline void withdraw(Table* table, int32_t id) noexcept nogil:
+    """What is no longer in flight under `id` is not overdue any more."""
+    cdef rank_page* page = table.segment.mine
+    if page.overdue >> 1 == <uint32_t>(id + 1) and page.overdue:
+        store32_release(&page.overdue, 0)
+
+
 cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
     """Take `op` off its name. The caller sets OP_DONE afterwards, the last touch of the operation."""
     cdef Record* record = op.record
@@ -238,6 +246,7 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
     table.inflight_count -= 1
     store_pointer(<void**>&record.inflight, NULL)
     record.fresh = False
+    withdraw(table, record.id)
     table_release(table, record)
 
 
@@ -275,6 +284,7 @@ cdef int table_evict(Table* table, int32_t id) noexcept nogil:
     if bit(page.awaited, id):
         store_relaxed(&page.awaited[id >> 6], page.awaited[id >> 6] ^ mask)
         store32_relaxed(&page.wait_requests, 1)
+    withdraw(table, id)
     table.by_id[id] = NULL
     record.id = -1
     table_release(table, record)

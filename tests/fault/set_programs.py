@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from programs import linger, observe, ones, stream, touch, until
+from programs import linger, observe, ones, stream, touch, until, wait_for
 
 import engine
 
@@ -37,7 +37,8 @@ def in_a_set(victim: int, moment: str) -> Any:
 
 
 def joining(victim: int, moment: str) -> Any:
-    """`victim` has joined and is killed or stopped by the test; or the others have, and it `leaves` or does nothing."""
+    """`victim` has joined and is killed or stopped by the test (`alone`: another has joined too), or the
+    others have, and it `leaves` or does nothing."""
     engine.init()
     rank = engine.rank()
     engine.allreduce(ones(), name="known")
@@ -48,9 +49,13 @@ def joining(victim: int, moment: str) -> Any:
             return {"type": "left"}
         touch(f"ready.{rank}")
         return observe(engine.join)
-    if rank == victim:
+    if rank == victim or (moment == "alone" and rank == 1):
         touch_when_joined(f"ready.{rank}")
         return observe(engine.join)
+    if moment == "alone":  # Later than rank 1, whose wait is over the limit first.
+        touch(f"ready.{rank}")
+        wait_for("stopped")
+        return observe(lambda: engine.allreduce(ones(), name="known"))
     return observe(lambda: stream(f"ready.{rank}"))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import time
 
 import pytest
 import set_programs
@@ -40,7 +42,8 @@ def test_what_is_withheld_in_a_set_ends_the_world_when_its_limit_is_over() -> No
         finished = job.finish(check=False)
     for value in finished.values:
         assert value["type"] == "RankStalledError" and value["rank"] == 2, value
-        assert "'known' was not brought by it" in value["text"]
+        told = "in the process set of ranks 1, 2: rank 1 waits for 'known', which rank 2 has not brought"
+        assert f"{told}; rank 2 waits in the world, or in another set" in value["text"], value
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -63,10 +66,25 @@ def test_the_stop_of_a_rank_that_has_joined(victim: int) -> None:
     named(finished, others(finished, victim), victim, "RankStalledError", stopped, LIMIT + WITHIN)
 
 
+def test_who_waits_is_not_blamed_for_not_joining() -> None:
+    with start_ranks(3, set_programs.joining, 0, "alone", env=STALL) as job:
+        ready(job)
+        stopped = stop(job, 0)
+        time.sleep(LIMIT / 4)  # so that rank 1 has waited for longer when the limit comes
+        (job.directory / "stopped").touch()
+        job.wait_for("../value.1", "../value.2")
+        send(job, 0, signal.SIGKILL)
+        finished = job.finish(check=False)
+    named(finished, others(finished, 0), 0, "RankStalledError", stopped, LIMIT + LIMIT / 4 + WITHIN)
+
+
 @pytest.mark.parametrize(("moment", "kind"), [("leaves", "RankLeftError"), ("nothing", "RankStalledError")])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_does_not_join(victim: int, moment: str, kind: str) -> None:
-    with start_ranks(3, set_programs.joining, victim, moment, env=STALL) as job:
+    with start_ranks(3, set_programs.joining, victim, moment, env={**STALL, "ENGINE_STALL_WARNING": "0.5"}) as job:
         finished = job.finish(check=False)
     for rank, value in enumerate(finished.values):
+        if moment == "nothing" and rank != victim:
+            waited = rf"join has waited \d s for rank {victim}, and nothing was brought"
+            assert re.search(waited, finished.ranks[rank].stderr), finished
         assert rank == victim or (value["type"] == kind and value["rank"] == victim), value

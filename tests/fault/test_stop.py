@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 
 import programs
@@ -13,6 +14,7 @@ from ranks import run_ranks, start_ranks
 
 LIMIT = 2.0
 STALL = {"ENGINE_STALL_LIMIT": str(LIMIT)}
+WARNED = {**STALL, "ENGINE_STALL_WARNING": str(LIMIT / 2)}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,7 @@ STALL = {"ENGINE_STALL_LIMIT": str(LIMIT)}
 )
 def test_a_stopped_rank_is_named_and_corrupts_nothing(size: int, victim: int, moment: str) -> None:
     survivors = [rank for rank in range(size) if rank != victim]
-    with start_ranks(size, programs.stopped, victim, moment, env=STALL) as job:
+    with start_ranks(size, programs.stopped, victim, moment, env=WARNED) as job:
         ready(job)
         stopped = stop_in_the_middle(job, victim) if moment == "streaming" else stop(job, victim)
         job.wait_for(*(f"failed.{rank}" for rank in survivors))
@@ -39,6 +41,9 @@ def test_a_stopped_rank_is_named_and_corrupts_nothing(size: int, victim: int, mo
     named(finished, others(finished, victim), victim, kind, stopped, LIMIT + WITHIN)
     for rank in survivors:
         assert finished.values[rank]["at"] - stopped > LIMIT / 2
+    if any("in the middle of schedule entry" in finished.values[rank]["text"] for rank in survivors):
+        expected = rf"schedule entry \d+ \('shared'\) has stood still for \d s for rank {victim}\n"
+        assert any(re.search(expected, finished.ranks[rank].stderr) for rank in survivors), finished
     resumed = finished.values[victim]
     assert resumed["type"] == kind and resumed["rank"] == victim, resumed
     for rank, value in enumerate(finished.values):
@@ -93,6 +98,11 @@ def test_the_stall_report_names_tensors_and_missing_ranks(kind: str) -> None:
             assert f"'new.{rank}' (allreduce) has waited" in finished.ranks[rank].stderr
     for rank, value in enumerate(finished.values):
         assert value["type"] == "RankStalledError" and 2 < value["at"] - value["begun"] < 3 + WITHIN, value
+        # The account is rank 0's, whoever was kept waiting for too long first.
+        assert "which rank" in value["text"] and "They keep each other waiting: do all ranks call" in value["text"], (
+            value
+        )
+        assert ("ranks 0, 2 wait for 'even', which rank 1 has not brought" in value["text"]) == (kind == "known"), value
         record = json.loads(finished.files[f"rank.{rank}/flight.json"])
         assert [row["type"] for row in record["history"][:3]] == ["define", "batch", "define"]
     assert "flight records of ranks 0-2: " in log, log

@@ -59,4 +59,48 @@ def test_a_rank_that_normalises_alone_is_named_with_the_layer() -> None:
     assert done.code != 0
     for rank in (0, 2):
         text = done.ranks[rank].stderr
-        assert "rank 1 stalled: 'sync_batch_norm.0.body.1' was not brought by rank 1" in text, done
+        assert "rank 1 stalled: ranks 0, 2 wait for 'sync_batch_norm.0.body.1', which rank 1 has not brought" in text, (
+            done
+        )
+
+
+UNEVEN_STEPS = """
+import sys, torch, engine, engine.torch as hvd
+engine.init()
+steps, meeting = {steps}[engine.rank()], "{meeting}"
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+for _ in range(steps):
+    optimizer.zero_grad()
+    net(torch.ones(3, 8)).sum().backward()
+    optimizer.step()
+engine.barrier() if meeting == "barrier" else hvd.allreduce(torch.ones(1), name=meeting)
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "meeting", "ended", "ends"),
+    [
+        ([10, 12], "metric", "rank 0 waits for 'metric', which rank 1 has", "rank 1 waits for {}, which rank 0 has"),
+        (
+            [12, 11, 12],
+            "barrier",
+            "rank 1 waits for 'barrier.noname.0', which ranks 0, 2 have",
+            "ranks 0, 2 wait for {}, which rank 1 has",
+        ),
+    ],
+)
+def test_ranks_with_different_numbers_of_steps_are_told_both_halves(
+    steps: list[int], meeting: str, ended: str, ends: str
+) -> None:
+    program = UNEVEN_STEPS.format(steps=steps, meeting=meeting)
+    done = run_ranks(len(steps), program, check=False, env={"ENGINE_STALL_WARNING": "0.5", "ENGINE_STALL_LIMIT": "2"})
+    assert done.code != 0
+    gradients = "'gradient.1.bias' and 3 more"
+    halves = [f"{ended} not brought", f"{ends.format(gradients)} not brought"]
+    hint = ". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join()"
+    story = [half + "; " + other + hint for half, other in (halves, halves[::-1])]
+    warned = done.ranks[0].stderr.partition("Traceback")[0]
+    assert any(f"\n  {each}" in warned for each in story), done
+    for rank in done.ranks:
+        assert any(f"stalled: {each}" in rank.stderr.partition("Traceback")[2] for each in story), done

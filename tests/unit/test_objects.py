@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from engine.errors import UnsupportedTensorError
 from engine.objects import describe, differences, pairs
 from engine.trace.flight import Recorder
-from engine.watch import late, summary
+from engine.watch import summary, waiting
 
 SAME = {"w": ("float32[2]", 1), "b": ("float32[1]", 2)}
 
@@ -78,9 +79,18 @@ def test_an_exception_in_a_library_is_placed_where_the_user_called_it() -> None:
     assert f" at {Path(__file__).name}:" in summary(TypeError, caught.value, caught.tb)
 
 
-@pytest.mark.parametrize(("missing", "text"), [([1], "rank 1"), ([0, 2], "ranks 0, 2"), ([], "no rank")])
-def test_late_ranks_are_named(missing: list[int], text: str) -> None:
-    assert late(missing) == text
+def test_what_waits_for_the_same_ranks_is_one_line() -> None:
+    def entry(name: str, missing: list[int] | None, brought: list[int], seconds: float) -> dict[str, Any]:
+        return {"name": name, "kind": "allreduce", "seconds": seconds, "missing": missing, "brought": brought}
+
+    pending = [entry(f"layer.{k}", [1], [0, 2], 60.4 - k) for k in range(5)]
+    pending += [entry("done", [], [0, 1, 2], 1.0), entry("x", [0, 1], [2], 2.0), entry("new", None, [], 3.0)]
+    assert waiting(pending, 0) == [
+        "'layer.0', 'layer.1', 'layer.2' and 2 more (allreduce) have waited 60 s for rank 1; brought by ranks 0, 2",
+        "'x' (allreduce) has waited 2 s for ranks 0, 1; brought by rank 2",
+        "'new' (allreduce) has waited 3 s for ranks unknown here (rank 0 knows)",
+    ]
+    assert waiting([entry("done", [], [0], 1.0)], 0) == []
 
 
 def test_records_are_whole_and_for_the_owner_only(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Who waits, for what, and for whom: what nobody waits for is watched too, and what is said about it is complete."""
+
+from __future__ import annotations
+
+import pytest
+import wait_programs
+from faults import WITHIN, named, until
+from ranks import run_ranks, start_ranks
+
+LIMIT = 2.0
+STALL = {"ENGINE_STALL_WARNING": "0.5", "ENGINE_STALL_LIMIT": str(LIMIT)}
+
+
+@pytest.mark.parametrize(
+    ("size", "victim", "name", "among"),
+    [
+        (2, 1, "known", None),
+        (2, 1, "new", None),
+        (3, 0, "known", None),
+        (4, 0, "new", None),
+        (3, 2, "known", [1, 2]),
+        (3, 1, "new", [1, 2]),
+    ],
+)
+def test_what_nobody_waits_for_is_reported_and_ends_the_world(
+    size: int, victim: int, name: str, among: list[int] | None
+) -> None:
+    finished = run_ranks(size, wait_programs.unwaited, victim, name, among, env=STALL, check=False)
+    members = among or list(range(size))
+    brought = [rank for rank in members if rank != victim]
+    # A new name is known to the coordinator alone.
+    for rank in brought if name == "known" else members[:1]:
+        text = finished.ranks[rank].stderr
+        who = ("rank " if len(brought) == 1 else "ranks ") + ", ".join(map(str, brought))
+        assert f"'{name}' (allreduce) has waited " in text, finished
+        assert f" s for rank {victim}; brought by {who}" in text, finished
+    begun = min(value["begun"] for value in finished.values)
+    named(finished, finished.values, victim, "RankStalledError", begun, WITHIN)
+    for value in finished.values:
+        assert f"'{name}'" in value["text"], value
+
+
+def test_a_rank_that_is_early_is_warned_and_goes_on() -> None:
+    with start_ranks(3, wait_programs.early, env={"ENGINE_STALL_WARNING": "0.5"}) as job:
+        warned = job.output / "rank.0" / "stderr"
+        until(
+            lambda: "for ranks 1, 2; brought by rank 0" in (warned.read_text() if warned.exists() else ""),
+            "the warning",
+        )
+        (job.directory / "warned").touch()
+        finished = job.finish()
+    assert finished.values == [None] * 3
