@@ -309,6 +309,7 @@ cdef class Engine:
             munmap(e.alive, PAGE)
         free(e.peers)
         free(e.batch)
+        free(e.told)
         free(e)
         self.state = NULL
 

@@ -4,7 +4,7 @@ from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memset
 
 from engine_ext.control.describe cimport describe_meta, describe_ranks
-from engine_ext.control.layout cimport DIM_SPARSE, LAYOUT_SPARSE, MAX_RANKS
+from engine_ext.control.layout cimport DIM_SPARSE, KIND_BROADCAST, LAYOUT_SPARSE, MAX_RANKS
 
 
 cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:
@@ -12,15 +12,6 @@ cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:
     cdef engine_meta x = a[0]
     x.shared = b.shared
     return memcmp(&x, b, sizeof(engine_meta)) == 0
-
-
-cdef inline int bringer(Coordinator* c) noexcept nogil:
-    """The first rank that has not joined. There is one while any name is brought by all."""
-    cdef int r
-    for r in range(c.segment.size):
-        if not c.joined[r]:
-            break
-    return r
 
 
 cdef const engine_meta* first_present(Coordinator* c, Name* name) noexcept nogil:
@@ -69,12 +60,9 @@ cdef int complain(Coordinator* c, Name* name, const engine_meta* present, char* 
 
 
 cdef int complain_of_joined(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
-    """A root that has joined has nothing to give, nor has any rank to a group that Adasum combines or whose rows are divided."""
+    """A root that has joined has nothing to give."""
     cdef int r
-    for r in range(c.segment.size if needs_all(meta) else 0):
-        if c.joined[r] and meta.kind != KIND_BROADCAST:
-            return snprintf(text, COMPLAINT_BYTES, "rank %d has joined, and %s of a group needs every rank; bring its tensors "
-                            "one by one", c.segment.numbers[r], b"Adasum" if meta.kind == KIND_ALLREDUCE else b"a reduce-scatter")
+    for r in range(c.segment.size if meta.kind == KIND_BROADCAST else 0):
         if c.joined[r] and c.segment.numbers[r] == meta.root:
             return snprintf(text, COMPLAINT_BYTES, "rank %d is the root and has joined", meta.root)
     return 0

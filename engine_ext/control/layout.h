@@ -15,7 +15,7 @@
 #include "engine_ext/data/kernels.h"
 
 enum {
-  ENGINE_PROTOCOL = 6,
+  ENGINE_PROTOCOL = 7,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
   DIM_SPARSE = 10,             /* in dims of a sparse tensor; every dtype's number is below it */
@@ -48,7 +48,11 @@ enum {
   SLEEP_STUCK = 16,            /* coordinator: the schedule is full, cursors have to pass */
   SLEEP_COUNT_SHIFT = 8        /* above: the door's count when sleep was announced. If it has moved, somebody has rung. */
 };
-enum { ENTRY_NEEDS_PACK = 1 };  /* entry flag: a shared entry in which some rank must write before others read */
+/* Flags of an entry. */
+enum {
+  ENTRY_NEEDS_PACK = 1,        /* a shared entry in which some rank must write before others read */
+  ENTRY_MEMBERS = 2            /* first rank `id` tells those that have joined what the tensors of its groups are */
+};
 
 /* What the ranks must agree on for one operation. Zero-filled before it is set, compared as bytes. */
 typedef struct engine_meta {
@@ -84,7 +88,7 @@ typedef struct engine_entry {
   double cycle_time_ms;
   uint8_t stores_knob, padding[3];
   uint32_t chunk_knob;
-  int32_t id, name_bytes;      /* JOINED: id is the last rank to join */
+  int32_t id, name_bytes;      /* JOINED: id is the last rank to join; BATCH: see ENTRY_MEMBERS */
   uint64_t closed;             /* nanoseconds: when a recorded BATCH or SKIP was closed; 0: it is not recorded */
   engine_meta meta;            /* of every member */
   /* BATCH, SKIP: uint32 ids[items], padded to 8; an allgather adds uint64 rows[size]. DEFINE: the name. ERROR: name, text.

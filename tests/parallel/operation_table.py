@@ -254,10 +254,13 @@ last = engine.join()
 engine.torch.broadcast_parameters(model.state_dict(), root_rank=last)
 ```
 
-What the others do with a rank that has joined as the root is refused on all of them, and so are a grouped
-reduce-scatter and `Adasum` of a group. Whatever the rank itself brings while it has joined is refused there. A rank
-that waits in `join` waits as long as the others go on; when nothing happens for `stall_limit`, those that have not
-joined are named.
+To `Adasum` it is a rank without anything to add: the result is that of the others. What the others do with a rank
+that has joined as the root is refused on all of them. Whatever the rank itself brings while it has joined is refused
+there. A rank that waits in `join` waits as long as the others go on; when nothing happens for `stall_limit`, those that
+have not joined are named.
+
+While some ranks have joined, a grouped reduce-scatter and `Adasum` of a group first tell them what the tensors are: 24
+bytes each, in a broadcast. Nothing else changes, and while no rank has joined nothing does.
 
 ## Groups
 
