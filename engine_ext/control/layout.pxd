@@ -3,11 +3,12 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "engine_ext/control/layout.h" nogil:
     enum:
         ENGINE_PROTOCOL, MAX_RANKS, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
-        REASON_BYTES, SLOTS, SLOT_BYTES, DOORS, DIM_SPARSE, DIM_DIGEST
+        REASON_BYTES, SLOTS, SLOT_BYTES, DOORS, DIM_SPARSE, DIM_DIGEST, DIM_FAULT
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
         ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED
         ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM
         LAYOUT_ROWS, LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_SPARSE
+        FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS
         STORES_CACHED, STORES_STREAMING, STORES_AUTO
         CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED
         ENTRY_NEEDS_PACK, ENTRY_MEMBERS
@@ -20,7 +21,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         int32_t root
         double prescale, postscale
         int64_t shared
-        uint8_t wire
+        uint8_t wire, fault
         uint32_t ndim, group
         int64_t dims[12]
 

@@ -295,6 +295,7 @@ rank sends these 1,000 rows and their numbers. Every rank then adds up the entri
 | bool | `Sum` is true on any rank; `Average` is refused |
 | nothing stored | fine, on any rank and on all |
 | ranks that disagree on dtype, shape, sparse dimensions or operation, or bring a dense tensor | a `MismatchError` on every rank |
+| indices that are not in the shape, or out of order in a tensor that says it is coalesced: torch does not check | a `MismatchError` on every rank, which says who brought them and the first of them, before torch or another rank uses them |
 | memory | every rank holds what all ranks have sent, and the sum |
 """  # noqa: E501
 
