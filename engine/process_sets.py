@@ -95,6 +95,14 @@ class ProcessSet:
     def __repr__(self) -> str:
         return f"ProcessSet({list(self._ranks)})"
 
+    def __deepcopy__(self, memo: Any) -> ProcessSet:
+        # Who has a copy of a layer means the same ranks.
+        return self
+
+    def __reduce__(self) -> Any:
+        # What is read elsewhere, or later, is a set that was not added yet.
+        return ProcessSet, (self._ranks,)
+
     def _check(self) -> core.Engine:
         if self._world is None:
             raise NotInitializedError(
@@ -117,6 +125,9 @@ class _GlobalProcessSet(ProcessSet):
         super().__init__(())
 
     def __repr__(self) -> str:
+        return "global_process_set"
+
+    def __reduce__(self) -> str:
         return "global_process_set"
 
     def _check(self) -> core.Engine:

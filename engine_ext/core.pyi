@@ -88,10 +88,11 @@ class Engine:
         tensors: list[Any],
         name: str | None,
         blocking: bool = False,
-        sparse: tuple[Sequence[int], int, float, float] | None = None,
+        sparse: tuple[Sequence[int], int, float, float, tuple[int, int, int] | None] | None = None,
     ) -> Handle:
         """`sparse`: the tensors are indices (int64, a row for each value) and values of a sparse tensor; its shape, the
-        operation, prescale and postscale are compared, and left to the caller.
+        operation, prescale and postscale are compared, and left to the caller. Last comes what is wrong with it (kind,
+        dimension, number), for which all ranks refuse it.
         """
     def alltoall(self, tensor: Any, splits: Iterable[int], name: str | None, blocking: bool = False) -> Handle: ...
     def reducescatter(

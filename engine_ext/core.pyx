@@ -310,6 +310,7 @@ cdef class Engine:
             munmap(e.alive, PAGE)
         free(e.peers)
         free(e.batch)
+        free(e.told)
         free(e)
         self.state = NULL
 
@@ -597,8 +598,8 @@ cdef class Engine:
                 expect_rows(tensors[k], &source, "an allgather joins")
             group_gather(brought)
             if sparse is not None:
-                shape, brought.meta.op, brought.meta.prescale, brought.meta.postscale = sparse
-                group_sparse(brought, shape)
+                shape, brought.meta.op, brought.meta.prescale, brought.meta.postscale, fault = sparse
+                group_sparse(brought, shape, fault)
         except BaseException:
             free_op(brought)
             raise

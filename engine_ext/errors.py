@@ -16,7 +16,7 @@ class ForkedError(EngineError):
 
 
 class MismatchError(EngineError, ValueError):
-    """Ranks disagree on one operation. Every rank gets this error; the engine goes on working."""
+    """Ranks disagree on one operation, or one brought what none can use. Every rank gets this; the engine goes on."""
 
 
 class DuplicateNameError(EngineError, ValueError):

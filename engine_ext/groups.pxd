@@ -8,5 +8,5 @@ cdef int group_open(Op* op, int kind, Py_ssize_t count) except -1
 cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view)
 cdef int group_expect_apart(const Op* op) except -1
 cdef int group_gather(Op* op) except -1
-cdef int group_sparse(Op* op, object shape) except -1
+cdef int group_sparse(Op* op, object shape, object fault) except -1
 cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint32_t count)

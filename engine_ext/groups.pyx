@@ -10,7 +10,9 @@ from libc.string cimport memcpy
 from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.memory cimport Memory
 from engine_ext.bindings.view cimport View, expect_dense, view_of
-from engine_ext.control.layout cimport DIM_DIGEST, DIM_SPARSE, KIND_ALLGATHER, LAYOUT_SPARSE, MAX_DIMS
+from engine_ext.control.layout cimport (
+    DIM_DIGEST, DIM_FAULT, DIM_SPARSE, FAULT_NONE, FAULTS, KIND_ALLGATHER, LAYOUT_SPARSE, MAX_DIMS,
+)
 from engine_ext.control.table cimport Member, Op
 from engine_ext.data.plan cimport PIECE_ALIGNMENT
 
@@ -104,16 +106,26 @@ cdef int group_gather(Op* op) except -1:
     return 0
 
 
-cdef int group_sparse(Op* op, object shape) except -1:
-    """The members are the indices (row by row) and the values of a sparse tensor of that shape: that is what ranks compare."""
+cdef int group_sparse(Op* op, object shape, object fault) except -1:
+    """The members are the indices (row by row) and the values of a sparse tensor of that shape: that is what ranks compare.
+
+    With a `fault`, of kind, dimension and number, every rank refuses it.
+    """
     cdef int64_t sparse = <int64_t>op.members[0].row_bytes // 8, k
     if len(shape) > DIM_SPARSE:
         raise UnsupportedTensorError(f"a sparse tensor has at most {DIM_SPARSE} dimensions here, not {len(shape)}")
+    if op.members[0].rows != op.members[1].rows:
+        raise ValueError(f"a sparse tensor has as many indices as values, not {op.members[0].rows} and {op.members[1].rows}")
     for k in range(MAX_DIMS):
         op.meta.dims[k] = shape[k] if k < len(shape) else 0
     op.meta.dims[DIM_SPARSE] = sparse
     op.meta.dtype, op.meta.layout = <unsigned char>op.members[1].dtype, LAYOUT_SPARSE
     op.meta.ndim, op.meta.shared = <uint32_t>len(shape), -1
+    if fault is not None:
+        kind, dimension, number = fault
+        if not FAULT_NONE < kind < FAULTS:
+            raise ValueError(f"no fault has the number {kind}")
+        op.meta.fault, op.meta.root, op.meta.dims[DIM_FAULT] = kind, dimension, number
     return 0
 
 

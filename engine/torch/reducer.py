@@ -313,13 +313,19 @@ class Reducer:
     def _on_slow(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | sparse.Brought:
         """A contiguous copy of a gradient that cannot be reduced where it is, or what is sent of a sparse one."""
         if gradient.layout is not torch.strided:
+            fault = sparse.fault_of(gradient) if self._sparse_as_dense and gradient.layout is torch.sparse_coo else None
+            if fault is not None and index in self._rounds:
+                raise UnsupportedTensorError(
+                    f"the gradient of {self._names[index]!r} is sparse, and its indices are not in order or not in its "
+                    f"shape, {list(gradient.shape)}"
+                )
             if not self._sparse_as_dense and index in self._rounds:
                 raise UnsupportedTensorError(
                     f"the gradient of {self._names[index]!r} is sparse, and this compression is made for dense ones: "
                     "construct DistributedOptimizer with sparse_as_dense=True, or with Compression.none, fp16 or bf16, "
                     "which leave sparse gradients as they are"
                 )
-            if not self._sparse_as_dense:
+            if not self._sparse_as_dense or fault is not None:
                 return sparse.bring(gradient, self._op, f"the gradient of {self._names[index]!r}")
             gradient = gradient.to_dense()
             parameter.grad = gradient
@@ -334,7 +340,7 @@ class Reducer:
 
     def _reduce_now(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         if gradient.layout is not torch.strided:
-            if not self._sparse_as_dense:
+            if not self._sparse_as_dense or (gradient.layout is torch.sparse_coo and sparse.fault_of(gradient)):
                 handle = sparse.start(self.engine, gradient, name, self._op, *self._scales, blocking=True)
                 parameter.grad = handle.wait()
                 return

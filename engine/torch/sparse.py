@@ -3,26 +3,34 @@
 What crosses the ranks is what is stored: each rank first adds up the entries that it has twice, so that a row of an
 embedding that a batch looks up a thousand times travels once.
 
+torch checks what a sparse tensor is made of only where it is asked to. So each rank looks at its own before it travels,
+and says what is wrong instead of bringing it: then every rank is told, and none waits or reads where nothing is.
+
 All ranks add up the same entries in the order of the ranks, so they hold the same bits. Half precision is added in
 float32 and rounded once, integers are added exactly, as in an allreduce of dense tensors.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from engine.collectives import Handle
-from engine.errors import UnsupportedTensorError
+from engine.errors import EngineError, UnsupportedTensorError
 from engine.native import core
 from engine.process_sets import ProcessSet, global_process_set
 from engine.torch.adapter import check_device
 from engine.types import Average, Op, Sum
 
 Parts = Sequence[tuple[memoryview, tuple[int, ...], int]]
-Brought = tuple[torch.Tensor, torch.Tensor, list[int]]
+Fault = tuple[int, int, int]
+Brought = tuple[torch.Tensor, torch.Tensor, list[int], Fault | None]
+
+# What may be wrong with a tensor: as `FAULT_*` in engine_ext/control/layout.h.
+INDEX, ORDER = 1, 2
 
 
 def sparse_allreduce_async(
@@ -60,6 +68,9 @@ def sparse_allreduce(
     ------
     UnsupportedTensorError
         Not such a tensor, or another operation; `Average` of bool.
+    MismatchError
+        On every rank, and it says which: the tensors differ in what may not differ, or one of them has indices that are
+        not in its shape, or is said to be coalesced and is not.
     EngineError
         As for `engine.allreduce`.
     """
@@ -80,13 +91,15 @@ def start(
     """Start to add up a sparse tensor; parameters and errors as of `sparse_allreduce` and `add_up`."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
-    indices, values, shape = bring(tensor, op, "a tensor")
-    native = engine.allgather_group([indices, values], name, blocking, (shape, int(op), prescale, postscale))
+    indices, values, shape, fault = bring(tensor, op, "a tensor")
+    native = engine.allgather_group([indices, values], name, blocking, (shape, int(op), prescale, postscale, fault))
     return Handle(native, None, lambda _: add_up(native.gathered_group, values.dtype, shape, op, prescale, postscale))
 
 
 def bring(tensor: torch.Tensor, op: Op, what: str) -> Brought:
-    """What a rank sends of a sparse tensor: indices (int64, a row for each value), values, and the shape.
+    """What a rank sends of a sparse tensor: indices (int64, a row for each value), values, shape, and what is wrong.
+
+    Where something is wrong there are no indices and values.
 
     Raises
     ------
@@ -106,11 +119,39 @@ def bring(tensor: torch.Tensor, op: Op, what: str) -> Brought:
         raise UnsupportedTensorError(f"{what} is {tensor.dtype}, which the engine does not reduce; convert it first")
     if tensor.dtype is torch.bool and op is Average:
         raise UnsupportedTensorError(f"{what} is bool, which has no Average; use Sum (any rank), or convert it")
-    tensor = tensor.detach()
+    tensor, shape, sparse = tensor.detach(), list(tensor.shape), tensor.sparse_dim()
+    fault = fault_of(tensor)
+    if fault is not None:  # Not even torch may look at such entries.
+        return (
+            torch.empty(0, sparse, dtype=torch.int64),
+            torch.empty([0, *shape[sparse:]], dtype=tensor.dtype),
+            shape,
+            fault,
+        )
     if not tensor.is_coalesced():
         wide = _WIDE[tensor.dtype]
         tensor = tensor.coalesce() if wide is tensor.dtype else tensor.to(wide).coalesce().to(tensor.dtype)
-    return tensor.indices().t().contiguous(), tensor.values().contiguous(), list(tensor.shape)
+    return tensor.indices().t().contiguous(), tensor.values().contiguous(), shape, None
+
+
+def fault_of(tensor: torch.Tensor) -> Fault | None:
+    """What is wrong with a `sparse_coo` tensor, as its first bad dimension or entry has it: kind, dimension and number.
+
+    That there are as many indices as values, and of how many dimensions, torch sees to itself.
+    """
+    indices = tensor.detach()._indices()
+    if not indices.numel():
+        return None
+    least, most = (each.tolist() for each in torch.aminmax(indices, dim=1))
+    for dimension, (low, high, length) in enumerate(zip(least, most, tensor.shape, strict=False)):
+        if low < 0 or high >= length:
+            return INDEX, dimension, low if low < 0 else high
+    if tensor.is_coalesced():
+        keys = _keys(indices, tensor.shape)
+        after = keys[1:] > keys[:-1]
+        if not after.all():
+            return ORDER, 0, int(after.int().argmin()) + 1
+    return None
 
 
 def add_up(
@@ -131,11 +172,12 @@ def add_up(
     total, sparse = sum(counts), index_bytes // 8
     rest = list(shape[sparse:])
     places, values = _over(index_memory, torch.int64, [total, sparse]), _over(value_memory, dtype, [total, *rest])
-    # One number for each place, in row-major order.
-    keys = torch.zeros(total, dtype=torch.int64)
-    for column, length in enumerate(shape[:sparse]):
-        keys = keys * length + places[:, column]
-    keys, slots = torch.unique(keys, sorted=True, return_inverse=True)
+    keys, slots = torch.unique(_keys(places.t(), shape), sorted=True, return_inverse=True)
+    if total and not 0 <= int(keys[0]) <= int(keys[-1]) < math.prod(shape[:sparse]):
+        # Every rank looks at its own entries: this one was not what it is when it was looked at.
+        raise EngineError(
+            f"a rank has changed a sparse tensor of shape {list(shape)} before it was sent: see to its indices"
+        )
     wide = _WIDE[dtype]
     result = torch.zeros([len(keys), *rest], dtype=wide)
     # No rank has an index twice, so each of these additions touches an entry once: the order is that of the ranks.
@@ -152,6 +194,16 @@ def add_up(
         indices[column] = keys % max(shape[column], 1)
         keys = keys // max(shape[column], 1)
     return torch.sparse_coo_tensor(indices, result.to(dtype), list(shape), is_coalesced=True, check_invariants=False)
+
+
+def _keys(columns: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A number for each place, in row-major order. `columns`: a row of indices for each sparse dimension."""
+    if not len(columns):
+        return torch.zeros(columns.shape[1], dtype=torch.int64)
+    keys = columns[0]
+    for column, length in zip(columns[1:], shape[1:], strict=False):
+        keys = (keys * length).add_(column)
+    return keys
 
 
 def _over(memory: memoryview, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -24,17 +26,19 @@ from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from engine import collectives, runtime
+from engine import collectives
+from engine.process_sets import ProcessSet, global_process_set
 from engine.types import Sum
 
-_numbers = itertools.count()
+_counts: WeakKeyDictionary[ProcessSet, Iterator[int]] = WeakKeyDictionary()  # of layers, by the set they belong to
 
 
 class SyncBatchNorm(_BatchNorm):
     """Batch normalisation over the batches of all ranks. In training, forward and backward are collective.
 
-    All ranks must run it equally often, in the same order; the batch may have another size on each, or none. In
-    evaluation it is `torch.nn.BatchNorm1d` to `3d`, whose `state_dict` it has, and calls no other rank.
+    All ranks, or all those of the process set, must run it equally often, in the same order; the batch may have
+    another size on each, or none. In evaluation it is `torch.nn.BatchNorm1d` to `3d`, whose `state_dict` it has, and
+    calls no other rank.
 
     Parameters
     ----------
@@ -51,6 +55,10 @@ class SyncBatchNorm(_BatchNorm):
         Keep running statistics for evaluation; without them, evaluation normalises each batch by its own.
     device, dtype : optional
         Of parameters and running statistics. float16 and bfloat16 inputs are normalised in float32.
+    process_set : ProcessSet, optional
+        Whose ranks' batches are normalised together. On a rank that is not in it the layer is `torch.nn.BatchNorm*d`,
+        as `DistributedOptimizer` is a plain optimizer there: each batch by its own statistics, and no other rank is
+        called. A copy of the layer has the same set; a pickled one has a set of these ranks that was not added yet.
 
     Raises
     ------
@@ -58,6 +66,8 @@ class SyncBatchNorm(_BatchNorm):
         In forward, on all ranks: fewer than two values per channel on all ranks together, which have no variance.
     MismatchError
         In forward: the ranks' inputs have different numbers of channels.
+    NotInitializedError
+        In forward, in training: the process set was not added, or has been removed.
     """
 
     def __init__(
@@ -70,18 +80,24 @@ class SyncBatchNorm(_BatchNorm):
         *,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        process_set: ProcessSet = global_process_set,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        self.process_set = process_set
         self.label = ""  # where it is in its model, if known
 
     @classmethod
-    def convert_sync_batchnorm(cls, module: nn.Module) -> nn.Module:
+    def convert_sync_batchnorm(cls, module: nn.Module, process_set: ProcessSet = global_process_set) -> nn.Module:
         """Replace every `torch.nn.BatchNorm*d` of a model by a `SyncBatchNorm` with the same parameters and buffers.
+
+        A layer that is a `SyncBatchNorm` already stays as it is, its process set included.
 
         Parameters
         ----------
         module : torch.nn.Module
             Changed in place; optimizers that have its parameters stay right.
+        process_set : ProcessSet, optional
+            Of the new layers.
 
         Returns
         -------
@@ -98,7 +114,7 @@ class SyncBatchNorm(_BatchNorm):
             if not isinstance(each, _BatchNorm) or isinstance(each, cls):
                 continue
             if each not in converted:
-                converted[each] = cls._in_place_of(each, path)
+                converted[each] = cls._in_place_of(each, path, process_set)
             if each is module:
                 return converted[each]
             parent, _, name = path.rpartition(".")
@@ -106,13 +122,20 @@ class SyncBatchNorm(_BatchNorm):
         return module
 
     @classmethod
-    def _in_place_of(cls, plain: _BatchNorm, path: str) -> SyncBatchNorm:
+    def _in_place_of(cls, plain: _BatchNorm, path: str, process_set: ProcessSet) -> SyncBatchNorm:
         if isinstance(plain, nn.modules.lazy.LazyModuleMixin):
             raise ValueError(
                 f"{path or 'the module'} is a {type(plain).__name__} that has seen no batch; give it one before "
                 "convert_sync_batchnorm"
             )
-        own = cls(plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats)
+        own = cls(
+            plain.num_features,
+            plain.eps,
+            plain.momentum,
+            plain.affine,
+            plain.track_running_stats,
+            process_set=process_set,
+        )
         own.weight, own.bias = plain.weight, plain.bias
         own.running_mean, own.running_var = plain.running_mean, plain.running_var
         own.num_batches_tracked = plain.num_batches_tracked
@@ -128,7 +151,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise a batch of shape [N, C, ...]; the result has its shape, dtype and memory format."""
-        if not self.training or runtime.size() == 1:
+        if not self.training or not self.process_set.included() or self.process_set.size() == 1:
             return super().forward(input)
         return self._synchronised(input)
 
@@ -137,13 +160,13 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         name = self._name()
         with torch.no_grad():
-            mean, square, count = _joint_statistics(input, name)
+            mean, square, count = _joint_statistics(input, name, self.process_set)
             self._track(mean, square / max(count - 1, 1))
         # What follows multiplies with the input: in its precision, but for halves.
         kind = _wide(input.dtype)
         mean, rstd = mean.to(kind), (square / count + self.eps).rsqrt().to(kind)
         normalised: torch.Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-            input, self.weight, self.bias, mean, rstd, count, f"{name}.backward"
+            input, self.weight, self.bias, mean, rstd, count, f"{name}.backward", self.process_set
         )
         return normalised
 
@@ -157,9 +180,10 @@ class SyncBatchNorm(_BatchNorm):
             running.copy_((1 - weight) * running.double() + weight * batch)
 
     def _name(self) -> str:
-        """For collectives and messages about them. Layers are numbered as they are first used: alike on all ranks."""
+        """For collectives and messages about them. Layers are numbered as they are first used: alike on all ranks of
+        their set, which may be in other sets, too."""
         if "_number" not in self.__dict__:
-            self._number = next(_numbers)
+            self._number = next(_counts.setdefault(self.process_set, itertools.count()))
         return f"sync_batch_norm.{self._number}" + (f".{self.label}" if self.label else "")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -180,9 +204,10 @@ class _Normalise(torch.autograd.Function):
         rstd: torch.Tensor,
         count: int,
         name: str,
+        process_set: ProcessSet,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, mean, rstd)
-        ctx.count, ctx.name = count, name
+        ctx.count, ctx.name, ctx.process_set = count, name, process_set
         y = x - _per_channel(mean, x)
         if weight is None or bias is None:
             y *= _per_channel(rstd, x)
@@ -202,16 +227,17 @@ class _Normalise(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             # The derivatives by the mean and by the variance, each of which all ranks' outputs depend on.
-            by_mean, by_square = (collectives.allreduce(mine.double(), Sum, ctx.name) / ctx.count).to(mine.dtype)
+            total = collectives.allreduce(mine.double(), Sum, ctx.name, process_set=ctx.process_set)
+            by_mean, by_square = (total / ctx.count).to(mine.dtype)
             scale = rstd if weight is None else rstd * weight.to(rstd.dtype)
             dx = centred.mul_(_per_channel(-(rstd**2) * by_square * scale, x)).sub_(_per_channel(by_mean * scale, x))
             dx = dx.addcmul_(dy, _per_channel(scale, x)).to(x.dtype)
         if weight is None:
-            return dx, None, None, None, None, None, None
-        return dx, (mine[1] * rstd).to(weight.dtype), mine[0].to(weight.dtype), None, None, None, None
+            return dx, *[None] * 7
+        return dx, (mine[1] * rstd).to(weight.dtype), mine[0].to(weight.dtype), *[None] * 5
 
 
-def _joint_statistics(x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor, int]:
+def _joint_statistics(x: torch.Tensor, name: str, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Means and sums of squared deviations over all ranks, [C] float64, and the number of values per channel."""
     channels = x.shape[1]
     row = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64)
@@ -224,7 +250,7 @@ def _joint_statistics(x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.T
         row[0, 0] = mine
         row[0, 1 : 1 + channels] = mean + rest / mine
         row[0, 1 + channels :] = centred.square_().sum(dims) - rest.square() / mine
-    rows = collectives.allgather(row, name)
+    rows = collectives.allgather(row, name, process_set)
     counts, means, squares = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
     count = int(counts.sum())
     if count < 2:

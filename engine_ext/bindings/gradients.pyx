@@ -172,7 +172,7 @@ cdef class GradientHook:
         return self.submit()
 
     cdef int bring_sparse(self, tuple parts) except -1:
-        """Indices, values and the shape of a sparse gradient: they are gathered, and added up by the binding."""
+        """Indices, values, shape and fault of a sparse gradient: it is gathered, and added up by the binding."""
         cdef View view
         cdef Py_ssize_t k
         cdef list keepers = []
@@ -184,7 +184,7 @@ cdef class GradientHook:
             for k in range(2):
                 keepers.append(group_add(op, k, parts[k], &view))
             group_gather(op)
-            group_sparse(op, parts[2])
+            group_sparse(op, parts[2], parts[3])
         except BaseException:
             self.drop_parts()
             raise

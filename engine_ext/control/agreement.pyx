@@ -4,7 +4,7 @@ from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memset
 
 from engine_ext.control.describe cimport describe_meta, describe_ranks
-from engine_ext.control.layout cimport DIM_SPARSE, LAYOUT_SPARSE, MAX_RANKS
+from engine_ext.control.layout cimport DIM_SPARSE, FAULT_NONE, KIND_BROADCAST, LAYOUT_SPARSE, MAX_RANKS
 
 
 cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:
@@ -12,15 +12,6 @@ cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:
     cdef engine_meta x = a[0]
     x.shared = b.shared
     return memcmp(&x, b, sizeof(engine_meta)) == 0
-
-
-cdef inline int bringer(Coordinator* c) noexcept nogil:
-    """The first rank that has not joined. There is one while any name is brought by all."""
-    cdef int r
-    for r in range(c.segment.size):
-        if not c.joined[r]:
-            break
-    return r
 
 
 cdef const engine_meta* first_present(Coordinator* c, Name* name) noexcept nogil:
@@ -43,11 +34,30 @@ cdef const engine_meta* counts_as(Coordinator* c, Name* name, int rank, const en
     return present if same(&x, present) else sent
 
 
+cdef int complain_of_faults(Coordinator* c, Name* name, char* text) noexcept nogil:
+    """What ranks sent that cannot be done, whatever the others sent."""
+    cdef bint[MAX_RANKS] one
+    cdef int at = 0, r
+    for r in range(c.segment.size):
+        if c.joined[r] or sent_by(name, r).fault == FAULT_NONE or at > COMPLAINT_BYTES - 512:
+            continue
+        if at:
+            at += snprintf(text + at, COMPLAINT_BYTES - at, "; ")
+        memset(one, 0, sizeof(one))
+        one[r] = True
+        at += describe_ranks(one, c.segment.numbers, c.segment.size, text + at, COMPLAINT_BYTES - at)
+        at += snprintf(text + at, COMPLAINT_BYTES - at, " sent ")
+        at += describe_meta(sent_by(name, r), text + at, COMPLAINT_BYTES - at)
+    return at
+
+
 cdef int complain(Coordinator* c, Name* name, const engine_meta* present, char* text) noexcept nogil:
     """What each rank sent, equal ranks together. Empty when all sent the same and it can be done."""
     cdef bint[MAX_RANKS] group
     cdef bint[MAX_RANKS] told
-    cdef int at = 0, r, q, groups = 0
+    cdef int at = complain_of_faults(c, name, text), r, q, groups = 0
+    if at:
+        return at
     for r in range(c.segment.size):
         told[r] = c.joined[r]
     for r in range(c.segment.size):
@@ -69,12 +79,9 @@ cdef int complain(Coordinator* c, Name* name, const engine_meta* present, char* 
 
 
 cdef int complain_of_joined(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
-    """A root that has joined has nothing to give, nor has any rank to a group that Adasum combines or whose rows are divided."""
+    """A root that has joined has nothing to give."""
     cdef int r
-    for r in range(c.segment.size if needs_all(meta) else 0):
-        if c.joined[r] and meta.kind != KIND_BROADCAST:
-            return snprintf(text, COMPLAINT_BYTES, "rank %d has joined, and %s of a group needs every rank; bring its tensors "
-                            "one by one", c.segment.numbers[r], b"Adasum" if meta.kind == KIND_ALLREDUCE else b"a reduce-scatter")
+    for r in range(c.segment.size if meta.kind == KIND_BROADCAST else 0):
         if c.joined[r] and c.segment.numbers[r] == meta.root:
             return snprintf(text, COMPLAINT_BYTES, "rank %d is the root and has joined", meta.root)
     return 0

@@ -6,11 +6,12 @@ Tensors that no rank brought are told so in a SKIP entry and move no data.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from engine_ext.control.agreement cimport bringer
 from engine_ext.control.arrivals cimport arrivals_append
 from engine_ext.control.coordinator cimport Coordinator, Name, stamp
 from engine_ext.control.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH,
-    ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER,
+    ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER,
     SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve
@@ -111,6 +112,9 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         name = c.by_id[ids[i]]
         if name.absent:
             entry.flags |= ENTRY_NEEDS_PACK
+        if name.meta.group and c.joined_count and (adasum or name.meta.kind == KIND_REDUCESCATTER):
+            entry.flags |= ENTRY_MEMBERS
+            entry.id = bringer(c)
         name.used = c.writer.sequence
         c.phase[ids[i] >> 6] ^= <uint64_t>1 << (ids[i] & 63)
         c.queued[ids[i] >> 6] &= ~(<uint64_t>1 << (ids[i] & 63))

@@ -8,13 +8,13 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from engine_ext.control.agreement cimport COMPLAINT_BYTES, absent, complain, first_present, needs_all, sent_by
+from engine_ext.control.agreement cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
 from engine_ext.control.arrivals cimport arrivals_decide, arrivals_note
 from engine_ext.control.batch cimport close_batches
 from engine_ext.control.describe cimport describe_ranks
 from engine_ext.control.layout cimport (
     ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ID_WORDS, IDS, KIND_ALLGATHER,
-    KIND_ALLREDUCE, MAX_RANKS, REQUEST_BYTES, engine_entry, engine_meta, engine_request,
+    KIND_ALLREDUCE, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, engine_entry, engine_meta, engine_request,
     meta_wire_bytes, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
@@ -341,7 +341,7 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             id = w * 64 + count_trailing_zeros(ready)
             ready &= ready - 1
             name = c.by_id[id]
-            alike = name.brought == 0 and (c.joined_count == 0 or not needs_all(&name.meta))
+            alike = name.brought == 0 and (c.joined_count == 0 or name.meta.kind != KIND_BROADCAST)
             if not (enqueue(c, name, False) if alike else settle(c, name)):
                 c.stuck = True
     return True

@@ -3,8 +3,8 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport strtod
 
 from engine_ext.control.layout cimport (
-    DIM_DIGEST, DIM_SPARSE, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER,
-    LAYOUT_SPARSE, MAX_DIMS, engine_meta,
+    DIM_DIGEST, DIM_FAULT, DIM_SPARSE, FAULT_INDEX, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER,
+    KIND_BROADCAST, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, engine_meta,
 )
 from engine_ext.data.kernels cimport ENGINE_DTYPES
 
@@ -44,11 +44,22 @@ cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept n
     if sparse:
         at = fit(at, snprintf(text + at, room - at, ", sparse in %lld of its dimensions", <long long>meta.dims[DIM_SPARSE]), room)
     at = describe_wire(meta, text, at, room)
+    if meta.fault:
+        at = describe_fault(meta, text, at, room)
     if meta.prescale != 1.0:
         at = describe_factor(b"prescale", meta.prescale, text, at, room)
     if meta.postscale != 1.0:
         at = describe_factor(b"postscale", meta.postscale, text, at, room)
     return at
+
+
+cdef int describe_fault(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
+    cdef long long number = meta.dims[DIM_FAULT]
+    if meta.fault == FAULT_INDEX:
+        return fit(at, snprintf(text + at, room - at, ", with index %lld in dimension %d, which it does not have", number,
+                                meta.root), room)
+    return fit(at, snprintf(text + at, room - at, ", said to be coalesced, but entry %lld does not come after the one before it",
+                            number), room)
 
 
 cdef int describe_group(const engine_meta* meta, char* text, int at, int room) noexcept nogil:

@@ -5,9 +5,10 @@ from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
-    ENTRY_JOINED, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK,
+    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK,
     STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes, meta_wire,
 )
+from engine_ext.control.members cimport members_heard, members_tell
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
 from engine_ext.control.segment cimport Segment, abort_world, ring
 from engine_ext.control.state cimport (
@@ -213,8 +214,8 @@ cdef bint take_received(State* e) noexcept nogil:
 
 
 cdef bint plan_group(Plan* plan, const Op* op) noexcept nogil:
-    """By dtype, and without gaps between tensors of one: so a rank that has joined, which knows only how many elements of each
-    dtype there are, has the same plan. False without memory."""
+    """By dtype, and without gaps between tensors of one: so a rank that has joined, and has not been told more than how many
+    elements of each dtype there are, has the same plan. False without memory."""
     cdef const Member* member
     cdef Piece* piece
     cdef uint64_t nbytes, used = 0
@@ -283,6 +284,12 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     """Start a BATCH. False when memory or a member is missing."""
     if not collect(e, entry):
         return False
+    e.telling = entry.flags & ENTRY_MEMBERS != 0
+    return members_tell(e, entry) if e.telling else plan_batch(e, entry)
+
+
+cdef bint plan_batch(State* e, const engine_entry* entry) noexcept nogil:
+    """Start the operation of a BATCH, whose members are there. False without memory."""
     plan_clear(&e.executor.plan)
     e.executor.kind, e.executor.algorithm = entry.kind, entry.algorithm
     e.executor.streaming = entry.stores == STORES_STREAMING
@@ -430,6 +437,12 @@ cdef bint run_schedule(State* e) noexcept nogil:
             if e.executor.active:
                 return moved
             entry = e.entry
+            if e.telling:
+                e.telling, moved = False, True
+                if members_heard(e, entry) and plan_batch(e, entry):
+                    continue
+                abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for a group of tensors")
+                return moved
             if entry.kind == KIND_ALLTOALL and not take_received(e):
                 abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for the result of an all-to-all")
                 return moved

@@ -20,6 +20,7 @@ enum {
   MAX_DIMS = 12,
   DIM_SPARSE = 10,             /* in dims of a sparse tensor; every dtype's number is below it */
   DIM_DIGEST = 11,             /* in dims of a group */
+  DIM_FAULT = 11,              /* in dims of a sparse tensor */
   IDS = 16384,                 /* names that travel as one bit */
   ID_WORDS = IDS / 64,
   RING_WORDS = 1 << 17,        /* schedule: 1 MiB of 64-bit words */
@@ -36,6 +37,8 @@ enum { KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOA
 enum { ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED };
 enum { ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM };
 enum { LAYOUT_ROWS, LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_SPARSE };
+/* What is wrong with a sparse tensor, so that every rank is told and nobody waits. */
+enum { FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS };
 enum { STORES_CACHED, STORES_STREAMING, STORES_AUTO };
 enum { CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED };
 /* rank_page.asleep: which door sleeps, and what would be news to it besides a new entry. */
@@ -48,7 +51,11 @@ enum {
   SLEEP_STUCK = 16,            /* coordinator: the schedule is full, cursors have to pass */
   SLEEP_COUNT_SHIFT = 8        /* above: the door's count when sleep was announced. If it has moved, somebody has rung. */
 };
-enum { ENTRY_NEEDS_PACK = 1 };  /* entry flag: a shared entry in which some rank must write before others read */
+/* Flags of an entry. */
+enum {
+  ENTRY_NEEDS_PACK = 1,        /* a shared entry in which some rank must write before others read */
+  ENTRY_MEMBERS = 2            /* first rank `id` tells those that have joined what the tensors of its groups are */
+};
 
 /* What the ranks must agree on for one operation. Zero-filled before it is set, compared as bytes. */
 typedef struct engine_meta {
@@ -56,11 +63,13 @@ typedef struct engine_meta {
   int32_t root;                /* of a broadcast, as a rank of the world */
   double prescale, postscale;
   int64_t shared;              /* where in the arena, the same on every rank, or -1 */
-  uint8_t wire, reserved[7];   /* 1 + the dtype in which float32 and float64 travel; 0: in their own */
+  uint8_t wire;                /* 1 + the dtype in which float32 and float64 travel; 0: in their own */
+  uint8_t fault, reserved[6];  /* of a sparse tensor that must not be added up: FAULT_* */
   uint32_t ndim, group;        /* tensors in a group, 0 for one tensor */
   /* dims[0] of an allgather or all-to-all is 0: it may differ. Of a group: how many elements of each dtype (an allgather's:
    * in one row of each tensor), and a digest of dtypes and shapes in order. Of a sparse tensor, which is gathered as a group
-   * of indices and values: its shape, and how many of its dimensions are sparse. */
+   * of indices and values: its shape, how many of its dimensions are sparse, and with a fault the index or the number of the
+   * entry at fault; `root` is the dimension then. */
   int64_t dims[MAX_DIMS];
 } engine_meta;
 
@@ -84,7 +93,7 @@ typedef struct engine_entry {
   double cycle_time_ms;
   uint8_t stores_knob, padding[3];
   uint32_t chunk_knob;
-  int32_t id, name_bytes;      /* JOINED: id is the last rank to join */
+  int32_t id, name_bytes;      /* JOINED: id is the last rank to join; BATCH: see ENTRY_MEMBERS */
   uint64_t closed;             /* nanoseconds: when a recorded BATCH or SKIP was closed; 0: it is not recorded */
   engine_meta meta;            /* of every member */
   /* BATCH, SKIP: uint32 ids[items], padded to 8; an allgather adds uint64 rows[size]. DEFINE: the name. ERROR: name, text.

@@ -1,5 +1,5 @@
 """All that one rank's engine holds, outside of Python."""
-from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.coordinator cimport Coordinator, Knobs
 from engine_ext.control.layout cimport MAX_RANKS, REASON_BYTES, engine_entry
@@ -56,6 +56,11 @@ cdef struct Counters:
     uint64_t busy_ns        # from the start to the end of entries
     uint64_t late           # waits that a tick ended although there was something to do: lost or very late wake-ups
 
+cdef struct Told:            # a tensor of a group, to ranks that have joined (members.pyx)
+    int64_t rows
+    int64_t row_bytes
+    int64_t dtype
+
 cdef struct State:
     Segment segment
     State* world                # of a process set; else itself
@@ -77,6 +82,9 @@ cdef struct State:
     engine_entry* entry
     Op** batch
     int32_t batch_room
+    bint telling                # its groups are being told; the operation itself comes then
+    Told* told                  # malloc'ed
+    uint64_t told_room
     uint64_t brought_bytes      # since this rank last woke the leader
     uint64_t drained            # bytes of this rank's request ring that its waiters know to be free
     Knobs seen                  # as stamped on the last entry

@@ -200,10 +200,11 @@ cdef void table_stand_in(Table* table, Record* record) noexcept nogil:
 
 
 cdef void table_dismiss(Op* op) noexcept nogil:
-    """Free what table_stand_in made."""
+    """Free what table_stand_in made, and what the entry added."""
     free(op.memory)
     free(op.row_counts)
     free(op.splits)
+    free(op.members)
     free(op)
 
 

@@ -66,9 +66,14 @@ def batch(step: int, rank: int) -> torch.Tensor:
 
 
 def expected(
-    make: Make, steps: int, passes: int = 1, factor: float = 1.0, ranks: Sequence[int] | None = None
+    make: Make,
+    steps: int,
+    passes: int = 1,
+    factor: float = 1.0,
+    ranks: Sequence[int] | None = None,
+    joins: Callable[[int], int] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Every rank's optimizer in one process: own state, own step, changes combined."""
+    """Every rank's optimizer in one process: own state, own step, changes combined. `joins`: by rank, its steps."""
     ranks = range(engine.size()) if ranks is None else ranks
     models = [mlp() for _ in ranks]
     optimizers = [make(model.parameters()) for model in models]
@@ -76,6 +81,8 @@ def expected(
         before = parameters_of(models[0])
         for rank, model, optimizer in zip(ranks, models, optimizers, strict=True):
             optimizer.zero_grad()
+            if joins is not None and step >= joins(rank):
+                continue
             for number in range(passes):
                 loss_of(model, batch(step * passes + number, rank)).backward()
             optimizer.step()
@@ -95,6 +102,25 @@ def steps_are_those_of_the_formula() -> None:
         train(model, optimizer, (batch(step, engine.rank()) for step in range(4)))
         check_same_everywhere(parameters_of(model))
         check_close(parameters_of(model), expected(make, 4), rtol=1e-9, atol=1e-10)
+
+
+@pairs
+def ranks_with_fewer_batches_join() -> None:
+    """They change nothing; who joins last has the parameters that all go on with."""
+    size = engine.size()
+    for turn in range(2):  # Rank 0 is the first to join, then the last.
+        steps = [2 + (rank + turn) % size for rank in range(size)]
+        model = mlp()
+        optimizer = wrap(sgd(model.parameters()), named_parameters=model.named_parameters())
+        train(model, optimizer, (batch(step, engine.rank()) for step in range(steps[engine.rank()])))
+        last = hvd.join()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+        assert steps[last] == size + 1
+        want = expected(sgd, size + 1, joins=lambda rank, steps=steps: steps[rank])  # type: ignore[misc]
+        check_close(parameters_of(model), want, rtol=1e-9, atol=1e-10)
+        train(model, optimizer, [batch(9, engine.rank())])
+        check_same_everywhere(parameters_of(model))
+        optimizer.unwrap()
 
 
 @pairs

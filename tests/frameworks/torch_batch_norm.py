@@ -23,7 +23,7 @@ from torch_cases import (
 
 import engine
 import engine.torch
-from engine.errors import MismatchError
+from engine.errors import MismatchError, NotInitializedError
 from engine.torch import SyncBatchNorm
 
 # By the dimensions of the input: the layer in one process, and what follows N and C.
@@ -55,8 +55,10 @@ def uneven() -> Iterator[list[int]]:
 
 
 def same_as_alone(layer: SyncBatchNorm, alone: nn.Module, rows: list[int], dims: int, steps: int = 3) -> None:
-    """Forward, backward and statistics of a few steps against those of one process."""
-    rank, found, expected = engine.rank(), [], []
+    """Forward, backward and statistics of a few steps against those of one process; `rows` by rank of the set."""
+    members = layer.process_set
+    rank, found, expected = members.rank(), [], []
+    assert rank is not None
     begin = sum(rows[:rank])
     for step in range(steps):
         inputs = batches(rows, dims, step)
@@ -73,12 +75,74 @@ def same_as_alone(layer: SyncBatchNorm, alone: nn.Module, rows: list[int], dims:
         expected.append({"output": wanted.detach()[part], "gradient": whole.grad[part]})
         for name, parameter in layer.named_parameters():
             assert parameter.grad is not None
-            found[-1][name] = engine.allreduce(parameter.grad, engine.Sum)
+            found[-1][name] = engine.allreduce(parameter.grad, engine.Sum, process_set=members)
         expected[-1].update({name: each.grad for name, each in alone.named_parameters() if each.grad is not None})
     for got, want in zip(found, expected, strict=True):
         check_close(got, want, rtol=1e-9, atol=1e-10)
     check_close(dict(layer.named_buffers()), dict(alone.named_buffers()))
-    check_same_everywhere(dict(layer.named_buffers()))
+    engine.check_consistency(dict(layer.named_buffers()), process_set=members)
+
+
+@plain_case
+def the_ranks_of_a_set() -> None:
+    """Sets beside and across each other, and all ranks, in one model; a rank has layers of sets that it is not in."""
+    size, rank = engine.size(), engine.rank()
+    if size == 1:
+        return
+    chosen = [range(0, size, 2), range(1, size, 2), *([range(size - 1)] if size > 2 else [])]
+    sets = [engine.add_process_set(each) for each in chosen]
+    for affine in (True, False):
+        layers = [SyncBatchNorm(CHANNELS, affine=affine, process_set=each).double() for each in sets]
+        everywhere = SyncBatchNorm(CHANNELS, affine=affine).double()
+        for dims in (4, 2):
+            for layer in layers:
+                if layer.process_set.included():
+                    rows = [3 + each for each in layer.process_set.ranks]
+                    alone = PLAIN[dims](CHANNELS, affine=affine).double()
+                    alone.load_state_dict(layer.state_dict())
+                    same_as_alone(layer, alone, rows, dims)
+            alone = PLAIN[dims](CHANNELS, affine=affine).double()
+            alone.load_state_dict(everywhere.state_dict())
+            same_as_alone(everywhere, alone, [2 + each for each in range(size)], dims)
+    part = sets[0]
+    layer = SyncBatchNorm(CHANNELS, process_set=part)
+    again = [copy.deepcopy(layer), SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(CHANNELS), part)]
+    stored = pickle.loads(pickle.dumps(layer))
+    x = batches([4] * size, 4, 0, torch.float32)[rank]
+    for each in (layer, *again):
+        assert isinstance(each, SyncBatchNorm) and each.process_set is part
+        each(x)
+    if part.included():
+        engine.check_consistency(dict(again[1].named_buffers()), process_set=part)
+    for each in sets:
+        engine.remove_process_set(each)
+    assert stored.process_set.ranks == part.ranks
+    for each in (stored, layer):
+        text = raises(NotInitializedError, lambda each=each: each(x))
+        assert f"ProcessSet({list(part.ranks)}) is not there" in text, text
+    stored.eval()(x)
+
+
+@plain_case
+def who_is_not_in_the_set_normalises_alone() -> None:
+    size, rank = engine.size(), engine.rank()
+    if size == 1:
+        return
+    first = engine.add_process_set([0])
+    layer, alone = SyncBatchNorm(CHANNELS, process_set=first).double(), nn.BatchNorm2d(CHANNELS).double()
+    before = engine.counters()["entries"]
+    for step in range(rank + 1):  # Another number of batches on each rank.
+        x = batches([4] * size, 4, step)[rank]
+        mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        output, wanted = layer(mine), alone(other)
+        (output**3).sum().backward()
+        (wanted**3).sum().backward()
+        assert mine.grad is not None and other.grad is not None
+        assert torch.equal(output, wanted) and torch.equal(mine.grad, other.grad)
+    assert engine.counters()["entries"] == before
+    engine.remove_process_set(first)
+    for name, buffer in layer.named_buffers():
+        assert torch.equal(buffer, alone.get_buffer(name))
 
 
 @plain_case

@@ -12,6 +12,7 @@ from torch_cases import Wrap, case, check_close, check_same_everywhere, paramete
 import engine
 import engine.torch as hvd
 from engine.errors import DuplicateNameError, EngineError, MismatchError, UnsupportedTensorError
+from engine.torch import sparse as module
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int64)
 
@@ -152,6 +153,82 @@ def disagreements_about_sparse_tensors() -> None:
     hvd.barrier()  # Else another rank may have completed the first one by then.
     others = [hvd.sparse_allreduce_async(good, f"twice {k}") for k in range(hvd.size()) if k != hvd.rank()]
     assert all(hvd.synchronize(each).to_dense()[0, 0] == 1 for each in [handle, *others])
+
+
+def unchecked(indices: Any, rows: int = 6, coalesced: bool = False) -> torch.Tensor:
+    """Ones at any places of a tensor of shape [rows, 4, 2], or [rows, 2] with one row of indices."""
+    places = torch.tensor(indices)
+    shape = (rows, 4, 2)[: len(places)] + (2,) * (len(places) == 1)
+    values = torch.ones(places.shape[1], *shape[len(places) :], dtype=torch.float64)
+    return torch.sparse_coo_tensor(places, values, shape, is_coalesced=coalesced, check_invariants=False)
+
+
+FAULTS: dict[str, tuple[Any, bool, str]] = {
+    "too large": ([[0, 6, 2]], False, "with index 6 in dimension 0, which it does not have"),
+    "far too large": ([[0, 2**62, 2]], False, f"with index {2**62} in dimension 0, which it does not have"),
+    "negative": ([[0, -1, 2]], True, "with index -1 in dimension 0, which it does not have"),
+    "the last dimension": ([[0, 1], [1, 4], [1, 1]], False, "with index 4 in dimension 1, which it does not have"),
+    "twice": ([[0, 2, 2, 5]], True, "said to be coalesced, but entry 2 does not come after the one before it"),
+    "not in order": ([[1, 1, 0], [0, 1, 2], [0, 0, 0]], True, "but entry 2 does not come after the one before it"),
+}
+
+
+@plain_case
+def malformed_sparse_tensors() -> None:
+    """Every rank hears which rank brought it and what is wrong, at once, and the name can be used again."""
+    for number, (label, (indices, coalesced, what)) in enumerate(FAULTS.items()):
+        good = unchecked([[0]] * len(indices))
+        bad = unchecked(indices, coalesced=coalesced)
+        for culprits in ({number % hvd.size()}, set(range(hvd.size()))):
+            for turn in range(2):  # The name is new, then known.
+                mine = bad if hvd.rank() in culprits else good
+                text = raises(MismatchError, lambda mine=mine, label=label: hvd.sparse_allreduce(mine, label, hvd.Sum))
+                assert what in text and "sent sparse allreduce sum float64[6, " in text, text
+                for rank in range(hvd.size()):
+                    assert (f"rank {rank} sent" in text) == (rank in culprits), (turn, text)
+                assert len(set(hvd.allgather_object(text))) == 1
+                handle = hvd.sparse_allreduce_async(mine, f"{label}, later", hvd.Sum)
+                assert what in raises(MismatchError, lambda handle=handle: hvd.synchronize(handle))
+                assert hvd.sparse_allreduce(good, label, hvd.Sum).to_dense().max() == hvd.size()
+    empty = unchecked([[]], rows=0)
+    assert hvd.sparse_allreduce(empty.to(torch.float32), "no rows")._nnz() == 0
+    assert "index 0 in" in raises(MismatchError, lambda: hvd.sparse_allreduce(unchecked([[0]], rows=0), "no rows"))
+
+
+@plain_case
+def what_arrives_is_looked_at_once_more() -> None:
+    """A rank that sends what is not in the shape after all, past its own look: all ranks refuse it."""
+    good = unchecked([[0, 3]])
+    for number, bad in enumerate((-1, 6, 2**62)):
+        name = f"past the look {number}"
+        if hvd.rank() == hvd.size() - 1:
+            late = good.clone()
+            handle = start_unseen(late, bad, name)
+        else:
+            handle = hvd.sparse_allreduce_async(good, name, hvd.Sum)
+        assert "shape [6, 2] before it was sent" in raises(EngineError, lambda handle=handle: hvd.synchronize(handle))
+    parts = [torch.zeros(3, 1, dtype=torch.int64), torch.ones(2, 2)]
+    gather = engine.runtime.engine().allgather_group
+    lists = [each.numpy() for each in parts]
+    text = raises(ValueError, lambda: gather(lists, "x", True, ([6, 2], 0, 1.0, 1.0, None)))
+    assert "as many indices as values, not 3 and 2" in text
+    hvd.barrier()
+
+
+def start_unseen(tensor: torch.Tensor, bad: int, name: str) -> Any:
+    """Bring a tensor whose indices change after this rank has looked at them."""
+    look = module.fault_of
+
+    def looked(tensor: torch.Tensor) -> Any:
+        found = look(tensor)
+        tensor._indices()[0, 1] = bad
+        return found
+
+    module.fault_of = looked
+    try:
+        return hvd.sparse_allreduce_async(tensor.coalesce(), name, hvd.Sum)
+    finally:
+        module.fault_of = look
 
 
 # ---- gradients
@@ -309,6 +386,48 @@ def operations_that_sparse_gradients_do_not_have(wrap: Wrap) -> None:
     optimizer.zero_grad()
     other(torch.ones(3, 5, dtype=torch.float64) * hvd.rank()).sum().backward()
     check_same_everywhere({"dense": other.weight.grad})
+
+
+class Picked(torch.autograd.Function):
+    """Rows of a table; the gradient has other indices than these, which nobody checks."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, places: torch.Tensor, wrong: list[int]) -> torch.Tensor:
+        ctx.shape, ctx.wrong = weight.shape, wrong
+        return weight[places]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        places = torch.tensor([ctx.wrong])
+        return torch.sparse_coo_tensor(places, gradients[0], ctx.shape, check_invariants=False), None, None
+
+
+@case
+def malformed_sparse_gradients(wrap: Wrap) -> None:
+    """Every rank hears of it by the parameter's name, nobody waits, and the next step works; made dense as well."""
+    for options in ({}, {"sparse_as_dense": True}, {"backward_passes_per_step": 2}):
+        (model,) = tables(1)
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
+        before = parameters_of(model)
+        for step in range(3):
+            wrong = [0, 30] if step == 1 and hvd.rank() == hvd.size() - 1 else [0, 1]
+            optimizer.zero_grad()
+
+            def one_step(model: Any = model, wrong: list[int] = wrong, optimizer: Any = optimizer) -> None:
+                Picked.apply(model.weight, torch.tensor([0, 1]), wrong).sum().backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+            if step == 1:
+                text = raises(MismatchError, one_step)
+                assert "the gradient of 'gradient" in text and "weight'" in text, text
+                assert f"rank {hvd.size() - 1} sent sparse" in text and "index 30 in dimension 0" in text, text
+                assert "rank 0" not in text or hvd.size() == 1
+            else:
+                one_step()
+        for name, each in parameters_of(model).items():
+            assert (each[:2] < before[name][:2]).all() and torch.equal(each[2:], before[name][2:])
+        check_same_everywhere(parameters_of(model))
+        optimizer.unwrap()
 
 
 @case

@@ -31,10 +31,14 @@ def vector(dtype: str, shape: Any, rank: int, seed: int = 0) -> Array:
 
 def check_close(dtype: str, got: Array, ranks: list[Array], factor: float = 1.0) -> None:
     """Raise unless `got` is the formula's result, rounded once."""
-    want = factor * adasum([widen(dtype, each).astype(np.float64) for each in ranks])
+    check_rounded(dtype, got, factor * adasum([widen(dtype, each).astype(np.float64) for each in ranks]))
+
+
+def check_rounded(dtype: str, got: Array, want: Array, beside: float = 0.0) -> None:
+    """Raise unless `got` is `want`, in float64, rounded once, for numbers up to `beside` or the largest of `want`."""
     assert got.shape == want.shape
     error = np.abs(widen(dtype, got).astype(np.float64) - want).max(initial=0.0)
-    room = 1.01 * CLOSE[dtype] * np.abs(want).max(initial=0.0)
+    room = 1.01 * CLOSE[dtype] * np.abs(want).max(initial=beside)
     assert error <= room, f"off by {error}, which is more than {room}"
 
 
@@ -232,7 +236,7 @@ def wrong_number_of_ranks() -> int:
 
 
 def ranks_that_have_joined() -> int:
-    """They bring zeros to a tensor, and cannot bring them to a group, of which they do not know the tensors."""
+    """They bring zeros, to a tensor and to each tensor of a group: what is left is Adasum of the others."""
     engine.init()
     cases, rank, size = Cases(), engine.rank(), engine.size()
     for step in range(rank + 1):
@@ -243,18 +247,33 @@ def ranks_that_have_joined() -> int:
                 with cases.case(f"step {step}: {count} {name}"):
                     brought = [vector("float32", count, other) * (other in left) for other in range(size)]
                     check_close("float32", got, brought)
-        group = [np.ones(5), np.ones(7)]
+        members = (("float32", 5), ("float64", 7), ("float32", 0), ("float32", 70_001), ("float16", ()), ("float64", 1))
+        group = [vector(dtype, shape, rank, k) for k, (dtype, shape) in enumerate(members)]
         for name in ("group", f"group {step}"):
+            # In flight with others: fused, or not.
+            handle = engine.grouped_allreduce_async(group, Adasum, name)
+            alone = engine.allreduce_async(group[0], Adasum, f"beside {name}")
+            small = engine.grouped_allreduce([*group[:2]] * 2, Adasum, f"small {name}")
+            found = engine.synchronize(handle)
             with cases.case(f"step {step}: {name}"):
-                if step == 0:
-                    assert (engine.grouped_allreduce(group, Adasum, name)[1] == 1).all()
-                else:
-                    refused(
-                        lambda name=name, group=group: engine.grouped_allreduce(group, Adasum, name),  # type: ignore[misc]
-                        "rank 0 has joined, and Adasum of a group needs every rank",
-                        MismatchError,
-                    )
+                for k, (dtype, shape) in enumerate(members):
+                    brought = [vector(dtype, shape, other, k) * (other in left) for other in range(size)]
+                    check_close(dtype, found[k], brought)
+                assert engine.synchronize(alone).tobytes() == found[0].tobytes() == small[2].tobytes()
+                assert small[3].tobytes() == found[1].tobytes()
+        many = [np.full(1 + k % 3, rank + 1.0) for k in range(30_000)]
+        got = engine.grouped_allreduce(many, Adasum, f"many {step}")
+        with cases.case(f"step {step}: more tensors than a chunk tells of"):
+            want = adasum([np.full(1, (other + 1.0) * (other in left)) for other in range(size)])[0]
+            assert max(np.abs(each - want).max() for each in got) < 1e-12
+        with cases.case(f"step {step}: a group that the ranks disagree on"):
+            if len(left) > 1:
+                refused(
+                    lambda group=group, step=step: engine.grouped_allreduce(group[: 2 + (rank > step)], Adasum, "odd"),  # type: ignore[misc]
+                    "a group of 2 tensors",
+                    MismatchError,
+                )
     engine.join()
     with cases.case("afterwards"):
         assert (engine.grouped_allreduce([np.ones(5), np.ones(7)], Adasum, "group")[1] == 1).all()
-    return cases.done(11 * (rank + 1) + 1)
+    return cases.done(13 * (rank + 1) + 1)

@@ -8,20 +8,23 @@ operation is a row of `KINDS`. Runs on every rank, so hypothesis, which draws, c
 from __future__ import annotations
 
 import hashlib
-import itertools
 import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from adasum_program import check_rounded, vector
+from adasum_reference import adasum
 from on_ranks import check_equal, numbers
 from operation_table import BOOL, CELLS, DTYPES, OPS, Array, expected
 
 import engine
 
 PLAIN = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")  # which NumPy has not; reduce_program tries it
+ADASUM = ("float16", "float32", "float64")
 ROWS = (0, 1, 2, 3, 5, 16, 33, 1000, 20_001)
 RESTS = ((), (1,), (3,), (0,), (2, 5), (3, 1, 2))
 CHUNKS = (4096, 4097, 5000, 1 << 16, 1 << 19, 1 << 20)
@@ -101,12 +104,18 @@ class Kind:
         Of the operation, the tensors of all ranks and the rank: what this rank gets, one array for each tensor.
     shared : bool
         All ranks get the same.
+    check : callable
+        Of a dtype, a result and what was expected: raises unless they agree.
+    pairs : bool
+        Takes 1, 2, 4, 8 .. ranks.
     """
 
     fields: Callable[[Any, int], dict[str, Any]]
     start: Callable[[Operation, list[Array], int, bool], Any]
     results: Callable[[Operation, list[list[Array]], int], list[Array]]
     shared: bool = True
+    check: Callable[[str, Array, Array], None] = check_equal
+    pairs: bool = False
 
 
 # ---- what can be drawn
@@ -125,8 +134,8 @@ def _one(st: Any, shapes: Any) -> Any:
     return st.tuples(st.tuples(st.sampled_from(PLAIN), shapes))
 
 
-def _many(st: Any) -> Any:
-    return st.lists(st.tuples(st.sampled_from(PLAIN), _shapes(st)), min_size=1, max_size=6).map(tuple)
+def _many(st: Any, shapes: Any, dtypes: tuple[str, ...] = PLAIN) -> Any:
+    return st.lists(st.tuples(st.sampled_from(dtypes), shapes), min_size=1, max_size=6).map(tuple)
 
 
 def _reduction(st: Any, members: Any) -> dict[str, Any]:
@@ -187,6 +196,8 @@ def program(st: Any, size: int, sets: tuple[tuple[int, ...], ...] = ()) -> Any:
 
 def _operation(st: Any, kind: str, ranks: tuple[int, ...], world: int) -> Any:
     size = len(ranks) or world
+    if KINDS[kind].pairs and size & (size - 1):
+        kind = "grouped_allreduce"
     return st.builds(
         Operation,
         kind=st.just(kind),
@@ -202,7 +213,7 @@ def _allowed(operation: Operation) -> Operation:
     """The nearest operation that the engine takes on every rank."""
     changes: dict[str, Any] = {}
     dtypes = [dtype for dtype, _ in operation.members]
-    if any(CELLS[dtype, operation.op].reduce is None for dtype in dtypes):
+    if operation.op in OPS and any(CELLS[dtype, operation.op].reduce is None for dtype in dtypes):
         changes["op"] = "Max"
     if any(dtype in BOOL for dtype in dtypes):
         changes["scales"] = (1.0, 1.0)
@@ -229,6 +240,8 @@ def _without_joined(phase: Phase) -> Phase:
                 else {}
             )
         operation = replace(each, **changes)
+        if KINDS[operation.kind].pairs and size & (size - 1):
+            operation = replace(operation, kind="grouped_allreduce", op="Sum")
         if operation.root in phase.joined:
             operation = replace(operation, root=left)
         if operation.odd in phase.joined or len(phase.joined) == size - 1:
@@ -315,12 +328,21 @@ def _reducescatter(operation: Operation, tensors: list[Array], rank: int, blocki
     return call(tensors[0], getattr(engine, operation.op), operation.name, *operation.scales, where(operation))
 
 
+def _grouped_reducescatter(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
+    call = engine.grouped_reducescatter if blocking else engine.grouped_reducescatter_async
+    return call(tensors, getattr(engine, operation.op), operation.name, *operation.scales, where(operation))
+
+
 def _barrier(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
     place = where(operation)
     return engine.barrier(operation.name, place) if blocking else place.engine.barrier(operation.name)
 
 
 # ---- what comes out
+
+
+def _combined(operation: Operation, brought: list[list[Array]], rank: int) -> list[Array]:
+    return [adasum([each.astype(np.float64) for each in values]) for values in zip(*brought, strict=True)]
 
 
 def _reduced(operation: Operation, brought: list[list[Array]], rank: int) -> list[Array]:
@@ -339,14 +361,23 @@ def _received(operation: Operation, brought: list[list[Array]], rank: int) -> li
 
 
 def _share(operation: Operation, brought: list[list[Array]], rank: int) -> list[Array]:
-    size, rows = len(brought), len(brought[0][0])
-    bounds = list(itertools.accumulate((rows // size + (r < rows % size) for r in range(size)), initial=0))
-    return [_reduced(operation, brought, rank)[0][bounds[rank] : bounds[rank + 1]]]
+    return [np.array_split(each, len(brought))[rank] for each in _reduced(operation, brought, rank)]
 
 
 KINDS: dict[str, Kind] = {
     "allreduce": Kind(lambda st, size: _reduction(st, _one(st, _shapes(st))), _allreduce, _reduced),
-    "grouped_allreduce": Kind(lambda st, size: _reduction(st, _many(st)), _grouped_allreduce, _reduced),
+    "grouped_allreduce": Kind(lambda st, size: _reduction(st, _many(st, _shapes(st))), _grouped_allreduce, _reduced),
+    "grouped_adasum": Kind(
+        lambda st, size: {
+            "members": _many(st, _shapes(st), ADASUM),
+            "op": st.just("Adasum"),
+            "in_place": st.booleans(),
+        },
+        _grouped_allreduce,
+        _combined,
+        check=partial(check_rounded, beside=8.0),  # one number may all but cancel: what ranks bring is as large
+        pairs=True,
+    ),
     "broadcast": Kind(
         lambda st, size: {
             "members": _one(st, _shapes(st)),
@@ -379,11 +410,20 @@ KINDS: dict[str, Kind] = {
         _share,
         shared=False,
     ),
+    "grouped_reducescatter": Kind(
+        lambda st, size: {
+            **_reduction(st, _many(st, _shapes(st).filter(bool))),
+            "in_place": st.just(False),
+        },
+        _grouped_reducescatter,
+        _share,
+        shared=False,
+    ),
     "barrier": Kind(lambda st, size: {}, _barrier, lambda operation, brought, rank: []),
 }
 
 
-REDUCTIONS = ("allreduce", "grouped_allreduce", "reducescatter")
+REDUCTIONS = ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter", "grouped_adasum")
 
 
 def tensors_of(operation: Operation, rank: int) -> list[Array]:
@@ -398,13 +438,14 @@ def tensors_of(operation: Operation, rank: int) -> list[Array]:
             shape = ()  # a 0-d tensor counts as one row
         if rank == operation.odd:
             shape = (*shape, 2)
-        arrays.append(numbers(dtype, shape, rank, operation.seed * 8 + place))
+        draw = vector if operation.op == "Adasum" else numbers
+        arrays.append(draw(dtype, shape, rank, operation.seed * 8 + place))
     return arrays
 
 
 def identity_of(operation: Operation, array: Array) -> Array:
     """What a rank that has joined contributes in place of an array."""
-    if operation.op in ("Sum", "Average"):
+    if operation.op in ("Sum", "Average", "Adasum"):
         return np.zeros_like(array)
     if operation.op == "Product":
         return np.ones_like(array)
@@ -554,23 +595,30 @@ class Walk:
             self.outcome.failures[flight.place] = f"{operation}: no mismatch was found"
             return
         results = [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
-        self.compare(flight, results, KINDS[operation.kind].results(operation, flight.brought, self.place(operation)))
+        kind = KINDS[operation.kind]
+        self.compare(flight, results, kind.results(operation, flight.brought, self.place(operation)), kind.check)
         if operation.in_place:
             if not all(got is given for got, given in zip(results, flight.tensors, strict=True)):
                 self.outcome.failures[flight.place] = f"{operation}: the result is another tensor"
         else:
             self.compare(flight, flight.tensors, flight.brought[self.place(operation)])
-        if KINDS[operation.kind].shared:
+        if kind.shared:
             whole = hashlib.blake2b(digest_size=8)
             for each in results:
                 whole.update(each.tobytes())
             self.outcome.digests[flight.place] = whole.hexdigest()
 
-    def compare(self, flight: Flight, got: list[Array], want: list[Array]) -> None:
+    def compare(
+        self,
+        flight: Flight,
+        got: list[Array],
+        want: list[Array],
+        check: Callable[[str, Array, Array], None] = check_equal,
+    ) -> None:
         try:
             assert len(got) == len(want), f"{len(got)} tensors, expected {len(want)}"
             for a, b in zip(got, want, strict=True):
-                check_equal(str(b.dtype), np.asarray(a), b)
+                check(str(np.asarray(a).dtype), np.asarray(a), b)
         except AssertionError as error:
             self.outcome.failures[flight.place] = f"{flight.operation}: {error}"
 

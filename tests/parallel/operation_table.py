@@ -254,10 +254,13 @@ last = engine.join()
 engine.torch.broadcast_parameters(model.state_dict(), root_rank=last)
 ```
 
-What the others do with a rank that has joined as the root is refused on all of them, and so are a grouped
-reduce-scatter and `Adasum` of a group. Whatever the rank itself brings while it has joined is refused there. A rank
-that waits in `join` waits as long as the others go on; when nothing happens for `stall_limit`, those that have not
-joined are named.
+To `Adasum` it is a rank without anything to add: the result is that of the others. What the others do with a rank
+that has joined as the root is refused on all of them. Whatever the rank itself brings while it has joined is refused
+there. A rank that waits in `join` waits as long as the others go on; when nothing happens for `stall_limit`, those that
+have not joined are named.
+
+While some ranks have joined, a grouped reduce-scatter and `Adasum` of a group first tell them what the tensors are: 24
+bytes each, in a broadcast. Nothing else changes, and while no rank has joined nothing does.
 
 ## Groups
 
@@ -292,6 +295,7 @@ rank sends these 1,000 rows and their numbers. Every rank then adds up the entri
 | bool | `Sum` is true on any rank; `Average` is refused |
 | nothing stored | fine, on any rank and on all |
 | ranks that disagree on dtype, shape, sparse dimensions or operation, or bring a dense tensor | a `MismatchError` on every rank |
+| indices that are not in the shape, or out of order in a tensor that says it is coalesced: torch does not check | a `MismatchError` on every rank, which says who brought them and the first of them, before torch or another rank uses them |
 | memory | every rank holds what all ranks have sent, and the sum |
 """  # noqa: E501
 

@@ -233,6 +233,16 @@ def joins(_: int) -> int:
             last = engine.join(part)
             with cases.case("the last of a set"):
                 assert last in (0, size - 1)
+            for stays in (0, size - 1):
+                if me == stays:
+                    group = [np.arange(4.0), np.arange(6, dtype=np.int32)]
+                    got = engine.grouped_reducescatter(group, engine.Sum, process_set=part)
+                    whole = engine.grouped_allreduce([group[0], np.arange(3.0)], engine.Adasum, process_set=part)
+                    with cases.case("groups in a set, one has joined"):
+                        for share, each in zip(got, group, strict=True):
+                            assert share.tolist() == np.array_split(each, 2)[part.rank()].tolist()
+                        assert whole[0].tolist() == [0, 1, 2, 3] and whole[1].tolist() == [0, 1, 2]
+                engine.join(part)
     return cases.done()
 
 
@@ -264,6 +274,28 @@ def compressed_step(check: Callable[[str, Array, Array], None], left: Sequence[i
             check(f"{dtype}, {k} of a compressed group", totals[k], want)
 
 
+def scattered_groups(cases: Cases, label: str, left: Sequence[int], new: str) -> None:
+    """Each tensor's rows by the ranks that are left: none, fewer than ranks, without bytes, several chunks of them."""
+    me, size = engine.rank(), engine.size()
+    shapes = ((0, 3), (1,), (4, 0), (5, 7), (2 * size + 1, 20_001), (33,))
+    for kinds, op in ((("float32", "int64", "float16"), "Sum"), (("int8", "float64"), "Min")):
+        dtypes = [kinds[k % len(kinds)] for k in range(len(shapes))]
+        brought = [
+            [small_numbers(dtype, shape, rank, k) for k, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True))]
+            for rank in left
+        ]
+        got = engine.grouped_reducescatter(brought[left.index(me)], getattr(engine, op), f"rows {op}{new}")
+        with cases.case(f"{label}: grouped reducescatter {op}"):
+            for k, (dtype, share) in enumerate(zip(dtypes, got, strict=True)):
+                whole = expected(dtype, op, [each[k] for each in brought])
+                check_equal(dtype, share, np.array_split(whole, size)[me])
+    many = [np.full(k % 7, float(me + k)) for k in range(2000)]
+    got = engine.grouped_reducescatter(many, engine.Sum, f"many rows{new}")
+    with cases.case(f"{label}: 2000 tensors"):
+        for k, share in enumerate(got):
+            assert share.tolist() == [sum(left) + len(left) * k] * len(np.array_split(range(k % 7), size)[me])
+
+
 def one_step(cases: Cases, label: str, left: Sequence[int], new: str) -> None:
     """One of everything, by the ranks that are left; some names are new while others have joined."""
     me, size = engine.rank(), engine.size()
@@ -292,6 +324,7 @@ def one_step(cases: Cases, label: str, left: Sequence[int], new: str) -> None:
     group = engine.grouped_allreduce([np.ones(3), np.ones((2, 5))], engine.Sum, f"group{new}")
     check("group", group[1], np.full((2, 5), float(len(left))))
     check("broadcast", engine.broadcast(np.full(4, me), left[-1], f"b{new}"), np.full(4, left[-1]))
+    scattered_groups(cases, label, left, new)
     compressed_step(check, left, new)
     gone = next((rank for rank in range(size) if rank not in left), None)
     if gone is not None:

@@ -1,0 +1,83 @@
+"""A group's tensors, told to ranks that have joined.
+
+A rank that stands in knows how many tensors a group has, and how many elements of each dtype. That is not enough where each
+tensor has rows or weights of its own: a grouped reduce-scatter, and Adasum. So such an entry has ENTRY_MEMBERS and begins with
+a broadcast: a rank that has brought the groups says what their tensors are. Then every rank plans the operation itself. While
+no rank has joined nothing of this travels.
+"""
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, malloc, realloc
+
+from engine_ext.control.layout cimport ALGORITHM_TWO_SHOT, KIND_BROADCAST, KIND_REDUCESCATTER
+from engine_ext.control.state cimport Told
+from engine_ext.control.table cimport OP_STAND_IN, Member, Op
+from engine_ext.data.executor cimport executor_start
+from engine_ext.data.kernels cimport ENGINE_UINT8
+from engine_ext.data.plan cimport Piece, plan_add, plan_clear
+
+
+cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:
+    """Begin the broadcast. False without memory."""
+    cdef bint tells = e.segment.rank == entry.id
+    cdef uint64_t total = 0, nbytes
+    cdef Told* told
+    cdef const Member* member
+    cdef Piece* piece
+    cdef int32_t i
+    cdef uint32_t k
+    for i in range(<int32_t>entry.items):
+        total += e.batch[i].meta.group
+    nbytes = total * sizeof(Told)
+    if total > e.told_room:
+        told = <Told*>realloc(e.told, nbytes)
+        if told == NULL:
+            return False
+        e.told, e.told_room = told, total
+    told = e.told
+    for i in range(<int32_t>entry.items if tells else 0):
+        for k in range(e.batch[i].meta.group):
+            member = &e.batch[i].members[k]
+            told.rows, told.row_bytes, told.dtype = member.rows, <int64_t>member.row_bytes, member.dtype
+            told += 1
+    plan_clear(&e.executor.plan)
+    piece = plan_add(&e.executor.plan, <char*>e.told if tells else NULL, <char*>e.told, nbytes, ENGINE_UINT8, ENGINE_UINT8, -1)
+    if piece == NULL:
+        return False
+    e.executor.kind, e.executor.algorithm = KIND_BROADCAST, ALGORITHM_TWO_SHOT
+    e.executor.streaming = e.executor.needs_pack = e.executor.timed = False
+    e.executor.root, e.executor.chunk, e.executor.lead = entry.id, entry.chunk, 0
+    e.executor.reduction.prescale = 1.0
+    executor_start(&e.executor, (e.executor.plan.total + entry.chunk - 1) // entry.chunk)
+    return True
+
+
+cdef bint members_heard(State* e, const engine_entry* entry) noexcept nogil:
+    """The broadcast is over: give the groups that this rank stands in for their tensors. False without memory."""
+    cdef const Told* told = e.told
+    cdef int32_t i
+    for i in range(<int32_t>entry.items):
+        if e.batch[i].flags & OP_STAND_IN and e.batch[i].meta.group and not make_members(e.batch[i], told, e.segment.size):
+            return False
+        told += e.batch[i].meta.group
+    return True
+
+
+cdef bint make_members(Op* op, const Told* told, int size) noexcept nogil:
+    """Tensors that are absent, all with the same memory for results that nobody wants. False without memory."""
+    cdef uint64_t longest = 1
+    cdef int64_t rows
+    cdef Member* member
+    cdef uint32_t k
+    op.members = <Member*>calloc(op.meta.group, sizeof(Member))
+    if op.members == NULL:
+        return False
+    for k in range(op.meta.group):
+        member = &op.members[k]
+        member.rows, member.row_bytes, member.dtype = told[k].rows, <uint64_t>told[k].row_bytes, <int>told[k].dtype
+        member.nbytes = <uint64_t>member.rows * member.row_bytes
+        rows = member.rows // size + 1 if op.meta.kind == KIND_REDUCESCATTER else member.rows
+        longest = max(longest, <uint64_t>rows * member.row_bytes)
+    op.target = op.memory = <char*>malloc(longest)
+    for k in range(op.meta.group):
+        op.members[k].target = op.memory
+    return op.memory != NULL
