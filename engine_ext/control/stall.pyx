@@ -111,8 +111,8 @@ cdef void report_names(State* e, uint64_t older_than) noexcept nogil:
             news |= word != 0
             mine |= word != 0 and r == e.segment.rank
         e.heard[r] = word
-    if news and standoff_describe(&e.coordinator, -1, text, TEXT_BYTES) == Standoff.MUTUAL and strcmp(text, e.told) != 0:
-        strcpy(e.told, text)
+    if news and standoff_describe(&e.coordinator, -1, text, TEXT_BYTES) == Standoff.MUTUAL and strcmp(text, e.account) != 0:
+        strcpy(e.account, text)
         stall_tell(e, text)
     elif mine:
         raise_event(e, EVENT_STALL)

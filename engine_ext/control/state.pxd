@@ -109,7 +109,7 @@ cdef struct State:
     void* graveyard             # atomic stack of operations that are done and abandoned
     char[OVERDUE_BYTES] overdue  # lines for the next stall report; under the lock
     uint32_t[MAX_RANKS] heard   # rank 0: what each rank has said to be overdue, as id + 1; 0: nothing
-    char[REASON_BYTES] told     # rank 0: the last account of who waits for whom
+    char[REASON_BYTES] account  # rank 0: the last account of who waits for whom
     uint64_t stood              # 1 + the entry whose standing still has been reported
     uint64_t* alive             # a page that a forked child finds zero
     Counters counters
