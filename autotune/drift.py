@@ -1,0 +1,40 @@
+"""Page-Hinkley's test: has what is deployed become slower, or faster, for good?"""
+
+from __future__ import annotations
+
+import math
+
+#: Of one batch, in its standard errors, at most: a single disturbance, however large, is no drift.
+MOST = 6.0
+#: What is not counted as a deviation, in standard errors.
+SLACK = 0.75
+#: Sum of deviations at which the search is opened again.
+LIMIT = 15.0
+#: Smallest change that can matter, in logarithms of seconds: deviations are measured in no less than a third of it.
+LEAST = 0.03
+
+
+class PageHinkley:
+    """Watches logarithms of step times against a reference.
+
+    Parameters
+    ----------
+    reference, error : float
+        What they are expected to be, and how sure that is: its standard error.
+
+    References
+    ----------
+    E. S. Page, Continuous inspection schemes, Biometrika 41 (1954).
+    """
+
+    def __init__(self, reference: float, error: float) -> None:
+        self.reference, self.error = reference, error
+        self.slower = self.faster = 0.0
+
+    def add(self, log: float, error: float) -> bool:
+        """Take note of a batch and of its standard error; whether there is a drift."""
+        unit = max(math.hypot(error, self.error), LEAST / 3.0)
+        deviation = min(max((log - self.reference) / unit, -MOST), MOST)
+        self.slower = max(0.0, self.slower + deviation - SLACK)
+        self.faster = max(0.0, self.faster - deviation - SLACK)
+        return max(self.slower, self.faster) >= LIMIT
