@@ -31,7 +31,7 @@ def log_improvement(z: Array) -> Array:
     plain = np.log(np.exp(-(near**2) / 2 - C1) + near * ndtr(near))
     far = np.minimum(z, -1.0)
     tail = -(far**2) / 2 - C1 + np.log1p(-np.exp(np.log(erfcx(-far / math.sqrt(2)) * -far) + C2))
-    return np.where(z > -1.0, plain, tail)
+    return np.asarray(np.where(z > -1.0, plain, tail))
 
 
 def log_expected_improvement(surrogate: Surrogate, x: Array, epoch: int, best: Array) -> Array:

@@ -12,15 +12,17 @@ SLACK = 0.75
 LIMIT = 15.0
 #: Smallest change that can matter, in logarithms of seconds: deviations are measured in no less than a third of it.
 LEAST = 0.03
+#: The reference is sure enough when its error is this share of a batch's.
+SURE = 0.3
 
 
 class PageHinkley:
-    """Watches logarithms of step times against a reference.
+    """Watches logarithms of step times against what they were at first.
 
     Parameters
     ----------
     reference, error : float
-        What they are expected to be, and how sure that is: its standard error.
+        What they are expected to be, and how sure that is: its standard error. The first batches make it surer.
 
     References
     ----------
@@ -37,4 +39,8 @@ class PageHinkley:
         deviation = min(max((log - self.reference) / unit, -MOST), MOST)
         self.slower = max(0.0, self.slower + deviation - SLACK)
         self.faster = max(0.0, self.faster - deviation - SLACK)
+        if self.error > SURE * error and abs(deviation) < MOST / 2:
+            mine, its = self.error**-2, error**-2
+            self.reference = (mine * self.reference + its * log) / (mine + its)
+            self.error = (mine + its) ** -0.5
         return max(self.slower, self.faster) >= LIMIT

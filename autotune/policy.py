@@ -13,8 +13,8 @@ count as those of a surface that resembles today's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -130,6 +130,8 @@ class Tuner:
     first : sequence of mapping
         Settings to try right after the default: what was best the last time, or by a model of the transport.
     settings : Settings, optional
+    journal : callable, optional
+        Called with each row of the log, a dict in JSON's types, as it happens: `Journal(path)` writes them down.
 
     Raises
     ------
@@ -153,6 +155,7 @@ class Tuner:
         max_trials: int = 20,
         first: Sequence[Mapping[str, Any]] = (),
         settings: Settings | None = None,
+        journal: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         if max_trials < 1:
             raise ValueError(f"max_trials is 1 or more, not {max_trials}")
@@ -169,6 +172,18 @@ class Tuner:
         self._known: tuple[object, Surrogate] | None = None
         self._found: tuple[object, tuple[Knobs, float]] | None = None
         self._epoch = Epoch(0, self.default, max_trials, [self.default], self.first + self._designed(0))
+        self._write = journal if journal is not None else lambda row: None
+        self._write(
+            {
+                "row": "open",
+                "seed": seed,
+                "max_trials": max_trials,
+                "space": space.describe(),
+                "default": self.default,
+                "first": self.first,
+                "settings": asdict(self.settings),
+            }
+        )
 
     # What a caller does
 
@@ -177,8 +192,14 @@ class Tuner:
         """Whether the search is over: then `best()` is its result, and `observe` watches it."""
         return self._done
 
-    def ask(self) -> Trial:
+    def ask(self, as_logged: tuple[Mapping[str, Any], float] | None = None) -> Trial:
         """The next trial. Each call counts; what is asked and not yet told is taken to be as expected.
+
+        Parameters
+        ----------
+        as_logged : (mapping, float), optional
+            For a replay on another machine: a setting to take instead of the proposal, if it is as promising up to that
+            share of its expected improvement.
 
         Raises
         ------
@@ -188,6 +209,10 @@ class Tuner:
         if self._done:
             raise RuntimeError("the search is over: best() has its result, and observe() may open it again")
         knobs, phase, why = self._propose()
+        if as_logged is not None and phase == "search":
+            logged, tolerance = self.space.check(as_logged[0]), as_logged[1]
+            if self._promise(logged) >= (1.0 - tolerance) * self._promise(knobs):
+                knobs = logged
         return self._issue(knobs, phase, why)
 
     def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok") -> None:
@@ -215,6 +240,7 @@ class Tuner:
             raise ValueError(f"a trial's status is 'ok' or 'aborted', not {status!r}")
         values = _checked(samples, f"trial {trial_id}")
         del self._pending[trial_id]
+        self._write({"row": "tell", "id": trial_id, "status": status, "samples": values})
         score = Score(values, self._usual())
         self.history.append(Told(trial, self.space.encode(trial.knobs), self._epoch.number, values, status, score))
         if not self._pending:
@@ -240,14 +266,36 @@ class Tuner:
         values = _checked(samples, "what is deployed")
         if not self._done:
             return False
+        self._write({"row": "observe", "samples": values})
         score = Score(values, self._usual())
         if self._watch is None:
-            self._watch = PageHinkley(score.log, score.error)
-            return False
+            known = [told.score for told in self._now() if told.trial.knobs == self._deployed]
+            self._watch = PageHinkley(*_pooled(known, self._surrogate().noise))
         if not self._watch.add(score.log, score.error):
             return False
         self._reopen()
         return True
+
+    def believe(self, settings: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
+        """What is expected of settings: mean and standard deviation of log(time / time of what stood), shapes (n,)."""
+        return self._surrogate().mixture(np.array([self.space.encode(knobs) for knobs in settings]), self._epoch.number)
+
+    def load(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take over the trials and decisions of a log, whatever would have been proposed or decided here."""
+        asked: dict[int, Mapping[str, Any]] = {}
+        for row in rows:
+            if row["row"] == "ask":
+                asked[row["id"]] = row
+            elif row["row"] == "tell":
+                ask = asked[row["id"]]
+                trial = Trial(row["id"], self.space.check(ask["knobs"]), ask["phase"], ask["why"])
+                score = Score(row["samples"], self._usual())
+                x = self.space.encode(trial.knobs)
+                self.history.append(Told(trial, x, self._epoch.number, row["samples"], row["status"], score))
+            elif row["row"] == "decide":
+                self._deployed = self.space.check(row["knobs"])
+                if row["decision"] == "reopen":
+                    self._reopen()
 
     # How it decides
 
@@ -279,27 +327,52 @@ class Tuner:
     def _conclude(self) -> None:
         """After a trial: deploy what is proven; see whether the search is over."""
         epoch = self._epoch
-        if epoch.baseline or (epoch.design and self._left() > 2):
+        if self._left() > 0 and (epoch.baseline or (epoch.design and self._left() > 2)):
             return
         surrogate = self._surrogate()
         proven = [knobs for knobs in self._measured() if self._proven(surrogate, knobs)]
+        deployed = epoch.standing
         if proven:
             means, _ = surrogate.mixture(np.array([self.space.encode(knobs) for knobs in proven]), epoch.number)
-            self._deployed = proven[int(np.argmin(means))]
-        else:
-            self._deployed = epoch.standing
+            deployed = proven[int(np.argmin(means))]
         challenger = self._challenger(surrogate)
-        settled = challenger is None or challenger == self._deployed
-        if self._left() == 0 or (settled and self._most_promising(surrogate)[1] < self.settings.hope):
-            self._done = True
-            self._watch = None
+        settled = challenger is None or challenger == deployed
+        hope = self._most_promising(surrogate)[1]
+        if self._left() == 0:
+            self._finish(surrogate, deployed, "no trials are left")
+        elif settled and hope < self.settings.hope:
+            self._finish(surrogate, deployed, f"one more trial may gain {hope:.2%} of a step on average")
+        elif deployed != self._deployed:
+            self._deploy(surrogate, deployed, "deploy")
+
+    def _deploy(self, surrogate: Surrogate, knobs: Knobs, decision: str, **more: Any) -> None:
+        """Decide for a setting, and say why."""
+        standing = self._epoch.standing
+        row = {"row": "decide", "decision": decision, "knobs": dict(knobs), **more}
+        if knobs == standing:
+            row["why"] = "nothing is proven better than what stood"
+        else:
+            at = self.space.encode(knobs), self.space.encode(standing)
+            gap, deviation = surrogate.difference(*at, self._epoch.number)
+            row |= {"gap": gap, "deviation": deviation}
+            least = -math.expm1(gap + 2 * deviation)
+            row["why"] = f"faster by {-math.expm1(gap):.1%} (sure of {least:.1%}) than what stood"
+        self._deployed = knobs
+        self._write(row)
+
+    def _finish(self, surrogate: Surrogate, knobs: Knobs, because: str) -> None:
+        self._deploy(surrogate, knobs, "finish", because=because, trials=self._epoch.used, final=True)
+        self._done, self._watch = True, None
 
     def _reopen(self) -> None:
         """A new epoch: what is deployed is what has to be beaten."""
         baseline = [self._deployed] + [self.default] * (self.default != self._deployed)
         allowed = min(self.settings.after_drift, self.max_trials)
-        self._epoch = Epoch(self._epoch.number + 1, self._deployed, allowed, baseline, self._designed(self._epoch.number + 1))
+        number = self._epoch.number + 1
+        self._epoch = Epoch(number, self._deployed, allowed, baseline, self._designed(number))
         self._done = False
+        why = "the deployed setting's step times are no longer what they were"
+        self._write({"row": "decide", "decision": "reopen", "knobs": dict(self._deployed), "why": why})
 
     def _issue(self, knobs: Knobs, phase: Phase, why: str) -> Trial:
         epoch = self._epoch
@@ -312,6 +385,8 @@ class Tuner:
         trial = Trial(self._asked, dict(knobs), phase, why, limit)
         self._pending[trial.id] = trial
         self._asked += 1
+        limited = {"limit": limit} if limit < math.inf else {}
+        self._write({"row": "ask", "id": trial.id, "knobs": trial.knobs, "phase": phase, "why": why, **limited})
         epoch.used += 1
         return trial
 
@@ -372,15 +447,23 @@ class Tuner:
         self._found = surrogate, (self.space.decode(x[k]), float(math.exp(value[k])))
         return self._found[1]
 
+    def _promise(self, knobs: Knobs) -> float:
+        """Expected improvement of one setting, as a share."""
+        surrogate = self._surrogate()
+        means, _ = surrogate.predict(
+            np.array([self.space.encode(each) for each in self._measured()]), self._epoch.number
+        )
+        return float(np.exp(self._value(surrogate, self.space.encode(knobs)[None], means.min(axis=1)))[0])
+
     def _value(self, surrogate: Surrogate, x: Array, best: Array) -> Array:
-        """log expected improvement; of settings that would probably cost more than the budget allows, next to nothing."""
+        """log expected improvement, less for a setting that would probably cost more than the budget allows."""
         number = self._epoch.number
         value = log_expected_improvement(surrogate, x, number, best)
         mean, deviation = surrogate.mixture(x, number)
         z = mean / deviation
         loss = mean * ndtr(z) + deviation * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
         steps = float(np.median([len(told.samples) for told in self._now() if told.status == "ok"] or [1]))
-        return value - np.maximum(0.0, loss * steps / max(self._budget(), 1e-9) - 1.0)
+        return np.asarray(value - np.maximum(0.0, loss * steps / max(self._budget(), 1e-9) - 1.0))
 
     def _budget(self) -> float:
         """Steps that one more trial may lose."""

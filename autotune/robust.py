@@ -17,8 +17,9 @@ MOST = 256  # samples of which all pairs are looked at
 def location(samples: Array) -> float:
     """The Hodges-Lehmann estimate: the median of the means of all pairs.
 
-    As robust as one needs (29 % of the samples may be anything), and nearly as sharp as the mean (95 % of its efficiency
-    on normal noise, where the median has 64 %). Of more samples than `MOST`, medians of neighbours are taken first.
+    As robust as one needs (29 % of the samples may be anything), and nearly as sharp as the mean: 95 % of its
+    efficiency on normal noise, where the median has 64 %. Of more samples than `MOST`, medians of neighbours are taken
+    first.
 
     Parameters
     ----------

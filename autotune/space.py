@@ -1,4 +1,4 @@
-"""The knobs that can be turned, and where a setting of them lies in the unit cube in which the surrogate measures distance."""
+"""The knobs that can be turned, and where a setting of them lies in the unit cube, where distances are measured."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Real:
         return [0.0, 1.0] if value == self.off else [self._share(float(value)), 0.0]
 
     def decode(self, at: Sequence[float]) -> Any:
-        """The value at, or nearest to, some coordinates."""
+        """The value at some coordinates, or nearest to them, to four digits."""
         if self.off is not None and at[1] >= 0.5:
             return self.off
         share = min(max(float(at[0]), 0.0), 1.0)
@@ -93,7 +93,7 @@ class Real:
         return None
 
     def _fit(self, value: float) -> Any:
-        return min(max(value, self.low), self.high)
+        return min(max(float(f"{value:.4g}"), self.low), self.high)
 
     def _scaled(self, value: float) -> float:
         return math.log(value) if self.log else value
@@ -162,7 +162,7 @@ class Choice:
         return self._corner(np.argmax(at, axis=1))
 
     def _corner(self, numbers: NDArray[np.int64]) -> Array:
-        return math.sqrt(0.5) * (numbers[:, None] == np.arange(len(self.values)))
+        return np.where(numbers[:, None] == np.arange(len(self.values)), math.sqrt(0.5), 0.0)
 
     def error(self, value: Any) -> str | None:
         """What is wrong with a value, if anything."""
@@ -232,7 +232,9 @@ class Space:
             wrong = knob.error(knobs[name])
             if wrong is not None:
                 raise ValueError(f"{what} has a bad {name!r}: {wrong}")
-        return {name: int(knobs[name]) if isinstance(knob, Integer) else knobs[name] for name, knob in self.knobs.items()}
+        return {
+            name: int(knobs[name]) if isinstance(knob, Integer) else knobs[name] for name, knob in self.knobs.items()
+        }
 
     def encode(self, knobs: Mapping[str, Any]) -> Array:
         """Coordinates of a setting: shape (width,), float64, each from 0 to 1."""
@@ -252,12 +254,14 @@ class Space:
 
     def snap(self, at: Array) -> Array:
         """The encodings of the settings nearest to some coordinates: shape (n, width) to the same."""
-        return np.concatenate([knob.snap(at[:, self.groups == g]) for g, knob in enumerate(self.knobs.values())], axis=1)
+        return np.concatenate(
+            [knob.snap(at[:, self.groups == g]) for g, knob in enumerate(self.knobs.values())], axis=1
+        )
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """The space in JSON's types; `Space.from_description` reads it."""
         return {
-            name: {"kind": type(knob).__name__, **{field: _plain(getattr(knob, field)) for field in knob.__dataclass_fields__}}
+            name: {"kind": type(knob).__name__, **{each: _plain(getattr(knob, each)) for each in vars(knob)}}
             for name, knob in self.knobs.items()
         }
 
@@ -276,7 +280,9 @@ class Space:
                 rest = dict(fields)
                 knobs[name] = KINDS[rest.pop("kind")](**rest)
             except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"knob {name!r} is not described as a Real, an Integer or a Choice: {error}") from error
+                raise ValueError(
+                    f"knob {name!r} is not described as a Real, an Integer or a Choice: {error}"
+                ) from error
         return cls(**knobs)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 Array = NDArray[np.float64]
+Numbers = NDArray[np.int64]
 
 DRAWS = 96  # in each round
 KEPT = 16  # that predictions are averaged over
@@ -69,7 +70,7 @@ class Surrogate:
     seed : int
     """
 
-    def __init__(self, x: Array, y: Array, errors: Array, epochs: NDArray[np.int64], groups: NDArray[np.int64], seed: int) -> None:
+    def __init__(self, x: Array, y: Array, errors: Array, epochs: Numbers, groups: Numbers, seed: int) -> None:
         self.x, self.y, self.epochs, self.groups = x, y, epochs, groups
         self._errors = errors
         self._knobs = int(groups.max()) + 1
@@ -131,7 +132,8 @@ class Surrogate:
         cross = self._cross(both, epoch)
         mean = np.einsum("smn,sn->sm", cross, self._alpha)
         half = cross @ self._inverse.transpose(0, 2, 1)
-        prior = np.exp(2 * self.draws[:, -2]) * (2.0 - 2.0 * self._kernel(self.draws, self._distances(both, both))[:, 0, 1])
+        apart = self._kernel(self.draws, self._distances(both, both))[:, 0, 1]
+        prior = 2.0 * np.exp(2 * self.draws[:, -2]) * (1.0 - apart)
         gap = mean[:, 0] - mean[:, 1]
         variance = np.maximum(prior - np.sum((half[:, 0] - half[:, 1]) ** 2, axis=1), JITTER)
         average = float(self.weights @ gap)
@@ -158,7 +160,7 @@ class Surrogate:
         """Covariance of points with the observations: shape (s, m, n)."""
         kernel = np.exp(2 * self.draws[:, -2])[:, None, None] * self._kernel(self.draws, self._distances(x, self.x))
         same = self.epochs == epoch
-        return kernel * np.where(same, 1.0, KINSHIP) + MEAN_SD**2 * same
+        return np.asarray(kernel * np.where(same, 1.0, KINSHIP) + MEAN_SD**2 * same)
 
     def _likelihood(self, draws: Array) -> Array:
         """Logarithm of the marginal likelihood of each draw: shape (s,)."""
