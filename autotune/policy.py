@@ -48,9 +48,10 @@ class Settings:
     worth : float
         Improvement, as a share, below which a setting is not worth deploying.
     proof : float
-        Standard deviations by which the surrogate must hold a setting to be better than the default.
-    fresh : float
-        Standard errors by which measurements made to confirm it must show it.
+        Standard deviations by which a setting must be better than the default: those of the surrogate, which knows all
+        trials, and those of the measurements made to confirm it, which nothing has selected, added up.
+    least : float
+        What each of the two must show by itself.
     hope : float
         Expected improvement, as a share, below which searching on is pointless.
     after_drift : int
@@ -61,8 +62,8 @@ class Settings:
     regret_budget: float = 0.02
     horizon: int = 2000
     worth: float = 0.01
-    proof: float = 3.0
-    fresh: float = 2.5
+    proof: float = 7.0
+    least: float = 2.0
     hope: float = 0.001
     after_drift: int = 15
 
@@ -396,7 +397,7 @@ class Tuner:
         if knobs == standing:
             return False
         gap, deviation = surrogate.difference(self.space.encode(knobs), self.space.encode(standing), self._epoch.number)
-        if gap > -max(self.settings.worth, self.settings.proof * deviation):
+        if gap > -max(self.settings.worth, self.settings.least * deviation):
             return False
         mine = [told.score for told in self._now() if told.trial.knobs == knobs and told.trial.phase == "confirm"]
         theirs = [told.score for told in self._now() if told.trial.knobs == standing]
@@ -405,7 +406,8 @@ class Tuner:
         noise = surrogate.noise
         fresh, error = _pooled(mine, noise)
         stands, error_too = _pooled(theirs, noise)
-        return stands - fresh > self.settings.fresh * math.hypot(error, error_too)
+        shown = (stands - fresh) / math.hypot(error, error_too)
+        return shown > self.settings.least and shown - gap / deviation > self.settings.proof
 
     def _challenger(self, surrogate: Surrogate) -> Knobs | None:
         """The measured setting that is best by all that is known, if it is worth deploying."""
@@ -414,9 +416,14 @@ class Tuner:
             return None
         x = np.array([self.space.encode(knobs) for knobs in others])
         mean, _ = surrogate.mixture(x, self._epoch.number)
-        k = int(np.argmin(mean))
+        confirmed = [self._confirmations(knobs) for knobs in others]
+        near = [k for k in range(len(others)) if mean[k] <= mean.min() + self.settings.worth]
+        k = max(near, key=lambda k: (confirmed[k], -mean[k]))  # what has been confirmed already is not left for nothing
         gap, _ = surrogate.difference(x[k], self.space.encode(self._epoch.standing), self._epoch.number)
         return others[k] if gap < -self.settings.worth else None
+
+    def _confirmations(self, knobs: Knobs) -> int:
+        return sum(told.trial.phase == "confirm" and told.trial.knobs == knobs for told in self._now())
 
     def _needed(self, surrogate: Surrogate, challenger: Knobs) -> int:
         """Trials that it will probably take to prove a challenger."""
@@ -426,8 +433,8 @@ class Tuner:
             self.space.encode(challenger), self.space.encode(self._epoch.standing), self._epoch.number
         )
         error = math.hypot(float(np.median([told.score.error for told in self._now()])), surrogate.noise)
-        pairs = 2 * (self.settings.proof * error / gap) ** 2
-        return int(min(max(2 * math.ceil(pairs), 2), max(2, self._epoch.allowed // 3)))
+        pairs = 3 * (self.settings.proof / 2 * error / gap) ** 2
+        return int(min(max(2 * math.ceil(pairs), 2), max(2, 2 * self._epoch.allowed // 5)))
 
     def _most_promising(self, surrogate: Surrogate) -> tuple[Knobs, float]:
         """The setting with the greatest expected improvement, as a share, that the budget allows."""
