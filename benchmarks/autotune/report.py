@@ -59,7 +59,8 @@ def tables(content: dict[str, Any]) -> list[Table]:
     found[-1].note = (
         "Regret: what the chosen setting takes longer than the best on a grid. Lost: time of trials beyond the "
         f"default's, as a share of a run of {HORIZON} steps, gains not counted. Where nothing matters our tuner left the "
-        f"default in {sum(row['changed'] for row in flat)} of {len(flat)} searches. {environment.describe(content['environment'])}"
+        f"default in {sum(row['changed'] for row in flat)} of {len(flat)} searches. "
+        f"{environment.describe(content['environment'])}"
     )
     return found
 
