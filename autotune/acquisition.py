@@ -1,0 +1,58 @@
+"""Expected improvement in log space, and the points among which its greatest value is looked for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import erfcx, logsumexp, ndtr
+
+from autotune.space import Space
+from autotune.surrogate import Surrogate, sequence
+
+Array = NDArray[np.float64]
+
+SPREAD = 384  # points over the whole space
+NEAR = 96  # points around each of the best
+NEAREST = 64  # points around the best of all these
+C1 = math.log(2 * math.pi) / 2
+C2 = math.log(math.pi / 2) / 2
+
+
+def log_improvement(z: Array) -> Array:
+    """log of phi(z) + z Phi(z): the expected improvement of a normal variable in its own standard deviations.
+
+    References
+    ----------
+    S. Ament et al., Unexpected improvements to expected improvement for Bayesian optimization, arXiv:2310.20708.
+    """
+    near = np.maximum(z, -1.0)
+    plain = np.log(np.exp(-(near**2) / 2 - C1) + near * ndtr(near))
+    far = np.minimum(z, -1.0)
+    tail = -(far**2) / 2 - C1 + np.log1p(-np.exp(np.log(erfcx(-far / math.sqrt(2)) * -far) + C2))
+    return np.asarray(np.where(z > -1.0, plain, tail))
+
+
+def log_expected_improvement(surrogate: Surrogate, x: Array, epoch: int, best: Array) -> Array:
+    """Of each point in `x`, of shape (m, w), below `best`, of shape (s,): averaged over hyperparameters, shape (m,)."""
+    mean, deviation = surrogate.predict(x, epoch)
+    logs = np.log(deviation) + log_improvement((best[:, None] - mean) / deviation)
+    return np.asarray(logsumexp(logs, axis=0, b=surrogate.weights[:, None]))
+
+
+def candidates(space: Space, centres: Array, rng: np.random.Generator) -> Array:
+    """Settings all over the space, and around `centres`, of shape (k, w): each the encoding of a real setting."""
+    everywhere = space.spread(sequence(SPREAD, len(space.knobs), rng.random(len(space.knobs))))
+    return np.concatenate([everywhere, *(around(space, centre, 0.12, NEAR, rng) for centre in centres)])
+
+
+def around(space: Space, centre: Array, reach: float, n: int, rng: np.random.Generator) -> Array:
+    """Settings that differ from `centre` in some knobs: shape (n, w)."""
+    moved = centre + reach * rng.standard_normal((n, space.width))
+    width = len(space.knobs)
+    turned = rng.random((n, width)) < max(0.5, 1.0 / width)
+    turned[np.arange(n), rng.integers(width, size=n)] = True
+    moved = np.where(turned[:, space.groups], moved, centre)
+    switched = space.apart & (rng.random((n, width)) < 0.25)
+    return space.snap(np.where(switched[:, space.groups], space.spread(rng.random((n, width))), moved))

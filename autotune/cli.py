@@ -1,0 +1,105 @@
+"""`autotune`: read the logs of searches."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune import horovod_csv, journal
+from autotune.journal import JournalError
+from autotune.replay import TOLERANCE, replay
+from autotune.space import Knobs
+from autotune.story import tell
+
+EXTRA = "needs rich and matplotlib: pip install 'enginerun[autotune]'"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code: 0; 1 for a log that is not reproduced; 2 for files that cannot be used."""
+    given = _parser().parse_args(argv)
+    try:
+        if given.command == "replay":
+            return _replay(given.log)
+        if given.command == "best":
+            return _best(given.log, given.format)
+        return _show(given.log, given.picture)
+    except (JournalError, OSError) as error:
+        print(f"autotune: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _replay(log: Path) -> int:
+    rows = journal.read(log)
+    try:
+        result = replay(rows)
+    except JournalError as error:
+        print(f"autotune: not reproduced: {log}, {error}", file=sys.stderr)
+        return 1
+    how = "exactly" if result.exact else f"within {TOLERANCE:g}, as numbers may differ: {'; '.join(result.differences)}"
+    print(f"{log}: {result.proposals} proposals and {result.decisions} decisions reproduced {how}")
+    return 0
+
+
+def _show(log: Path, drawn: Path | None) -> int:
+    try:
+        from rich.console import Console
+
+        from autotune.show import picture, show, show_samples
+    except ImportError as error:
+        print(f"autotune: error: {error.name} is missing: show {EXTRA}", file=sys.stderr)
+        return 2
+    console = Console()
+    if horovod_csv.looks_like(log):
+        show_samples(horovod_csv.read(log), console)
+        return 0
+    rows = journal.read(log)
+    show(rows, console)
+    if drawn is not None:
+        try:
+            picture(rows, drawn)
+        except ImportError as error:
+            print(f"autotune: error: {error.name} is missing: a picture {EXTRA}", file=sys.stderr)
+            return 2
+        print(f"drawn: {drawn}")
+    return 0
+
+
+def _best(log: Path, form: str) -> int:
+    if horovod_csv.looks_like(log):
+        print(_formatted(horovod_csv.best(horovod_csv.read(log)).knobs, form))
+        return 0
+    rows = journal.read(log)
+    decisions = tell(rows).decisions
+    if not decisions:
+        print(f"autotune: {log} has no decision: the search had not got so far; this is its default", file=sys.stderr)
+    print(_formatted(decisions[-1]["knobs"] if decisions else rows[0]["default"], form))
+    return 0
+
+
+def _formatted(knobs: Knobs, form: str) -> str:
+    """Knobs for a shell, for a job's environment, or for a program."""
+    if form == "json":
+        return json.dumps(knobs)
+    if form == "environment":
+        return "\n".join(f"ENGINE_{name.upper()}={value}" for name, value in knobs.items())
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in knobs.items())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="autotune", description="Read the logs of the tuner.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    again = commands.add_parser("replay", help="go through a search again: fails if it now goes another way")
+    shown = commands.add_parser("show", help="tell the story of a search")
+    shown.add_argument("--picture", type=Path, metavar="FILE", help="draw it too: .png, .svg or .pdf")
+    best = commands.add_parser("best", help="print the knobs that a search has decided for")
+    best.add_argument("--format", choices=("environment", "json", "options"), default="environment")
+    for command, more in ((again, ""), (shown, " or Horovod's CSV file"), (best, " or Horovod's CSV file")):
+        command.add_argument("log", type=Path, metavar="LOG", help="a log" + more)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

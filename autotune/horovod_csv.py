@@ -1,0 +1,65 @@
+"""The log of Horovod's autotuner: a CSV file with a row for each sample, whose score is in bytes per microsecond."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.journal import JournalError
+from autotune.space import Knobs
+
+HEADER = "hierarchical_allreduce,hierarchical_allgather,cache_enabled,cycle_time_ms,tensor_fusion_threshold,score"
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One row: the knobs in our names and units, and the score, of which more is better."""
+
+    line: int
+    knobs: Knobs
+    score: float
+
+
+def looks_like(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as such a log."""
+    with Path(path).open("rb") as file:
+        return b"tensor_fusion_threshold" in file.readline(4096)
+
+
+def read(path: str | os.PathLike[str]) -> list[Sample]:
+    """All samples of such a log.
+
+    Raises
+    ------
+    JournalError
+        A column is missing, or a value is no number; says the line.
+    """
+    with Path(path).open(newline="", encoding="utf-8", errors="replace") as file:
+        rows = csv.DictReader(file)
+        missing = [name for name in HEADER.split(",") if name not in (rows.fieldnames or ())]
+        if missing:
+            raise JournalError(f"{path}, line 1: expected the columns {HEADER}; {', '.join(missing)} are missing")
+        samples = []
+        for row in rows:
+            try:
+                values = {name: float(row[name]) for name in HEADER.split(",")}
+            except (TypeError, ValueError):
+                where = f"{path}, line {rows.line_num}"
+                raise JournalError(f"{where}: expected a number in each column, not {row}") from None
+            if not all(map(math.isfinite, values.values())):
+                raise JournalError(f"{path}, line {rows.line_num}: expected finite numbers, not {row}")
+            threshold = round(values["tensor_fusion_threshold"] * MEBIBYTE)
+            knobs = {"fusion_threshold": threshold, "cycle_time_ms": values["cycle_time_ms"]}
+            samples.append(Sample(rows.line_num, knobs, values["score"]))
+    if not samples:
+        raise JournalError(f"{path}, line 2: expected a sample: the run was shorter than the warm-up")
+    return samples
+
+
+def best(samples: list[Sample]) -> Sample:
+    """The sample with the highest score. It was measured once: nothing in such a log says how sure it is."""
+    return max(samples, key=lambda sample: sample.score)

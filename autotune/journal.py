@@ -1,0 +1,168 @@
+"""The log of a search: JSON lines, appended one at a time, each with its number. Every row is whole or missing.
+
+| row | what it holds |
+|---|---|
+| `open` | seed, space, default, trials, settings of the policy; schema, time, environment, what the search is about |
+| `ask` | a trial: its id, knobs, phase, the reason, the limit in seconds |
+| `tell` | its status and every raw sample, in seconds |
+| `observe` | samples of what is deployed, after the search |
+| `decide` | a decision: `deploy`, `finish` (with `final`) or `reopen`; the knobs and the reason |
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+NAMES: dict[type, str] = {int: "a whole number", str: "text", dict: "an object", list: "a list"}
+FIELDS: dict[str, dict[str, type]] = {
+    "open": {"seed": int, "max_trials": int, "space": dict, "default": dict, "first": list, "settings": dict},
+    "ask": {"id": int, "knobs": dict, "phase": str, "why": str},
+    "tell": {"id": int, "status": str, "samples": list},
+    "observe": {"samples": list},
+    "decide": {"decision": str, "knobs": dict, "why": str},
+}
+
+
+class JournalError(ValueError):
+    """A log that cannot be read: says the line, and what was expected there."""
+
+
+class Journal:
+    """Appends rows to a file that must not exist yet: one log is one search.
+
+    Parameters
+    ----------
+    path : path
+        Made with mode 0600.
+    about : mapping, optional
+        What the search is about, in JSON's types: model, world size, transport.
+
+    Raises
+    ------
+    FileExistsError
+        The file exists.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> None:
+        self.path = Path(path)
+        self._about = dict(about or {})
+        self._number = 0
+        try:
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            raise FileExistsError(f"{self.path} exists, and a log holds one search: give another name") from None
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        """Append a row. It has reached the kernel when this returns, so it survives the death of the process."""
+        full = {"n": self._number, **row}
+        if row["row"] == "open":
+            full |= {"schema": SCHEMA, "time": time.time(), "environment": environment(), "about": self._about}
+        line = memoryview(json.dumps(full, allow_nan=False).encode() + b"\n")
+        while line:
+            line = line[os.write(self._file, line) :]
+        self._number += 1
+
+    def close(self) -> None:
+        """Nothing more will be appended."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def environment() -> dict[str, str]:
+    """What the exact result of a calculation depends on."""
+    versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
+    return {"python": platform.python_version(), **versions, "machine": platform.machine(), "processor": _processor()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
+
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """All rows of a log.
+
+    Raises
+    ------
+    JournalError
+        The file is no log, of a newer schema, truncated, or its rows are not in order.
+    OSError
+        It cannot be read.
+    """
+    data = Path(path).read_bytes()
+    if not data.strip():
+        raise JournalError(f"{path} is empty: a log begins with a row 'open'")
+    lines = data.split(b"\n")
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines[:-1], start=1):
+        rows.append(_row(line, f"{path}, line {number}", number - 1))
+    if lines[-1]:
+        raise JournalError(
+            f"{path}, line {len(lines)}: truncated, a row ends with a line break. The {len(rows)} rows before it are "
+            f"whole: head -n {len(rows)} keeps them"
+        )
+    if not rows:
+        raise JournalError(f"{path}, line 1: truncated, a row ends with a line break")
+    return rows
+
+
+def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
+    """One checked row."""
+    try:
+        row = json.loads(line, parse_constant=_no_constant)
+    except ValueError as error:
+        hint = "" if number else " Is this a log of the tuner? One begins with a row 'open'."
+        raise JournalError(f"{where}: expected a row in JSON, but {error}.{hint}") from None
+    kind = row.get("row") if isinstance(row, dict) else None
+    if number == 0 and kind != "open":
+        raise JournalError(f"{where}: expected a row 'open', as a log of the tuner begins, not {_short(line)}")
+    if number == 0 and row.get("schema") != SCHEMA:
+        newer = isinstance(row.get("schema"), int) and row["schema"] > SCHEMA
+        advice = (
+            "it was written by a newer version: upgrade, to read it" if newer else "it was not written by the tuner"
+        )
+        raise JournalError(f"{where}: expected schema {SCHEMA}, not {row.get('schema')!r}; {advice}")
+    if kind not in FIELDS or (number > 0 and kind == "open"):
+        others = ", ".join(repr(each) for each in FIELDS if each != "open")
+        raise JournalError(f"{where}: expected a row of kind {others}, not {_short(line)}")
+    if row.get("n") != number:
+        have = row.get("n")
+        raise JournalError(f"{where}: expected row n={number}, not n={have!r}: rows are missing, or not in order")
+    for field, kind_ in FIELDS[kind].items():
+        if field not in row:
+            raise JournalError(f"{where}: expected a field {field!r} in a row {kind!r}")
+        if not isinstance(row[field], kind_) or isinstance(row[field], bool):
+            raise JournalError(f"{where}: expected {field!r} to be {NAMES[kind_]}, not {row[field]!r}")
+    for sample in row.get("samples", ()):
+        if isinstance(sample, bool) or not isinstance(sample, int | float) or not math.isfinite(sample) or sample <= 0:
+            raise JournalError(f"{where}: expected samples in seconds, positive and finite, not {sample!r}")
+    return dict(row)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _short(line: bytes) -> str:
+    text = line.decode("utf-8", "replace")
+    return repr(text if len(text) <= 60 else text[:57] + "...")

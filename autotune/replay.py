@@ -1,0 +1,132 @@
+"""Replaying a log: the same seed and samples must give the same proposals and decisions.
+
+Under the versions of numpy and scipy, and on the processor, that wrote the log, every row must be equal. Elsewhere the
+last bits of a calculation may differ: then numbers may differ by `TOLERANCE`, and a proposal counts as reproduced if
+the setting in the log is as promising as the one found now, up to `TOLERANCE` of its expected improvement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from autotune.journal import JournalError, environment
+from autotune.policy import Settings, Tuner
+from autotune.space import Space
+
+TOLERANCE = 1e-6
+EXACT_IN = ("numpy", "scipy", "machine", "processor")
+#: Written by the journal, not by the policy.
+STAMPS = {"n", "schema", "time", "environment", "about"}
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The result of a replay that has reproduced everything.
+
+    Attributes
+    ----------
+    proposals, decisions : int
+        Rows of the log that were reproduced.
+    exact : bool
+        Whether every number was equal.
+    differences : list of str
+        How this environment differs from that of the log.
+    """
+
+    proposals: int
+    decisions: int
+    exact: bool
+    differences: list[str]
+
+
+def tuner_of(row: dict[str, Any], journal: Any = None) -> Tuner:
+    """A tuner as that which began a log with this row.
+
+    Raises
+    ------
+    JournalError
+        The row makes no sense.
+    """
+    known = {field.name for field in fields(Settings)}
+    unknown = set(row["settings"]) - known
+    if unknown:
+        raise JournalError(f"line 1: settings {sorted(unknown)} are unknown; the policy has {sorted(known)}")
+    try:
+        space = Space.from_description(row["space"])
+        return Tuner(
+            space, row["default"], row["seed"], row["max_trials"], row["first"], Settings(**row["settings"]), journal
+        )
+    except (TypeError, ValueError) as error:
+        raise JournalError(f"line 1: {error}") from error
+
+
+def replay(rows: Sequence[dict[str, Any]]) -> Replay:
+    """Go through a log again.
+
+    Parameters
+    ----------
+    rows : list of dict
+        What `autotune.journal.read` gives.
+
+    Raises
+    ------
+    JournalError
+        A row differs from what the policy does now, or makes no sense after those before it: says which, and both.
+    """
+    here = environment()
+    there = rows[0].get("environment", {})
+    differing = [name for name in EXACT_IN if here[name] != there.get(name)]
+    differences = [f"{name} {there.get(name)} there, {here[name]} here" for name in differing]
+    produced: list[dict[str, Any]] = []
+    tuner = tuner_of(rows[0], produced.append)
+    exact = _compare(rows[0], produced[0], 1, not differences)
+    for k, row in enumerate(rows):
+        line = k + 1
+        try:
+            if row["row"] == "ask" and len(produced) == k:
+                tuner.ask(as_logged=None if not differences else (row["knobs"], TOLERANCE))
+            elif row["row"] == "tell" and len(produced) == k:
+                tuner.tell(row["id"], row["samples"], row["status"])
+            elif row["row"] == "observe" and len(produced) == k:
+                tuner.observe(row["samples"])
+        except (RuntimeError, ValueError) as error:
+            raise JournalError(f"line {line}: this row does not follow from those before it: {error}") from error
+        if len(produced) <= k:
+            raise JournalError(f"line {line}: the log has {_words(row)} here, and the policy decides nothing")
+        exact &= _compare(row, produced[k], line, not differences)
+    if len(produced) > len(rows):
+        more = _words(produced[len(rows)])
+        raise JournalError(f"line {len(rows) + 1}: the log ends, where the policy goes on with {more}")
+    kinds = [row["row"] for row in rows]
+    return Replay(kinds.count("ask"), kinds.count("decide"), exact, differences)
+
+
+def _compare(logged: dict[str, Any], made: dict[str, Any], line: int, exactly: bool) -> bool:
+    """Raise if two rows differ; whether they are equal to the last bit."""
+    mine = {key: value for key, value in logged.items() if key not in STAMPS}
+    if mine == made:
+        return True
+    if exactly or not _close(mine, made):
+        raise JournalError(f"line {line}: the log has {_words(mine)}, and the policy now {_words(made)}")
+    return False
+
+
+def _close(a: Any, b: Any) -> bool:
+    """Equal, but for the last digits of numbers and what is said of them in words."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_close(a[key], b[key]) for key in a if key not in ("why", "because"))
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_close, a, b))
+    if isinstance(a, float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-9)
+    return bool(a == b)
+
+
+def _words(row: dict[str, Any]) -> str:
+    knobs = " ".join(f"{name}={value}" for name, value in row.get("knobs", {}).items())
+    named = {"ask": f"trial {row.get('id')}", "decide": f"the decision to {row.get('decision')}"}
+    kind = named.get(row["row"], f"a row {row['row']!r}")
+    return f"{kind} {knobs}".rstrip()

@@ -1,0 +1,70 @@
+"""Robust statistics of the samples of one trial. Time steps have outliers on one side, and never on the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+NORMAL_MAD = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
+MOST = 256  # samples of which all pairs are looked at
+
+
+def location(samples: Array) -> float:
+    """The Hodges-Lehmann estimate: the median of the means of all pairs.
+
+    As robust as one needs (29 % of the samples may be anything), and nearly as sharp as the mean: 95 % of its
+    efficiency on normal noise, where the median has 64 %. Of more samples than `MOST`, medians of neighbours are taken
+    first.
+
+    Parameters
+    ----------
+    samples : array of float64, shape (n,)
+
+    References
+    ----------
+    J. L. Hodges, E. L. Lehmann, Estimates of location based on rank tests, Ann. Math. Statist. 34 (1963).
+    """
+    if len(samples) > MOST:
+        samples = np.array([np.median(part) for part in np.array_split(samples, MOST)])
+    first, second = np.triu_indices(len(samples))
+    return float(np.median((samples[first] + samples[second]) / 2))
+
+
+def scale(samples: Array) -> float:
+    """Standard deviation by the median absolute deviation."""
+    return float(NORMAL_MAD * np.median(np.abs(samples - np.median(samples))))
+
+
+class Score:
+    """What the samples of a trial say: logarithm of the seconds per step, and how sure it is.
+
+    Parameters
+    ----------
+    samples : sequence of float
+        Seconds per step, at least one.
+    usual : float
+        Standard deviation of the logarithm of one sample, by what is known from elsewhere. Counts as `PRIOR` samples.
+
+    Attributes
+    ----------
+    log : float
+    error : float
+        Standard error of `log`.
+    """
+
+    PRIOR = 4
+
+    def __init__(self, samples: Sequence[float], usual: float) -> None:
+        logs = np.log(np.asarray(samples, dtype=np.float64))
+        n = len(logs)
+        own = scale(logs) if n > 2 else usual
+        spread = math.sqrt((self.PRIOR * usual**2 + (n - 1) * own**2) / (self.PRIOR + n - 1))
+        self.log = location(logs)
+        self.error = spread / math.sqrt(0.95 * n)
+        self.spread = spread
+        self.count = n

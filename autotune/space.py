@@ -1,0 +1,293 @@
+"""The knobs that can be turned, and where a setting of them lies in the unit cube, where distances are measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Knobs = dict[str, Any]
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Real:
+    """A number between `low` and `high`.
+
+    Parameters
+    ----------
+    low, high : float
+        Both included.
+    log : bool
+        Distances are ratios: from 1 to 2 it is as far as from 10 to 20.
+    off : float, optional
+        One more value, apart from the others: that which turns the thing off, as 0 does for a time on a log scale.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    off: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ValueError(f"low must be below high, and both finite: low={self.low}, high={self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(
+                f"a log scale begins above 0, not at {self.low}; is it a value that means off? then give off={self.low}"
+            )
+        if self.off is not None and self.low <= self.off <= self.high:
+            raise ValueError(f"off={self.off} lies between low={self.low} and high={self.high}, so it is not apart")
+
+    @property
+    def width(self) -> int:
+        """Columns in the unit cube."""
+        return 1 if self.off is None else 2
+
+    def encode(self, value: Any) -> list[float]:
+        """Coordinates of a value: how far from low to high, and whether it is off."""
+        if self.off is None:
+            return [self._share(float(value))]
+        return [0.0, 1.0] if value == self.off else [self._share(float(value)), 0.0]
+
+    def decode(self, at: Sequence[float]) -> Any:
+        """The value at some coordinates, or nearest to them, to four digits."""
+        if self.off is not None and at[1] >= 0.5:
+            return self.off
+        share = min(max(float(at[0]), 0.0), 1.0)
+        low, high = self._scaled(self.low), self._scaled(self.high)
+        value = low + share * (high - low)
+        return self._fit(math.exp(value) if self.log else value)
+
+    def place(self, shares: Array) -> Array:
+        """Coordinates, of shape (n, width), of values spread as `shares`, of shape (n,) and from 0 to 1, are."""
+        if self.off is None:
+            return self.snap(shares[:, None])
+        inside = (shares - OFF_SHARE) / (1.0 - OFF_SHARE)
+        return self.snap(np.stack([inside, (shares < OFF_SHARE).astype(np.float64)], axis=1))
+
+    def snap(self, at: Array) -> Array:
+        """The nearest coordinates that a value has: shape (n, width) to the same."""
+        share = np.clip(at[:, 0], 0.0, 1.0)
+        if isinstance(self, Integer):
+            low, high = self._scaled(self.low), self._scaled(self.high)
+            value = np.rint(np.exp(low + share * (high - low)) if self.log else low + share * (high - low))
+            value = np.clip(value, self.low, self.high)
+            share = ((np.log(value) if self.log else value) - low) / (high - low)
+        if self.off is None:
+            return share[:, None]
+        off = at[:, 1] >= 0.5
+        return np.stack([np.where(off, 0.0, share), off.astype(np.float64)], axis=1)
+
+    def error(self, value: Any) -> str | None:
+        """What is wrong with a value, if anything."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"it is a number, not {value!r}"
+        if value != self.off and not self.low <= value <= self.high:
+            off = "" if self.off is None else f", or {self.off}"
+            return f"it is {self.low} to {self.high}{off}, not {value}"
+        return None
+
+    def _fit(self, value: float) -> Any:
+        return min(max(float(f"{value:.4g}"), self.low), self.high)
+
+    def _scaled(self, value: float) -> float:
+        return math.log(value) if self.log else value
+
+    def _share(self, value: float) -> float:
+        low, high = self._scaled(self.low), self._scaled(self.high)
+        return (self._scaled(value) - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class Integer(Real):
+    """A whole number between `low` and `high`; see `Real`."""
+
+    low: int
+    high: int
+    off: int | None = None
+
+    def error(self, value: Any) -> str | None:
+        """What is wrong with a value, if anything."""
+        if isinstance(value, float) and not value.is_integer():
+            return f"it is a whole number, not {value}"
+        return super().error(value)
+
+    def _fit(self, value: float) -> Any:
+        return min(max(round(value), self.low), self.high)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several values, none of which is nearer to another than to the rest.
+
+    Parameters
+    ----------
+    values : list
+        At least two, all different: str, int, float or bool.
+    """
+
+    values: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(self.values))
+        if len(self.values) < 2 or len(set(map(repr, self.values))) < len(self.values):
+            raise ValueError(f"a choice is among two or more different values, not {list(self.values)!r}")
+        if not all(isinstance(value, str | int | float | bool) for value in self.values):
+            raise ValueError(f"the values of a choice are text, numbers or truth values, not {list(self.values)!r}")
+
+    @property
+    def width(self) -> int:
+        """Columns in the unit cube: one for each value."""
+        return len(self.values)
+
+    def encode(self, value: Any) -> list[float]:
+        """Coordinates of a value. Any two of them are 1 apart."""
+        return [math.sqrt(0.5) * (repr(each) == repr(value)) for each in self.values]
+
+    def decode(self, at: Sequence[float]) -> Any:
+        """The value nearest to some coordinates."""
+        return self.values[int(np.argmax(at))]
+
+    def place(self, shares: Array) -> Array:
+        """Coordinates, of shape (n, width), of values spread as `shares`, of shape (n,) and from 0 to 1, are."""
+        return self._corner(np.minimum((shares * len(self.values)).astype(np.int64), len(self.values) - 1))
+
+    def snap(self, at: Array) -> Array:
+        """The nearest coordinates that a value has: shape (n, width) to the same."""
+        return self._corner(np.argmax(at, axis=1))
+
+    def _corner(self, numbers: NDArray[np.int64]) -> Array:
+        return np.where(numbers[:, None] == np.arange(len(self.values)), math.sqrt(0.5), 0.0)
+
+    def error(self, value: Any) -> str | None:
+        """What is wrong with a value, if anything."""
+        if repr(value) not in map(repr, self.values):
+            return f"it is one of {', '.join(map(repr, self.values))}, not {value!r}"
+        return None
+
+
+Knob = Real | Integer | Choice
+KINDS: dict[str, type[Real] | type[Choice]] = {"Real": Real, "Integer": Integer, "Choice": Choice}
+
+
+class Space:
+    """Knobs by name.
+
+    Parameters
+    ----------
+    **knobs : Real, Integer or Choice
+        At least one.
+
+    Examples
+    --------
+    >>> Space(cycle_time_ms=Real(0.05, 50.0, log=True, off=0.0), stores=Choice(["cached", "streaming"]))
+    """
+
+    def __init__(self, **knobs: Knob) -> None:
+        if not knobs:
+            raise ValueError("a space has at least one knob")
+        for name, knob in knobs.items():
+            if not isinstance(knob, Real | Choice):
+                raise TypeError(f"knob {name!r} is Real, Integer or Choice, not {type(knob).__qualname__}")
+        self.knobs: dict[str, Knob] = dict(knobs)
+        columns = [(g, knob.width) for g, knob in enumerate(self.knobs.values())]
+        #: For each column of an encoded setting, the number of the knob that it belongs to.
+        self.groups = np.array([g for g, width in columns for _ in range(width)])
+        #: For each knob, whether it has values that are apart from each other.
+        self.apart = np.array([isinstance(knob, Choice) or knob.off is not None for knob in self.knobs.values()])
+
+    def __repr__(self) -> str:
+        return f"Space({', '.join(f'{name}={knob!r}' for name, knob in self.knobs.items())})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Space) and self.describe() == other.describe()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def width(self) -> int:
+        """Columns of an encoded setting."""
+        return len(self.groups)
+
+    def check(self, knobs: Mapping[str, Any], what: str = "the setting") -> Knobs:
+        """A setting with exactly the knobs of this space, in their order.
+
+        Raises
+        ------
+        ValueError
+            A knob is missing, unknown, or out of its range.
+        """
+        missing = [name for name in self.knobs if name not in knobs]
+        unknown = [name for name in knobs if name not in self.knobs]
+        if missing or unknown:
+            parts = [f"lacks {', '.join(map(repr, missing))}"] if missing else []
+            parts += [f"has {', '.join(map(repr, unknown))}, which the space has not"] if unknown else []
+            raise ValueError(f"{what} {' and '.join(parts)}")
+        for name, knob in self.knobs.items():
+            wrong = knob.error(knobs[name])
+            if wrong is not None:
+                raise ValueError(f"{what} has a bad {name!r}: {wrong}")
+        return {
+            name: int(knobs[name]) if isinstance(knob, Integer) else knobs[name] for name, knob in self.knobs.items()
+        }
+
+    def encode(self, knobs: Mapping[str, Any]) -> Array:
+        """Coordinates of a setting: shape (width,), float64, each from 0 to 1."""
+        return np.array([at for name, knob in self.knobs.items() for at in knob.encode(knobs[name])])
+
+    def decode(self, at: Array) -> Knobs:
+        """The setting nearest to some coordinates, of shape (width,)."""
+        knobs, begin = {}, 0
+        for name, knob in self.knobs.items():
+            knobs[name] = knob.decode([float(each) for each in at[begin : begin + knob.width]])
+            begin += knob.width
+        return knobs
+
+    def spread(self, shares: Array) -> Array:
+        """Encoded settings from numbers between 0 and 1, one for each knob: shape (n, knobs) to (n, width)."""
+        return np.concatenate([knob.place(shares[:, g]) for g, knob in enumerate(self.knobs.values())], axis=1)
+
+    def snap(self, at: Array) -> Array:
+        """The encodings of the settings nearest to some coordinates: shape (n, width) to the same."""
+        return np.concatenate(
+            [knob.snap(at[:, self.groups == g]) for g, knob in enumerate(self.knobs.values())], axis=1
+        )
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """The space in JSON's types; `Space.from_description` reads it."""
+        return {
+            name: {"kind": type(knob).__name__, **{each: _plain(getattr(knob, each)) for each in vars(knob)}}
+            for name, knob in self.knobs.items()
+        }
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Mapping[str, Any]]) -> Space:
+        """The space that `describe` has described.
+
+        Raises
+        ------
+        ValueError
+            It is no such description.
+        """
+        knobs: dict[str, Any] = {}
+        for name, fields in described.items():
+            try:
+                rest = dict(fields)
+                knobs[name] = KINDS[rest.pop("kind")](**rest)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"knob {name!r} is not described as a Real, an Integer or a Choice: {error}"
+                ) from error
+        return cls(**knobs)
+
+
+OFF_SHARE = 0.15  # of a design's points at which a knob that has an off value is off
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,105 @@
+"""What a log tells: trials with their scores, what each decision rested on, and what the search has cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from autotune.robust import location, scale
+from autotune.space import Knobs
+
+
+@dataclass(frozen=True)
+class Line:
+    """One trial.
+
+    Attributes
+    ----------
+    seconds, error : float
+        Per step, robustly, and its standard error; NaN as long as nothing was told.
+    ratio : float
+        To what stood at the beginning of this search: below 1 is faster.
+    """
+
+    id: int
+    epoch: int
+    phase: str
+    knobs: Knobs
+    why: str
+    status: str = "running"
+    seconds: float = math.nan
+    error: float = math.nan
+    ratio: float = math.nan
+    samples: int = 0
+
+
+@dataclass
+class Story:
+    """The trials and decisions of a log, in order.
+
+    Attributes
+    ----------
+    final : dict or None
+        The last decision that ended a search; None as long as it goes on.
+    lost : float
+        Seconds that trials have taken longer than as many steps with what stood before, gains not counted.
+    saved : float
+        Likewise, of trials that were faster.
+    """
+
+    lines: list[Line] = field(default_factory=list)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    observed: int = 0
+    final: dict[str, Any] | None = None
+    lost: float = 0.0
+    saved: float = 0.0
+    spent: float = 0.0
+
+    def best_so_far(self) -> list[float]:
+        """After each trial, the least ratio measured in its epoch up to then."""
+        best: list[float] = []
+        for line in self.lines:
+            before = best[-1] if best and self.lines[len(best) - 1].epoch == line.epoch else math.inf
+            best.append(min(before, line.ratio) if line.status == "ok" else before)
+        return best
+
+
+def tell(rows: Sequence[dict[str, Any]]) -> Story:
+    """The story of the rows of a log."""
+    story, asked, epoch = Story(), {}, 0
+    standing: dict[int, float] = {}
+    for row in rows:
+        if row["row"] == "ask":
+            asked[row["id"]] = len(story.lines)
+            story.lines.append(Line(row["id"], epoch, row["phase"], row["knobs"], row["why"]))
+        elif row["row"] == "tell" and row["id"] in asked:
+            k = asked.pop(row["id"])
+            samples = np.asarray(row["samples"], dtype=np.float64)
+            seconds = math.exp(location(np.log(samples)))
+            error = scale(samples) / math.sqrt(0.95 * len(samples)) if len(samples) > 2 else math.nan
+            before = story.lines[k]
+            reference = standing.setdefault(before.epoch, seconds)
+            story.lines[k] = replace(
+                before,
+                status=row["status"],
+                seconds=seconds,
+                error=error,
+                ratio=seconds / reference,
+                samples=len(samples),
+            )
+            difference = (seconds - reference) * len(samples)
+            story.lost += max(0.0, difference)
+            story.saved += max(0.0, -difference)
+            story.spent += float(samples.sum())
+        elif row["row"] == "observe":
+            story.observed += 1
+        elif row["row"] == "decide":
+            story.decisions.append({**row, "last": story.lines[-1].id if story.lines else None})
+            story.final = row if row.get("final") else story.final
+            if row["decision"] == "reopen":
+                epoch, story.final = epoch + 1, None
+    return story

@@ -1,0 +1,169 @@
+"""A Gaussian process with Matern 5/2 kernel, whose hyperparameters are averaged over and not fitted.
+
+With a dozen trials many hyperparameters explain what was seen. The one that explains it best is too sure of itself; so
+predictions are averaged over some, weighted by how well they do. They are found by importance sampling in two rounds:
+the first draws from the prior, the second from a normal distribution fitted to what the first has found. No optimizer,
+no restarts: the same numbers in give the same numbers out.
+
+Shapes: n observations, m points, w columns, g knobs, s hyperparameter samples.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+DRAWS = 96  # in each round
+KEPT = 16  # that predictions are averaged over
+JITTER = 1e-10
+
+# The prior, on logarithms of: the lengthscales (of a cube of side 1), the amplitude, and the noise from trial to trial
+# (both in logarithms of seconds).
+LENGTHSCALE = (math.log(0.6), 0.75)
+AMPLITUDE = (math.log(0.15), 0.8)
+NOISE = (math.log(0.004), 0.8)
+MEAN_SD = 0.3  # of the constant that the process varies around
+KINSHIP = 0.6  # correlation of a surface with what it was before a drift
+
+
+def sequence(n: int, width: int, shift: Array) -> Array:
+    """Evenly spread points in the unit cube: shape (n, width). `shift`, of shape (width,), moves them around its edges.
+
+    References
+    ----------
+    M. Roberts, The unreasonable effectiveness of quasirandom sequences, 2018.
+    """
+    ratio = 2.0
+    for _ in range(64):  # the root of x^(width+1) = x + 1
+        ratio = (1.0 + ratio) ** (1.0 / (width + 1))
+    steps = ratio ** -np.arange(1.0, width + 1)
+    return np.asarray((shift + np.arange(1, n + 1)[:, None] * steps) % 1.0)
+
+
+def matern(squared: Array) -> Array:
+    """Matern 5/2 of squared distances."""
+    distance = np.sqrt(5.0 * squared)
+    return np.asarray((1.0 + distance + distance**2 / 3.0) * np.exp(-distance))
+
+
+class Surrogate:
+    """What is believed of the surface, given observations.
+
+    Parameters
+    ----------
+    x : array of float64, shape (n, w)
+        Encoded settings.
+    y : array of float64, shape (n,)
+        Logarithms of seconds; best near 0.
+    errors : array of float64, shape (n,)
+        Their standard errors.
+    epochs : array of int, shape (n,)
+        Counts drifts: observations of an older epoch are of a surface that resembles today's.
+    groups : array of int, shape (w,)
+        The knob of each column.
+    seed : int
+    """
+
+    def __init__(self, x: Array, y: Array, errors: Array, epochs: Numbers, groups: Numbers, seed: int) -> None:
+        self.x, self.y, self.epochs, self.groups = x, y, epochs, groups
+        self._errors = errors
+        self._knobs = int(groups.max()) + 1
+        self._squared = self._distances(x, x)
+        self._kin = np.where(epochs[:, None] == epochs[None, :], 1.0, KINSHIP)
+        self._same = (epochs[:, None] == epochs[None, :]).astype(np.float64)
+        mean = np.array([LENGTHSCALE[0]] * self._knobs + [AMPLITUDE[0], NOISE[0]])
+        deviation = np.array([LENGTHSCALE[1]] * self._knobs + [AMPLITUDE[1], NOISE[1]])
+        shift = np.random.default_rng(seed).random(len(mean))
+        unit = ndtri(np.clip(sequence(2 * DRAWS, len(mean), shift), 1e-6, 1 - 1e-6))
+        first = mean + deviation * unit[:DRAWS]
+        likely = self._likelihood(first)
+        weights = np.exp(likely - likely.max())
+        weights /= weights.sum()
+        centre = weights @ first
+        around = (first - centre) * np.sqrt(weights)[:, None]
+        covariance = around.T @ around + np.diag((0.3 * deviation) ** 2)
+        root = np.linalg.cholesky(covariance)
+        second = centre + unit[DRAWS:] @ root.T
+        prior = -0.5 * np.sum(((second - mean) / deviation) ** 2, axis=1) - np.log(deviation).sum()
+        proposed = -0.5 * np.sum(unit[DRAWS:] ** 2, axis=1) - np.log(np.diag(root)).sum()
+        likely_second = self._likelihood(second) + prior - proposed
+        draws = np.concatenate([first, second])
+        logs = np.concatenate([likely, likely_second])
+        best = np.argsort(-logs, kind="stable")[:KEPT]
+        self.draws = draws[best]
+        self.weights = np.exp(logs[best] - logs[best[0]])
+        self.weights /= self.weights.sum()
+        root = np.linalg.cholesky(self._covariance(self.draws))
+        self._inverse = np.linalg.inv(root)  # (s, n, n): few and well conditioned, and used many times
+        self._alpha = np.einsum("sji,sj->si", self._inverse, self._inverse @ y)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation between trials of one setting, beyond what their own samples explain."""
+        return float(self.weights @ np.exp(self.draws[:, -1]))
+
+    def lengthscales(self) -> Array:
+        """Of each knob, in shares of its range: shape (g,). The shorter, the more the knob matters."""
+        return np.asarray(np.exp(self.weights @ self.draws[:, : self._knobs]))
+
+    def predict(self, x: Array, epoch: int) -> tuple[Array, Array]:
+        """Mean and standard deviation for each hyperparameter sample: shapes (s, m). Of the surface, without noise."""
+        cross = self._cross(x, epoch)
+        mean = np.einsum("smn,sn->sm", cross, self._alpha)
+        half = cross @ self._inverse.transpose(0, 2, 1)
+        variance = (np.exp(2 * self.draws[:, -2]) + MEAN_SD**2)[:, None] - np.einsum("smn,smn->sm", half, half)
+        return mean, np.sqrt(np.maximum(variance, JITTER))
+
+    def mixture(self, x: Array, epoch: int) -> tuple[Array, Array]:
+        """Mean and standard deviation over all hyperparameters: shapes (m,)."""
+        mean, deviation = self.predict(x, epoch)
+        average = self.weights @ mean
+        return average, np.sqrt(self.weights @ (deviation**2 + (mean - average) ** 2))
+
+    def difference(self, a: Array, b: Array, epoch: int) -> tuple[float, float]:
+        """Mean and standard deviation of the surface at `a` less that at `b`, each of shape (w,)."""
+        both = np.stack([a, b])
+        cross = self._cross(both, epoch)
+        mean = np.einsum("smn,sn->sm", cross, self._alpha)
+        half = cross @ self._inverse.transpose(0, 2, 1)
+        apart = self._kernel(self.draws, self._distances(both, both))[:, 0, 1]
+        prior = 2.0 * np.exp(2 * self.draws[:, -2]) * (1.0 - apart)
+        gap = mean[:, 0] - mean[:, 1]
+        variance = np.maximum(prior - np.sum((half[:, 0] - half[:, 1]) ** 2, axis=1), JITTER)
+        average = float(self.weights @ gap)
+        return average, math.sqrt(float(self.weights @ (variance + (gap - average) ** 2)))
+
+    def _distances(self, a: Array, b: Array) -> Array:
+        """Squared distances for each knob: shape (g, len(a), len(b))."""
+        squared = (a[:, None, :] - b[None, :, :]) ** 2
+        return np.stack([squared[:, :, self.groups == g].sum(axis=2) for g in range(self._knobs)])
+
+    def _kernel(self, draws: Array, squared: Array) -> Array:
+        scales = np.exp(-2.0 * draws[:, : self._knobs])
+        return matern(np.tensordot(scales, squared, axes=1))
+
+    def _covariance(self, draws: Array) -> Array:
+        """Of the observations: shape (s, n, n)."""
+        kernel = np.exp(2 * draws[:, -2])[:, None, None] * self._kernel(draws, self._squared) * self._kin
+        kernel += MEAN_SD**2 * self._same
+        diagonal = self._errors**2 + np.exp(2 * draws[:, -1])[:, None] + JITTER
+        kernel[:, np.arange(len(self.y)), np.arange(len(self.y))] += diagonal
+        return kernel
+
+    def _cross(self, x: Array, epoch: int) -> Array:
+        """Covariance of points with the observations: shape (s, m, n)."""
+        kernel = np.exp(2 * self.draws[:, -2])[:, None, None] * self._kernel(self.draws, self._distances(x, self.x))
+        same = self.epochs == epoch
+        return np.asarray(kernel * np.where(same, 1.0, KINSHIP) + MEAN_SD**2 * same)
+
+    def _likelihood(self, draws: Array) -> Array:
+        """Logarithm of the marginal likelihood of each draw: shape (s,)."""
+        root = np.linalg.cholesky(self._covariance(draws))
+        whitened = np.linalg.solve(root, np.broadcast_to(self.y[:, None], (len(draws), len(self.y), 1)))[..., 0]
+        return np.asarray(-0.5 * np.sum(whitened**2, axis=1) - np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1))

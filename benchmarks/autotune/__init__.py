@@ -1,0 +1,1 @@
+"""The tuner beside other policies, on surfaces whose best is known."""

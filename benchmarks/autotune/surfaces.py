@@ -1,0 +1,122 @@
+"""Synthetic surfaces: seconds per step as a function of the knobs, with the best somewhere else for every seed.
+
+They are stand-ins: shapes that step times have, with known bottoms. `transport` is a latency and bandwidth model of
+fused allreduces that overlap with a backward pass; the others have no such meaning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune import Choice, Integer, Real, Space
+
+SPACE = Space(
+    fusion_threshold=Integer(1 << 16, 1 << 30, log=True),
+    cycle_time_ms=Real(0.05, 50.0, log=True),
+    stores=Choice(["cached", "streaming"]),
+)
+DEFAULT = {"fusion_threshold": 1 << 27, "cycle_time_ms": 1.0, "stores": "cached"}
+GRID = 48  # in each number: the exhaustive search
+
+Surface = Callable[[dict[str, Any]], float]
+
+
+def shares(knobs: dict[str, Any]) -> tuple[float, float, bool]:
+    """Where the two numbers lie in their ranges, and whether stores are streaming."""
+    at = SPACE.encode(knobs)
+    return float(at[0]), float(at[1]), knobs["stores"] == "streaming"
+
+
+def valley(seed: int) -> Surface:
+    """One bottom, tilted."""
+    rng = np.random.default_rng([seed, 1])
+    a0, b0, c0 = *rng.uniform(0.2, 0.8, 2), bool(rng.integers(2))
+
+    def seconds(knobs: dict[str, Any]) -> float:
+        a, b, c = shares(knobs)
+        return 0.1 * (1 + 0.8 * (a - a0) ** 2 + 0.6 * (b - b0) ** 2 + 0.5 * (a - a0) * (b - b0) + 0.05 * (c != c0))
+
+    return seconds
+
+
+def narrow(seed: int) -> Surface:
+    """A dent in a plain."""
+    rng = np.random.default_rng([seed, 2])
+    a0, b0, c0 = *rng.uniform(0.25, 0.75, 2), bool(rng.integers(2))
+
+    def seconds(knobs: dict[str, Any]) -> float:
+        a, b, c = shares(knobs)
+        dent = math.exp(-(((a - a0) / 0.25) ** 2 + ((b - b0) / 0.3) ** 2) / 2)
+        return 0.1 * (1.15 - 0.15 * dent - 0.03 * (c == c0) + 0.1 * b)
+
+    return seconds
+
+
+def cliff(seed: int) -> Surface:
+    """The best is beside a fall to two and a half times the time."""
+    edge = float(np.random.default_rng([seed, 3]).uniform(0.35, 0.7))
+
+    def seconds(knobs: dict[str, Any]) -> float:
+        a, b, _ = shares(knobs)
+        falls = a < edge - 0.12 or b > 0.8
+        return 0.1 * (1 + 0.5 * abs(a - edge) + 0.3 * max(0.0, b - 0.4)) * (2.5 if falls else 1.0)
+
+    return seconds
+
+
+def transport(seed: int) -> Surface:
+    """Batches of a backward pass over a link with latency and bandwidth."""
+    rng = np.random.default_rng([seed, 4])
+    total, tensors = float(rng.choice([2e6, 25e6, 1e8, 4e8])), int(rng.choice([60, 160, 2000]))
+    backward, latency = float(rng.uniform(0.05, 0.3)), float(rng.uniform(5e-5, 5e-4))
+    bandwidth = float(rng.uniform(1e9, 8e9))
+
+    def seconds(knobs: dict[str, Any]) -> float:
+        threshold, cycle = knobs["fusion_threshold"], 1e-3 * knobs["cycle_time_ms"]
+        batches = min(tensors, max(1.0, total / threshold) + backward / cycle)
+        overlapped = max(0.0, latency * batches + total / bandwidth - 0.8 * backward)
+        last = min(threshold, total) / bandwidth + latency + 0.5 * cycle
+        slower = 1.04 if knobs["stores"] == "streaming" else 1.0
+        return backward * slower + max(last, overlapped)
+
+    return seconds
+
+
+def flat(seed: int) -> Surface:
+    """Nothing matters."""
+    return lambda knobs: 0.1
+
+
+SURFACES = {make.__name__: make for make in (valley, narrow, cliff, transport, flat)}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Multiplies each step: normal in the logarithm, and now and then a step that is much too slow."""
+
+    name: str
+    sd: float
+    outliers: float = 0.0  # share of the steps
+    size: float = 4.0  # of these, in `sd`
+
+    def steps(self, seconds: float, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Times of `n` steps that would all take `seconds`: shape (n,)."""
+        logs = rng.normal(0.0, self.sd, n)
+        slow = np.abs(rng.normal(0.0, self.size * self.sd, n))
+        return np.asarray(seconds * np.exp(logs + np.where(rng.random(n) < self.outliers, slow, 0.0)))
+
+
+NOISES = (Noise("3 %", 0.03), Noise("heavy", 0.1, outliers=0.1))
+
+
+def least(surface: Surface) -> float:
+    """The least time on a grid over all knobs."""
+    ends = np.linspace(0.0, 1.0, GRID)
+    points = np.array([(a, b, c) for a in ends for b in ends for c in (0.0, 1.0)])
+    return min(surface(SPACE.decode(row)) for row in SPACE.spread(points))

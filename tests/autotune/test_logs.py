@@ -1,0 +1,247 @@
+"""Logs, their replay, and the commands that read them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from surfaces import DEFAULT, SPACE, bowl, measured, search
+
+from autotune import Tuner, cli, journal
+from autotune.journal import Journal, JournalError
+from autotune.replay import replay
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search with a drift."""
+    path = tmp_path_factory.mktemp("logs") / "log.jsonl"
+    rng = np.random.default_rng(0)
+    with Journal(path, {"model": "a bowl"}) as rows:
+        tuner = Tuner(SPACE, DEFAULT, seed=3, max_trials=14, journal=rows)
+        search(tuner, bowl(0.3, 0.3, True), rng)
+        for _ in range(10):
+            if tuner.observe(measured(bowl(0.8, 0.3, False), tuner.best(), rng)):
+                break
+        search(tuner, bowl(0.8, 0.3, False), rng)
+    return path
+
+
+def changed(log: Path, path: Path, change: Callable[[list[dict[str, Any]]], Any]) -> Path:
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    change(rows)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_replay_reproduces_every_row_exactly(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = journal.read(log)
+    result = replay(rows)
+    assert result.exact and not result.differences
+    assert result.proposals == sum(row["row"] == "ask" for row in rows) > 14
+    assert result.decisions >= 3
+    assert cli.main(["replay", str(log)]) == 0
+    assert "reproduced exactly" in capsys.readouterr().out
+
+
+def test_a_log_is_private_and_is_not_written_over(log: Path) -> None:
+    assert log.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError, match="a log holds one search"):
+        Journal(log)
+
+
+def test_a_killed_search_leaves_whole_rows(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    script = (
+        "import os, signal, sys\n"
+        "from autotune import *\n"
+        "from autotune.journal import Journal\n"
+        "tuner = Tuner(Space(a=Real(0, 1)), {'a': 0.5}, journal=Journal(sys.argv[1]))\n"
+        "for k in range(6): tuner.tell(tuner.ask().id, [1.0 + k])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(path)], check=False)
+    assert killed.returncode == -9
+    assert [row["row"] for row in journal.read(path)] == ["open", *["ask", "tell"] * 6]
+    assert replay(journal.read(path)).proposals == 6
+
+
+def _swap(rows: list[dict[str, Any]]) -> None:
+    rows[4], rows[5] = rows[5], rows[4]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_swap, r"line 5: expected row n=4, not n=5: rows are missing, or not in order"),
+        (lambda rows: rows.pop(7), r"line 8: expected row n=7, not n=8"),
+        (lambda rows: rows.pop(0), r"line 1: expected a row 'open'"),
+        (lambda rows: rows[0].update(schema=2), r"line 1: expected schema 1, not 2; it was written by a newer version"),
+        (lambda rows: rows[0].pop("schema"), r"line 1: expected schema 1, not None; it was not written by the tuner"),
+        (lambda rows: rows[3].update(row="poem"), r"line 4: expected a row of kind 'ask', 'tell', 'observe', 'decide'"),
+        (lambda rows: rows[2].pop("samples"), r"line 3: expected a field 'samples' in a row 'tell'"),
+        (lambda rows: rows[2].update(samples="fast"), r"line 3: expected 'samples' to be a list"),
+        (
+            lambda rows: rows[2].update(samples=[-1.0]),
+            r"line 3: expected samples in seconds, positive and finite, not -1.0",
+        ),
+    ],
+)
+def test_a_damaged_log_is_refused_by_its_line(
+    log: Path,
+    tmp_path: Path,
+    change: Callable[[list[dict[str, Any]]], Any],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = changed(log, tmp_path / "log.jsonl", change)
+    with pytest.raises(JournalError, match=said):
+        journal.read(path)
+    for command in ("replay", "show", "best"):
+        assert cli.main([command, str(path)]) == 2
+    assert "autotune: error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "is empty"),
+        (b"step,loss\n1,2\n", "line 1: expected a row in JSON, but .* Is this a log of the tuner"),
+        (b"[1, 2]\n", "line 1: expected a row 'open'"),
+        (b'{"row": "op', "line 1: truncated"),
+        (b"\xff\xfe\x00\n", "line 1: expected a row in JSON"),
+    ],
+)
+def test_a_foreign_file_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(text)
+    with pytest.raises(JournalError, match=said):
+        journal.read(path)
+
+
+def test_a_truncated_log_says_what_is_whole(log: Path, tmp_path: Path) -> None:
+    path, data = tmp_path / "log.jsonl", log.read_bytes()
+    path.write_bytes(data[: data.index(b"\n", 2000) + 20])
+    with pytest.raises(JournalError, match=r"line (\d+): truncated, .* head -n \d+ keeps them"):
+        journal.read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows[0].update(seed=4), r"line \d+: the log has trial 1 .*, and the policy now trial 1 "),
+        (lambda rows: rows[2].update(samples=[9.0] * 30), r"line \d+: the log has"),
+        (lambda rows: rows[-1].update(knobs=DEFAULT), r"the log has the decision to finish .*, and the policy now"),
+        (
+            lambda rows: rows[2].update(id=5),
+            "line 3: this row does not follow from those before it: trial 5 is not waiting",
+        ),
+        (lambda rows: rows[0]["settings"].update(luck=1), r"line 1: settings \['luck'\] are unknown"),
+        (lambda rows: rows[0]["default"].update(stores="none"), "line 1: the default has a bad 'stores'"),
+        (lambda rows: rows.pop(), r"the log ends, where the policy goes on with the decision to finish"),
+    ],
+)
+def test_a_log_that_tells_another_story_is_not_reproduced(
+    log: Path,
+    tmp_path: Path,
+    change: Callable[[list[dict[str, Any]]], Any],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = changed(log, tmp_path / "log.jsonl", change)
+    with pytest.raises(JournalError, match=said):
+        replay(journal.read(path))
+    assert cli.main(["replay", str(path)]) == 1
+    assert "not reproduced" in capsys.readouterr().err
+
+
+def test_under_other_versions_last_digits_may_differ_and_no_more(log: Path, tmp_path: Path) -> None:
+    def elsewhere(rows: list[dict[str, Any]]) -> None:
+        rows[0]["environment"]["numpy"] = "1.0"
+
+    def last_digits(rows: list[dict[str, Any]]) -> None:
+        elsewhere(rows)
+        for row in rows:
+            if row["row"] == "decide" and "gap" in row:
+                row["gap"] *= 1 + 1e-9
+            if row["row"] == "ask" and row["phase"] == "search":
+                row["why"] = "said otherwise"
+
+    def another(rows: list[dict[str, Any]]) -> None:
+        elsewhere(rows)
+        next(row for row in rows if row["row"] == "ask" and row["phase"] == "search")["knobs"]["cycle_time_ms"] = 17.0
+
+    result = replay(journal.read(changed(log, tmp_path / "close", last_digits)))
+    assert not result.exact
+    assert result.differences == [f"numpy 1.0 there, {np.__version__} here"]
+    with pytest.raises(JournalError, match=r"cycle_time_ms=17\.0"):
+        replay(journal.read(changed(log, tmp_path / "far", another)))
+
+
+def test_show_tells_the_story_and_draws_it(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "log.png"
+    assert cli.main(["show", str(log), "--picture", str(picture)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for phase in ("default", "design", "search", "confirm", "reopen", "finish"):
+        assert phase in told
+    assert "model=a bowl" in told and "128 MiB" in told
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_best_prints_what_was_decided(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    decided = [row for row in journal.read(log) if row["row"] == "decide"][-1]["knobs"]
+    said = {}
+    for form in ("json", "environment", "options"):
+        assert cli.main(["best", str(log), "--format", form]) == 0
+        said[form] = capsys.readouterr().out
+    assert json.loads(said["json"]) == decided
+    assert f"ENGINE_FUSION_THRESHOLD={decided['fusion_threshold']}\n" in said["environment"]
+    assert f"--cycle-time-ms {decided['cycle_time_ms']}" in said["options"]
+
+
+HOROVOD = """hierarchical_allreduce,hierarchical_allgather,cache_enabled,cycle_time_ms,tensor_fusion_threshold,score
+0,0,0,5,4,424.5
+0,0,0,17.5,64,612.25
+1,0,1,25,16,480
+"""
+
+
+def test_the_log_of_horovods_tuner_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "autotune.csv"
+    path.write_text(HOROVOD)
+    assert cli.main(["best", str(path), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"fusion_threshold": 64 << 20, "cycle_time_ms": 17.5}
+    assert cli.main(["show", str(path)]) == 0
+    assert "612.2 ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇ best" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HOROVOD.replace("score", "points"), "line 1: expected the columns"),
+        (HOROVOD.replace("612.25", "much"), "line 3: expected a number"),
+        (HOROVOD.replace("612.25", "nan"), "line 3: expected finite numbers"),
+        (HOROVOD.splitlines()[0] + "\n", "line 2: expected a sample"),
+    ],
+)
+def test_a_damaged_csv_is_refused_by_its_line(
+    tmp_path: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "autotune.csv"
+    path.write_text(text)
+    assert cli.main(["best", str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_policy_imports_no_framework_and_no_engine() -> None:
+    unwanted = {"torch", "sklearn", "engine", "engine_ext", "rich", "matplotlib"}
+    script = f"import sys, autotune; print(sorted({unwanted} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, check=True, env=os.environ)
+    assert said.stdout.strip() == "[]"
