@@ -253,7 +253,7 @@ class Config:
     autotune_steps: int = setting(
         20,
         "steps",
-        whole(3, 10_000),
+        whole(1, 10_000),
         "Steps that a trial is measured by, at least.",
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
     )

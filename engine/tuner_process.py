@@ -69,7 +69,7 @@ class TunerProcess:
         except OSError as error:
             self._socket.close()
             os.close(self._output)
-            raise TunerError(f"cannot be started: {error}") from error
+            raise TunerError(f"the tuner's process cannot be started: {error}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
@@ -93,13 +93,13 @@ class TunerProcess:
             self._socket.send(data)
             answer, _, flags, _ = self._socket.recvmsg(LIMIT)
         except TimeoutError:
-            raise TunerError(f"process has not answered for {seconds:g} s") from None
+            raise TunerError(f"the tuner's process has not answered for {seconds:g} s") from None
         except OSError:
             answer, flags = b"", 0
         if not answer:
             raise TunerError(self._end())
         if flags & socket.MSG_TRUNC:
-            raise TunerError(f"process has sent a message of more than {LIMIT} bytes")
+            raise TunerError(f"the tuner's process has sent a message of more than {LIMIT} bytes")
         return self._understood(answer)
 
     def interrupt(self) -> None:
@@ -131,13 +131,15 @@ class TunerProcess:
         try:
             answer = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise TunerError(f"process has sent a malformed message: {error}") from None
+            raise TunerError(f"the tuner's process has sent a malformed message: {error}") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("type"), str):
-            raise TunerError("process has sent a malformed message: it is no object with a type")
+            raise TunerError("the tuner's process has sent a malformed message: it is no object with a type")
         if answer.get("version") != VERSION:
-            raise TunerError(f"process speaks version {answer.get('version')!r} of the protocol, and rank 0 {VERSION}")
+            raise TunerError(
+                f"the tuner's process speaks version {answer.get('version')!r} of the protocol, and rank 0 {VERSION}"
+            )
         if answer["type"] == "failed":
-            raise TunerError(f"says: {answer.get('reason')}")
+            raise TunerError(str(answer.get("reason")))
         return answer
 
     def _end(self) -> str:
@@ -145,8 +147,8 @@ class TunerProcess:
         try:
             code = self._process.wait(ENDING)
         except subprocess.TimeoutExpired:
-            return "process has closed its socket"
+            return "the tuner's process has closed its socket"
         if code < 0:
-            return f"process was killed by {signal.Signals(-code).name}"
+            return f"the tuner's process was killed by {signal.Signals(-code).name}"
         lines = os.pread(self._output, LIMIT, 0).decode(errors="replace").strip().splitlines()
-        return f"process has ended with exit code {code}" + (f": {lines[-1]}" if lines else "")
+        return f"the tuner's process has ended with exit code {code}" + (f": {lines[-1]}" if lines else "")

@@ -120,6 +120,16 @@ class Tuning:
         self._trials = 0
         self._thread = threading.Thread(target=self._run, name="engine-tuning", daemon=True)
 
+    @property
+    def searching(self) -> bool:
+        """Whether trials are being made, or waited for."""
+        return bool(self._state)
+
+    @property
+    def pid(self) -> int | None:
+        """The tuner's process, once it has been started."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start the thread, which starts the process."""
         self._thread.start()
@@ -165,7 +175,7 @@ class Tuning:
         except (_Ended, EngineError):
             return
         self._state = ""
-        logger.warning("autotune: the tuner's %s; training goes on with %s", error, words(self._best))
+        logger.warning("autotune: %s; training goes on with %s", error, words(self._best))
 
     def _tune(self, tuner: TunerProcess) -> None:
         settings = self._settings
@@ -204,7 +214,7 @@ class Tuning:
                 raise _Ended from None
             raise
         if answer["type"] not in ("trial", "done", "watching"):
-            raise TunerError(f"process has answered {answer['type']!r}, which is not known here")
+            raise TunerError(f"the tuner's process has answered {answer['type']!r}, which is not known here")
         return answer
 
     def _warm_up(self, steps: int) -> None:
@@ -228,7 +238,7 @@ class Tuning:
         """Turn the knobs, and time the steps that run under them."""
         limit = trial.get("limit")
         if not (limit is None or isinstance(limit, int | float)):
-            raise TunerError(f"process has sent a limit of {limit!r}, which is no number of seconds")
+            raise TunerError(f"the tuner's process has sent a limit of {limit!r}, which is no number of seconds")
         self._best = self._checked(trial.get("best"))
         self._turn(self._checked(trial.get("knobs")))
         self._trials += 1
@@ -268,7 +278,7 @@ class Tuning:
         self._state = ""
         gain, sure, log = done.get("gain"), done.get("sure"), done.get("log")
         if isinstance(gain, float) and isinstance(sure, float):
-            found = f"a step takes {gain:.0%} less time than before (surely {max(sure, 0.0):.0%})"
+            found = f"a step takes {gain:.0%} less time than before" + (f" (at least {sure:.0%})" if sure > 0 else "")
         else:
             found = "nothing is proven faster than this, with which it began"
         where = f"; log in {log}" if log else ""
@@ -276,7 +286,7 @@ class Tuning:
 
     def _checked(self, knobs: Any) -> Knobs:
         if not isinstance(knobs, dict) or set(knobs) != set(self._space):
-            raise TunerError(f"process has sent the knobs {knobs!r}; they are {', '.join(self._space)}")
+            raise TunerError(f"the tuner's process has sent the knobs {knobs!r}; they are {', '.join(self._space)}")
         return knobs
 
     def _turn(self, knobs: Knobs) -> None:
@@ -289,7 +299,7 @@ class Tuning:
             try:
                 self._version = self._engine.set_knobs(**knobs)
             except (TypeError, ValueError) as error:
-                raise TunerError(f"process has sent knobs that cannot be: {error}") from None
+                raise TunerError(f"the tuner's process has sent knobs that cannot be: {error}") from None
             self._running = knobs
 
     def _sleep(self, seconds: float) -> None:
