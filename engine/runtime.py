@@ -162,10 +162,7 @@ def _tune(running: _Running, known: dict[str, Any], given: Collection[str], gath
     if not running.settings.autotune:
         chosen = {name: value for name, value in known.items() if name not in given}
         if chosen:
-            try:
-                running.engine.set_knobs(**chosen)
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"autotune_from is {str(running.settings.autotune_from)!r}, where {error}") from None
+            running.engine.set_knobs(**chosen)
             logs.logger.info("autotune: knobs of %s: %s", running.settings.autotune_from, words(chosen))
         return
     cpus = sorted({cpu for cpus in gathered.processors for cpu in cpus})

@@ -136,13 +136,13 @@ class Tuning:
 
     def stop(self, timeout: float) -> None:
         """End the thread and the process. The engine must not be closed yet."""
+        unfinished = self._state if not self._ending.is_set() and self._engine.failure is None else ""
         self._end()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
-        if self._state:
+        if unfinished:
             known = "nothing was proven better than" if self._best == self._default else "the best so far was"
-            logger.warning("autotune: the job ended %s; %s %s", self._state, known, words(self._best))
-        self._state = ""
+            logger.warning("autotune: the job ended %s; %s %s", unfinished, known, words(self._best))
 
     def leave_knobs(self) -> None:
         """The program turns the knobs itself from now on."""
@@ -241,6 +241,8 @@ class Tuning:
             raise TunerError(f"the tuner's process has sent a limit of {limit!r}, which is no number of seconds")
         self._best = self._checked(trial.get("best"))
         self._turn(self._checked(trial.get("knobs")))
+        if not self._state:
+            logger.info("autotune: steps are no longer as fast, or as slow, as they were: searching again")
         self._trials += 1
         self._state = f"in trial {self._trials}"
         if self._trials <= self._settings.autotune_trials:
@@ -341,7 +343,7 @@ def check_log(path: Path) -> None:
 
 
 def knobs_of(log: Path) -> Knobs:
-    """The knobs that a log has decided for.
+    """The knobs that a log has decided for, numbers moved into the ranges of a search.
 
     Raises
     ------
@@ -358,5 +360,12 @@ def knobs_of(log: Path) -> Knobs:
     if read.returncode != 0:
         said = (read.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ConfigError(f"autotune_from is {str(log)!r}, which cannot be used: {said}")
-    knobs: Knobs = json.loads(read.stdout)
-    return {name: value for name, value in knobs.items() if name in KNOBS}
+    knobs = {name: value for name, value in json.loads(read.stdout).items() if name in KNOBS}
+    for name, value in knobs.items():
+        expected = KNOBS[name].get("values")
+        if value not in expected if expected else isinstance(value, bool) or not isinstance(value, int | float):
+            of = f"one of {', '.join(expected)}" if expected else "a number"
+            raise ConfigError(
+                f"autotune_from is {str(log)!r}, which cannot be used: it has {name}={value!r}; {of} is expected"
+            )
+    return within(knobs, KNOBS)

@@ -19,8 +19,9 @@ from ranks import run_ranks, start_ranks
 import engine
 from autotune import journal
 from autotune.replay import replay
-from engine import tuning
+from engine import config, tuning
 from engine.errors import ConfigError
+from engine.tuner_process import TunerError
 from engine.tuning import Steps, within
 
 DEFAULT = {"fusion_threshold": 64 << 20, "cycle_time_ms": 5.0, "stores": "auto", "chunk_bytes": 1 << 19}
@@ -61,10 +62,12 @@ def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced
 
 
 @pytest.mark.parametrize(
-    ("signum", "says"), [("SIGKILL", "was killed by SIGKILL"), ("SIGSTOP", "not answered for 1 s")]
+    ("signum", "answering", "says"),
+    [("SIGKILL", 20.0, "process was killed by SIGKILL"), ("SIGSTOP", 3.0, "process has not answered for 3 s")],
 )
-def test_training_goes_on_when_the_tuner_is_lost(signum: str, says: str) -> None:
-    with start_ranks(2, tuned_programs.survive, 1.0, options=[*FEW, "--autotune-bayes-opt-max-samples", "900"]) as job:
+def test_training_goes_on_when_the_tuner_is_lost(signum: str, answering: float, says: str) -> None:
+    options = [*FEW, "--autotune-bayes-opt-max-samples", "900"]
+    with start_ranks(2, tuned_programs.survive, answering, options=options) as job:
         job.wait_for("ready")
         os.kill(int((job.directory / "pid").read_text()), getattr(signal, signum))
         finished = job.finish()  # which also looks for processes that are left
@@ -134,11 +137,17 @@ def test_a_job_begins_with_the_knobs_of_a_log_but_for_those_that_were_chosen(tmp
     [
         ({"autotune_from": "/nowhere"}, r"autotune_from is '/nowhere', which cannot be used: .*No such file"),
         ({"autotune_from": __file__}, r"autotune_from is .* cannot be used: .* line 1: expected a row in JSON"),
+        ({"autotune_from": "LOG"}, r"cannot be used: it has stores='fast'; one of auto, cached, streaming is"),
         ({"autotune": 1, "autotune_log": "/proc/a/b"}, r"autotune_log is '/proc/a/b', where rank 0 cannot write"),
         ({"autotune": 1, "autotune_log": "/proc"}, r"autotune_log is '/proc', where rank 0 cannot write: it is a dir"),
     ],
 )
-def test_files_that_cannot_be_used_are_an_error_at_the_start(settings: dict[str, Any], says: str) -> None:
+def test_files_that_cannot_be_used_are_an_error_at_the_start(
+    settings: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "first": [], "settings": {}}
+    Path("LOG").write_text(json.dumps({**opened, "default": {"cycle_time_ms": 2, "stores": "fast"}}) + "\n")
     with pytest.raises(ConfigError, match=says):
         engine.init(**settings)
     assert not engine.is_initialized()
@@ -164,6 +173,14 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, int]] = []
+        self.set: list[dict[str, Any]] = []
+
+    def knobs(self) -> dict[str, Any]:
+        return DEFAULT | {"version": 0, "entry": 0}
+
+    def set_knobs(self, **knobs: Any) -> int:
+        self.set.append(knobs)
+        return len(self.set)
 
     def record_steps(self) -> None:
         pass
@@ -184,6 +201,59 @@ def test_a_step_counts_for_the_knobs_under_which_all_of_it_ran() -> None:
     fake.marks += [((3 + k) * 1_000_000_000, 1) for k in range(6)]  # two are forgotten: what is between is no step
     assert steps.read() == [(1.0, 1)] * 3
     assert steps.count == 10
+
+
+class Steady(FakeEngine):
+    """One more step with every look, under the knobs that were set last."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        super().__init__()
+        self.seconds, self.now = iter(seconds), 0.0
+
+    def steps(self, since: int) -> tuple[int, list[tuple[int, int]]]:
+        self.now += next(self.seconds)
+        self.marks.append((round(self.now * 1e9), len(self.set)))
+        return super().steps(since)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "samples", "status"),
+    [
+        ([1.0, 9.0, 9.0, *[0.1] * 5], [0.1] * 5, "ok"),
+        ([1.0, 9.0, 9.0, 0.1, 60.0, 0.1, 0.1, 60.0], [0.1, 60.0, 0.1, 0.1, 60.0], "ok"),
+        ([1.0, 0.1, 0.1, 0.3, 0.1, 0.3], [0.3, 0.1, 0.3], "aborted"),
+        ([1.0, 0.1, 0.1, 0.1, 0.1, 0.3, 0.3, 0.3], [0.1, 0.1, 0.3, 0.3, 0.3], "ok"),
+    ],
+)
+def test_a_trial_ends_early_when_it_is_slow_and_not_for_a_pause(
+    seconds: list[float], samples: list[float], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "PERIOD", 0.0)
+    fake: Any = Steady(seconds)
+    search = tuning.Tuning(fake, config.Config(autotune_steps=5), (), (), {}, {})
+    knobs = DEFAULT | {"cycle_time_ms": 1.0}
+    measured, how = search._measure({"type": "trial", "id": 1, "knobs": knobs, "best": DEFAULT, "limit": 0.2})
+    assert (measured, how) == (pytest.approx(samples), status)
+    assert fake.set == [knobs]
+    search._turn(search._best)
+    assert fake.set == [knobs, DEFAULT]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"knobs": {"stores": "auto"}}, "has sent the knobs {'stores': 'auto'}; they are fusion_threshold,"),
+        ({"best": None}, "has sent the knobs None"),
+        ({"limit": "1"}, "has sent a limit of '1'"),
+    ],
+)
+def test_a_trial_that_makes_no_sense_turns_no_knob(wrong: dict[str, Any], says: str) -> None:
+    fake: Any = Steady([])
+    search = tuning.Tuning(fake, config.Config(), (), (), {}, {})
+    trial = {"type": "trial", "id": 1, "knobs": DEFAULT | {"stores": "cached"}, "best": DEFAULT, "limit": None}
+    with pytest.raises(TunerError, match=says):
+        search._measure(trial | wrong)
+    assert fake.set == []
 
 
 def test_the_engine_remembers_when_steps_ended() -> None:
