@@ -105,12 +105,13 @@ class Tuning:
     ) -> None:
         self._engine = engine
         self._settings = settings
-        self._space = {name: about for name, about in KNOBS.items() if name not in held}
+        self._space = {name: knob for name, knob in KNOBS.items() if name not in held}
         self._default = self._running = {name: value for name, value in engine.knobs().items() if name in self._space}
         self._best: Knobs = self._default
         self._version = int(engine.knobs()["version"])
         self._cpus = cpus
-        self._first = [self._default | within(first, self._space)] if first else []
+        known = self._default | within(first, self._space)
+        self._first = [known] if known != self._default else []
         self._about = dict(about)
         self._steps = Steps(engine)
         self._process: TunerProcess | None = None

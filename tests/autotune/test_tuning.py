@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,21 @@ def test_the_engine_remembers_when_steps_ended() -> None:
         assert native.steps(4100)[1][0][1] == 1
     finally:
         engine.shutdown()
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_knobs_of_a_log_are_tried_first_in_a_search(tmp_path: Path) -> None:
+    known, log = tmp_path / "known.jsonl", tmp_path / "log.jsonl"
+    opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "first": [], "settings": {}}
+    known.write_text(json.dumps({**opened, "default": {"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}}) + "\n")
+    engine.init(autotune=True, autotune_from=known, autotune_log=log, stores="cached")
+    end = time.monotonic() + 60.0
+    while not (log.exists() and log.read_bytes()) and time.monotonic() < end:
+        time.sleep(0.01)
+    opening = journal.read(log)[0]
+    assert opening["default"] == {name: value for name, value in DEFAULT.items() if name != "stores"}
+    assert opening["first"] == [opening["default"] | {"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}]
+    assert executed_knobs()["version"] == 0  # no step, no trial
 
 
 def test_knobs_of_a_log_are_moved_into_the_ranges() -> None:
