@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune import horovod_csv, journal
+from autotune.chosen import chosen
 from autotune.journal import JournalError
 from autotune.replay import TOLERANCE, replay
 from autotune.space import Knobs
-from autotune.story import tell
 
 EXTRA = "needs rich and matplotlib: pip install 'enginerun[autotune]'"
 
@@ -68,14 +68,10 @@ def _show(log: Path, drawn: Path | None) -> int:
 
 
 def _best(log: Path, form: str) -> int:
-    if horovod_csv.looks_like(log):
-        print(_formatted(horovod_csv.best(horovod_csv.read(log)).knobs, form))
-        return 0
-    rows = journal.read(log)
-    decisions = tell(rows).decisions
-    if not decisions:
+    knobs, decided = chosen(log)
+    if not decided:
         print(f"autotune: {log} has no decision: the search had not got so far; this is its default", file=sys.stderr)
-    print(_formatted(decisions[-1]["knobs"] if decisions else rows[0]["default"], form))
+    print(_formatted(knobs, form))
     return 0
 
 

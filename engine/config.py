@@ -23,7 +23,7 @@ _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SWITCHES = {"HOROVOD_STALL_CHECK_DISABLE": ("stall_warning", 0.0)}
 # Nothing here to set.
 WITHOUT_EFFECT = (
-    *("HOROVOD_AUTOTUNE", "HOROVOD_AUTOTUNE_LOG", "HOROVOD_CACHE_CAPACITY", "HOROVOD_DYNAMIC_PROCESS_SETS"),
+    *("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "HOROVOD_CACHE_CAPACITY", "HOROVOD_DYNAMIC_PROCESS_SETS"),
     *("HOROVOD_ELASTIC", "HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_LOG_HIDE_TIME"),
     *("HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_THREAD_AFFINITY"),
 )
@@ -45,6 +45,18 @@ def number(low: float, high: float = float("inf")) -> Parser:
         if not low <= result <= high or result == float("inf"):
             raise ValueError(expected)
         return result
+
+    return parse
+
+
+def whole(low: int, high: int) -> Parser:
+    """A parser of whole numbers in [low, high]."""
+
+    def parse(value: Any) -> int:
+        text = str(value).strip()
+        if isinstance(value, bool) or not (text.isascii() and text.isdigit() and low <= int(text) <= high):
+            raise ValueError(f"a whole number from {low} to {high}")
+        return int(text)
 
     return parse
 
@@ -209,6 +221,49 @@ class Config:
         size,
         "What a rank's timeline may grow to.",
     )
+    autotune: bool = setting(
+        False,
+        "",
+        truth,
+        "Look for better knobs while training.",
+        "HOROVOD_AUTOTUNE",
+    )
+    autotune_log: Path | None = setting(
+        None,
+        "",
+        _optional(path, "none"),
+        "Where the tuner writes its log.",
+        "HOROVOD_AUTOTUNE_LOG",
+        none="none",
+    )
+    autotune_from: Path | None = setting(
+        None,
+        "",
+        _optional(path, "none"),
+        "A log whose knobs to begin with; with `autotune`, to try first.",
+        none="none",
+    )
+    autotune_warmup: int = setting(
+        1,
+        "trials",
+        whole(0, 10_000),
+        "What passes, in steps of so many trials, before the first one.",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+    )
+    autotune_steps: int = setting(
+        20,
+        "steps",
+        whole(1, 10_000),
+        "Steps that a trial is measured by, at least.",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+    )
+    autotune_trials: int = setting(
+        30,
+        "trials",
+        whole(1, 1000),
+        "Trials of a search, at most.",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    )
 
 
 def variable(name: str) -> str:
@@ -267,6 +322,11 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None)
     ConfigError
         A value that cannot be, or an override of a setting that does not exist.
     """
+    return Config(**given(environ, overrides))
+
+
+def given(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Those settings that somebody has chosen; the parameters and errors are those of `load`."""
     values: dict[str, Any] = {}
     for source, (name, value) in SWITCHES.items():
         if environ.get(source) and not environ.get(variable(name)) and _parsed(truth, environ[source], source):
@@ -280,7 +340,7 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None)
                 break
     for name, value in (overrides or {}).items():
         values[name] = parse(name, value)
-    return Config(**values)
+    return values
 
 
 def without_effect(environ: Mapping[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from engine.process_sets import ProcessSet, Registry
 from engine.rendezvous import Gathered, gather
 from engine.trace.flight import Recorder
 from engine.trace.timeline import Timeline
+from engine.tuning import Tuning, check_log, knobs_of, words
 from engine.watch import Watch
 from engine.world import World, detect
 
@@ -39,6 +40,7 @@ class _Running:
     sets: Registry
     pid: int
     timeline: Timeline | None = None
+    tuning: Tuning | None = None
 
 
 _lock = threading.Lock()
@@ -88,11 +90,11 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
                 raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
             return
         environ = config.environment()
-        chosen = config.load(environ, settings)
+        given = config.given(environ, settings)
         world = detect(environ)
-        logs.configure(chosen.log_level, world.rank)
+        logs.configure(config.Config(**given).log_level, world.rank)
         _generation += 1
-        _running = _start(world, chosen, _generation)
+        _running = _start(world, given, _generation)
         atexit.register(shutdown)
     if isinstance(process_sets, str):
         if process_sets != "dynamic":
@@ -105,10 +107,12 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
 
 
-def _start(world: World, settings: config.Config, generation: int) -> _Running:
+def _start(world: World, given: dict[str, Any], generation: int) -> _Running:
+    settings = config.Config(**given)
     setup.use_kernels(settings.kernels)
     # Before the ranks meet: a timeline that cannot be written is an error while it can be mended.
     timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
+    known = _knobs_of_a_log(world, settings)
 
     def create() -> tuple[int, int]:
         control = setup.create_segment(world.size, generation)
@@ -139,7 +143,33 @@ def _start(world: World, settings: config.Config, generation: int) -> _Running:
     running = _Running(engine, world, settings, watch, sets, os.getpid(), timeline)
     if timeline is not None:
         timeline.start(engine, sets)
+    if world.rank == 0:
+        _tune(running, known, given, gathered)
     return running
+
+
+def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
+    """What the log that rank 0 is to begin with says. A log that cannot be written is an error here, too."""
+    if world.rank != 0:
+        return {}
+    if settings.autotune and settings.autotune_log is not None:
+        check_log(settings.autotune_log)
+    return {} if settings.autotune_from is None else knobs_of(settings.autotune_from)
+
+
+def _tune(running: _Running, known: dict[str, Any], given: Collection[str], gathered: Gathered) -> None:
+    """Begin with the knobs of a log, those that the user has chosen excepted; or with a search."""
+    if not running.settings.autotune:
+        chosen = {name: value for name, value in known.items() if name not in given}
+        if chosen:
+            running.engine.set_knobs(**chosen)
+            logs.logger.info("autotune: knobs of %s: %s", running.settings.autotune_from, words(chosen))
+        return
+    cpus = sorted({cpu for cpus in gathered.processors for cpu in cpus})
+    held = {name: value for name, value in running.engine.knobs().items() if name in given}
+    about = {"ranks": running.world.size, "held": held}
+    running.tuning = Tuning(running.engine, running.settings, held, cpus, known, about)
+    running.tuning.start()
 
 
 def _spin(gathered: Gathered) -> float:
@@ -167,6 +197,8 @@ def shutdown() -> None:
         _running = None
         atexit.unregister(shutdown)
         try:
+            if running.tuning is not None:
+                running.tuning.stop(running.settings.shutdown_timeout)
             running.sets.close()
             running.engine.close(running.settings.shutdown_timeout)
         finally:
@@ -301,6 +333,8 @@ def set_knobs(
 ) -> int:
     """Change knobs while running. On rank 0 only: every rank sees the change at the same schedule entry.
 
+    A search of the tuner ends by it: the knobs are the program's then.
+
     Parameters
     ----------
     fusion_threshold : int, optional
@@ -335,6 +369,8 @@ def set_knobs(
             ("stores", stores),
         )
     }
+    if running.tuning is not None:
+        running.tuning.leave_knobs()
     return running.engine.set_knobs(
         checked["fusion_threshold"], checked["cycle_time_ms"], checked["stores"], chunk_bytes
     )

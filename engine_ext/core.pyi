@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+LARGEST_CHUNK: int
+"""Bytes: the largest `chunk_bytes`."""
+
 class Handle:
     """One submitted operation. It owns its tensors until the engine has let go of them."""
 
@@ -139,6 +142,12 @@ class Engine:
         """
     def mark_step(self) -> None:
         """End of an optimizer step on this rank."""
+    def record_steps(self) -> None:
+        """From now on remember when the last 4096 steps ended; for `steps`. Once is enough."""
+    def steps(self, since: int) -> tuple[int, list[tuple[int, int]]]:
+        """Of each step from number `since` on its end, in nanoseconds, and the knob version of its last entry; after
+        the number of the first of them, which is larger than `since` if some are no longer remembered.
+        """
     def counters(self) -> dict[str, int]:
         """Entries, tensors, bytes, wait_ns (callers blocked in the engine), busy_ns (executing), wakes, late_wakes
         (0 unless one was lost).

@@ -36,7 +36,7 @@ from engine_ext.control.segment cimport (
 )
 from engine_ext.control.stall cimport stall_look_after, stall_tell
 from engine_ext.control.state cimport (
-    EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
+    EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, MARKS, Mark, State, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock,
 )
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status, table_close, table_open
@@ -44,7 +44,7 @@ from engine_ext.control.trace cimport trace_close, trace_step
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.data.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64, engine_kernels_get
 from engine_ext.groups cimport group_add, group_expect_apart, group_gather, group_open, group_parts, group_sparse
-from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of, ranks_of
+from engine_ext.observe cimport STORES, counters_of, history_of, knobs_of, overdue_of, pending_of, ranks_of, steps_of
 from engine_ext.platform.atomics cimport (
     add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, now_ns, or32, store32_release, store_release, swap_pointer,
 )
@@ -89,6 +89,7 @@ cdef enum:
     UNNAMED = 256               # operations without a name that can be outstanding
     PAGE = 4096
 
+LARGEST_CHUNK = SLOT_BYTES      # of what `set_knobs` takes
 CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
 
 
@@ -311,6 +312,7 @@ cdef class Engine:
         free(e.peers)
         free(e.batch)
         free(e.told)
+        free(e.marks)
         free(e)
         self.state = NULL
 
@@ -824,6 +826,21 @@ cdef class Engine:
             pthread_mutex_lock(&e.lock)
             trace_step(&e.trace, now_ns())
             pthread_mutex_unlock(&e.lock)
+        if e.marks != NULL:         # set once, under the GIL
+            pthread_mutex_lock(&e.lock)
+            e.marks[e.marked % MARKS].time, e.marks[e.marked % MARKS].knob_version = now_ns(), e.seen.version
+            e.marked += 1
+            pthread_mutex_unlock(&e.lock)
+
+    def record_steps(self):
+        cdef State* e = self.state
+        if e.marks == NULL:
+            e.marks = <Mark*>calloc(MARKS, sizeof(Mark))
+            if e.marks == NULL:
+                raise MemoryError("no memory for the times of steps")
+
+    def steps(self, uint64_t since):
+        return steps_of(self.state, since)
 
     # ---- failure and the end
 

@@ -8,7 +8,9 @@ from engine_ext.control.coordinator cimport Knobs
 from engine_ext.control.describe cimport kind_name
 from engine_ext.control.layout cimport ENTRY_PAD, NAME_BYTES, RING_WORDS, engine_entry, rank_page
 from engine_ext.control.segment cimport away
-from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.control.state cimport (
+    HISTORY, MARKS, OVERDUE_BYTES, Mark, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
+)
 from engine_ext.control.table cimport Op, bit
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns
 
@@ -39,6 +41,26 @@ cdef dict counters_of(State* e):
             "bytes": load_relaxed(&e.counters.nbytes), "wait_ns": load_relaxed(&e.counters.wait_ns),
             "busy_ns": load_relaxed(&e.counters.busy_ns), "wakes": load_relaxed(&e.segment.wakes),
             "late_wakes": load_relaxed(&e.counters.late)}
+
+
+cdef tuple steps_of(State* e, uint64_t since):
+    cdef Mark* marks = <Mark*>malloc(MARKS * sizeof(Mark))
+    cdef uint64_t k, end
+    cdef list told = []
+    if marks == NULL:
+        raise MemoryError("no memory for the times of steps")
+    try:
+        pthread_mutex_lock(&e.lock)
+        end = e.marked
+        since = min(max(since, end - MARKS if end > MARKS else 0), end)
+        for k in range(since, end):
+            marks[k - since] = e.marks[k % MARKS]
+        pthread_mutex_unlock(&e.lock)
+        for k in range(end - since):
+            told.append((marks[k].time, marks[k].knob_version))
+    finally:
+        free(marks)
+    return since, told
 
 
 cdef list history_of(State* e):

@@ -58,8 +58,8 @@ def tables(content: dict[str, Any]) -> list[Table]:
     flat = [row for row in content["searches"] if row["surface"] == "flat" and row["contender"] == "ours"]
     found[-1].note = (
         "Regret: what the chosen setting takes longer than the best on a grid. Lost: time of trials beyond the "
-        f"default's, as a share of a run of {HORIZON} steps, gains not counted. Where nothing matters our tuner left the "
-        f"default in {sum(row['changed'] for row in flat)} of {len(flat)} searches. "
+        f"default's, as a share of a run of {HORIZON} steps, gains not counted. Where nothing matters our tuner left "
+        f"the default in {sum(row['changed'] for row in flat)} of {len(flat)} searches. "
         f"{environment.describe(content['environment'])}"
     )
     return found

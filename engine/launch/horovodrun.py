@@ -14,13 +14,12 @@ _NO_NETWORK = "all ranks are on this host"
 _ONE_TRANSPORT = "shared memory is the one transport"
 _ONE_ALGORITHM = "no hierarchy on one host"
 _NOT_ELASTIC = "of elastic jobs"
-_NO_TUNER = "there is no tuner yet"
+_NOISE_IS_LEARNED = "the tuner learns how noisy steps are"
 _ALWAYS_TIMED = "log lines have the time"
 
 # Options that are accepted and do nothing, with the reason, which is shown.
 FLAGS = {
     "--disable-cache": "nothing is checked over the network",
-    **dict.fromkeys(("--autotune", "--no-autotune"), _NO_TUNER),
     **dict.fromkeys(("--hierarchical-allreduce", "--no-hierarchical-allreduce"), _ONE_ALGORITHM),
     **dict.fromkeys(("--hierarchical-allgather", "--no-hierarchical-allgather"), _ONE_ALGORITHM),
     **dict.fromkeys(("--torus-allreduce", "--no-torus-allreduce"), _ONE_ALGORITHM),
@@ -32,8 +31,7 @@ WITH_VALUE = {
     **dict.fromkeys(("-p", "--ssh-port", "-i", "--ssh-identity-file"), _NO_NETWORK),
     **dict.fromkeys(("--network-interfaces", "--network-interface"), _NO_NETWORK),
     "--cache-capacity": "what ranks have agreed on is always kept",
-    **dict.fromkeys(("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"), _NO_TUNER),
-    **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), _NO_TUNER),
+    "--autotune-gaussian-process-noise": _NOISE_IS_LEARNED,
     **dict.fromkeys(("--slots-per-host", "--elastic-timeout", "--reset-limit"), _NOT_ELASTIC),
     **dict.fromkeys(("--mpi-args", "--binding-args", "--gloo-timeout-seconds"), _ONE_TRANSPORT),
     "--num-nccl-streams": "there is no NCCL here",

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.launch import machine, processes, spawn
@@ -80,7 +80,7 @@ class JobRun:
                 secret=secrets.token_hex(32),
                 port=machine.free_port(),
                 directory=directory,
-                settings=options.settings,
+                settings=_with_log(options, os.environ),
                 horovod=options.horovod,
             )
             if not options.quiet:
@@ -188,6 +188,14 @@ class JobRun:
                 os.close(lock)
             if not self._keep:
                 shutil.rmtree(directory)
+
+
+def _with_log(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings; the tuner's log goes to the job's directory, if that is kept and nobody has named another file."""
+    named = {"ENGINE_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_LOG"}
+    if options.directory is None or named & {*options.settings, *environment}:
+        return options.settings
+    return {**options.settings, "ENGINE_AUTOTUNE_LOG": str(options.directory.absolute() / "autotune.jsonl")}
 
 
 def _lock(directory: Path) -> int:

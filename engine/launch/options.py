@@ -165,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--check-build", "-cb", action=_CheckBuild, nargs=0, help="show what this installation can do and exit")
     _add_placement(parser)
     _add_settings(parser)
+    _add_tuning(parser)
     _add_horovods(parser)
     parser.set_defaults(ignored=[])
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -213,6 +214,22 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--log-level", type=str.lower, choices=LOG_LEVELS, metavar="LEVEL", help=", ".join(LOG_LEVELS))
 
 
+def _add_tuning(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("tuning").add_argument
+    add("--autotune", action="store_true", default=None, help="look for better knobs while training")
+    add("--no-autotune", dest="autotune", action="store_false", help=argparse.SUPPRESS)
+    add("--autotune-log-file", type=Path, metavar="FILE", help="the tuner's log (default: in --output-dir, if given)")
+    add(
+        "--autotune-from",
+        type=Path,
+        metavar="LOG",
+        help="begin with the knobs of a log; with --autotune try them first",
+    )
+    add("--autotune-warmup-samples", type=_count_or_none, metavar="N", help="let the steps of N trials pass first")
+    add("--autotune-steps-per-sample", type=_count, metavar="N", help="steps of a trial")
+    add("--autotune-bayes-opt-max-samples", type=_count, metavar="N", help="trials of a search, at most")
+
+
 def _size(given: argparse.Namespace) -> int:
     """Find the number of ranks from `-np` and the hosts."""
     hosts: str | None = given.hosts
@@ -237,6 +254,10 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
         "ENGINE_CYCLE_TIME_MS": given.cycle_time_ms,
         "ENGINE_STALL_WARNING": given.stall_check_warning_time_seconds,
         "ENGINE_STALL_LIMIT": given.stall_check_shutdown_time_seconds,
+        "ENGINE_AUTOTUNE": given.autotune,
+        "ENGINE_AUTOTUNE_WARMUP": given.autotune_warmup_samples,
+        "ENGINE_AUTOTUNE_STEPS": given.autotune_steps_per_sample,
+        "ENGINE_AUTOTUNE_TRIALS": given.autotune_bayes_opt_max_samples,
     }
     if given.stall_check is False:
         numbers["ENGINE_STALL_WARNING"] = numbers["ENGINE_STALL_LIMIT"] = 0
@@ -245,8 +266,12 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
         settings["ENGINE_FUSION_THRESHOLD"] = given.fusion_threshold
     if given.log_level is not None:
         settings["ENGINE_LOG_LEVEL"] = given.log_level
-    if given.timeline is not None:
-        settings["ENGINE_TIMELINE"] = str(given.timeline.absolute())
+    paths: dict[str, Path | None] = {
+        "ENGINE_TIMELINE": given.timeline,
+        "ENGINE_AUTOTUNE_LOG": given.autotune_log_file,
+        "ENGINE_AUTOTUNE_FROM": given.autotune_from,
+    }
+    settings |= {name: str(path.absolute()) for name, path in paths.items() if path is not None}
     if given.timeline_mark_cycles is not None:
         settings["ENGINE_TIMELINE_MARK_CYCLES"] = str(int(given.timeline_mark_cycles))
     return settings
@@ -271,6 +296,7 @@ def _number(kind: str, lowest: float, read: Callable[[str], float]) -> Callable[
     return parse_number
 
 
+_count_or_none = _number("a whole number, 0 or more", 0, int)
 _count = _number("a whole number of at least 1", 1, int)
 _seconds = _number("a number of seconds, 0 or more", 0, float)
 _positive_seconds = _number("a number of seconds above 0", 0.001, float)

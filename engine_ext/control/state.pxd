@@ -33,6 +33,7 @@ cdef enum:                  # for the monitor thread
 cdef enum:
     HISTORY = 512           # entries remembered
     HISTORY_NAME = 64
+    MARKS = 4096            # steps remembered for the tuner
     OVERDUE_BYTES = 8192
 
 cdef struct Row:            # of the history
@@ -47,6 +48,10 @@ cdef struct Row:            # of the history
     uint64_t started        # nanoseconds, monotonic
     uint64_t ended          # 0: not yet
     char[HISTORY_NAME] name  # of its first member
+
+cdef struct Mark:           # the end of an optimizer step on rank 0
+    uint64_t time           # nanoseconds, monotonic
+    uint32_t knob_version   # of the last entry before it
 
 cdef struct Counters:
     uint64_t entries
@@ -116,3 +121,5 @@ cdef struct State:
     Row[HISTORY] history
     uint64_t rows
     Trace trace                 # written under the lock
+    Mark* marks                 # a ring, under the lock; NULL: nobody tunes
+    uint64_t marked             # steps that went into it

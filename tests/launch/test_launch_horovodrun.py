@@ -41,11 +41,12 @@ logging:
 
 
 def test_what_does_nothing_is_told_in_one_line_with_the_reasons():
-    options = parse("-np 2 --gloo --autotune -p 22 --mpi-args=--x --gloo --blacklist-cooldown-range 1 2 true".split())
-    assert options.ignored == ("--gloo", "--autotune", "-p", "--mpi-args", "--gloo", "--blacklist-cooldown-range")
+    given = "-np 2 --gloo --disable-cache -p 22 --mpi-args=--x --gloo --blacklist-cooldown-range 1 2 true"
+    options = parse(given.split())
+    assert options.ignored == ("--gloo", "--disable-cache", "-p", "--mpi-args", "--gloo", "--blacklist-cooldown-range")
     assert horovodrun.without_effect(options.ignored) == (
-        "without effect: --gloo, --mpi-args (shared memory is the one transport); --autotune (there is no tuner yet); "
-        "-p (all ranks are on this host); --blacklist-cooldown-range (of elastic jobs)"
+        "without effect: --gloo, --mpi-args (shared memory is the one transport); --disable-cache (nothing is checked "
+        "over the network); -p (all ranks are on this host); --blacklist-cooldown-range (of elastic jobs)"
     )
 
 
@@ -119,14 +120,14 @@ def test_a_file_of_settings_becomes_options(tmp_path):
             "ENGINE_STALL_WARNING": "0",
             "ENGINE_STALL_LIMIT": "0",
             "ENGINE_LOG_LEVEL": "debug",
+            "ENGINE_AUTOTUNE": "1",
+            "ENGINE_AUTOTUNE_LOG": str(Path("a b.csv").absolute()),
         }
         assert options.verbose
         assert set(options.ignored) == {
             "--hierarchical-allreduce",
             "--no-torus-allreduce",
             "--cache-capacity",
-            "--autotune",
-            "--autotune-log-file",
             "--no-mpi-threads-disable",
             "--num-nccl-streams",
             "--log-hide-timestamp",

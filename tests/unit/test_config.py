@@ -70,6 +70,11 @@ def test_horovods_stall_switch_turns_warnings_off_unless_ours_is_set() -> None:
         ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90", "stall_limit", 90),
         ("HOROVOD_START_TIMEOUT", "12", "start_timeout", 12),
         ("HOROVOD_LOG_LEVEL", "warning", "log_level", "WARNING"),
+        ("HOROVOD_AUTOTUNE", "1", "autotune", True),
+        ("HOROVOD_AUTOTUNE_LOG", "/a.csv", "autotune_log", Path("/a.csv")),
+        ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "0", "autotune_warmup", 0),
+        ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "10", "autotune_steps", 10),
+        ("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "17", "autotune_trials", 17),
     ],
 )
 def test_horovods_variables_keep_their_units(variable: str, text: str, setting: str, value: Any) -> None:
@@ -80,7 +85,7 @@ def test_variables_without_effect_are_accepted_whatever_they_say_and_can_be_name
     environ = dict.fromkeys(config.WITHOUT_EFFECT, "anything")
     assert config.load(environ) == config.load({})
     assert config.without_effect(environ) == list(config.WITHOUT_EFFECT)
-    assert config.without_effect({"HOROVOD_AUTOTUNE": ""}) == []
+    assert config.without_effect({"HOROVOD_CACHE_CAPACITY": ""}) == []
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:
@@ -98,6 +103,8 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ("ENGINE_STALL_LIMIT", "inf", "a number of at least 0"),
         ("ENGINE_START_TIMEOUT", "0", "a number of at least 0.001"),
         ("ENGINE_LOG_LEVEL", "loud", "one of trace, debug"),
+        ("ENGINE_AUTOTUNE_TRIALS", "0", "a whole number from 1 to 1000"),
+        ("ENGINE_AUTOTUNE_STEPS", "2.5", "a whole number from 1 to 10000"),
         ("ENGINE_STORES", "fast", "one of auto, cached, streaming"),
         ("ENGINE_KERNELS", "sse", "one of auto, plain, avx2, avx512"),
         ("ENGINE_SPIN_US", "-1", "auto, or a number from 0 to 1000"),

@@ -1,0 +1,41 @@
+"""`python -m autotune.chosen LOG`: the knobs that a search has decided for, as JSON. Needs numpy alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from autotune import horovod_csv, journal
+from autotune.journal import JournalError
+from autotune.space import Knobs
+from autotune.story import tell
+
+
+def chosen(log: Path) -> tuple[Knobs, bool]:
+    """The knobs of a log, and whether it has decided for them: before its first decision they are its default.
+
+    Parameters
+    ----------
+    log : path
+        A log of the tuner, or Horovod's CSV file: of that the sample with the highest score.
+
+    Raises
+    ------
+    JournalError
+        It is neither.
+    OSError
+        It cannot be read.
+    """
+    if horovod_csv.looks_like(log):
+        return horovod_csv.best(horovod_csv.read(log)).knobs, True
+    rows = journal.read(log)
+    decisions = tell(rows).decisions
+    return (decisions[-1]["knobs"], True) if decisions else (rows[0]["default"], False)
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(chosen(Path(sys.argv[1]))[0]))
+    except (JournalError, OSError) as error:
+        sys.exit(str(error))

@@ -1,0 +1,372 @@
+"""Tuning, on rank 0: steps are measured here, knobs are turned here; what to try next the tuner's process says.
+
+A daemon thread, made by `Tuning.start` and ended by `stop`, sleeps but for a look five times a second at the steps that
+have ended. Between trials, and whenever the tuner is gone, the best known setting is in force.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine import config
+from engine.errors import ConfigError, EngineError
+from engine.logs import logger
+from engine.native import core
+from engine.tuner_process import TunerError, TunerProcess, program
+
+# As the tuner describes a space (autotune/space.py).
+KNOBS: dict[str, dict[str, Any]] = {
+    "fusion_threshold": {"kind": "Integer", "low": 1 << 16, "high": 1 << 30, "log": True},
+    "cycle_time_ms": {"kind": "Real", "low": 0.05, "high": 50.0, "log": True, "off": 0.0},
+    "stores": {"kind": "Choice", "values": ["auto", "cached", "streaming"]},
+    "chunk_bytes": {"kind": "Integer", "low": 1 << 12, "high": core.LARGEST_CHUNK, "log": True},
+}
+PERIOD = 0.2  # seconds between two looks while searching
+WATCH = 10.0  # seconds between two looks after that
+OBSERVED = 20  # steps of a look after that, at most
+SETTLING = 2  # steps after a change that are not measured
+MOST = 256  # steps that a trial is measured by
+ABORT_AFTER = 3  # steps
+STARTING = 60.0  # seconds for the process to start, which imports scipy
+ANSWERING = 20.0  # seconds for an answer; the process has a low priority
+IDLE = 60.0  # seconds without any step, after which that is said
+READING = 60.0  # seconds for the knobs of a log
+
+Knobs = dict[str, Any]
+
+
+class Steps:
+    """Seconds of each step that has ended since the last look, with the knob version under which all of it ran."""
+
+    def __init__(self, engine: core.Engine) -> None:
+        engine.record_steps()
+        self._engine = engine
+        self._next = 0
+        self._last: tuple[int, int] | None = None
+
+    @property
+    def count(self) -> int:
+        """Steps so far."""
+        return self._next
+
+    def read(self) -> list[tuple[float, int | None]]:
+        """What is new. A step in which the version has changed has None."""
+        first, marks = self._engine.steps(self._next)
+        if first != self._next:
+            self._last = None  # some are no longer remembered
+        self._next = first + len(marks)
+        found: list[tuple[float, int | None]] = []
+        for mark in marks:
+            if self._last is not None and mark[0] > self._last[0]:
+                version = mark[1] if mark[1] == self._last[1] else None
+                found.append(((mark[0] - self._last[0]) / 1e9, version))
+            self._last = mark
+        return found
+
+
+class _Ended(Exception):
+    """The job ends, or its program turns the knobs itself."""
+
+
+class Tuning:
+    """A search beside a job that trains, from `start` to `stop`.
+
+    Parameters
+    ----------
+    engine : core.Engine
+        Of rank 0.
+    settings : Config
+    held : collection of str
+        Knobs that are not turned: the user has chosen them.
+    cpus : sequence of int
+        Where the tuner's process may run.
+    first : mapping
+        Knobs to try right after the default; those that it lacks are the default's.
+    about : mapping
+        What the log is to say about the job.
+    """
+
+    def __init__(
+        self,
+        engine: core.Engine,
+        settings: config.Config,
+        held: Collection[str],
+        cpus: Sequence[int],
+        first: Mapping[str, Any],
+        about: Mapping[str, Any],
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._space = {name: knob for name, knob in KNOBS.items() if name not in held}
+        self._default = self._running = {name: value for name, value in engine.knobs().items() if name in self._space}
+        self._best: Knobs = self._default
+        self._version = int(engine.knobs()["version"])
+        self._cpus = cpus
+        known = self._default | within(first, self._space)
+        self._first = [known] if known != self._default else []
+        self._about = dict(about)
+        self._steps = Steps(engine)
+        self._process: TunerProcess | None = None
+        self._turning = threading.Lock()  # knobs, and that this is over
+        self._ending = threading.Event()
+        self._state = "before the first trial"  # what the job's end would end; empty: nothing
+        self._trials = 0
+        self._thread = threading.Thread(target=self._run, name="engine-tuning", daemon=True)
+
+    @property
+    def searching(self) -> bool:
+        """Whether trials are being made, or waited for."""
+        return bool(self._state)
+
+    @property
+    def pid(self) -> int | None:
+        """The tuner's process, once it has been started."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start the thread, which starts the process."""
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """End the thread and the process. The engine must not be closed yet."""
+        unfinished = self._state if not self._ending.is_set() and self._engine.failure is None else ""
+        self._end()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        if unfinished:
+            known = "nothing was proven better than" if self._best == self._default else "the best so far was"
+            logger.warning("autotune: the job ended %s; %s %s", unfinished, known, words(self._best))
+
+    def leave_knobs(self) -> None:
+        """The program turns the knobs itself from now on."""
+        self._end()
+        if self._state:
+            logger.warning("autotune: the tuning ends here, because engine.set_knobs was called")
+        self._state = ""
+
+    def _end(self) -> None:
+        with self._turning:
+            self._ending.set()
+        if self._process is not None:
+            self._process.interrupt()
+
+    def _run(self) -> None:
+        try:
+            with TunerProcess() as self._process:
+                self._tune(self._process)
+        except _Ended:
+            return
+        except EngineError:
+            self._state = ""  # the world has ended, which others say
+        except TunerError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: TunerError) -> None:
+        """Training goes on."""
+        try:
+            self._turn(self._best)
+        except (_Ended, EngineError):
+            return
+        self._state = ""
+        logger.warning("autotune: %s; training goes on with %s", error, words(self._best))
+
+    def _tune(self, tuner: TunerProcess) -> None:
+        settings = self._settings
+        answer = self._ask(
+            tuner,
+            STARTING,
+            type="begin",
+            space=self._space,
+            default=self._default,
+            first=self._first,
+            seed=0,
+            max_trials=settings.autotune_trials,
+            log=None if settings.autotune_log is None else str(settings.autotune_log),
+            about=self._about,
+            cpus=list(self._cpus),
+        )
+        logger.info("autotune: tuning %s, in at most %d trials", ", ".join(self._space), settings.autotune_trials)
+        self._warm_up(settings.autotune_warmup * settings.autotune_steps)
+        while True:
+            if answer["type"] == "trial":
+                samples, status = self._measure(answer)
+                self._turn(self._best)
+                answer = self._ask(tuner, ANSWERING, type="told", id=answer.get("id"), status=status, samples=samples)
+            else:
+                if answer["type"] == "done":
+                    self._conclude(answer)
+                answer = self._ask(tuner, ANSWERING, type="observe", samples=self._observe())
+
+    def _ask(self, tuner: TunerProcess, seconds: float, **message: Any) -> dict[str, Any]:
+        if self._ending.is_set():
+            raise _Ended
+        try:
+            answer = tuner.ask(message, seconds)
+        except TunerError:
+            if self._ending.is_set():
+                raise _Ended from None
+            raise
+        if answer["type"] not in ("trial", "done", "watching"):
+            raise TunerError(f"the tuner's process has answered {answer['type']!r}, which is not known here")
+        return answer
+
+    def _warm_up(self, steps: int) -> None:
+        """Let the first steps pass: buffers are allocated, the processor's clock changes."""
+        began, told = time.monotonic(), False
+        while self._steps.count < max(steps, 1):
+            self._sleep(PERIOD)
+            self._steps.read()
+            if not self._steps.count:
+                self._state = "without an optimizer step over all ranks to tune by"
+                if not told and time.monotonic() - began > IDLE:
+                    told = True
+                    logger.warning(
+                        "autotune: no step has ended in the first %g s. A step is one of a DistributedOptimizer over "
+                        "all ranks; tuning waits for one",
+                        IDLE,
+                    )
+        self._state = "before the first trial"
+
+    def _measure(self, trial: Mapping[str, Any]) -> tuple[list[float], str]:
+        """Turn the knobs, and time the steps that run under them."""
+        limit = trial.get("limit")
+        if not (limit is None or isinstance(limit, int | float)):
+            raise TunerError(f"the tuner's process has sent a limit of {limit!r}, which is no number of seconds")
+        self._best = self._checked(trial.get("best"))
+        self._turn(self._checked(trial.get("knobs")))
+        if not self._state:
+            logger.info("autotune: steps are no longer as fast, or as slow, as they were: searching again")
+        self._trials += 1
+        self._state = f"in trial {self._trials}"
+        if self._trials <= self._settings.autotune_trials:
+            self._state += f" of at most {self._settings.autotune_trials}"
+        logger.info("autotune: trial %d, %s: %s", self._trials, trial.get("phase"), words(self._running))
+        needed, skipped = self._settings.autotune_steps, 0
+        samples: list[float] = []
+        while len(samples) < needed:
+            self._sleep(PERIOD)
+            for seconds, version in self._steps.read():
+                if version != self._version:
+                    continue
+                if skipped < SETTLING:
+                    skipped += 1
+                else:
+                    samples.append(seconds)
+            # A median: a pause or two, for a validation or a checkpoint, do not end a trial.
+            slow = limit is not None and len(samples) >= ABORT_AFTER and statistics.median(samples) > limit
+            if slow and len(samples) < needed:
+                return samples, "aborted"
+        return samples[: max(needed, MOST)], "ok"
+
+    def _observe(self) -> list[float]:
+        """Seconds of steps of late under the setting that is deployed."""
+        while True:
+            self._sleep(WATCH)
+            samples = [seconds for seconds, version in self._steps.read() if version == self._version][-OBSERVED:]
+            if len(samples) >= ABORT_AFTER:
+                return samples
+
+    def _conclude(self, done: Mapping[str, Any]) -> None:
+        """Deploy what was found, and say so."""
+        self._best = self._checked(done.get("best"))
+        self._turn(self._best)
+        self._state = ""
+        gain, sure, log = done.get("gain"), done.get("sure"), done.get("log")
+        if isinstance(gain, float) and isinstance(sure, float):
+            found = f"a step takes {gain:.0%} less time than before" + (f" (at least {sure:.0%})" if sure > 0 else "")
+        else:
+            found = "nothing is proven faster than this, with which it began"
+        where = f"; log in {log}" if log else ""
+        logger.warning("autotune: %s: %s, after %s trials%s", words(self._best), found, done.get("trials"), where)
+
+    def _checked(self, knobs: Any) -> Knobs:
+        if not isinstance(knobs, dict) or set(knobs) != set(self._space):
+            raise TunerError(f"the tuner's process has sent the knobs {knobs!r}; they are {', '.join(self._space)}")
+        return knobs
+
+    def _turn(self, knobs: Knobs) -> None:
+        """Deploy a setting, on every rank from some entry on."""
+        with self._turning:
+            if self._ending.is_set():
+                raise _Ended
+            if knobs == self._running:
+                return
+            try:
+                self._version = self._engine.set_knobs(**knobs)
+            except (TypeError, ValueError) as error:
+                raise TunerError(f"the tuner's process has sent knobs that cannot be: {error}") from None
+            self._running = knobs
+
+    def _sleep(self, seconds: float) -> None:
+        if self._ending.wait(seconds):
+            raise _Ended
+
+
+def words(knobs: Mapping[str, Any]) -> str:
+    """Knobs for people."""
+    return " ".join(f"{name}={value}" for name, value in knobs.items())
+
+
+def within(knobs: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]]) -> Knobs:
+    """Those of the knobs that are in a space, numbers moved into its ranges."""
+    found = {}
+    for name, about in space.items():
+        value = knobs.get(name)
+        if isinstance(value, int | float) and "low" in about and value != about.get("off"):
+            value = min(max(value, about["low"]), about["high"])
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def check_log(path: Path) -> None:
+    """Make the directory of a log.
+
+    Raises
+    ------
+    ConfigError
+        Nothing can be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError("it is a directory" if path.is_dir() else "permission denied")
+    except OSError as error:
+        raise ConfigError(f"autotune_log is {str(path)!r}, where rank 0 cannot write: {error}") from None
+
+
+def knobs_of(log: Path) -> Knobs:
+    """The knobs that a log has decided for, numbers moved into the ranges of a search.
+
+    Raises
+    ------
+    ConfigError
+        It is no log, or cannot be read.
+    """
+    command, environ = program("autotune.chosen", str(log))
+    try:
+        read = subprocess.run(
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=READING
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"autotune_from is {str(log)!r}, which cannot be read: {error}") from None
+    if read.returncode != 0:
+        said = (read.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ConfigError(f"autotune_from is {str(log)!r}, which cannot be used: {said}")
+    knobs = {name: value for name, value in json.loads(read.stdout).items() if name in KNOBS}
+    for name, value in knobs.items():
+        expected = KNOBS[name].get("values")
+        if value not in expected if expected else isinstance(value, bool) or not isinstance(value, int | float):
+            of = f"one of {', '.join(expected)}" if expected else "a number"
+            raise ConfigError(
+                f"autotune_from is {str(log)!r}, which cannot be used: it has {name}={value!r}; {of} is expected"
+            )
+    return within(knobs, KNOBS)

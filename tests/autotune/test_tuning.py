@@ -1,0 +1,302 @@
+"""Tuning while training: jobs of two ranks whose steps depend on the knobs, and what may happen to the tuner."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tuned_programs
+from ranks import run_ranks, start_ranks
+
+import engine
+from autotune import journal
+from autotune.replay import replay
+from engine import config, tuning
+from engine.errors import ConfigError
+from engine.tuner_process import TunerError
+from engine.tuning import Steps, within
+
+DEFAULT = {"fusion_threshold": 64 << 20, "cycle_time_ms": 5.0, "stores": "auto", "chunk_bytes": 1 << 19}
+FEW = ["--autotune", "--autotune-steps-per-sample", "4", "--autotune-warmup-samples", "0"]
+
+
+def rows_of(path: Path, kind: str) -> list[dict[str, Any]]:
+    return [row for row in journal.read(path) if row["row"] == kind]
+
+
+def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced(tmp_path: Path) -> None:
+    log = tmp_path / "new" / "log.jsonl"
+    options = [*FEW, "--autotune-bayes-opt-max-samples", "12", "--autotune-log-file", str(log)]
+    finished = run_ranks(
+        2, tuned_programs.search, str(log), options=options, env={"HOROVOD_FUSION_THRESHOLD": str(1 << 20)}
+    )
+    first, second = finished.values
+    assert first == second
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    rows = journal.read(log)
+    result = replay(rows)
+    assert result.exact and result.proposals >= 6
+    # What the user has chosen is held; the default is what ran, and was measured first.
+    assert first["fusion_threshold"] == 1 << 20
+    running = {name: value for name, value in DEFAULT.items() if name != "fusion_threshold"}
+    assert rows[0]["default"] == rows_of(log, "ask")[0]["knobs"] == running
+    assert rows[0]["about"] == {"ranks": 2, "held": {"fusion_threshold": 1 << 20}}
+    assert all(len(row["samples"]) >= 4 for row in rows_of(log, "tell") if row["status"] == "ok")
+    # What was decided is deployed, and was said in one line.
+    final = next(row for row in rows_of(log, "decide") if row.get("final"))
+    said = [line for line in finished.ranks[0].stderr.splitlines() if "autotune: " in line]
+    assert final["knobs"]["cycle_time_ms"] <= 2.0
+    assert f"cycle_time_ms={final['knobs']['cycle_time_ms']} " in said[0] and "less time than before" in said[0]
+    assert said[0].endswith(f"log in {log}")
+    if len(said) == 1:  # no drift has been seen since
+        assert {name: first[name] for name in running} == final["knobs"]
+    assert "autotune: " not in finished.ranks[1].stderr
+
+
+@pytest.mark.parametrize(
+    ("signum", "answering", "says"),
+    [("SIGKILL", 20.0, "process was killed by SIGKILL"), ("SIGSTOP", 3.0, "process has not answered for 3 s")],
+)
+def test_training_goes_on_when_the_tuner_is_lost(signum: str, answering: float, says: str) -> None:
+    options = [*FEW, "--autotune-bayes-opt-max-samples", "900"]
+    with start_ranks(2, tuned_programs.survive, answering, options=options) as job:
+        job.wait_for("ready")
+        os.kill(int((job.directory / "pid").read_text()), getattr(signal, signum))
+        finished = job.finish()  # which also looks for processes that are left
+    warnings = [line for line in finished.ranks[0].stderr.splitlines() if "autotune: " in line]
+    assert len(warnings) == 1, finished
+    assert says in warnings[0]
+    best = warnings[0].partition("; training goes on with ")[2]
+    first, second = finished.values
+    assert first == second
+    assert best == tuning.words({name: first[name] for name in DEFAULT})
+
+
+def test_nothing_of_a_job_is_left_when_rank_0_is_killed_in_a_search() -> None:
+    with start_ranks(2, tuned_programs.survive, 9.0, options=[*FEW, "--autotune-bayes-opt-max-samples", "900"]) as job:
+        job.wait_for("ready")
+        os.kill(int((job.directory / "pid").read_text()), signal.SIGSTOP)
+        os.kill(job.pid(0), signal.SIGKILL)
+        assert job.finish(check=False).code == 128 + signal.SIGKILL
+
+
+def test_a_job_without_steps_is_told_so_once() -> None:
+    (said,) = run_ranks(1, tuned_programs.without_steps, env={"ENGINE_AUTOTUNE": "1"}).values
+    assert len(said) == 2
+    assert "autotune: no step has ended in the first 0.3 s" in said[0]
+    assert "the job ended without an optimizer step over all ranks" in said[1]
+
+
+def test_training_goes_on_without_scipy(tmp_path: Path) -> None:
+    (tmp_path / "scipy").mkdir()
+    (tmp_path / "scipy" / "__init__.py").write_text("raise ModuleNotFoundError('hidden', name='scipy')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    finished = run_ranks(1, tuned_programs.until_over, env={"PYTHONPATH": path}, options=FEW)
+    (said,) = (line for line in finished.ranks[0].stderr.splitlines() if "autotune: " in line)
+    assert "autotune needs scipy: pip install 'enginerun[autotune]'; training goes on with" in said
+
+
+# In one process, a world of one rank
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in list(os.environ):
+        if name.startswith(("ENGINE_", "HOROVOD_")):
+            monkeypatch.delenv(name)
+    yield
+    engine.shutdown()
+
+
+def executed_knobs() -> dict[str, Any]:
+    engine.allreduce(np.ones(3, np.float32))
+    return engine.knobs()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_job_begins_with_the_knobs_of_a_log_but_for_those_that_were_chosen(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    header = "hierarchical_allreduce,hierarchical_allgather,cache_enabled,cycle_time_ms,tensor_fusion_threshold,score\n"
+    log.write_text(header + "0,0,1,2.5,32,1.5\n0,0,1,7.5,8,0.5\n")
+    engine.init(autotune_from=log, fusion_threshold="2M")
+    knobs = executed_knobs()
+    assert {name: knobs[name] for name in DEFAULT} == DEFAULT | {"fusion_threshold": 2 << 20, "cycle_time_ms": 2.5}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"autotune_from": "/nowhere"}, r"autotune_from is '/nowhere', which cannot be used: .*No such file"),
+        ({"autotune_from": __file__}, r"autotune_from is .* cannot be used: .* line 1: expected a row in JSON"),
+        ({"autotune_from": "LOG"}, r"cannot be used: it has stores='fast'; one of auto, cached, streaming is"),
+        ({"autotune": 1, "autotune_log": "/proc/a/b"}, r"autotune_log is '/proc/a/b', where rank 0 cannot write"),
+        ({"autotune": 1, "autotune_log": "/proc"}, r"autotune_log is '/proc', where rank 0 cannot write: it is a dir"),
+    ],
+)
+def test_files_that_cannot_be_used_are_an_error_at_the_start(
+    settings: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "first": [], "settings": {}}
+    Path("LOG").write_text(json.dumps({**opened, "default": {"cycle_time_ms": 2, "stores": "fast"}}) + "\n")
+    with pytest.raises(ConfigError, match=says):
+        engine.init(**settings)
+    assert not engine.is_initialized()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_program_that_turns_knobs_itself_ends_the_search(caplog: pytest.LogCaptureFixture) -> None:
+    engine.init(autotune=True)
+    running = tuned_programs.tuner()
+    with caplog.at_level(logging.WARNING, "engine"):
+        for threshold in (1 << 20, 1 << 21):
+            engine.set_knobs(fusion_threshold=threshold)
+    assert executed_knobs()["fusion_threshold"] == 1 << 21
+    engine.shutdown()
+    assert [record.getMessage() for record in caplog.records] == [
+        "autotune: the tuning ends here, because engine.set_knobs was called"
+    ]
+    assert not running._thread.is_alive()
+
+
+class FakeEngine:
+    """Steps as told, of which the last four are remembered."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[int, int]] = []
+        self.set: list[dict[str, Any]] = []
+
+    def knobs(self) -> dict[str, Any]:
+        return DEFAULT | {"version": 0, "entry": 0}
+
+    def set_knobs(self, **knobs: Any) -> int:
+        self.set.append(knobs)
+        return len(self.set)
+
+    def record_steps(self) -> None:
+        pass
+
+    def steps(self, since: int) -> tuple[int, list[tuple[int, int]]]:
+        since = max(since, len(self.marks) - 4)
+        return since, self.marks[since:]
+
+
+def test_a_step_counts_for_the_knobs_under_which_all_of_it_ran() -> None:
+    fake: Any = FakeEngine()
+    steps = Steps(fake)
+    fake.marks += [(1_000_000_000, 0), (1_500_000_000, 0), (1_750_000_000, 1)]
+    assert steps.read() == [(0.5, 0), (0.25, None)]
+    fake.marks += [(2_000_000_000, 1)]
+    assert steps.read() == [(0.25, 1)]
+    assert steps.read() == []
+    fake.marks += [((3 + k) * 1_000_000_000, 1) for k in range(6)]  # two are forgotten: what is between is no step
+    assert steps.read() == [(1.0, 1)] * 3
+    assert steps.count == 10
+
+
+class Steady(FakeEngine):
+    """One more step with every look, under the knobs that were set last."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        super().__init__()
+        self.seconds, self.now = iter(seconds), 0.0
+
+    def steps(self, since: int) -> tuple[int, list[tuple[int, int]]]:
+        self.now += next(self.seconds)
+        self.marks.append((round(self.now * 1e9), len(self.set)))
+        return super().steps(since)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "samples", "status"),
+    [
+        ([1.0, 9.0, 9.0, *[0.1] * 5], [0.1] * 5, "ok"),
+        ([1.0, 9.0, 9.0, 0.1, 60.0, 0.1, 0.1, 60.0], [0.1, 60.0, 0.1, 0.1, 60.0], "ok"),
+        ([1.0, 0.1, 0.1, 0.3, 0.1, 0.3], [0.3, 0.1, 0.3], "aborted"),
+        ([1.0, 0.1, 0.1, 0.1, 0.1, 0.3, 0.3, 0.3], [0.1, 0.1, 0.3, 0.3, 0.3], "ok"),
+    ],
+)
+def test_a_trial_ends_early_when_it_is_slow_and_not_for_a_pause(
+    seconds: list[float], samples: list[float], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "PERIOD", 0.0)
+    fake: Any = Steady(seconds)
+    search = tuning.Tuning(fake, config.Config(autotune_steps=5), (), (), {}, {})
+    knobs = DEFAULT | {"cycle_time_ms": 1.0}
+    measured, how = search._measure({"type": "trial", "id": 1, "knobs": knobs, "best": DEFAULT, "limit": 0.2})
+    assert (measured, how) == (pytest.approx(samples), status)
+    assert fake.set == [knobs]
+    search._turn(search._best)
+    assert fake.set == [knobs, DEFAULT]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"knobs": {"stores": "auto"}}, "has sent the knobs {'stores': 'auto'}; they are fusion_threshold,"),
+        ({"best": None}, "has sent the knobs None"),
+        ({"limit": "1"}, "has sent a limit of '1'"),
+    ],
+)
+def test_a_trial_that_makes_no_sense_turns_no_knob(wrong: dict[str, Any], says: str) -> None:
+    fake: Any = Steady([])
+    search = tuning.Tuning(fake, config.Config(), (), (), {}, {})
+    trial = {"type": "trial", "id": 1, "knobs": DEFAULT | {"stores": "cached"}, "best": DEFAULT, "limit": None}
+    with pytest.raises(TunerError, match=says):
+        search._measure(trial | wrong)
+    assert fake.set == []
+
+
+def test_the_engine_remembers_when_steps_ended() -> None:
+    engine.init()
+    try:
+        native = engine.runtime.engine()
+        native.mark_step()
+        assert native.steps(0) == (0, [])
+        native.record_steps()
+        for _ in range(4100):
+            native.mark_step()
+        first, marks = native.steps(1)
+        assert (first, len(marks)) == (4, 4096)
+        times = [time for time, _ in marks]
+        assert times == sorted(times) and {version for _, version in marks} == {0}
+        assert native.steps(4099) == (4099, marks[-1:])
+        assert native.steps(4200) == (4100, [])
+        engine.set_knobs(stores="cached")
+        executed_knobs()
+        native.mark_step()
+        assert native.steps(4100)[1][0][1] == 1
+    finally:
+        engine.shutdown()
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_knobs_of_a_log_are_tried_first_in_a_search(tmp_path: Path) -> None:
+    known, log = tmp_path / "known.jsonl", tmp_path / "log.jsonl"
+    opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "first": [], "settings": {}}
+    known.write_text(json.dumps({**opened, "default": {"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}}) + "\n")
+    engine.init(autotune=True, autotune_from=known, autotune_log=log, stores="cached")
+    end = time.monotonic() + 60.0
+    while not (log.exists() and log.read_bytes()) and time.monotonic() < end:
+        time.sleep(0.01)
+    opening = journal.read(log)[0]
+    assert opening["default"] == {name: value for name, value in DEFAULT.items() if name != "stores"}
+    assert opening["first"] == [opening["default"] | {"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}]
+    assert executed_knobs()["version"] == 0  # no step, no trial
+
+
+def test_knobs_of_a_log_are_moved_into_the_ranges() -> None:
+    known = {"fusion_threshold": 0, "cycle_time_ms": 0.0, "stores": "cached", "other": 3}
+    assert within(known, tuning.KNOBS) == {"fusion_threshold": 1 << 16, "cycle_time_ms": 0.0, "stores": "cached"}
+    assert within({"cycle_time_ms": 100.0}, tuning.KNOBS) == {"cycle_time_ms": 50.0}
+    assert json.dumps(tuning.KNOBS)

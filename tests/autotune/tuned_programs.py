@@ -1,0 +1,110 @@
+"""What ranks do in the tests of tuning: steps whose time depends on the knobs, as on every rank they were executed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import engine
+from engine import tuning
+
+SLOW = 0.004  # seconds more for a step with a cycle time of more than 2 ms, as is the default
+
+
+def one_step(number: int) -> None:
+    """Reduce some tensors and compare them with what they must be, bit by bit."""
+    rng = np.random.default_rng(number)
+    parts = [rng.integers(-99, 99, (engine.size(), length)).astype(np.float32) for length in (3, 1000, 40_000)]
+    handles = [
+        engine.allreduce_async(part[engine.rank()], name=f"part{k}", op=engine.Sum) for k, part in enumerate(parts)
+    ]
+    for handle, part in zip(handles, parts, strict=True):
+        np.testing.assert_array_equal(engine.synchronize(handle), part.sum(axis=0))
+    if engine.knobs()["cycle_time_ms"] > 2.0:
+        time.sleep(SLOW)
+
+
+def steps_until(over: Callable[[], bool], mark: Callable[[], object], seconds: float = 60.0) -> int:
+    """Steps until rank 0 says that it is over; how many."""
+    end, number, flag = time.monotonic() + seconds, 0, np.zeros(1, np.float32)
+    while not flag[0]:
+        one_step(number)
+        mark()
+        number += 1
+        late = time.monotonic() > end
+        flag[0] = engine.rank() == 0 and (late or over())
+        flag = engine.allreduce(flag, name="over", op=engine.Max)
+    assert engine.rank() != 0 or not late, f"not over within {seconds} s"
+    return number
+
+
+def tuner() -> tuning.Tuning:
+    running = engine.runtime._running
+    assert running is not None and running.tuning is not None
+    return running.tuning
+
+
+def native_mark() -> None:
+    engine.runtime.engine().mark_step()
+
+
+def search(log: str) -> dict[str, Any]:
+    """Train with an optimizer of torch until the search is over and what it has deployed has been looked at once."""
+    import torch
+
+    tuning.WATCH = 0.3
+    engine.init()
+    parameter = torch.nn.Parameter(torch.zeros(8))
+    optimizer = engine.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.125))
+
+    def mark() -> None:
+        optimizer.zero_grad()
+        (parameter * torch.arange(8.0)).sum().backward()
+        optimizer.step()
+
+    number = steps_until(lambda: not tuner().searching and '"observe"' in Path(log).read_text(), mark)
+    assert torch.equal(parameter.detach(), -0.125 * number * torch.arange(8.0))  # exact in float32
+    return engine.knobs()
+
+
+def survive(answering: float) -> dict[str, Any]:
+    """Let the test do something to the tuner's process in the midst of a search; train on when the tuner is gone."""
+    tuning.ANSWERING = answering
+    engine.init()
+    told: list[int] = []
+
+    def over() -> bool:
+        if not told and tuner()._trials >= 3:
+            Path("pid").write_text(str(tuner().pid))
+            Path("ready").touch()
+            told.append(1)
+        return not tuner().searching
+
+    steps_until(over, native_mark)
+    after = steps_until(lambda: True, native_mark)
+    assert after == 1
+    return engine.knobs()
+
+
+def until_over() -> None:
+    """Train until there is no search any more."""
+    engine.init()
+    steps_until(lambda: not tuner().searching, native_mark)
+
+
+def without_steps() -> list[str]:
+    """Communicate, and never end a step; what was logged."""
+    tuning.IDLE = 0.3
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("engine").addHandler(handler)
+    engine.init()
+    steps_until(lambda: bool(said), lambda: None)
+    engine.shutdown()
+    return said
