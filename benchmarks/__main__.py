@@ -1,4 +1,4 @@
-"""`python -m benchmarks collective | training | sets | timeline | compression | all | report`."""
+"""`python -m benchmarks collective | training | sets | timeline | compression | autotune | all | report`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import acceptance, compression, sets, timeline
+from benchmarks.autotune import report as autotune_report
+from benchmarks.autotune import run as autotune
+from benchmarks.autotune.contenders import CONTENDERS as POLICIES
+from benchmarks.autotune.surfaces import SURFACES
 from benchmarks.collective import report as collective_report
 from benchmarks.collective import run as collective
 from benchmarks.collective.contenders import NAMES
@@ -67,6 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     five.add_argument("--rounds", type=int, help="rounds in which the variants take turns")
 
+    six = commands.add_parser("autotune", help="the tuner beside other policies, on synthetic surfaces")
+    six.add_argument("--surfaces", nargs="+", choices=tuple(SURFACES))
+    six.add_argument("--contenders", nargs="+", choices=tuple(POLICIES))
+    six.add_argument(
+        "--seeds", type=int, help="searches of each kind; where nothing matters five times as many of ours"
+    )
+
     every = commands.add_parser("all", help="both, then the report")
     every.add_argument("--quick", action="store_true")
 
@@ -118,6 +129,17 @@ def _compression(options: argparse.Namespace, console: Console) -> None:
     _show(console, compression.tables(records.read("compression") or {}), path, None)
 
 
+def _autotune(options: argparse.Namespace, console: Console) -> None:
+    changes: dict[str, Any] = {
+        name: tuple(getattr(options, name)) for name in ("surfaces", "contenders") if getattr(options, name)
+    }
+    if options.seeds:
+        changes |= {"seeds": options.seeds, "flat_seeds": 5 * options.seeds}
+    path = autotune.run(autotune.Settings(**changes), console)
+    content = records.read("autotune") or {}
+    _show(console, autotune_report.tables(content), path, autotune_report.picture(content))
+
+
 def _sets(options: argparse.Namespace, console: Console) -> None:
     changes = {name: getattr(options, name) for name in ("ranks", "rounds") if getattr(options, name)}
     changes |= {name: tuple(getattr(options, name)) for name in ("sizes", "contenders") if getattr(options, name)}
@@ -150,6 +172,7 @@ def _report(options: argparse.Namespace, console: Console) -> None:
         (two, training_report),
         (records.read("sets"), sets),
         (records.read("timeline"), timeline),
+        (records.read("autotune"), autotune_report),
         (records.read("compression"), compression),
     ):
         if content:
@@ -192,6 +215,8 @@ def main() -> None:
                 _sets(options, console)
             if options.command == "timeline":
                 _timeline(options, console)
+            if options.command == "autotune":
+                _autotune(options, console)
             if options.command == "compression":
                 _compression(options, console)
             if options.command == "all":

@@ -28,6 +28,8 @@ from rich.console import Console
 
 from benchmarks import __main__ as command
 from benchmarks import sets, timeline
+from benchmarks.autotune import report as autotune_report
+from benchmarks.autotune import run as autotune
 from benchmarks.collective import operations, run, worker
 from benchmarks.collective import report as collective_report
 from benchmarks.collective.backends import share_of
@@ -131,6 +133,19 @@ def test_a_timeline_is_on_only_where_it_is_said(console: Console) -> None:
     assert all(len(row["processor"]) == 2 and min(row["processor"]) > 0 for row in content["results"])
     assert "| gradient hooks alone, never on |" in text(timeline.tables(content))
     assert timeline.picture(content).exists()
+
+
+def test_policies_search_for_a_known_bottom(console: Console) -> None:
+    policies = ("ours", "random", "horovod")
+    settings = autotune.Settings(surfaces=("valley", "flat"), contenders=policies, seeds=2, flat_seeds=2, trials=6)
+    content = json.loads(autotune.run(settings, console).read_text())
+    assert len(content["searches"]) == 2 * 2 * 3 * 2
+    for row in content["searches"]:
+        assert row["regret"] == 0.0 if row["surface"] == "flat" else 0.0 <= row["regret"] < 1.0
+        assert row["trials"] == 6
+    shown = text(autotune_report.tables(content))
+    assert "| valley | autotune.Tuner |" in shown and "in 0 of 4 searches" in shown
+    assert autotune_report.picture(content) == paths.OUT / "autotune.png"
 
 
 def test_another_build_is_the_one_that_runs(tmp_path: Path) -> None:
