@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 
 import pytest
@@ -96,11 +97,12 @@ def test_ranks_with_different_numbers_of_steps_are_told_both_halves(
     program = UNEVEN_STEPS.format(steps=steps, meeting=meeting)
     done = run_ranks(len(steps), program, check=False, env={"ENGINE_STALL_WARNING": "0.5", "ENGINE_STALL_LIMIT": "2"})
     assert done.code != 0
-    gradients = "'gradient.1.bias' and 3 more"
-    halves = [f"{ended} not brought", f"{ends.format(gradients)} not brought"]
-    hint = ". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join()"
-    story = [half + "; " + other + hint for half, other in (halves, halves[::-1])]
-    warned = done.ranks[0].stderr.partition("Traceback")[0]
-    assert any(f"\n  {each}" in warned for each in story), done
+    one_of_them = r"'gradient\.[01]\.(bias|weight)' and 3 more"
+    halves = [re.escape(f"{ended} not brought"), f"{ends.format(one_of_them)} not brought"]
+    hint = re.escape(
+        ". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join()"
+    )
+    story = "(" + "|".join(half + "; " + other + hint for half, other in (halves, halves[::-1])) + ")"
+    assert re.search(r"\n  " + story, done.ranks[0].stderr.partition("Traceback")[0]), done
     for rank in done.ranks:
-        assert any(f"stalled: {each}" in rank.stderr.partition("Traceback")[2] for each in story), done
+        assert re.search("stalled: " + story, rank.stderr.partition("Traceback")[2]), done
