@@ -11,10 +11,9 @@ from pathlib import Path
 from autotune import horovod_csv, journal
 from autotune.chosen import chosen
 from autotune.journal import JournalError
-from autotune.replay import TOLERANCE, replay
 from autotune.space import Knobs
 
-EXTRA = "needs rich and matplotlib: pip install 'enginerun[autotune]'"
+OPTIONS = ("fusion_threshold", "cycle_time_ms")  # that enginerun has; the others are variables
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,9 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (JournalError, OSError) as error:
         print(f"autotune: error: {error}", file=sys.stderr)
         return 2
+    except ImportError as error:
+        missing = str(error.name).partition(".")[0]
+        print(f"autotune: error: {missing} is missing: pip install 'enginerun[autotune]'", file=sys.stderr)
+        return 2
 
 
 def _replay(log: Path) -> int:
+    from autotune.replay import TOLERANCE, replay  # needs scipy, which the other commands can do without
+
     rows = journal.read(log)
     try:
         result = replay(rows)
@@ -44,13 +49,10 @@ def _replay(log: Path) -> int:
 
 
 def _show(log: Path, drawn: Path | None) -> int:
-    try:
-        from rich.console import Console
+    from rich.console import Console
 
-        from autotune.show import picture, show, show_samples
-    except ImportError as error:
-        print(f"autotune: error: {error.name} is missing: show {EXTRA}", file=sys.stderr)
-        return 2
+    from autotune.show import picture, show, show_samples
+
     console = Console()
     if horovod_csv.looks_like(log):
         show_samples(horovod_csv.read(log), console)
@@ -58,11 +60,7 @@ def _show(log: Path, drawn: Path | None) -> int:
     rows = journal.read(log)
     show(rows, console)
     if drawn is not None:
-        try:
-            picture(rows, drawn)
-        except ImportError as error:
-            print(f"autotune: error: {error.name} is missing: a picture {EXTRA}", file=sys.stderr)
-            return 2
+        picture(rows, drawn)
         print(f"drawn: {drawn}")
     return 0
 
@@ -79,9 +77,12 @@ def _formatted(knobs: Knobs, form: str) -> str:
     """Knobs for a shell, for a job's environment, or for a program."""
     if form == "json":
         return json.dumps(knobs)
+    variables = [f"ENGINE_{name.upper()}={value}" for name, value in knobs.items()]
     if form == "environment":
-        return "\n".join(f"ENGINE_{name.upper()}={value}" for name, value in knobs.items())
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in knobs.items())
+        return "\n".join(variables)
+    options = [f"--{name.replace('_', '-')} {value}" for name, value in knobs.items() if name in OPTIONS]
+    rest = [variable for name, variable in zip(knobs, variables, strict=True) if name not in OPTIONS]
+    return " ".join([*(["env", *rest] if rest else []), "enginerun", *options])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -86,6 +86,13 @@ def choice(*words: str) -> Parser:
     return parse
 
 
+def chunk(value: Any) -> int:
+    """Bytes that fit into a slot."""
+    if not 4096 <= size(value) <= 1 << 20:
+        raise ValueError("4096 to 1048576 bytes, such as 512K")
+    return size(value)
+
+
 def level(value: Any) -> str:
     """A level of the `logging` module, by name."""
     text = str(value).strip().lower()
@@ -182,6 +189,7 @@ class Config:
         choice("auto", "cached", "streaming"),
         "How a reduction writes its result; auto measures.",
     )
+    chunk_bytes: int = setting(512 << 10, "bytes", chunk, "What goes through a slot at a time.")
     kernels: str = setting(
         "auto",
         "",

@@ -136,6 +136,7 @@ def _start(world: World, given: dict[str, Any], generation: int) -> _Running:
         stall_limit=settings.stall_limit,
         spin_us=_spin(gathered) if settings.spin_us is None else settings.spin_us,
         stores=settings.stores,
+        chunk_bytes=settings.chunk_bytes,
     )
     sets = Registry(engine, settings.shutdown_timeout)
     watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))

@@ -26,7 +26,7 @@ from engine_ext.errors import BY_CAUSE
 
 _CAUSES = {BY_CAUSE[code]: word for code, word in {1: "died", 2: "raised", 3: "left", 4: "stalled"}.items()}
 SHOWN = 3  # names in one line of a stall report
-_NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{Path(__file__).parent}{os.sep}")
+_NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{Path(__file__).parent}{os.sep}", ".pyx")
 
 
 def summary(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:
@@ -35,7 +35,7 @@ def summary(kind: type[BaseException], value: BaseException | None, trace: Trace
     where = ""
     frames = traceback.extract_tb(trace)
     if frames:
-        own = [frame for frame in frames if not any(folder in frame.filename for folder in _NOT_THE_USERS)]
+        own = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_USERS)]
         last = (own or frames)[-1]
         where = f" at {Path(last.filename).name}:{last.lineno}"
     return kind.__name__ + (f": {text[0]}" if value is not None and text else "") + where

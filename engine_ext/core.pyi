@@ -45,6 +45,7 @@ class Engine:
         stall_limit: float,
         spin_us: float,
         stores: str,
+        chunk_bytes: int,
     ) -> None:
         """`peers`: a pidfd per rank, own included. Seconds for stall times, 0 is never. `stores`: auto, cached,
         streaming.

@@ -193,7 +193,7 @@ cdef class Engine:
         self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, fusion_threshold, cycle_time_ms, stall_warning,
-                 stall_limit, spin_us, stores):
+                 stall_limit, spin_us, stores, chunk_bytes):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -211,6 +211,7 @@ cdef class Engine:
         self.settings = {
             "fusion_threshold": fusion_threshold, "cycle_time_ms": cycle_time_ms, "stall_warning": stall_warning,
             "stall_limit": stall_limit, "spin_us": spin_us, "stores": stores,
+            "chunk_bytes": chunk_bytes,
         }
         self.open(rank, tuple(range(size)), None, 0)
 
@@ -228,7 +229,7 @@ cdef class Engine:
         e.alive[0] = 1
         memset(&knobs, 0, sizeof(Knobs))
         knobs.fusion_threshold, knobs.cycle_time_ms = self.settings["fusion_threshold"], self.settings["cycle_time_ms"]
-        knobs.stores, knobs.chunk = STORES.index(self.settings["stores"]), SLOT_BYTES // 2
+        knobs.stores, knobs.chunk = STORES.index(self.settings["stores"]), self.settings["chunk_bytes"]
         e.wanted = e.seen = knobs
         e.spin_ns = <uint64_t>(<double>self.settings["spin_us"] * 1e3)
         e.stall_warning_ns = <uint64_t>(<double>self.settings["stall_warning"] * 1e9)

@@ -271,6 +271,8 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
         "ENGINE_AUTOTUNE_LOG": given.autotune_log_file,
         "ENGINE_AUTOTUNE_FROM": given.autotune_from,
     }
+    if given.autotune_from is not None and not given.autotune_from.is_file():
+        raise LaunchError(f"--autotune-from: there is no file {str(given.autotune_from)!r}")
     settings |= {name: str(path.absolute()) for name, path in paths.items() if path is not None}
     if given.timeline_mark_cycles is not None:
         settings["ENGINE_TIMELINE_MARK_CYCLES"] = str(int(given.timeline_mark_cycles))

@@ -355,7 +355,10 @@ def report(directory: Path) -> tuple[str, dict[str, Any]]:
     flights, failures, notes = collect(directory)
     if not flights and not failures:
         detail = "".join(f"\n  {note}" for note in notes)
-        raise FileNotFoundError(f"{directory}: no rank.N/flight.json or rank.N/failure.json that can be read{detail}")
+        raise FileNotFoundError(
+            f"{directory}: no rank.N/flight.json or rank.N/failure.json that can be read; give the directory that has "
+            f"rank.N{detail}"
+        )
     sizes = [flight.size for flight in flights.values()]
     named = [*(failure.rank for failure in failures), *(failure.reporter for failure in failures), *flights]
     size = max([*sizes, max(named) + 1])

@@ -203,7 +203,8 @@ def test_best_prints_what_was_decided(log: Path, capsys: pytest.CaptureFixture[s
         said[form] = capsys.readouterr().out
     assert json.loads(said["json"]) == decided
     assert f"ENGINE_FUSION_THRESHOLD={decided['fusion_threshold']}\n" in said["environment"]
-    assert f"--cycle-time-ms {decided['cycle_time_ms']}" in said["options"]
+    command = f"enginerun --fusion-threshold {decided['fusion_threshold']} --cycle-time-ms {decided['cycle_time_ms']}\n"
+    assert said["options"] == f"env ENGINE_STORES={decided['stores']} {command}"
 
 
 HOROVOD = """hierarchical_allreduce,hierarchical_allgather,cache_enabled,cycle_time_ms,tensor_fusion_threshold,score
@@ -238,6 +239,20 @@ def test_a_damaged_csv_is_refused_by_its_line(
     path.write_text(text)
     assert cli.main(["best", str(path)]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "missing"), [("show", "rich"), ("replay", "scipy")])
+def test_what_is_not_installed_is_named(log: Path, command: str, missing: str) -> None:
+    without = f"import sys; sys.modules[{missing!r}] = None; from autotune.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", without, command, str(log)], text=True, capture_output=True)
+    assert done.returncode == 2
+    assert done.stderr == f"autotune: error: {missing} is missing: pip install 'enginerun[autotune]'\n"
+
+
+def test_best_needs_nothing_but_numpy(log: Path) -> None:
+    without = "import sys; sys.modules.update(scipy=None, rich=None); from autotune.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", without, "best", str(log)], text=True, capture_output=True)
+    assert done.returncode == 0 and done.stdout.startswith("ENGINE_FUSION_THRESHOLD="), done.stderr
 
 
 def test_the_policy_imports_no_framework_and_no_engine() -> None:

@@ -36,9 +36,8 @@ def rows_of(path: Path, kind: str) -> list[dict[str, Any]]:
 def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced(tmp_path: Path) -> None:
     log = tmp_path / "new" / "log.jsonl"
     options = [*FEW, "--autotune-bayes-opt-max-samples", "12", "--autotune-log-file", str(log)]
-    finished = run_ranks(
-        2, tuned_programs.search, str(log), options=options, env={"HOROVOD_FUSION_THRESHOLD": str(1 << 20)}
-    )
+    chosen = {"HOROVOD_FUSION_THRESHOLD": str(1 << 20), "ENGINE_CHUNK_BYTES": "64K"}
+    finished = run_ranks(2, tuned_programs.search, str(log), options=options, env=chosen)
     first, second = finished.values
     assert first == second
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
@@ -46,10 +45,11 @@ def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced
     result = replay(rows)
     assert result.exact and result.proposals >= 6
     # What the user has chosen is held; the default is what ran, and was measured first.
-    assert first["fusion_threshold"] == 1 << 20
-    running = {name: value for name, value in DEFAULT.items() if name != "fusion_threshold"}
+    held = {"fusion_threshold": 1 << 20, "chunk_bytes": 1 << 16}
+    assert {name: first[name] for name in held} == held
+    running = {name: value for name, value in DEFAULT.items() if name not in held}
     assert rows[0]["default"] == rows_of(log, "ask")[0]["knobs"] == running
-    assert rows[0]["about"] == {"ranks": 2, "held": {"fusion_threshold": 1 << 20}}
+    assert rows[0]["about"] == {"ranks": 2, "held": held}
     assert all(len(row["samples"]) >= 4 for row in rows_of(log, "tell") if row["status"] == "ok")
     # What was decided is deployed, and was said in one line.
     final = next(row for row in rows_of(log, "decide") if row.get("final"))

@@ -99,6 +99,11 @@ def test_without_options_the_environment_decides():
     assert parse(["-np", "2", "true"]).settings == {}
 
 
+def test_a_log_to_begin_with_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="--autotune-from: there is no file"):
+        parse(["-np", "2", "--autotune-from", str(tmp_path / "log.jsonl"), "true"])
+
+
 def test_no_stall_check():
     settings = parse("-np 2 --no-stall-check --stall-check-warning-time-seconds 5 -- true".split()).settings
     assert settings == {"ENGINE_STALL_WARNING": "0", "ENGINE_STALL_LIMIT": "0"}

@@ -25,6 +25,7 @@ SETTINGS: dict[str, Any] = {
     "stall_limit": 15.0,
     "spin_us": 0.0,
     "stores": "auto",
+    "chunk_bytes": 512 << 10,
 }
 _generations = itertools.count(1)
 

@@ -132,6 +132,13 @@ def test_an_override_of_no_setting_lists_the_settings() -> None:
         config.load({}, {"cycle_time": 1})
 
 
+@pytest.mark.parametrize("value", ["4095", "2M", "-1", "some"])
+def test_a_chunk_fits_into_a_slot(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"4096 to 1048576 bytes|a number of bytes"):
+        config.load({"ENGINE_CHUNK_BYTES": value})
+    assert config.load({"ENGINE_CHUNK_BYTES": "64K"}).chunk_bytes == 1 << 16
+
+
 def test_auto_is_left_to_the_engine_and_a_directory_is_absolute() -> None:
     chosen = config.load({"ENGINE_SPIN_US": "auto", "ENGINE_OUTPUT_DIR": "there"})
     assert chosen.spin_us is None
