@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +21,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given.command == "flight":
             shown, data = report(given.directory)
-            print(json.dumps(data, indent=1) if given.json else shown)
+            print(json.dumps(data, indent=1) if given.json else shown, flush=True)
         elif given.command == "summary":
             figures = summarize(read(given.files, notes))
-            print(json.dumps(figures, indent=1) if given.json else text(figures))
+            print(json.dumps(figures, indent=1) if given.json else text(figures), flush=True)
         else:
             count = merge(given.files, given.output, notes)
             print(f"{given.output}: {count} events; open it at https://ui.perfetto.dev or chrome://tracing")
+    except BrokenPipeError:  # `| head`: nobody wants the rest, which the interpreter would try to write once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TraceError, OSError) as error:
         print(f"engine.trace: error: {error}", file=sys.stderr)
         return 2
