@@ -21,7 +21,7 @@ def wheel_names(wheel: Path) -> list[str]:
 
 
 def test_wheel_holds_every_module_and_stub_of_the_tree(wheel_names: list[str], tree: Path) -> None:
-    paths = [path for top in ("engine", "engine_ext") for path in (tree / top).rglob("*.py*")]
+    paths = [path for top in ("autotune", "engine", "engine_ext") for path in (tree / top).rglob("*.py*")]
     sources = {str(path.relative_to(tree)) for path in paths if path.suffix in (".py", ".pyi")}
     assert sources - set(wheel_names) == set()
 
@@ -32,13 +32,13 @@ def test_wheel_holds_an_extension_for_every_pyx(wheel_names: list[str], tree: Pa
 
 
 def test_wheel_is_typed_and_licensed(wheel_names: list[str]) -> None:
-    assert {"engine/py.typed", "engine_ext/py.typed"} <= set(wheel_names)
+    assert {"autotune/py.typed", "engine/py.typed", "engine_ext/py.typed"} <= set(wheel_names)
     assert any(re.fullmatch(r"[^/]+\.dist-info/licenses/LICENSE", name) for name in wheel_names)
 
 
 def test_wheel_holds_nothing_else(wheel_names: list[str]) -> None:
     expected = re.compile(
-        r"(engine|engine_ext)/([\w/]+\.(py|pyi|so)|[\w/]+\.cpython-[\w-]+\.so|py\.typed)|[^/]+\.dist-info/.+"
+        r"(autotune|engine|engine_ext)/([\w/]+\.(py|pyi|so)|[\w/]+\.cpython-[\w-]+\.so|py\.typed)|[^/]+\.dist-info/.+"
     )
     assert [name for name in wheel_names if not expected.fullmatch(name)] == []
 
@@ -52,7 +52,8 @@ def test_wheel_puts_nothing_of_that_name_where_horovod_is_imported_from(wheel_na
 def test_wheel_names_the_command_and_its_license(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     files = {Path(name).name: name for name in archive.namelist() if ".dist-info/" in name}
-    assert "enginerun = engine.launch.cli:main" in archive.read(files["entry_points.txt"]).decode()
+    entries = archive.read(files["entry_points.txt"]).decode()
+    assert "enginerun = engine.launch.cli:main" in entries and "autotune = autotune.cli:main" in entries
     assert "License-Expression: Apache-2.0" in archive.read(files["METADATA"]).decode()
 
 
