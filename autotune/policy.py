@@ -30,8 +30,6 @@ from autotune.surrogate import Surrogate, sequence
 Array = NDArray[np.float64]
 Phase = Literal["default", "design", "search", "confirm"]
 
-STEPS_BEFORE_ABORT = 3
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -172,7 +170,7 @@ class Tuner:
         self._watch: PageHinkley | None = None
         self._known: tuple[object, Surrogate] | None = None
         self._found: tuple[object, tuple[Knobs, float]] | None = None
-        self._epoch = Epoch(0, self.default, max_trials, [self.default], self.first + self._designed(0))
+        self._epoch = Epoch(0, self.default, max_trials, [self.default], self.first + self._designed())
         self._write = journal if journal is not None else lambda row: None
         self._write(
             {
@@ -242,8 +240,7 @@ class Tuner:
         values = _checked(samples, f"trial {trial_id}")
         del self._pending[trial_id]
         self._write({"row": "tell", "id": trial_id, "status": status, "samples": values})
-        score = Score(values, self._usual())
-        self.history.append(Told(trial, self.space.encode(trial.knobs), self._epoch.number, values, status, score))
+        self._remember(trial, values, status)
         if not self._pending:
             self._conclude()
 
@@ -279,7 +276,7 @@ class Tuner:
 
     def believe(self, settings: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
         """What is expected of settings: mean and standard deviation of log(time / time of what stood), shapes (n,)."""
-        return self._surrogate().mixture(np.array([self.space.encode(knobs) for knobs in settings]), self._epoch.number)
+        return self._surrogate().mixture(self._encoded(settings), self._epoch.number)
 
     def load(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take over the trials and decisions of a log, whatever would have been proposed or decided here."""
@@ -290,9 +287,7 @@ class Tuner:
             elif row["row"] == "tell":
                 ask = asked[row["id"]]
                 trial = Trial(row["id"], self.space.check(ask["knobs"]), ask["phase"], ask["why"])
-                score = Score(row["samples"], self._usual())
-                x = self.space.encode(trial.knobs)
-                self.history.append(Told(trial, x, self._epoch.number, row["samples"], row["status"], score))
+                self._remember(trial, row["samples"], row["status"])
             elif row["row"] == "decide":
                 self._deployed = self.space.check(row["knobs"])
                 if row["decision"] == "reopen":
@@ -306,7 +301,7 @@ class Tuner:
         if epoch.baseline:
             return epoch.baseline[0], "default", "what everything is compared with"
         if epoch.design and self._left() > 2:
-            return epoch.design[0], "design", "spread over the space" if epoch.number == 0 else "best before the drift"
+            return epoch.design[0], "design", "spread over the space"
         surrogate = self._surrogate()
         challenger = self._challenger(surrogate)
         knobs, hope = self._most_promising(surrogate)
@@ -334,7 +329,7 @@ class Tuner:
         proven = [knobs for knobs in self._measured() if self._proven(surrogate, knobs)]
         deployed = epoch.standing
         if proven:
-            means, _ = surrogate.mixture(np.array([self.space.encode(knobs) for knobs in proven]), epoch.number)
+            means, _ = surrogate.mixture(self._encoded(proven), epoch.number)
             deployed = proven[int(np.argmin(means))]
         challenger = self._challenger(surrogate)
         settled = challenger is None or challenger == deployed
@@ -353,8 +348,7 @@ class Tuner:
         if knobs == standing:
             row["why"] = "nothing is proven better than what stood"
         else:
-            at = self.space.encode(knobs), self.space.encode(standing)
-            gap, deviation = surrogate.difference(*at, self._epoch.number)
+            gap, deviation = self._gap(surrogate, knobs)
             row |= {"gap": gap, "deviation": deviation}
             least = -math.expm1(gap + 2 * deviation)
             row["why"] = f"faster by {-math.expm1(gap):.1%} (sure of {least:.1%}) than what stood"
@@ -370,7 +364,7 @@ class Tuner:
         baseline = [self._deployed] + [self.default] * (self.default != self._deployed)
         allowed = min(self.settings.after_drift, self.max_trials)
         number = self._epoch.number + 1
-        self._epoch = Epoch(number, self._deployed, allowed, baseline, self._designed(number))
+        self._epoch = Epoch(number, self._deployed, allowed, baseline)
         self._done = False
         why = "the deployed setting's step times are no longer what they were"
         self._write({"row": "decide", "decision": "reopen", "knobs": dict(self._deployed), "why": why})
@@ -396,7 +390,7 @@ class Tuner:
         standing = self._epoch.standing
         if knobs == standing:
             return False
-        gap, deviation = surrogate.difference(self.space.encode(knobs), self.space.encode(standing), self._epoch.number)
+        gap, deviation = self._gap(surrogate, knobs)
         if gap > -max(self.settings.worth, self.settings.least * deviation):
             return False
         mine = [told.score for told in self._now() if told.trial.knobs == knobs and told.trial.phase == "confirm"]
@@ -414,13 +408,11 @@ class Tuner:
         others = [knobs for knobs in self._measured() if knobs != self._epoch.standing]
         if not others:
             return None
-        x = np.array([self.space.encode(knobs) for knobs in others])
-        mean, _ = surrogate.mixture(x, self._epoch.number)
+        mean, _ = surrogate.mixture(self._encoded(others), self._epoch.number)
         confirmed = [self._confirmations(knobs) for knobs in others]
         near = [k for k in range(len(others)) if mean[k] <= mean.min() + self.settings.worth]
         k = max(near, key=lambda k: (confirmed[k], -mean[k]))  # what has been confirmed already is not left for nothing
-        gap, _ = surrogate.difference(x[k], self.space.encode(self._epoch.standing), self._epoch.number)
-        return others[k] if gap < -self.settings.worth else None
+        return others[k] if self._gap(surrogate, others[k])[0] < -self.settings.worth else None
 
     def _confirmations(self, knobs: Knobs) -> int:
         return sum(told.trial.phase == "confirm" and told.trial.knobs == knobs for told in self._now())
@@ -429,9 +421,7 @@ class Tuner:
         """Trials that it will probably take to prove a challenger."""
         if self._proven(surrogate, challenger):
             return 0
-        gap, _ = surrogate.difference(
-            self.space.encode(challenger), self.space.encode(self._epoch.standing), self._epoch.number
-        )
+        gap, _ = self._gap(surrogate, challenger)
         error = math.hypot(float(np.median([told.score.error for told in self._now()])), surrogate.noise)
         pairs = 3 * (self.settings.proof / 2 * error / gap) ** 2
         return int(min(max(2 * math.ceil(pairs), 2), max(2, 2 * self._epoch.allowed // 5)))
@@ -442,7 +432,7 @@ class Tuner:
             return self._found[1]
         number = self._epoch.number
         rng = np.random.default_rng([self.seed, self._asked, number])
-        seen = np.array([self.space.encode(knobs) for knobs in self._measured()])
+        seen = self._encoded(self._measured())
         means, _ = surrogate.predict(seen, number)
         best = means.min(axis=1)
         centres = seen[np.argsort(surrogate.weights @ means, kind="stable")[:3]]
@@ -457,9 +447,7 @@ class Tuner:
     def _promise(self, knobs: Knobs) -> float:
         """Expected improvement of one setting, as a share."""
         surrogate = self._surrogate()
-        means, _ = surrogate.predict(
-            np.array([self.space.encode(each) for each in self._measured()]), self._epoch.number
-        )
+        means, _ = surrogate.predict(self._encoded(self._measured()), self._epoch.number)
         return float(np.exp(self._value(surrogate, self.space.encode(knobs)[None], means.min(axis=1)))[0])
 
     def _value(self, surrogate: Surrogate, x: Array, best: Array) -> Array:
@@ -483,6 +471,19 @@ class Tuner:
 
     # What it knows
 
+    def _remember(self, trial: Trial, samples: list[float], status: str) -> None:
+        x, score = self.space.encode(trial.knobs), Score(samples, self._usual())
+        self.history.append(Told(trial, x, self._epoch.number, samples, status, score))
+
+    def _gap(self, surrogate: Surrogate, knobs: Knobs) -> tuple[float, float]:
+        """Mean and standard deviation of log(time of a setting / time of what stands)."""
+        at = self.space.encode(knobs), self.space.encode(self._epoch.standing)
+        return surrogate.difference(*at, self._epoch.number)
+
+    def _encoded(self, settings: Sequence[Mapping[str, Any]]) -> Array:
+        """Shape (n, width)."""
+        return np.array([self.space.encode(knobs) for knobs in settings])
+
     def _surrogate(self) -> Surrogate:
         """All trials told so far, those in flight as expected."""
         state = len(self.history), tuple(self._pending), self._epoch.number
@@ -499,7 +500,7 @@ class Tuner:
         epochs = np.array([each.epoch for each in told])
         surrogate = Surrogate(x, y, errors, epochs, self.space.groups, self.seed)
         if self._pending:
-            waiting = np.array([self.space.encode(trial.knobs) for trial in self._pending.values()])
+            waiting = self._encoded([trial.knobs for trial in self._pending.values()])
             expected, _ = surrogate.mixture(waiting, self._epoch.number)
             surrogate = Surrogate(
                 np.concatenate([x, waiting]),
@@ -511,13 +512,11 @@ class Tuner:
             )
         return surrogate
 
-    def _designed(self, number: int) -> list[Knobs]:
-        """The design of an epoch."""
-        if number:
-            return []
+    def _designed(self) -> list[Knobs]:
+        """The design of the first epoch. Later ones have the trials of those before them to go by."""
         knobs = len(self.space.knobs)
         count = min(knobs + 1, max(1, self.max_trials // 4))
-        shares = sequence(count, knobs, np.random.default_rng([self.seed, number]).random(knobs))
+        shares = sequence(count, knobs, np.random.default_rng([self.seed, 0]).random(knobs))
         return [self.space.decode(row) for row in self.space.spread(0.08 + 0.84 * shares)]
 
     def _now(self) -> list[Told]:
