@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.policy import Settings, Trial, Tuner
+    from autotune.policy import Tuner
     from autotune.space import Choice, Integer, Real, Space
+    from autotune.trials import Settings, Trial
 
-_HOME = dict.fromkeys(("Settings", "Trial", "Tuner"), "policy")
+_HOME = {"Tuner": "policy", "Settings": "trials", "Trial": "trials"}
 _HOME |= dict.fromkeys(("Choice", "Integer", "Real", "Space"), "space")
 
 __all__ = ["Choice", "Integer", "Real", "Settings", "Space", "Trial", "Tuner"]

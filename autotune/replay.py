@@ -13,8 +13,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from autotune.journal import JournalError, environment
-from autotune.policy import Settings, Tuner
+from autotune.policy import Tuner
 from autotune.space import Space
+from autotune.trials import Settings
 
 TOLERANCE = 1e-6
 EXACT_IN = ("numpy", "scipy", "machine", "processor")

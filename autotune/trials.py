@@ -1,0 +1,99 @@
+"""What the policy goes by and keeps: its settings, trials, and the searches that they belong to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.robust import Score
+from autotune.space import Knobs
+
+Array = NDArray[np.float64]
+Phase = Literal["default", "design", "search", "confirm"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the policy goes by.
+
+    Attributes
+    ----------
+    abort_above : float
+        A trial whose first steps take this many times the best known may be cut short.
+    regret_budget : float
+        Share of `horizon` steps that trials slower than the default may lose altogether.
+    horizon : int
+        Steps of the run that the budget is a share of.
+    worth : float
+        Improvement, as a share, below which a setting is not worth deploying.
+    proof : float
+        Standard deviations by which a setting must be better than the default: those of the surrogate, which knows all
+        trials, and those of the measurements made to confirm it, which nothing has selected, added up.
+    least : float
+        What each of the two must show by itself.
+    hope : float
+        Expected improvement, as a share, below which searching on is pointless.
+    after_drift : int
+        Trials of a search that a drift has opened again, at most.
+    """
+
+    abort_above: float = 1.5
+    regret_budget: float = 0.02
+    horizon: int = 2000
+    worth: float = 0.01
+    proof: float = 7.0
+    least: float = 2.0
+    hope: float = 0.001
+    after_drift: int = 15
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting to measure.
+
+    Attributes
+    ----------
+    id : int
+    knobs : dict
+    phase : str
+        `default`, `design`, `search` or `confirm`.
+    why : str
+        The reason, for people.
+    limit : float
+        Seconds. When the median of the first three steps is above, the rest need not be waited for: tell the trial with
+        `status="aborted"`. Infinite as long as nothing is known.
+    """
+
+    id: int
+    knobs: Knobs
+    phase: Phase
+    why: str
+    limit: float = math.inf
+
+
+@dataclass
+class Told:
+    """A trial and what became of it."""
+
+    trial: Trial
+    x: Array
+    epoch: int
+    samples: list[float]
+    status: str
+    score: Score
+
+
+@dataclass
+class Epoch:
+    """A search, from its first trial to its decision."""
+
+    number: int
+    standing: Knobs  # what has to be beaten
+    allowed: int  # trials
+    baseline: list[Knobs]  # measured first
+    design: list[Knobs] = field(default_factory=list)
+    used: int = 0
