@@ -18,7 +18,9 @@ from engine.process_sets import ProcessSet, Registry
 from engine.rendezvous import Gathered, gather
 from engine.trace.flight import Recorder
 from engine.trace.timeline import Timeline
-from engine.tuning import Tuning, check_log, knobs_of, words
+from engine.tuning.knobs import words
+from engine.tuning.logs import check_log, knobs_of
+from engine.tuning.search import Tuning
 from engine.watch import Watch
 from engine.world import World, detect
 

@@ -18,9 +18,9 @@ import pytest
 from autotune import daemon, journal
 from autotune.replay import replay
 from autotune.session import LIMIT, Session, SessionError
-from engine import tuner_process
 from engine.launch import processes
-from engine.tuner_process import TunerError, TunerProcess
+from engine.tuning import process as tuner_process
+from engine.tuning.process import TunerError, TunerProcess
 
 BEGIN: dict[str, Any] = {
     "type": "begin",
@@ -185,7 +185,7 @@ def test_an_interpreter_that_is_not_there_is_an_error(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_process_dies_with_its_parent(stopped: bool) -> None:
     source = (
-        "from engine.tuner_process import TunerProcess as T; t = T(); t.ask(%r, 60); print(t.pid, flush=True); input()"
+        "from engine.tuning.process import TunerProcess as T; t = T(); t.ask(%r, 60); print(t.pid, flush=True); input()"
     )
     command = [sys.executable, "-P", "-c", source % BEGIN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:

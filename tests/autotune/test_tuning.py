@@ -20,10 +20,12 @@ from ranks import run_ranks, start_ranks
 import engine
 from autotune import journal
 from autotune.replay import replay
-from engine import config, tuning
+from engine import config
 from engine.errors import ConfigError
-from engine.tuner_process import TunerError
-from engine.tuning import Steps, within
+from engine.tuning import search as tuning
+from engine.tuning.knobs import KNOBS, within, words
+from engine.tuning.process import TunerError
+from engine.tuning.steps import Steps
 
 DEFAULT = {"fusion_threshold": 64 << 20, "cycle_time_ms": 5.0, "stores": "auto", "chunk_bytes": 1 << 19}
 FEW = ["--autotune", "--autotune-steps-per-sample", "4", "--autotune-warmup-samples", "0"]
@@ -78,7 +80,7 @@ def test_training_goes_on_when_the_tuner_is_lost(signum: str, answering: float, 
     best = warnings[0].partition("; training goes on with ")[2]
     first, second = finished.values
     assert first == second
-    assert best == tuning.words({name: first[name] for name in DEFAULT})
+    assert best == words({name: first[name] for name in DEFAULT})
 
 
 def test_nothing_of_a_job_is_left_when_rank_0_is_killed_in_a_search() -> None:
@@ -297,6 +299,6 @@ def test_the_knobs_of_a_log_are_tried_first_in_a_search(tmp_path: Path) -> None:
 
 def test_knobs_of_a_log_are_moved_into_the_ranges() -> None:
     known = {"fusion_threshold": 0, "cycle_time_ms": 0.0, "stores": "cached", "other": 3}
-    assert within(known, tuning.KNOBS) == {"fusion_threshold": 1 << 16, "cycle_time_ms": 0.0, "stores": "cached"}
-    assert within({"cycle_time_ms": 100.0}, tuning.KNOBS) == {"cycle_time_ms": 50.0}
-    assert json.dumps(tuning.KNOBS)
+    assert within(known, KNOBS) == {"fusion_threshold": 1 << 16, "cycle_time_ms": 0.0, "stores": "cached"}
+    assert within({"cycle_time_ms": 100.0}, KNOBS) == {"cycle_time_ms": 50.0}
+    assert json.dumps(KNOBS)

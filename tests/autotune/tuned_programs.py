@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import engine
-from engine import tuning
+from engine.tuning import search as tuning
 
 SLOW = 0.004  # seconds more for a step with a cycle time of more than 2 ms, as is the default
 

@@ -6,29 +6,20 @@ have ended. Between trials, and whenever the tuner is gone, the best known setti
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from engine import config
-from engine.errors import ConfigError, EngineError
+from engine.errors import EngineError
 from engine.logs import logger
 from engine.native import core
-from engine.tuner_process import TunerError, TunerProcess, program
+from engine.tuning.knobs import KNOBS, Knobs, within, words
+from engine.tuning.process import TunerError, TunerProcess
+from engine.tuning.steps import Steps
 
-# As the tuner describes a space (autotune/space.py).
-KNOBS: dict[str, dict[str, Any]] = {
-    "fusion_threshold": {"kind": "Integer", "low": 1 << 16, "high": 1 << 30, "log": True},
-    "cycle_time_ms": {"kind": "Real", "low": 0.05, "high": 50.0, "log": True, "off": 0.0},
-    "stores": {"kind": "Choice", "values": ["auto", "cached", "streaming"]},
-    "chunk_bytes": {"kind": "Integer", "low": 1 << 12, "high": core.LARGEST_CHUNK, "log": True},
-}
 PERIOD = 0.2  # seconds between two looks while searching
 WATCH = 10.0  # seconds between two looks after that
 OBSERVED = 20  # steps of a look after that, at most
@@ -38,38 +29,6 @@ ABORT_AFTER = 3  # steps
 STARTING = 60.0  # seconds for the process to start, which imports scipy
 ANSWERING = 20.0  # seconds for an answer; the process has a low priority
 IDLE = 60.0  # seconds without any step, after which that is said
-READING = 60.0  # seconds for the knobs of a log
-
-Knobs = dict[str, Any]
-
-
-class Steps:
-    """Seconds of each step that has ended since the last look, with the knob version under which all of it ran."""
-
-    def __init__(self, engine: core.Engine) -> None:
-        engine.record_steps()
-        self._engine = engine
-        self._next = 0
-        self._last: tuple[int, int] | None = None
-
-    @property
-    def count(self) -> int:
-        """Steps so far."""
-        return self._next
-
-    def read(self) -> list[tuple[float, int | None]]:
-        """What is new. A step in which the version has changed has None."""
-        first, marks = self._engine.steps(self._next)
-        if first != self._next:
-            self._last = None  # some are no longer remembered
-        self._next = first + len(marks)
-        found: list[tuple[float, int | None]] = []
-        for mark in marks:
-            if self._last is not None and mark[0] > self._last[0]:
-                version = mark[1] if mark[1] == self._last[1] else None
-                found.append(((mark[0] - self._last[0]) / 1e9, version))
-            self._last = mark
-        return found
 
 
 class _Ended(Exception):
@@ -308,65 +267,3 @@ class Tuning:
     def _sleep(self, seconds: float) -> None:
         if self._ending.wait(seconds):
             raise _Ended
-
-
-def words(knobs: Mapping[str, Any]) -> str:
-    """Knobs for people."""
-    return " ".join(f"{name}={value}" for name, value in knobs.items())
-
-
-def within(knobs: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]]) -> Knobs:
-    """Those of the knobs that are in a space, numbers moved into its ranges."""
-    found = {}
-    for name, about in space.items():
-        value = knobs.get(name)
-        if isinstance(value, int | float) and "low" in about and value != about.get("off"):
-            value = min(max(value, about["low"]), about["high"])
-        if value is not None:
-            found[name] = value
-    return found
-
-
-def check_log(path: Path) -> None:
-    """Make the directory of a log.
-
-    Raises
-    ------
-    ConfigError
-        Nothing can be written there.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-            raise PermissionError("it is a directory" if path.is_dir() else "permission denied")
-    except OSError as error:
-        raise ConfigError(f"autotune_log is {str(path)!r}, where rank 0 cannot write: {error}") from None
-
-
-def knobs_of(log: Path) -> Knobs:
-    """The knobs that a log has decided for, numbers moved into the ranges of a search.
-
-    Raises
-    ------
-    ConfigError
-        It is no log, or cannot be read.
-    """
-    command, environ = program("autotune.chosen", str(log))
-    try:
-        read = subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=READING
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"autotune_from is {str(log)!r}, which cannot be read: {error}") from None
-    if read.returncode != 0:
-        said = (read.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise ConfigError(f"autotune_from is {str(log)!r}, which cannot be used: {said}")
-    knobs = {name: value for name, value in json.loads(read.stdout).items() if name in KNOBS}
-    for name, value in knobs.items():
-        expected = KNOBS[name].get("values")
-        if value not in expected if expected else isinstance(value, bool) or not isinstance(value, int | float):
-            of = f"one of {', '.join(expected)}" if expected else "a number"
-            raise ConfigError(
-                f"autotune_from is {str(log)!r}, which cannot be used: it has {name}={value!r}; {of} is expected"
-            )
-    return within(knobs, KNOBS)

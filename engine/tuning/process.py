@@ -35,7 +35,7 @@ def program(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
 
     It finds the tuner where this package lies, whatever the working directory holds.
     """
-    home = str(Path(__file__).parent.parent)
+    home = str(Path(__file__).parents[2])
     environ = {name: value for name, value in config.environment().items() if name != SECRET}
     paths = [path for path in (environ.get("PYTHONPATH", ""), home) if path]
     environ |= {**ONE_THREAD, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,35 @@
+"""The knobs that are tuned, and their ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.native import core
+
+Knobs = dict[str, Any]
+
+# As the tuner describes a space (autotune/space.py).
+KNOBS: dict[str, dict[str, Any]] = {
+    "fusion_threshold": {"kind": "Integer", "low": 1 << 16, "high": 1 << 30, "log": True},
+    "cycle_time_ms": {"kind": "Real", "low": 0.05, "high": 50.0, "log": True, "off": 0.0},
+    "stores": {"kind": "Choice", "values": ["auto", "cached", "streaming"]},
+    "chunk_bytes": {"kind": "Integer", "low": 1 << 12, "high": core.LARGEST_CHUNK, "log": True},
+}
+
+
+def words(knobs: Mapping[str, Any]) -> str:
+    """Knobs for people."""
+    return " ".join(f"{name}={value}" for name, value in knobs.items())
+
+
+def within(knobs: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]]) -> Knobs:
+    """Those of the knobs that are in a space, numbers moved into its ranges."""
+    found = {}
+    for name, about in space.items():
+        value = knobs.get(name)
+        if isinstance(value, int | float) and "low" in about and value != about.get("off"):
+            value = min(max(value, about["low"]), about["high"])
+        if value is not None:
+            found[name] = value
+    return found

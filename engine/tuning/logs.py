@@ -1,0 +1,59 @@
+"""Logs of searches, as `init` is given them: where one goes, and what one has decided for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from engine.errors import ConfigError
+from engine.tuning.knobs import KNOBS, Knobs, within
+from engine.tuning.process import program
+
+READING = 60.0  # seconds for the knobs of a log
+
+
+def check_log(path: Path) -> None:
+    """Make the directory of a log.
+
+    Raises
+    ------
+    ConfigError
+        Nothing can be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError("it is a directory" if path.is_dir() else "permission denied")
+    except OSError as error:
+        raise ConfigError(f"autotune_log is {str(path)!r}, where rank 0 cannot write: {error}") from None
+
+
+def knobs_of(log: Path) -> Knobs:
+    """The knobs that a log has decided for, numbers moved into the ranges of a search.
+
+    Raises
+    ------
+    ConfigError
+        It is no log, or cannot be read.
+    """
+    command, environ = program("autotune.chosen", str(log))
+    try:
+        read = subprocess.run(
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=READING
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"autotune_from is {str(log)!r}, which cannot be read: {error}") from None
+    if read.returncode != 0:
+        said = (read.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ConfigError(f"autotune_from is {str(log)!r}, which cannot be used: {said}")
+    knobs = {name: value for name, value in json.loads(read.stdout).items() if name in KNOBS}
+    for name, value in knobs.items():
+        expected = KNOBS[name].get("values")
+        if value not in expected if expected else isinstance(value, bool) or not isinstance(value, int | float):
+            of = f"one of {', '.join(expected)}" if expected else "a number"
+            raise ConfigError(
+                f"autotune_from is {str(log)!r}, which cannot be used: it has {name}={value!r}; {of} is expected"
+            )
+    return within(knobs, KNOBS)
