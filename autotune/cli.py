@@ -13,8 +13,6 @@ from autotune.chosen import chosen
 from autotune.journal import JournalError
 from autotune.space import Knobs
 
-OPTIONS = ("fusion_threshold", "cycle_time_ms")  # that enginerun has; the others are variables
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit code: 0; 1 for a log that is not reproduced; 2 for files that cannot be used."""
@@ -74,15 +72,14 @@ def _best(log: Path, form: str) -> int:
 
 
 def _formatted(knobs: Knobs, form: str) -> str:
-    """Knobs for a shell, for a job's environment, or for a program."""
+    """Knobs for a shell, a job's environment, a job's file of settings, or a program."""
     if form == "json":
         return json.dumps(knobs)
-    variables = [f"ENGINE_{name.upper()}={value}" for name, value in knobs.items()]
     if form == "environment":
-        return "\n".join(variables)
-    options = [f"--{name.replace('_', '-')} {value}" for name, value in knobs.items() if name in OPTIONS]
-    rest = [variable for name, variable in zip(knobs, variables, strict=True) if name not in OPTIONS]
-    return " ".join([*(["env", *rest] if rest else []), "enginerun", *options])
+        return "\n".join(f"ENGINE_{name.upper()}={value}" for name, value in knobs.items())
+    if form == "config":  # a value of JSON is one of YAML
+        return "\n".join(["params:", *(f"  {name}: {json.dumps(value)}" for name, value in knobs.items())])
+    return " ".join(["enginerun", *(f"--{name.replace('_', '-')} {value}" for name, value in knobs.items())])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,7 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     shown = commands.add_parser("show", help="tell the story of a search")
     shown.add_argument("--picture", type=Path, metavar="FILE", help="draw it too: .png, .svg or .pdf")
     best = commands.add_parser("best", help="print the knobs that a search has decided for")
-    best.add_argument("--format", choices=("environment", "json", "options"), default="environment")
+    best.add_argument(
+        "--format", choices=("environment", "config", "options", "json"),
+        default="environment", help="variables (the default), a file for `enginerun --config-file`, options, or JSON",
+    )  # fmt: skip
     for command, more in ((again, ""), (shown, " or Horovod's CSV file"), (best, " or Horovod's CSV file")):
         command.add_argument("log", type=Path, metavar="LOG", help="a log" + more)
     return parser

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from engine import config
 from engine.compat import switch
 from engine.launch import horovodrun
 from engine.launch.check_build import table
@@ -18,6 +19,7 @@ from engine.launch.errors import LaunchError
 from engine.launch.hosts import read_hostfile, slots_here
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+STORES = ("auto", "cached", "streaming")
 MEBIBYTE = 1 << 20
 
 
@@ -198,6 +200,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--fusion-threshold", type=_size_text, metavar="SIZE", help="fusion threshold: bytes, or with a unit, as 64M")
     add("--fusion-threshold-mb", dest="fusion_threshold", type=_mebibytes, metavar="MB", help="the same, in MiB")
     add("--cycle-time-ms", type=_amount, metavar="MS", help="cycle time, in ms")
+    add("--stores", choices=STORES, help="how a reduction writes its result: " + ", ".join(STORES))
+    add("--chunk-bytes", type=_chunk_text, metavar="SIZE", help="what goes through a slot at a time, 4K to 1M")
     add("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="warn of a rank that is late this long")
     add("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S", help="fail when a rank is late this long")
     add("--stall-check", action="store_true", default=None, help="look for late ranks (the default)")
@@ -262,10 +266,13 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
     if given.stall_check is False:
         numbers["ENGINE_STALL_WARNING"] = numbers["ENGINE_STALL_LIMIT"] = 0
     settings = {name: _plain(number) for name, number in numbers.items() if number is not None}
-    if given.fusion_threshold is not None:
-        settings["ENGINE_FUSION_THRESHOLD"] = given.fusion_threshold
-    if given.log_level is not None:
-        settings["ENGINE_LOG_LEVEL"] = given.log_level
+    words: dict[str, str | None] = {
+        "ENGINE_FUSION_THRESHOLD": given.fusion_threshold,
+        "ENGINE_STORES": given.stores,
+        "ENGINE_CHUNK_BYTES": given.chunk_bytes,
+        "ENGINE_LOG_LEVEL": given.log_level,
+    }
+    settings |= {name: word for name, word in words.items() if word is not None}
     paths: dict[str, Path | None] = {
         "ENGINE_TIMELINE": given.timeline,
         "ENGINE_AUTOTUNE_LOG": given.autotune_log_file,
@@ -319,4 +326,12 @@ def _size_text(text: str) -> str:
     """A size as the engine reads it."""
     if not re.fullmatch(r"[0-9]+ ?([kmg]i?)?b?", text, re.IGNORECASE):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 67108864 or 64M")
+    return text
+
+
+def _chunk_text(text: str) -> str:
+    try:
+        config.chunk(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
     return text

@@ -203,8 +203,8 @@ def test_best_prints_what_was_decided(log: Path, capsys: pytest.CaptureFixture[s
         said[form] = capsys.readouterr().out
     assert json.loads(said["json"]) == decided
     assert f"ENGINE_FUSION_THRESHOLD={decided['fusion_threshold']}\n" in said["environment"]
-    command = f"enginerun --fusion-threshold {decided['fusion_threshold']} --cycle-time-ms {decided['cycle_time_ms']}\n"
-    assert said["options"] == f"env ENGINE_STORES={decided['stores']} {command}"
+    options = f"--fusion-threshold {decided['fusion_threshold']} --cycle-time-ms {decided['cycle_time_ms']}"
+    assert said["options"] == f"enginerun {options} --stores {decided['stores']}\n"
 
 
 HOROVOD = """hierarchical_allreduce,hierarchical_allgather,cache_enabled,cycle_time_ms,tensor_fusion_threshold,score
