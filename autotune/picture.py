@@ -87,7 +87,7 @@ def _regret(axes: Any, story: Story, regret: Sequence[float]) -> None:
     beside.set_ylabel("steps lost by slower trials")
     beside.set_ylim(bottom=0.0)
     _drifts(axes, story)
-    axes.legend([first, second], ["of the best measured so far", "lost so far"], fontsize="small")
+    axes.legend([first, second], ["of the best measured so far", "lost so far"], fontsize="small", loc="center right")
 
 
 def _drifts(axes: Any, story: Story) -> None:
