@@ -320,12 +320,12 @@ class Tuner:
         standing = self._epoch.standing
         if knobs == standing:
             return False
-        gap, deviation = self._gap(surrogate, knobs)
-        if gap > -max(self.settings.worth, self.settings.least * deviation):
-            return False
         mine = [told.score for told in self._now() if told.trial.knobs == knobs and told.trial.phase == "confirm"]
         theirs = [told.score for told in self._now() if told.trial.knobs == standing]
         if not mine or not theirs:
+            return False
+        gap, deviation = self._gap(surrogate, knobs)
+        if gap > -max(self.settings.worth, self.settings.least * deviation):
             return False
         noise = surrogate.noise
         fresh, error = _pooled(mine, noise)
@@ -383,8 +383,9 @@ class Tuner:
     def _value(self, surrogate: Surrogate, x: Array, best: Array) -> Array:
         """log expected improvement, less for a setting that would probably cost more than the budget allows."""
         number = self._epoch.number
-        value = log_expected_improvement(surrogate, x, number, best)
-        mean, deviation = surrogate.mixture(x, number)
+        each = surrogate.predict(x, number)
+        value = log_expected_improvement(*each, best, surrogate.weights)
+        mean, deviation = surrogate.mixed(*each)
         z = mean / deviation
         loss = mean * ndtr(z) + deviation * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
         allowed = 3.0 * max(self._spare(), 0.02 * self._budget()) / max(self._left(), 3)
