@@ -139,7 +139,7 @@ class Known:
         day = self.when.partition("T")[0]
         if self.gain is None:
             return f"on {day} nothing was proven better than the default"
-        return f"on {day} a step took {self.gain:.0%} less time"
+        return f"on {day} a step took {self.gain:.0%} less time than by default"
 
 
 def directory() -> Path:
@@ -237,7 +237,7 @@ def nearness(known: Known, job: Job) -> tuple[float, ...] | None:
 
 def _likeness(other: Job, job: Job) -> str:
     if other == job:
-        return "the very job"
+        return "this job"
     differing = []
     if (other.ranks, other.hosts) != (job.ranks, job.hosts):
         differing.append(f"on {other.ranks} ranks")
@@ -248,8 +248,9 @@ def _likeness(other: Job, job: Job) -> str:
     if other.version != job.version:
         differing.append(f"with version {other.version}")
     if other.model != job.model:
-        return " ".join([f"a model of {other.bytes / 1e6:.3g} MB, of {job.bytes / 1e6:.3g} MB here", *differing])
-    return " ".join(["the same model", *differing])
+        what = f"another model, of {other.bytes / 1e6:.3g} MB and not {job.bytes / 1e6:.3g} MB"
+        return ", ".join([what, *differing])
+    return ", ".join(["the same model", *differing])
 
 
 def read(home: Path) -> tuple[list[Known], list[str]]:
