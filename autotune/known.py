@@ -23,7 +23,8 @@ from typing import Any
 
 SCHEMA = 1
 MOST = 500  # files; the oldest go
-LARGEST = 1 << 16  # bytes of a file
+LARGEST = 1 << 14  # bytes of a file
+SHOWN = 200  # characters of what is wrong with one
 FRUITLESS = 3  # searches in a row that prove nothing, after which what had been proven is forgotten
 STALE = 3600.0  # seconds after which a file that is being written was not
 NAMES = re.compile(r"[0-9a-f]{1,16}-\d+-[0-9a-f]{12}\.json")
@@ -271,7 +272,8 @@ def read(home: Path) -> tuple[list[Known], list[str]]:
         except OSError as error:
             skipped.append(f"{path}: {error.strerror}")
         except ValueError as error:
-            skipped.append(f"{path}: {error}")
+            reason = "".join(each if each.isprintable() else "?" for each in str(error)[:SHOWN])
+            skipped.append(f"{path}: {reason}")
     return results, skipped
 
 

@@ -19,7 +19,7 @@ The first two may be left out; after `recall`, what the search finds is kept for
 | `watching` | |
 | `failed` | `reason`: the last message |
 
-Each may hold `warnings`, a list: what people should be told.
+Each may hold `warnings`, a list of texts: what people should be told.
 """
 
 from __future__ import annotations

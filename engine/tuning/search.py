@@ -197,7 +197,8 @@ class Tuning:
             if self._ending.is_set():
                 raise _Ended from None
             raise
-        for warning in answer.get("warnings", ()):
+        warnings = answer.get("warnings", [])
+        for warning in warnings if isinstance(warnings, list) else [warnings]:
             logger.warning("autotune: %s", warning)
         if answer["type"] not in ("ready", "known", "trial", "done", "watching"):
             raise TunerError(f"the tuner's process has answered {answer['type']!r}, which is not known here")

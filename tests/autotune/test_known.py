@@ -153,6 +153,8 @@ def written(home: Path, changes: dict[str, Any], job: Job = JOB) -> Path:
         ({"job": {**asdict(JOB), "held": {"a": []}}}, "'held' has a=[], and neither"),
         ({"job": {**asdict(JOB), "ranks": 5}}, "it holds what belongs into a1b2-5-"),
         ({"more": 1}, "unexpected keyword argument 'more'"),
+        ({"\x1b[2J\n": 1}, "unexpected keyword argument '?[2J?'"),
+        ({"log": ["x" * 9000]}, "'log' is ['xxx"),
         ({"knobs": None}, "'knobs' is None, and no object"),
         ({"knobs": {"stores": None}}, "'knobs' has stores=None, and neither a number nor a text"),
         ({"knobs": {"stores": "\x1b[2J"}}, "'knobs' has stores="),
@@ -175,6 +177,7 @@ def test_a_result_that_makes_no_sense_is_skipped_with_its_reason(
     found, _, skipped = known.recall(tmp_path, JOB)
     assert found is None
     assert len(skipped) == 1 and skipped[0].startswith(f"{path}: ") and says in skipped[0]
+    assert len(skipped[0]) <= len(f"{path}: ") + known.SHOWN
     known.remember(tmp_path, nothing())  # takes its place
     assert recalled(tmp_path)[0] == nothing()
 
