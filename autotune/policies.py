@@ -99,11 +99,12 @@ def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> d
         A name is unknown or has no effect, or a value is no number that it takes.
     """
     row = {**opened, "settings": dict(opened["settings"])}
-    allowed = {"seed": 0, "max_trials": 1}
+    allowed: dict[str, float] = {"seed": 0, "max_trials": 1}
     if policy == "tuner":
         # A whole number is at least 1. A search after a drift is not gone through.
         known = {field.name: int(isinstance(field.default, int)) for field in fields(Settings)}
         allowed |= {name: least for name, least in known.items() if name != "after_drift"}
+        allowed["regret_budget"] = 1e-6  # what is left of it is divided by
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:

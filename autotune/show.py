@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from autotune import horovod_csv
 from autotune.hindsight import regrets
+from autotune.known import Known
 from autotune.space import Knobs
 from autotune.story import Line, Story, tell
 from autotune.whatif import WhatIf
@@ -30,10 +33,15 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Print the story of a log."""
     story = tell(rows)
     head = rows[0]
-    about = " ".join(f"{name}={value}" for name, value in head.get("about", {}).items())
+    recalled = head.get("about", {}).get("recalled")
+    about = " ".join(f"{name}={value}" for name, value in head.get("about", {}).items() if name != "recalled")
     console.print(
         f"seed {head['seed']}, at most {head['max_trials']} trials{', ' + about if about else ''}", highlight=False
     )
+    if recalled is not None:
+        console.print(f"recalled: {recalled}", highlight=False, markup=False)
+    for knobs in head["first"]:
+        console.print(f"tried first: {text_of(knobs)}", highlight=False)
     console.print(_table(head["space"], story.lines))
     for row in story.decisions:
         told = f"after trial {row['last']}: [bold]{row['decision']}[/] {text_of(row['knobs'])}: {row['why']}"
@@ -68,6 +76,24 @@ def show_what_if(found: WhatIf, name: str, opened: dict[str, Any], console: Cons
         said.append("the model stands in for measurements that nobody has made: try on the job what it praises")
     for line in said:
         console.print(line, highlight=False)
+
+
+def show_known(results: Sequence[Known], console: Console) -> None:
+    """Print what is kept, the newest first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("when", "model", "tensors", "MB", "ranks", "CPUs", "processor", "version", "less time", "knobs"):
+        right = name in ("tensors", "MB", "ranks", "CPUs", "less time")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for known in sorted(results, key=lambda known: datetime.fromisoformat(known.when), reverse=True):
+        job = known.job
+        held = f", held: {text_of(job.held)}" if job.held else ""
+        row = [
+            known.when.partition("+")[0], job.model[:8], str(job.tensors), f"{job.bytes / 1e6:.3g}", str(job.ranks),
+            str(job.cpus), job.processor, job.version, "nothing" if known.gain is None else f"{known.gain:.0%}",
+            text_of(known.knobs) + held,
+        ]  # fmt: skip
+        table.add_row(*map(escape, row))
+    console.print(table)
 
 
 def show_samples(samples: Sequence[horovod_csv.Sample], console: Console) -> None:

@@ -2,11 +2,11 @@
 
     {"schema": 1, "workload": "...", "ranks": 2, "environment": {...}, "default": {"cycle_time_ms": 5.0, ...},
      "axes": {"cycle_time_ms": [0, 0.1, 1, 10], "stores": ["cached", "streaming"], ...},
-     "cells": [{"knobs": {"cycle_time_ms": 0, "stores": "cached"}, "samples": [0.101, ...]}, ...]}
+     "cells": [{"knobs": {"cycle_time_ms": 0, "stores": "cached", ...}, "samples": [0.101, ...]}, ...]}
 
-The space is spanned by the axes: a 0 among positive numbers is a value apart, that of off; a scale is logarithmic where
-it goes up tenfold or more. Between the numbers of an axis the logarithm of the median is interpolated, multilinearly in
-the coordinates that the tuner has, so the fastest setting is one of the grid. Steps scatter around it as those of the
+The space is spanned by the axes: a 0 among positive numbers is a value apart, that of off; a scale of positive numbers
+is logarithmic. Between the numbers of an axis the logarithm of the median is interpolated, multilinearly in the
+coordinates that the tuner has, so the fastest setting is one of the grid. Steps scatter around it as those of the
 nearest cell did around their median.
 """
 
@@ -67,7 +67,7 @@ class Axis:
                 numbers = sorted(range(len(values)), key=lambda k: values[k])
             low, high = values[numbers[0]], values[numbers[-1]]
             kind = Integer if name in INTEGERS else Real
-            knob = kind(low, high, log=0 < 10 * low <= high, off=off)
+            knob = kind(low, high, log=low > 0, off=off)
             return cls(knob, values, numbers, np.array([knob.encode(values[k])[0] for k in numbers]))
         return cls(Choice(values), values, [], np.empty(0))
 
@@ -163,6 +163,42 @@ class Recording:
         corners = [axis.corners(knobs[knob]) for knob, axis in self._axes.items()]
         nearest = tuple(max(corner, key=lambda each: each[1])[0] for corner in corners)
         return np.asarray(self.seconds(knobs) * np.exp(rng.choice(self._scatter[nearest], n)))
+
+
+def write(
+    workload: str,
+    ranks: int,
+    environment: Mapping[str, Any],
+    default: Knobs,
+    axes: Mapping[str, Sequence[Any]],
+    cells: Sequence[Mapping[str, Any]],
+) -> Path:
+    """Keep a grid as a surface of the name of the workload, in place of what was there.
+
+    Raises
+    ------
+    RecordingError
+        It is no full grid.
+    """
+    head = {
+        "schema": SCHEMA,
+        "workload": workload,
+        "ranks": ranks,
+        "environment": dict(environment),
+        "default": {name: default[name] for name in axes},
+        "axes": {name: list(values) for name, values in axes.items()},
+    }
+    rounded = [{**cell, "samples": [float(f"{sample:.6g}") for sample in cell["samples"]]} for cell in cells]
+    path = FOLDER / f"{workload}.json"
+    Recording({**head, "cells": rounded}, str(path))
+    lines = ",\n  ".join(map(json.dumps, rounded))
+    text = json.dumps(head, indent=1).removesuffix("\n}") + f',\n "cells": [\n  {lines}\n ]\n}}\n'
+    FOLDER.mkdir(exist_ok=True)
+    partial = path.with_suffix(".json.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+    read.cache_clear()
+    return path
 
 
 def names() -> tuple[str, ...]:

@@ -134,6 +134,21 @@ def console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
     return Console(file=io.StringIO(), width=160)
 
 
+def test_what_is_written_is_read_and_takes_the_place_of_what_was_there(recordings: Path) -> None:
+    content = recording()
+    for change in (1.0, 1.25):
+        cells = [{**cell, "samples": [change * each for each in cell["samples"]]} for cell in content["cells"]]
+        default = content["default"] | {"version": 7}  # a knob that has no axis
+        path = recorded.write("job", 2, {"revision": "x"}, default, AXES, cells)
+        found = recorded.of("recorded:job")
+        assert path == recordings / "job.json" and run.surfaces()[-2:] == ("recorded:job", "recorded:made_up")
+        assert (found.workload, found.ranks, found.default) == ("job", 2, content["default"])
+        assert found.least == pytest.approx(0.1 * change, rel=1e-5)
+    with pytest.raises(RecordingError, match=r"job\.json: 1 cells are missing"):
+        recorded.write("job", 2, {}, default, AXES, cells[1:])
+    assert len(json.loads(path.read_text())["cells"]) == len(cells)
+
+
 @pytest.mark.usefixtures("recordings")
 @pytest.mark.parametrize("contender", ["ours", "random", "horovod", "optuna_tpe"])
 def test_policies_search_a_recorded_surface(contender: str) -> None:

@@ -190,7 +190,7 @@ def test_other_settings_are_those_of_the_policy(log: Path) -> None:
     few = go(log, "tuner", "max_trials=5", "seed=11")
     assert len(few.lines) == 5
     assert go(log, "tuner", "worth=0.9").best == DEFAULT
-    longer = go(log, "tuner", "abort_above=100")
+    longer = go(log, "tuner", "abort_above=100", "regret_budget=100")
     assert not any(line.status == "aborted" for line in longer.lines[:5])
     assert "again" in longer.sources[:5]  # of a trial that was cut short there are few steps
     assert len(go(log, "default").lines) == 1
@@ -204,6 +204,7 @@ def test_other_settings_are_those_of_the_policy(log: Path) -> None:
         (["--set", "worth=much"], "--set worth takes a number of at least 0, not 'much'"),
         (["--set", "worth=nan"], "--set worth takes a number of at least 0, not 'nan'"),
         (["--set", "worth=-1"], "--set worth takes a number of at least 0, not '-1'"),
+        (["--set", "regret_budget=0"], "--set regret_budget takes a number of at least 1e-06, not '0'"),
         (["--set", "horizon=1.5"], "--set horizon takes a whole number of at least 1, not '1.5'"),
         (["--set", "max_trials=0"], "--set max_trials takes a whole number of at least 1, not '0'"),
         (["--set", "after_drift=3"], "--set after_drift has no effect: the replay ends before the first drift"),
