@@ -85,9 +85,7 @@ def _suggestion(problem: Problem) -> dict[str, Any]:
 def optuna_gp(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
     """Optuna's GPSampler."""
     import optuna
-    import torch
 
-    torch.set_num_threads(1)  # searches run beside each other, and what is small gains nothing by threads
     return _optuna(problem, optuna.samplers.GPSampler(seed=seed), trials, measure)
 
 

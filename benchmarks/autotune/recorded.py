@@ -201,6 +201,12 @@ def write(
     return path
 
 
+def place(folder: Path) -> None:
+    """Say where recordings are, in a process that has not inherited it."""
+    global FOLDER
+    FOLDER = folder
+
+
 def names() -> tuple[str, ...]:
     """Names of the surfaces that there are recordings of."""
     return tuple(PREFIX + path.stem for path in sorted(FOLDER.glob("*.json")))

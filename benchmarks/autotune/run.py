@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +26,7 @@ HORIZON = 2000
 PARTS = ("searches", "drifts")
 KEYS = {"searches": ("surface", "noise", "contender"), "drifts": ("surface", "noise", "kind")}
 """Of a part's rows: what is run again replaces what has these in common."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SAME = ("trials", "steps", "observed")
 """Settings without which figures cannot stand in one table."""
 
@@ -145,7 +149,7 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
     if "drifts" in settings.parts:
         jobs += [("drifts", drifting, case) for case in settings.drifts()]
     found: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
-    with ProcessPoolExecutor(len(binding.available())) as pool, progress.bar(console, "searches", len(jobs)) as advance:
+    with _pool() as pool, progress.bar(console, "searches", len(jobs)) as advance:
         running = {pool.submit(work, settings, *case): part for part, work, case in jobs}
         for each in as_completed(running):
             row = each.result()
@@ -162,6 +166,24 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
     }
     seconds = sum(run["seconds"] for run in runs)
     return records.write("autotune", asdict(settings), before, {**content, "runs": runs, "seconds": seconds})
+
+
+@contextlib.contextmanager
+def _pool() -> Iterator[ProcessPoolExecutor]:
+    """Processes of one thread each, as the tuner's own is: more would wait for those of the searches beside."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        # Spawned, since libraries read the variables when they are loaded.
+        context = multiprocessing.get_context("spawn")
+        count = len(binding.available())
+        with ProcessPoolExecutor(count, context, recorded.place, (recorded.FOLDER,)) as pool:
+            yield pool
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _kept(settings: Settings) -> dict[str, Any] | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine import config
 from engine.compat import switch
 from engine.launch import horovodrun
 from engine.launch.check_build import table
@@ -201,7 +200,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--fusion-threshold-mb", dest="fusion_threshold", type=_mebibytes, metavar="MB", help="the same, in MiB")
     add("--cycle-time-ms", type=_amount, metavar="MS", help="cycle time, in ms")
     add("--stores", choices=STORES, help="how a reduction writes its result: " + ", ".join(STORES))
-    add("--chunk-bytes", type=_chunk_text, metavar="SIZE", help="what goes through a slot at a time, 4K to 1M")
+    add("--chunk-bytes", type=_size_text, metavar="SIZE", help="what goes through a slot at a time, 4K to 1M")
     add("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="warn of a rank that is late this long")
     add("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S", help="fail when a rank is late this long")
     add("--stall-check", action="store_true", default=None, help="look for late ranks (the default)")
@@ -331,12 +330,4 @@ def _size_text(text: str) -> str:
     """A size as the engine reads it."""
     if not re.fullmatch(r"[0-9]+ ?([kmg]i?)?b?", text, re.IGNORECASE):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 67108864 or 64M")
-    return text
-
-
-def _chunk_text(text: str) -> str:
-    try:
-        config.chunk(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
     return text
