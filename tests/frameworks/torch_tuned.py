@@ -162,9 +162,7 @@ def what_tuning_does_not_go_with() -> None:
     x = torch.ones(3)
     for call in (
         lambda: hvd.allreduce(x, op=hvd.Adasum, compression=TUNED),
-        lambda: hvd.DistributedOptimizer(
-            torch.optim.SGD([nn.Parameter(x)], lr=0.1), compression=TUNED, op=hvd.Adasum
-        ),
+        lambda: hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(x)], lr=0.1), compression=TUNED, op=hvd.Adasum),
     ):
         assert "Adasum does not compress" in raises(ValueError, call)
     weight = nn.Parameter(torch.ones(3))

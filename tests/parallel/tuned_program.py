@@ -82,7 +82,7 @@ def every_value() -> int:
 
 
 def switched_in_flight() -> int:
-    """Turned at any moment: each result is of one value in full, the one that its entry tells, and equal on all ranks."""
+    """Turned at any moment: each result is of one value in full, which its entry tells, and equal on all ranks."""
     engine.init(cycle_time_ms=0.2)
     cases, rank, size = Cases(), engine.rank(), engine.size()
     lengths = (5, 3000, 40_000, 300_000)
@@ -179,7 +179,7 @@ def other_collectives() -> int:
 
 
 def bytes_and_batches() -> int:
-    """What fuses with what, and that bytes are counted as they travel, also when the knob is turned while a batch is open."""
+    """What fuses with what, and that bytes are counted as they travel, also if the knob is turned with a batch open."""
     engine.init(cycle_time_ms=10_000)
     cases = Cases()
     ones = np.ones(1000, np.float32)
