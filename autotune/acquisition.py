@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import erfcx, logsumexp, ndtr
 
 from autotune.space import Space
-from autotune.surrogate import Surrogate, sequence
+from autotune.surrogate import sequence
 
 Array = NDArray[np.float64]
 
@@ -34,11 +34,10 @@ def log_improvement(z: Array) -> Array:
     return np.asarray(np.where(z > -1.0, plain, tail))
 
 
-def log_expected_improvement(surrogate: Surrogate, x: Array, epoch: int, best: Array) -> Array:
-    """Of each point in `x`, of shape (m, w), below `best`, of shape (s,): averaged over hyperparameters, shape (m,)."""
-    mean, deviation = surrogate.predict(x, epoch)
+def log_expected_improvement(mean: Array, deviation: Array, best: Array, weights: Array) -> Array:
+    """Of each point below `best`, averaged over hyperparameters: shapes (s, m), (s, m), (s,) and (s,) to (m,)."""
     logs = np.log(deviation) + log_improvement((best[:, None] - mean) / deviation)
-    return np.asarray(logsumexp(logs, axis=0, b=surrogate.weights[:, None]))
+    return np.asarray(logsumexp(logs, axis=0, b=weights[:, None]))
 
 
 def candidates(space: Space, centres: Array, rng: np.random.Generator) -> Array:

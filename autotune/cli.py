@@ -1,4 +1,4 @@
-"""`autotune`: read the logs of searches."""
+"""`autotune`: read the logs of searches, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune import horovod_csv, journal
+from autotune import horovod_csv, journal, known
 from autotune.chosen import chosen
 from autotune.journal import JournalError
 from autotune.space import Knobs
@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _replay(given.log)
         if given.command == "best":
             return _best(given.log, given.format)
+        if given.command == "known":
+            return _known(given.cache, given.forget)
         return _show(given.log, given.picture)
     except (JournalError, OSError) as error:
         print(f"autotune: error: {error}", file=sys.stderr)
@@ -73,6 +75,24 @@ def _best(log: Path, form: str) -> int:
     return 0
 
 
+def _known(cache: Path | None, forget: bool) -> int:
+    home = known.directory() if cache is None else cache
+    if forget:
+        print(f"{known.forget(home)} results removed from {home}")
+        return 0
+    from rich.console import Console
+
+    from autotune.show import show_known
+
+    results, skipped = known.read(home)
+    for each in skipped:
+        print(f"autotune: not used: {each}", file=sys.stderr)
+    if results:
+        show_known(results, Console())
+    print(f"{len(results)} results in {home}")
+    return 0
+
+
 def _formatted(knobs: Knobs, form: str) -> str:
     """Knobs for a shell, for a job's environment, or for a program."""
     if form == "json":
@@ -86,7 +106,7 @@ def _formatted(knobs: Knobs, form: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="autotune", description="Read the logs of the tuner.")
+    parser = argparse.ArgumentParser(prog="autotune", description="Read the logs of the tuner, and what it keeps.")
     commands = parser.add_subparsers(dest="command", required=True)
     again = commands.add_parser("replay", help="go through a search again: fails if it now goes another way")
     shown = commands.add_parser("show", help="tell the story of a search")
@@ -95,6 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     best.add_argument("--format", choices=("environment", "json", "options"), default="environment")
     for command, more in ((again, ""), (shown, " or Horovod's CSV file"), (best, " or Horovod's CSV file")):
         command.add_argument("log", type=Path, metavar="LOG", help="a log" + more)
+    kept = commands.add_parser("known", help="list what is kept of searches, for later jobs")
+    kept.add_argument("--cache", type=Path, metavar="DIR", help="where (default: the user's cache directory)")
+    kept.add_argument("--forget", action="store_true", help="remove it all")
     return parser
 
 

@@ -87,10 +87,11 @@ class Journal:
 def environment() -> dict[str, str]:
     """What the exact result of a calculation depends on."""
     versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
-    return {"python": platform.python_version(), **versions, "machine": platform.machine(), "processor": _processor()}
+    return {"python": platform.python_version(), **versions, "machine": platform.machine(), "processor": processor()}
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

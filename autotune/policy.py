@@ -217,14 +217,14 @@ class Tuner:
         epoch = self._epoch
         if epoch.baseline:
             return epoch.baseline[0], "default", "what everything is compared with"
-        if epoch.design and self._left() > 2:
+        if epoch.design and self._left() > 2 and not self._spent():
             return epoch.design[0], "design", "spread over the space"
         surrogate = self._surrogate()
         challenger = self._challenger(surrogate)
         knobs, hope = self._most_promising(surrogate)
         if challenger is not None:
             needed = self._needed(surrogate, challenger)
-            if self._left() <= needed or hope < self.settings.hope:
+            if self._left() <= needed or hope < self.settings.hope or self._spent():
                 return self._confirm(challenger)
         return knobs, "search", f"may be faster by {hope:.2%} of a step on average"
 
@@ -240,7 +240,7 @@ class Tuner:
     def _conclude(self) -> None:
         """After a trial: deploy what is proven; see whether the search is over."""
         epoch = self._epoch
-        if self._left() > 0 and (epoch.baseline or (epoch.design and self._left() > 2)):
+        if self._left() > 0 and (epoch.baseline or (epoch.design and self._left() > 2 and not self._spent())):
             return
         surrogate = self._surrogate()
         proven = [knobs for knobs in self._measured() if self._proven(surrogate, knobs)]
@@ -253,6 +253,8 @@ class Tuner:
         hope = self._most_promising(surrogate)[1]
         if self._left() == 0:
             self._finish(surrogate, deployed, "no trials are left")
+        elif settled and self._spent():
+            self._finish(surrogate, deployed, "trials have lost all the time that they may")
         elif settled and hope < self.settings.hope:
             self._finish(surrogate, deployed, f"one more trial may gain {hope:.2%} of a step on average")
         elif deployed != self._deployed:
@@ -292,8 +294,7 @@ class Tuner:
             if waiting and waiting[0] == knobs:
                 waiting.pop(0)
                 break
-        fastest = min((told.score.log for told in self._now() if told.status == "ok"), default=math.inf)
-        limit = math.exp(fastest) * self.settings.abort_above if fastest < math.inf else math.inf
+        limit = self._limit(phase)
         trial = Trial(self._asked, dict(knobs), phase, why, limit)
         self._pending[trial.id] = trial
         self._asked += 1
@@ -302,17 +303,29 @@ class Tuner:
         epoch.used += 1
         return trial
 
+    def _limit(self, phase: Phase) -> float:
+        """Seconds per step above which a trial is not worth its time, or would lose more than trials may."""
+        fastest = min((told.score.log for told in self._now() if told.status == "ok"), default=math.inf)
+        if fastest == math.inf:
+            return math.inf
+        limit = math.exp(fastest) * self.settings.abort_above
+        if phase in ("default", "confirm"):
+            return limit
+        may_lose = min(self._spare() - KEPT_BACK * self._budget(), AT_ONCE * self._budget())
+        affordable = 1.0 + max(may_lose / self._steps(), LEAST_LIMIT)
+        return min(limit, math.exp(self._reference(self._epoch.number)) * affordable)
+
     def _proven(self, surrogate: Surrogate, knobs: Knobs) -> bool:
         """Whether fresh measurements, and the surrogate, show that a setting is better than what stands."""
         standing = self._epoch.standing
         if knobs == standing:
             return False
-        gap, deviation = self._gap(surrogate, knobs)
-        if gap > -max(self.settings.worth, self.settings.least * deviation):
-            return False
         mine = [told.score for told in self._now() if told.trial.knobs == knobs and told.trial.phase == "confirm"]
         theirs = [told.score for told in self._now() if told.trial.knobs == standing]
         if not mine or not theirs:
+            return False
+        gap, deviation = self._gap(surrogate, knobs)
+        if gap > -max(self.settings.worth, self.settings.least * deviation):
             return False
         noise = surrogate.noise
         fresh, error = _pooled(mine, noise)
@@ -370,21 +383,36 @@ class Tuner:
     def _value(self, surrogate: Surrogate, x: Array, best: Array) -> Array:
         """log expected improvement, less for a setting that would probably cost more than the budget allows."""
         number = self._epoch.number
-        value = log_expected_improvement(surrogate, x, number, best)
-        mean, deviation = surrogate.mixture(x, number)
+        each = surrogate.predict(x, number)
+        value = log_expected_improvement(*each, best, surrogate.weights)
+        mean, deviation = surrogate.mixed(*each)
         z = mean / deviation
         loss = mean * ndtr(z) + deviation * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-        steps = float(np.median([len(told.samples) for told in self._now() if told.status == "ok"] or [1]))
-        return np.asarray(value - np.maximum(0.0, loss * steps / max(self._budget(), 1e-9) - 1.0))
+        allowed = 3.0 * max(self._spare(), 0.02 * self._budget()) / max(self._left(), 3)
+        return np.asarray(value - np.maximum(0.0, loss * self._steps() / allowed - 1.0))
 
     def _budget(self) -> float:
-        """Steps that one more trial may lose."""
-        reference = self._reference(self._epoch.number)
-        lost = sum(
-            max(0.0, math.exp(min(told.score.log - reference, 3.0)) - 1.0) * len(told.samples) for told in self._now()
+        """Steps that the trials of a search may lose."""
+        return self.settings.regret_budget * self.settings.horizon
+
+    def _spare(self) -> float:
+        """Steps of the budget that are left: trials have taken so much longer than what stands."""
+        number = self._epoch.number
+        if not self._now():
+            return self._budget()
+        standing, _ = self._surrogate().mixture(self._encoded([self._epoch.standing]), number)
+        reference = self._reference(number) + float(standing[0])
+        return self._budget() - sum(
+            max(0.0, math.exp(told.score.log - reference) - 1.0) * len(told.samples) for told in self._now()
         )
-        total = self.settings.regret_budget * self.settings.horizon
-        return 3.0 * max(total - lost, 0.02 * total) / max(self._left(), 3)
+
+    def _spent(self) -> bool:
+        """Whether trials have lost so much that another one might exceed the budget."""
+        return self._spare() < KEPT_BACK * self._budget()
+
+    def _steps(self) -> float:
+        """Of a trial."""
+        return float(np.median([len(told.samples) for told in self._now() if told.status == "ok"] or [1]))
 
     # What it knows
 
@@ -460,6 +488,9 @@ class Tuner:
 
 
 BAD = 0.3
+LEAST_LIMIT = 0.05  # above what stands, for a trial's first steps: less would be noise
+AT_ONCE = 0.25  # of the budget, that one trial may lose
+KEPT_BACK = 0.2  # of the budget: for measurements that are slower by chance, and to confirm what was found
 
 
 def _softened(y: float) -> float:

@@ -2,16 +2,24 @@
 
 | from the trainer | holds | answered by |
 |---|---|---|
+| `prepare` | | `ready`: what takes long is imported |
+| `recall` | `job` (a `known.Job` without `processor`), `cache` (a directory; null: the user's) | `known` |
 | `begin` | `space`, `default`, `first`, `seed`, `max_trials`, `log` (a path, or null), `about` | `trial` |
 | `told` | `id`, `status`, `samples` of the trial | `trial` or `done` |
 | `observe` | `samples` of what is deployed, after `done` | `watching`, or `trial`: there is a drift |
 
+The first two may be left out; after `recall`, what the search finds is kept for that job.
+
 | answer | holds |
 |---|---|
+| `ready` | |
+| `known` | `knobs`, or null; `why`: what is known of the job, and how like it that is |
 | `trial` | `id`, `knobs`, `phase`, `why`, `limit` (seconds, or null); `best` to go back to |
 | `done` | `best`; `gain` and `sure`, shares of a step's time, or null: nothing is better; `trials`, `because`, `log` |
 | `watching` | |
 | `failed` | `reason`: the last message |
+
+Each may hold `warnings`, a list of texts: what people should be told.
 """
 
 from __future__ import annotations
@@ -21,11 +29,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune import known
+
 if TYPE_CHECKING:
     from autotune.journal import Journal
     from autotune.policy import Tuner
 
-VERSION = 1
+VERSION = 2
 LIMIT = 1 << 16  # bytes of a message
 LOGS = 1000  # of one name, at most
 
@@ -35,12 +45,15 @@ class SessionError(Exception):
 
 
 class Session:
-    """One search, from `begin` on."""
+    """One search, and what is known of such."""
 
     def __init__(self) -> None:
         self._tuner: Tuner | None = None
         self._journal: Journal | None = None
         self._decision: dict[str, Any] = {}
+        self._reopened = False
+        self._kept: tuple[Path, known.Job] | None = None  # where, and for what, the result is to be kept
+        self._warnings: list[str] = []
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a message.
@@ -53,26 +66,46 @@ class Session:
         """
         message = decoded(data)
         kind = message["type"]
-        if (kind == "begin") != (self._tuner is None) or kind not in ("begin", "told", "observe"):
+        if kind not in (("prepare", "recall", "begin") if self._tuner is None else ("told", "observe")):
             raise SessionError(f"a message {kind!r} is not expected {'first' if self._tuner is None else 'now'}")
         try:
-            return encoded(getattr(self, f"_{kind}")(message))
+            answer = getattr(self, f"_{kind}")(message)
+            if self._warnings:
+                answer["warnings"], self._warnings = self._warnings, []
+            return encoded(answer)
         except KeyError as error:
             raise SessionError(f"a message {kind!r} lacks {error}") from error
         except (TypeError, ValueError) as error:
             raise SessionError(f"a message {kind!r} makes no sense: {error}") from error
 
-    def _begin(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _prepare(self, message: dict[str, Any]) -> dict[str, Any]:
+        _imported()
+        return {"type": "ready"}
+
+    def _recall(self, message: dict[str, Any]) -> dict[str, Any]:
+        from autotune.journal import processor
+
+        job = known.Job(**message["job"], processor=processor())
         try:
-            from autotune.policy import Tuner
-        except ImportError as error:
-            raise SessionError(f"autotune needs {error.name}: pip install 'enginerun[autotune]'") from error
+            home = known.directory() if message["cache"] is None else Path(message["cache"])
+            found, why, skipped = known.recall(home, job)
+        except OSError as error:
+            self._warnings.append(f"nothing is recalled or kept: {error.filename}: {error.strerror}")
+            return {"type": "known", "knobs": None, "why": "nothing is recalled or kept"}
+        self._kept = home, job
+        if skipped:
+            more = f"; {len(skipped) - 1} more are not used either" if len(skipped) > 1 else ""
+            self._warnings.append(f"a result that was kept is not used: {skipped[0]}{more}")
+        return {"type": "known", "knobs": None if found is None else found.knobs, "why": why}
+
+    def _begin(self, message: dict[str, Any]) -> dict[str, Any]:
+        tuner = _imported()
         from autotune.space import Space
 
         space = Space.from_description(message["space"])
         if message["log"] is not None:
             self._journal = _open(Path(message["log"]), message["about"])
-        self._tuner = Tuner(
+        self._tuner = tuner(
             space,
             message["default"],
             seed=message["seed"],
@@ -110,6 +143,7 @@ class Session:
         gain = sure = None
         if "gap" in row:
             gain, sure = -math.expm1(row["gap"]), -math.expm1(row["gap"] + 2 * row["deviation"])
+        self._remember(gain, sure)
         return {
             "type": "done",
             "best": self._tuner.best(),
@@ -120,14 +154,40 @@ class Session:
             "log": None if self._journal is None else str(self._journal.path),
         }
 
+    def _remember(self, gain: float | None, sure: float | None) -> None:
+        """Keep the result for the next job. A search after a drift that finds nothing leaves what is kept as it is."""
+        if self._kept is None or (gain is None and self._reopened):
+            return
+        from autotune.journal import environment
+
+        assert self._tuner is not None
+        home, job = self._kept
+        log = None if self._journal is None else str(self._journal.path)
+        knobs, trials, versions = self._tuner.best(), self._decision["trials"], environment()
+        try:
+            known.remember(home, known.Known(job, knobs, gain, sure, trials, versions={**versions}, log=log))
+        except OSError as error:
+            self._kept = None
+            self._warnings.append(f"what was found cannot be kept in {home}: {error.strerror}")
+
     def _note(self, row: dict[str, Any]) -> None:
         if row["row"] == "decide":
             self._decision = row
+            self._reopened |= row["decision"] == "reopen"
         if self._journal is not None:
             try:
                 self._journal(row)
             except OSError as error:
                 raise SessionError(f"cannot write {self._journal.path}: {error.strerror}") from error
+
+
+def _imported() -> type[Tuner]:
+    """The policy, whose import takes most of the time that it takes to start."""
+    try:
+        from autotune.policy import Tuner
+    except ImportError as error:
+        raise SessionError(f"autotune needs {error.name}: pip install 'enginerun[autotune]'") from error
+    return Tuner
 
 
 def _open(path: Path, about: dict[str, Any]) -> Journal:

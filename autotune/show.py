@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from autotune import horovod_csv
+from autotune.known import Known
 from autotune.policy import Tuner
 from autotune.replay import tuner_of
 from autotune.space import Choice, Knobs, Space
@@ -31,10 +34,15 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Print the story of a log."""
     story = tell(rows)
     head = rows[0]
-    about = " ".join(f"{name}={value}" for name, value in head.get("about", {}).items())
+    recalled = head.get("about", {}).get("recalled")
+    about = " ".join(f"{name}={value}" for name, value in head.get("about", {}).items() if name != "recalled")
     console.print(
         f"seed {head['seed']}, at most {head['max_trials']} trials{', ' + about if about else ''}", highlight=False
     )
+    if recalled is not None:
+        console.print(f"recalled: {recalled}", highlight=False, markup=False)
+    for knobs in head["first"]:
+        console.print(f"tried first: {text_of(knobs)}", highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("trial", "phase", *head["space"], "ms/step", "of default"):
         number = head["space"].get(name, {}).get("kind") != "Choice" and name != "phase"
@@ -58,6 +66,24 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         )  # fmt: skip
     if story.final is None:
         console.print("the search was not finished")
+
+
+def show_known(results: Sequence[Known], console: Console) -> None:
+    """Print what is kept, the newest first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("when", "model", "tensors", "MB", "ranks", "CPUs", "processor", "version", "less time", "knobs"):
+        right = name in ("tensors", "MB", "ranks", "CPUs", "less time")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for known in sorted(results, key=lambda known: datetime.fromisoformat(known.when), reverse=True):
+        job = known.job
+        held = f", held: {text_of(job.held)}" if job.held else ""
+        row = [
+            known.when.partition("+")[0], job.model[:8], str(job.tensors), f"{job.bytes / 1e6:.3g}", str(job.ranks),
+            str(job.cpus), job.processor, job.version, "nothing" if known.gain is None else f"{known.gain:.0%}",
+            text_of(known.knobs) + held,
+        ]  # fmt: skip
+        table.add_row(*map(escape, row))
+    console.print(table)
 
 
 def show_samples(samples: Sequence[horovod_csv.Sample], console: Console) -> None:

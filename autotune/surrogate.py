@@ -47,9 +47,16 @@ def sequence(n: int, width: int, shift: Array) -> Array:
 
 
 def matern(squared: Array) -> Array:
-    """Matern 5/2 of squared distances."""
-    distance = np.sqrt(5.0 * squared)
-    return np.asarray((1.0 + distance + distance**2 / 3.0) * np.exp(-distance))
+    """Matern 5/2 of squared distances. Most of the time goes by here: nothing is allocated that need not be."""
+    distance = np.multiply(squared, 5.0)
+    np.sqrt(distance, out=distance)
+    decay = np.exp(-distance)
+    polynomial = distance / 3.0
+    polynomial += 1.0
+    polynomial *= distance
+    polynomial += 1.0
+    polynomial *= decay
+    return np.asarray(polynomial)
 
 
 class Surrogate:
@@ -122,7 +129,10 @@ class Surrogate:
 
     def mixture(self, x: Array, epoch: int) -> tuple[Array, Array]:
         """Mean and standard deviation over all hyperparameters: shapes (m,)."""
-        mean, deviation = self.predict(x, epoch)
+        return self.mixed(*self.predict(x, epoch))
+
+    def mixed(self, mean: Array, deviation: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation over all hyperparameters, given those of each: shapes (s, m) to (m,)."""
         average = self.weights @ mean
         return average, np.sqrt(self.weights @ (deviation**2 + (mean - average) ** 2))
 
@@ -158,9 +168,11 @@ class Surrogate:
 
     def _cross(self, x: Array, epoch: int) -> Array:
         """Covariance of points with the observations: shape (s, m, n)."""
-        kernel = np.exp(2 * self.draws[:, -2])[:, None, None] * self._kernel(self.draws, self._distances(x, self.x))
+        kernel = self._kernel(self.draws, self._distances(x, self.x))
         same = self.epochs == epoch
-        return np.asarray(kernel * np.where(same, 1.0, KINSHIP) + MEAN_SD**2 * same)
+        kernel *= np.exp(2 * self.draws[:, -2])[:, None, None] * np.where(same, 1.0, KINSHIP)
+        kernel += MEAN_SD**2 * same
+        return kernel
 
     def _likelihood(self, draws: Array) -> Array:
         """Logarithm of the marginal likelihood of each draw: shape (s,)."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks collective | training | sets | timeline | compression | autotune | all | report`."""
+"""`python -m benchmarks collective | training | sets | timeline | compression | autotune | autotune-jobs | all | report`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import acceptance, compression, sets, timeline
+from benchmarks.autotune import jobs, jobs_report
 from benchmarks.autotune import report as autotune_report
 from benchmarks.autotune import run as autotune
 from benchmarks.autotune.contenders import CONTENDERS as POLICIES
@@ -78,6 +79,16 @@ def _parser() -> argparse.ArgumentParser:
         "--seeds", type=int, help="searches of each kind; where nothing matters five times as many of ours"
     )
 
+    seven = commands.add_parser("autotune-jobs", help="the tuner on jobs that train, against every setting of a grid")
+    seven.add_argument("--workloads", nargs="+", choices=jobs.WORKLOADS)
+    for name, what in (
+        ("searches", "by the tuner, each in a job of its own"),
+        ("rounds", "of the last measurement, in which settings take turns"),
+        ("grid-rounds", "of the grid"),
+    ):
+        seven.add_argument(f"--{name}", type=int, help=what)
+    seven.add_argument("--record", action="store_true", help="keep the grid as a surface for `autotune`")
+
     every = commands.add_parser("all", help="both, then the report")
     every.add_argument("--quick", action="store_true")
 
@@ -140,6 +151,16 @@ def _autotune(options: argparse.Namespace, console: Console) -> None:
     _show(console, autotune_report.tables(content), path, autotune_report.picture(content))
 
 
+def _jobs(options: argparse.Namespace, console: Console) -> None:
+    names = ("searches", "rounds", "grid_rounds", "record")
+    changes: dict[str, Any] = {name: getattr(options, name) for name in names if getattr(options, name)}
+    if options.workloads:
+        changes["workloads"] = tuple(options.workloads)
+    path = jobs.run(jobs.Settings(**changes), console)
+    content = records.read("autotune-jobs") or {}
+    _show(console, jobs_report.tables(content), path, jobs_report.picture(content))
+
+
 def _sets(options: argparse.Namespace, console: Console) -> None:
     changes = {name: getattr(options, name) for name in ("ranks", "rounds") if getattr(options, name)}
     changes |= {name: tuple(getattr(options, name)) for name in ("sizes", "contenders") if getattr(options, name)}
@@ -173,6 +194,7 @@ def _report(options: argparse.Namespace, console: Console) -> None:
         (records.read("sets"), sets),
         (records.read("timeline"), timeline),
         (records.read("autotune"), autotune_report),
+        (records.read("autotune-jobs"), jobs_report),
         (records.read("compression"), compression),
     ):
         if content:
@@ -217,6 +239,8 @@ def main() -> None:
                 _timeline(options, console)
             if options.command == "autotune":
                 _autotune(options, console)
+            if options.command == "autotune-jobs":
+                _jobs(options, console)
             if options.command == "compression":
                 _compression(options, console)
             if options.command == "all":

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from engine.errors import ConfigError
 
@@ -116,6 +116,21 @@ def path(value: Any) -> Path:
     if not isinstance(value, str | os.PathLike) or not str(value).strip() or "\0" in str(value):
         raise ValueError("a path")
     return Path(os.path.abspath(os.path.expanduser(value)))
+
+
+def cache(value: Any) -> Path | Literal[False] | None:
+    """A directory; None where the engine decides; False for nowhere."""
+    text = "auto" if value is None else str(value).strip().lower()
+    if text in ("auto", "none"):
+        return None if text == "auto" else False
+    try:
+        return None if truth(text) else False
+    except ValueError:
+        pass
+    try:
+        return path(value)
+    except ValueError as error:
+        raise ValueError(f"auto, off, or {error}") from None
 
 
 def _optional(parse: Parser, word: str) -> Parser:
@@ -256,6 +271,12 @@ class Config:
         _optional(path, "none"),
         "A log whose knobs to begin with; with `autotune`, to try first.",
         none="none",
+    )
+    autotune_cache: Path | Literal[False] | None = setting(
+        None,
+        "",
+        cache,
+        "Where the tuner keeps what it finds, for later jobs; auto is in the user's cache directory, off nowhere.",
     )
     autotune_warmup: int = setting(
         1,

@@ -155,6 +155,11 @@ class Engine:
         """Of each step from number `since` on its end, in nanoseconds, and the knob version of its last entry; after
         the number of the first of them, which is larger than `since` if some are no longer remembered.
         """
+    def definitions(self) -> list[dict[str, Any]]:
+        """The names that the coordinator has given an id: name, kind, op (None if nothing is reduced), dtype, tensors,
+        sparse, wire (engine_meta's), dims (of a group: elements by dtype, and a digest), bytes (0 if sparse), times
+        (operations of this rank that have ended, since there is the name).
+        """
     def counters(self) -> dict[str, int]:
         """Entries, tensors, bytes, wait_ns (callers blocked in the engine), busy_ns (executing), wakes, late_wakes
         (0 unless one was lost).

@@ -46,7 +46,7 @@ from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.data.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64, engine_kernels_get
 from engine_ext.groups cimport group_add, group_expect_apart, group_gather, group_open, group_parts, group_sparse
 from engine_ext.observe cimport (
-    COMPRESSIONS, STORES, counters_of, history_of, knobs_of, overdue_of, pending_of, ranks_of, steps_of,
+    COMPRESSIONS, STORES, counters_of, definitions_of, history_of, knobs_of, overdue_of, pending_of, ranks_of, steps_of,
 )
 from engine_ext.platform.atomics cimport (
     add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, or32, store32_release, store_release,
@@ -855,6 +855,9 @@ cdef class Engine:
 
     def steps(self, uint64_t since):
         return steps_of(self.state, since)
+
+    def definitions(self):
+        return definitions_of(self.state)
 
     # ---- failure and the end
 

@@ -5,13 +5,16 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from engine_ext.control.coordinator cimport Knobs
-from engine_ext.control.describe cimport kind_name
-from engine_ext.control.layout cimport ENTRY_BATCH, ENTRY_PAD, NAME_BYTES, RING_WORDS, engine_entry, rank_page
+from engine_ext.control.describe cimport dtype_name, kind_name, op_name
+from engine_ext.control.layout cimport (
+    ENTRY_BATCH, ENTRY_PAD, IDS, KIND_ALLREDUCE, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS,
+    engine_entry, engine_meta, meta_bytes, rank_page,
+)
 from engine_ext.control.segment cimport away
 from engine_ext.control.state cimport (
     HISTORY, MARKS, OVERDUE_BYTES, Mark, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
 )
-from engine_ext.control.table cimport Op, bit
+from engine_ext.control.table cimport Op, Record, bit
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns
 
 STORES = ("cached", "streaming", "auto")
@@ -25,6 +28,13 @@ cdef struct Waiting:            # an operation in flight
     int kind
     uint64_t submitted
     int32_t id                  # -1: not known, or its bit does not tell
+
+
+cdef struct Definition:         # a name that the coordinator has given an id
+    char[NAME_BYTES] name
+    uint32_t name_bytes
+    uint64_t times
+    engine_meta meta
 
 
 cdef dict knobs_of(State* e):
@@ -88,6 +98,52 @@ cdef list history_of(State* e):
             })
     finally:
         free(rows)
+    return told
+
+
+cdef Definition* copy_definitions(State* e, uint64_t* count) noexcept nogil:
+    """All names that have an id, in memory to be freed; NULL without memory."""
+    cdef Definition* found
+    cdef Record* record
+    cdef int id
+    count[0] = 0
+    pthread_mutex_lock(&e.lock)
+    found = <Definition*>malloc((e.table.names + 1) * sizeof(Definition))
+    if found != NULL and e.table.by_id != NULL:
+        for id in range(IDS):
+            record = e.table.by_id[id]
+            if record != NULL:
+                memcpy(found[count[0]].name, record.name, record.name_bytes)
+                found[count[0]].name_bytes, found[count[0]].times = record.name_bytes, record.times
+                found[count[0]].meta = record.meta
+                count[0] += 1
+    pthread_mutex_unlock(&e.lock)
+    return found
+
+
+cdef list definitions_of(State* e):
+    cdef uint64_t count, k
+    cdef Definition* found = copy_definitions(e, &count)
+    cdef engine_meta* meta
+    cdef bint sparse, reduces
+    cdef list told = []
+    if found == NULL:
+        raise MemoryError("no memory for the definitions")
+    try:
+        for k in range(count):
+            meta = &found[k].meta
+            sparse = meta.layout == LAYOUT_SPARSE
+            reduces = sparse or meta.kind == KIND_ALLREDUCE or meta.kind == KIND_REDUCESCATTER
+            whole = meta.group and not sparse       # of a group: elements by dtype, and a digest of its shapes
+            told.append({
+                "name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"), "kind": kind_name(meta.kind).decode(),
+                "op": op_name(meta.op).decode() if reduces else None, "dtype": dtype_name(meta.dtype).decode(),
+                "tensors": 1 if sparse or not meta.group else meta.group, "sparse": sparse, "wire": meta.wire,
+                "dims": tuple([meta.dims[d] for d in range(MAX_DIMS if whole else min(<int>meta.ndim, MAX_DIMS))]),
+                "bytes": 0 if sparse else meta_bytes(meta), "times": found[k].times,
+            })
+    finally:
+        free(found)
     return told
 
 

@@ -1,6 +1,10 @@
 """Puts this directory on the import path: `ranks` runs programs on N ranks through the real launcher."""
 
+import os
 import signal
+
+# What a test finds is not for later jobs, and what earlier ones have found not for tests.
+os.environ["ENGINE_AUTOTUNE_CACHE"] = "off"
 
 # What `nohup` or a shell's background has told this process to ignore, all that the tests start would ignore too. A
 # handler is not inherited.

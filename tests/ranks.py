@@ -121,11 +121,12 @@ class Job:
             )
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        """Nothing of the caller's settings or of an outer launcher reaches the job."""
+        """Nothing of the caller's settings or of an outer launcher reaches the job, nor its results the home."""
         foreign = ("ENGINE_", "HOROVOD_", "OMP_", "OMPI_", "PMI", "MASTER_", "TORCHELASTIC_")
         outer = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign) and name not in outer}
-        return {**kept, MARK: self.mark, "PYTHONFAULTHANDLER": "1", **extra}
+        own = {MARK: self.mark, "PYTHONFAULTHANDLER": "1", "ENGINE_AUTOTUNE_CACHE": "off"}
+        return {**kept, **own, **extra}
 
     def _prelude(self) -> str:
         """One line, so that line numbers in tracebacks are off by one only."""

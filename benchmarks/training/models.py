@@ -1,12 +1,15 @@
-"""Three models that stress communication in three ways, in plain PyTorch.
+"""Models that stress communication in different ways, in plain PyTorch.
 
 ResNet-50 (He et al. 2015, arXiv:1512.03385): 161 tensors, 102 MB, much computation. A GPT (Radford et al. 2019): few,
-large tensors. A chain of 2000 tensors of 1 KiB: nothing but the cost of each.
+large tensors. A chain of 2000 tensors of 1 KiB: nothing but the cost of each. And a stand-in for a job whose gradients
+come from an accelerator while the processors are free: its backward pass sleeps.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +119,38 @@ class Chain(nn.Module):
         return x
 
 
+class Paced(torch.autograd.Function):
+    """The identity, with a parameter whose gradient takes its time, in which the processor is free."""
+
+    SECONDS = 1e-3
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parameter: Tensor) -> Tensor:  # noqa: D102
+        ctx.shape = parameter.shape
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        time.sleep(Paced.SECONDS)
+        return gradient, gradient.mean().expand(ctx.shape).contiguous()
+
+
+class Device(nn.Module):
+    """32 tensors of 1 MiB, whose gradients come one by one, a millisecond apart."""
+
+    LENGTH, WIDTH = 32, 1 << 18
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(self.WIDTH)) for _ in range(self.LENGTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n] to [n]."""
+        for weight in self.weights:
+            x = Paced.apply(x, weight)
+        return x
+
+
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs))
 
@@ -183,4 +218,22 @@ class ChainWorkload(Workload):
         return functional.mse_loss(model(batch[0]), batch[1])
 
 
-WORKLOADS: dict[str, Workload] = {w.name: w for w in (ResNetWorkload(), GPTWorkload(), ChainWorkload())}
+class DeviceWorkload(Workload):
+    """A stand-in: no accelerator is there, the backward pass sleeps."""
+
+    name, title, rate = "device", "32 tensors of 1 MiB, 1 ms of sleep each (stand-in for an accelerator)", 1e-5
+
+    def model(self) -> nn.Module:
+        return Device()
+
+    def batch(self, generator: torch.Generator) -> Batch:
+        x = torch.randn(8, generator=generator).requires_grad_()
+        return x, torch.randn(8, generator=generator)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return functional.mse_loss(model(batch[0]), batch[1])
+
+
+WORKLOADS: dict[str, Workload] = {
+    w.name: w for w in (ResNetWorkload(), GPTWorkload(), ChainWorkload(), DeviceWorkload())
+}

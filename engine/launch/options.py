@@ -225,6 +225,8 @@ def _add_tuning(parser: argparse.ArgumentParser) -> None:
         metavar="LOG",
         help="begin with the knobs of a log; with --autotune try them first",
     )
+    add("--autotune-cache", metavar="DIR", type=Path, help="where it keeps what it finds, for later jobs")
+    add("--no-autotune-cache", dest="autotune_cache", action="store_false", help="keep and recall nothing")
     add("--autotune-warmup-samples", type=_count_or_none, metavar="N", help="let the steps of N trials pass first")
     add("--autotune-steps-per-sample", type=_count, metavar="N", help="steps of a trial")
     add("--autotune-bayes-opt-max-samples", type=_count, metavar="N", help="trials of a search, at most")
@@ -270,10 +272,13 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
         "ENGINE_TIMELINE": given.timeline,
         "ENGINE_AUTOTUNE_LOG": given.autotune_log_file,
         "ENGINE_AUTOTUNE_FROM": given.autotune_from,
+        "ENGINE_AUTOTUNE_CACHE": given.autotune_cache or None,
     }
     if given.autotune_from is not None and not given.autotune_from.is_file():
         raise LaunchError(f"--autotune-from: there is no file {str(given.autotune_from)!r}")
     settings |= {name: str(path.absolute()) for name, path in paths.items() if path is not None}
+    if given.autotune_cache is False:
+        settings["ENGINE_AUTOTUNE_CACHE"] = "off"
     if given.timeline_mark_cycles is not None:
         settings["ENGINE_TIMELINE_MARK_CYCLES"] = str(int(given.timeline_mark_cycles))
     return settings

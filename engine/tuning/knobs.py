@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -33,6 +34,16 @@ def space_of(engine: core.Engine, held: Collection[str]) -> dict[str, dict[str, 
 def words(knobs: Mapping[str, Any]) -> str:
     """Knobs for people."""
     return " ".join(f"{name}={value}" for name, value in knobs.items())
+
+
+def misfit(name: str, value: Any) -> str:
+    """What the value of a knob has to be, if this is of another kind. Empty: it is of that kind, in range or not."""
+    values = KNOBS[name].get("values")
+    if values is not None:
+        return "" if value in values else f"one of {', '.join(values)}"
+    kinds = int if KNOBS[name]["kind"] == "Integer" else int | float
+    of_kind = isinstance(value, kinds) and not isinstance(value, bool) and abs(value) < math.inf
+    return "" if of_kind else "a whole number" if kinds is int else "a number"
 
 
 def within(knobs: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]]) -> Knobs:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from engine.errors import ConfigError
-from engine.tuning.knobs import KNOBS, Knobs, within
+from engine.tuning.knobs import KNOBS, Knobs, misfit, within
 from engine.tuning.process import program
 
 READING = 60.0  # seconds for the knobs of a log
@@ -50,10 +50,8 @@ def knobs_of(log: Path) -> Knobs:
         raise ConfigError(f"autotune_from is {str(log)!r}, which cannot be used: {said}")
     knobs = {name: value for name, value in json.loads(read.stdout).items() if name in KNOBS}
     for name, value in knobs.items():
-        expected = KNOBS[name].get("values")
-        if value not in expected if expected else isinstance(value, bool) or not isinstance(value, int | float):
-            of = f"one of {', '.join(expected)}" if expected else "a number"
+        if expected := misfit(name, value):
             raise ConfigError(
-                f"autotune_from is {str(log)!r}, which cannot be used: it has {name}={value!r}; {of} is expected"
+                f"autotune_from is {str(log)!r}, which cannot be used: it has {name}={value!r}; {expected} is expected"
             )
     return within(knobs, KNOBS)

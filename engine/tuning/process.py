@@ -18,7 +18,7 @@ from typing import Any
 
 from engine import config
 
-VERSION = 1
+VERSION = 2
 LIMIT = 1 << 16  # bytes of a message
 ENDING = 1.0  # seconds for it to end by itself
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

@@ -16,7 +16,8 @@ from engine import config
 from engine.errors import EngineError
 from engine.logs import logger
 from engine.native import core
-from engine.tuning.knobs import Knobs, space_of, within, words
+from engine.tuning.job import job, model
+from engine.tuning.knobs import KNOBS, Knobs, misfit, space_of, within, words
 from engine.tuning.process import TunerError, TunerProcess
 from engine.tuning.steps import Steps
 
@@ -64,9 +65,9 @@ class Tuning:
     ) -> None:
         self._engine = engine
         self._settings = settings
-        self._held = held
         self._known = first
         self._space = space_of(engine, held)
+        self._held = {name: value for name, value in engine.knobs().items() if name in KNOBS and name in held}
         self._default = self._running = {name: value for name, value in engine.knobs().items() if name in self._space}
         self._best: Knobs = self._default
         self._version = int(engine.knobs()["version"])
@@ -152,11 +153,14 @@ class Tuning:
 
     def _tune(self, tuner: TunerProcess) -> None:
         settings = self._settings
+        self._ask(tuner, STARTING, type="prepare", cpus=list(self._cpus))
         self._warm_up(settings.autotune_warmup * settings.autotune_steps)
         self._survey()
+        logger.info("autotune: tuning %s, in at most %d trials", ", ".join(self._space), settings.autotune_trials)
+        self._recall(tuner)
         answer = self._ask(
             tuner,
-            STARTING,
+            ANSWERING,
             type="begin",
             space=self._space,
             default=self._default,
@@ -165,9 +169,7 @@ class Tuning:
             max_trials=settings.autotune_trials,
             log=None if settings.autotune_log is None else str(settings.autotune_log),
             about=self._about,
-            cpus=list(self._cpus),
         )
-        logger.info("autotune: tuning %s, in at most %d trials", ", ".join(self._space), settings.autotune_trials)
         while True:
             if answer["type"] == "trial":
                 samples, status = self._measure(answer)
@@ -178,6 +180,27 @@ class Tuning:
                     self._conclude(answer)
                 answer = self._ask(tuner, ANSWERING, type="observe", samples=self._observe())
 
+    def _recall(self, tuner: TunerProcess) -> None:
+        """Try what earlier searches have found for a job like this, right after what the user wants tried."""
+        cache, reduced = self._settings.autotune_cache, model(self._engine.definitions(), self._steps.count)
+        if reduced is None:
+            return
+        self._about |= reduced
+        if cache is False:
+            return
+        about = job(reduced, self._engine.size, len(self._cpus), self._held)
+        answer = self._ask(tuner, ANSWERING, type="recall", job=about, cache=None if cache is None else str(cache))
+        knobs, why = answer.get("knobs"), answer.get("why")
+        self._about["recalled"] = why
+        if not isinstance(knobs, dict):
+            logger.info("autotune: %s", why)
+            return
+        fitting = {name: value for name, value in knobs.items() if name in self._space and not misfit(name, value)}
+        known = self._default | within(fitting, self._space)
+        if known not in (self._default, *self._first):
+            self._first.append(known)
+        logger.info("autotune: recalled from %s: %s", why, words(known))
+
     def _ask(self, tuner: TunerProcess, seconds: float, **message: Any) -> dict[str, Any]:
         if self._ending.is_set():
             raise _Ended
@@ -187,7 +210,10 @@ class Tuning:
             if self._ending.is_set():
                 raise _Ended from None
             raise
-        if answer["type"] not in ("trial", "done", "watching"):
+        warnings = answer.get("warnings", [])
+        for warning in warnings if isinstance(warnings, list) else [warnings]:
+            logger.warning("autotune: %s", warning)
+        if answer["type"] not in ("ready", "known", "trial", "done", "watching"):
             raise TunerError(f"the tuner's process has answered {answer['type']!r}, which is not known here")
         return answer
 

@@ -4,6 +4,7 @@ from engine_ext.control.layout cimport engine_meta
 cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept nogil
 cdef int describe_ranks(const bint* chosen, const int* numbers, int size, char* text, int room) noexcept nogil
 cdef const char* kind_name(int kind) noexcept nogil
+cdef const char* op_name(int op) noexcept nogil
 cdef const char* dtype_name(int dtype) noexcept nogil
 
 cdef inline int fit(int at, int written, int room) noexcept nogil:

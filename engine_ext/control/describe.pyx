@@ -20,6 +20,10 @@ cdef const char* kind_name(int kind) noexcept nogil:
     return KIND_NAMES[kind]
 
 
+cdef const char* op_name(int op) noexcept nogil:
+    return OP_NAMES[op]
+
+
 cdef const char* dtype_name(int dtype) noexcept nogil:
     return DTYPE_NAMES[dtype]
 

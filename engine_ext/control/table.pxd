@@ -66,6 +66,7 @@ cdef struct Record:
     bint fresh          # defined, and not carried by an entry yet: no rank has toggled its bit
     engine_meta meta    # as defined, when id >= 0
     uint32_t traced     # its number in the timeline; not above `names_before` there: it has none yet
+    uint64_t times      # operations under it that have ended
 
 cdef struct Table:
     Segment* segment

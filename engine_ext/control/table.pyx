@@ -247,6 +247,7 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
     table.inflight_count -= 1
     store_pointer(<void**>&record.inflight, NULL)
     record.fresh = False
+    record.times += 1
     withdraw(table, record.id)
     table_release(table, record)
 

@@ -35,7 +35,7 @@ BEGIN: dict[str, Any] = {
 }
 
 
-def packed(version: int = 1, **message: Any) -> bytes:
+def packed(version: int = 2, **message: Any) -> bytes:
     return json.dumps({"version": version, **message}).encode()
 
 
@@ -77,7 +77,7 @@ def test_a_search_by_messages(tmp_path: Path) -> None:
         (b"\x00\xff", "malformed"),
         (b"[" * 50_000, "malformed"),
         (b"[1]", "it is an object of JSON, not list"),
-        (packed(2, type="begin"), "version 2; this tuner speaks 1"),
+        (packed(1, type="begin"), "version 1; this tuner speaks 2"),
         (packed(), "it has no type"),
         (packed(type=["begin"]), "it has no type"),
         (packed(type="answer"), "'answer' is not expected first"),
@@ -133,7 +133,7 @@ def test_a_search_by_the_process_that_ends_with_its_socket() -> None:
         status = Path(f"/proc/{process.pid}/status").read_text()
         done = searched(lambda **message: process.ask(message, 60.0), cpus=sorted(os.sched_getaffinity(0)))
         descriptors = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
-        assert process.ask({"type": "observe", "samples": [0.1]}, 20.0) == {"version": 1, "type": "watching"}
+        assert process.ask({"type": "observe", "samples": [0.1]}, 20.0) == {"version": 2, "type": "watching"}
         niceness = os.getpriority(os.PRIO_PROCESS, process.pid)
         os.kill(process.pid, signal.SIGINT)
         os.kill(process.pid, signal.SIGTERM)
@@ -147,11 +147,11 @@ def test_a_search_by_the_process_that_ends_with_its_socket() -> None:
 
 
 ANSWERS = {
-    'send(b\'{"version": 9, "type": "trial"}\')': "speaks version 9 of the protocol, and rank 0 1",
+    'send(b\'{"version": 9, "type": "trial"}\')': "speaks version 9 of the protocol, and rank 0 2",
     "send(b'nonsense')": "has sent a malformed message: Expecting value",
     "send(b'[]')": "malformed message: it is no object",
     f"send(b' ' * {LIMIT + 1})": f"has sent a message of more than {LIMIT} bytes",
-    'send(b\'{"version": 1, "type": "failed", "reason": "so it is"}\')': "so it is",
+    'send(b\'{"version": 2, "type": "failed", "reason": "so it is"}\')': "so it is",
     "sys.exit('out of luck')": "has ended with exit code 1: out of luck",
     "os.kill(os.getpid(), 9)": "was killed by SIGKILL",
     "time.sleep(60)": "has not answered for 2 s",

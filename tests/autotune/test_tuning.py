@@ -52,7 +52,9 @@ def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced
     running = {name: value for name, value in DEFAULT.items() if name not in held}
     assert rows[0]["space"].keys() == running.keys()  # no tensor may be compressed
     assert rows[0]["default"] == rows_of(log, "ask")[0]["knobs"] == running
-    assert rows[0]["about"] == {"ranks": 2, "held": held}
+    about = rows[0]["about"]
+    assert {name: about[name] for name in ("ranks", "held", "tensors")} == {"ranks": 2, "held": held, "tensors": 5}
+    assert about["bytes"] == 4 * (3 + 1000 + 40_000 + 1 + 8) and "recalled" not in about
     assert all(len(row["samples"]) >= 4 for row in rows_of(log, "tell") if row["status"] == "ok")
     # What was decided is deployed, and was said in one line.
     final = next(row for row in rows_of(log, "decide") if row.get("final"))
@@ -116,6 +118,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         if name.startswith(("ENGINE_", "HOROVOD_")):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("ENGINE_AUTOTUNE_CACHE", "off")
     yield
     engine.shutdown()
 
@@ -305,10 +308,10 @@ def test_the_knobs_of_a_log_are_tried_first_in_a_search(tmp_path: Path) -> None:
     known, log = tmp_path / "known.jsonl", tmp_path / "log.jsonl"
     opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "first": [], "settings": {}}
     known.write_text(json.dumps({**opened, "default": {"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}}) + "\n")
-    engine.init(autotune=True, autotune_from=known, autotune_log=log, stores="cached")
+    engine.init(autotune=True, autotune_from=known, autotune_log=log, autotune_warmup=0, stores="cached")
+    tuned_programs.native_mark()
     end = time.monotonic() + 60.0
     while not (log.exists() and log.read_bytes()) and time.monotonic() < end:
-        tuned_programs.native_mark()  # which ends the warm-up
         time.sleep(0.01)
     opening = journal.read(log)[0]
     assert opening["default"] == {name: value for name, value in DEFAULT.items() if name != "stores"}

@@ -1,0 +1,178 @@
+"""The tuner on jobs that train, against every setting of a grid.
+
+For each workload: all settings of the grid, in rounds of random order; the best of them once more in turns, which gives
+the best of the grid; searches by the tuner, each in a job of its own, started as users start them; at last the default,
+the best of the grid and what each search has chosen, measured afresh in turns in a new job. Only that last measurement
+is compared: what has been chosen for being fast is not judged by the measurements that it was chosen by.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.autotune import recorded
+from benchmarks.common import binding, environment, paths, progress, records
+from benchmarks.common.processes import Group, RankError
+from benchmarks.common.stats import Summary
+
+WORKLOADS = ("resnet50", "gpt", "tiny", "device")
+AXES: dict[str, tuple[Any, ...]] = {
+    "fusion_threshold": (1 << 16, 1 << 20, 1 << 23, 1 << 26),
+    "cycle_time_ms": (0.0, 0.2, 1.0, 5.0, 20.0),
+    "stores": ("auto", "streaming"),
+    "chunk_bytes": (1 << 17, 1 << 19),
+}
+DEFAULT, BEST = "default", "best of the grid"
+SEARCH_LIMIT = 900.0
+OFF = {"ENGINE_AUTOTUNE": "0"}
+
+Knobs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to train, and for how long."""
+
+    workloads: tuple[str, ...] = WORKLOADS
+    ranks: int = 2
+    grid_rounds: int = 2
+    short_list: int = 5
+    short_rounds: int = 6
+    searches: int = 2
+    trials: int = 15
+    rounds: int = 15
+    block_seconds: float = 0.6
+    least: int = 3
+    most: int = 12
+    warmup: int = 2
+    record: bool = False
+    """Whether the grid is kept as a surface for `python -m benchmarks autotune`."""
+
+
+def run(settings: Settings, console: Console) -> Path:
+    """Measure, and write `out/autotune-jobs.json`."""
+    before = environment.record()
+    begun = time.perf_counter()
+    jobs = [_job(settings, workload, console, before) for workload in settings.workloads]
+    seconds = round(time.perf_counter() - begun, 1)
+    return records.write("autotune-jobs", asdict(settings), before, {"jobs": jobs, "seconds": seconds})
+
+
+class _Rounds:
+    """Settings that take turns in one job."""
+
+    def __init__(self, settings: Settings, group: Group) -> None:
+        self._group, self._warmup = group, settings.warmup
+        standing = group.ask({"do": "knobs"})[0]
+        self.default: Knobs = {name: standing[name] for name in AXES}
+        first = group.ask({"do": "block", "knobs": self.default, "warmup": 5, "steps": settings.least})
+        step = statistics.median(first[0])
+        self.steps = int(min(settings.most, max(settings.least, settings.block_seconds / step)))
+
+    def measure(self, choices: Sequence[Knobs], rounds: int, advance: Callable[[str], None]) -> list[list[list[float]]]:
+        """Seconds of steps: `[choice][round][step]`, the mean over ranks."""
+        found: list[list[list[float]]] = [[] for _ in choices]
+        for number in range(rounds):
+            order = list(range(len(choices)))
+            random.Random(number).shuffle(order)
+            for k in order:
+                request = {"do": "block", "knobs": choices[k], "warmup": self._warmup, "steps": self.steps}
+                ranks = self._group.ask(request)
+                found[k].append([statistics.fmean(step) for step in zip(*ranks, strict=True)])
+                advance(f"round {number + 1}")
+        return found
+
+
+def grid() -> list[Knobs]:
+    """Every setting of the grid."""
+    return [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
+
+
+def _job(settings: Settings, workload: str, console: Console, before: dict[str, Any]) -> dict[str, Any]:
+    best, cells, default = _exhaust(settings, workload, console)
+    if settings.record:
+        recorded.write(workload, settings.ranks, before, default, AXES, cells)
+    searches = [_search(settings, workload, number, console) for number in range(settings.searches)]
+    choices = {DEFAULT: default, BEST: best}
+    choices |= {f"search {number + 1}": {**default, **search["best"]} for number, search in enumerate(searches)}
+    rows = _afresh(settings, workload, choices, console)
+    return {"workload": workload, "cells": len(cells), "default": default, "searches": searches, "choices": rows}
+
+
+def _group(settings: Settings, workload: str, label: str, variables: Mapping[str, str]) -> Group:
+    return Group(
+        f"autotune-{workload}-{label}", settings.ranks, "benchmarks.autotune.trainer", ["--workload", workload],
+        "engine", binding.available(), variables,
+    )  # fmt: skip
+
+
+def _exhaust(settings: Settings, workload: str, console: Console) -> tuple[Knobs, list[dict[str, Any]], Knobs]:
+    """The best setting of the grid, all its cells, and the default."""
+    every = grid()
+    with _group(settings, workload, "grid", OFF) as group:
+        rounds = _Rounds(settings, group)
+        if rounds.default not in every:
+            raise RuntimeError(f"the grid lacks the default {rounds.default}: mend benchmarks/autotune/jobs.py")
+        with progress.bar(console, f"{workload}, grid", len(every) * settings.grid_rounds) as advance:
+            found = rounds.measure(every, settings.grid_rounds, advance)
+        medians = [statistics.median(itertools.chain(*cell)) for cell in found]
+        short = sorted(range(len(every)), key=medians.__getitem__)[: settings.short_list]
+        with progress.bar(console, f"{workload}, best of it", len(short) * settings.short_rounds) as advance:
+            again = rounds.measure([every[k] for k in short], settings.short_rounds, advance)
+    best = min(range(len(short)), key=lambda k: statistics.median(itertools.chain(*again[k])))
+    cells = [
+        {"knobs": knobs, "samples": list(itertools.chain(*cell))} for knobs, cell in zip(every, found, strict=True)
+    ]
+    return every[short[best]], cells, rounds.default
+
+
+def _search(settings: Settings, workload: str, number: int, console: Console) -> dict[str, Any]:
+    """A job that the tuner tunes; what it has decided for, and what that took."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log.jsonl"
+        variables = {
+            "ENGINE_AUTOTUNE": "1",
+            "ENGINE_AUTOTUNE_LOG": str(log),
+            "ENGINE_AUTOTUNE_TRIALS": str(settings.trials),
+            "ENGINE_AUTOTUNE_CACHE": "off",
+        }
+        with (
+            progress.bar(console, f"{workload}, search {number + 1}", 1) as advance,
+            _group(settings, workload, f"search{number + 1}", variables) as group,
+        ):
+            told = group.ask({"do": "search", "log": str(log), "most": 20_000}, SEARCH_LIMIT)[0]
+            advance("over")
+        rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        paths.out(f"logs/autotune-{workload}-{number + 1}.jsonl").write_bytes(log.read_bytes())
+    if not told["over"]:
+        raise RankError(f"the search of {workload} was not over after {told['steps']} steps")
+    final = next(row for row in rows if row.get("final"))
+    return {"best": final["knobs"], "trials": final["trials"], "steps": told["steps"], "because": final["because"]}
+
+
+def _afresh(settings: Settings, workload: str, choices: Mapping[str, Knobs], console: Console) -> list[dict[str, Any]]:
+    """Each choice with a figure for each round."""
+    with _group(settings, workload, "afresh", OFF) as group:
+        rounds = _Rounds(settings, group)
+        with progress.bar(console, f"{workload}, afresh", len(choices) * settings.rounds) as advance:
+            found = rounds.measure(list(choices.values()), settings.rounds, advance)
+    return [
+        {
+            "name": name,
+            "knobs": knobs,
+            "rounds": [statistics.median(block) for block in blocks],
+            **Summary.of(list(itertools.chain(*blocks))).record(),
+        }
+        for (name, knobs), blocks in zip(choices.items(), found, strict=True)
+    ]

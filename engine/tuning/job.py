@@ -1,0 +1,52 @@
+"""What a job is known by, so that what is found for it is found again: what it reduces in a step, and how it runs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import engine
+
+SELDOM = 8  # what is reduced less often than once in so many steps is not of a step: an average for people, a check
+UNNAMED = re.compile(r"[a-z]+\.noname\.\d+")  # the next of 256 names; which of them are in use is chance
+DIGITS = 16  # of a signature
+
+
+def job(reduced: Mapping[str, Any], size: int, cpus: int, held: Mapping[str, Any]) -> dict[str, Any]:
+    """All that its knobs depend on, as the tuner is told it: `reduced` is what `model` gives."""
+    where = {"ranks": size, "hosts": 1, "transport": "shm", "cpus": cpus}
+    return {**reduced, **where, "version": engine.__version__, "held": dict(held)}
+
+
+def model(definitions: Iterable[Mapping[str, Any]], steps: int) -> dict[str, Any] | None:
+    """What a job reduces in a step, whatever its names, their order, its scales and its ranks.
+
+    Parameters
+    ----------
+    definitions : iterable of dict
+        As `core.Engine.definitions` gives them.
+    steps : int
+        That have ended so far.
+
+    Returns
+    -------
+    dict or None
+        `model`, the signature: of each tensor or group kind, operation, dtype, shape and compression. `tensors`, how
+        many they are; `bytes`, uncompressed and without sparse ones. None if a step reduces nothing that has a name.
+    """
+    reduced = [
+        each
+        for each in definitions
+        if each["op"] is not None and each["times"] * SELDOM >= max(steps, 1) and not UNNAMED.fullmatch(each["name"])
+    ]
+    if not reduced:
+        return None
+    of_each = ("kind", "op", "dtype", "tensors", "sparse", "wire", "dims")
+    lines = sorted(repr(tuple(each[field] for field in of_each)) for each in reduced)
+    return {
+        "model": hashlib.sha256("\n".join(lines).encode()).hexdigest()[:DIGITS],
+        "tensors": sum(each["tensors"] for each in reduced),
+        "bytes": sum(each["bytes"] for each in reduced),
+    }

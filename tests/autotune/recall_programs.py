@@ -1,0 +1,35 @@
+"""What ranks do in the tests of what is remembered: searches that have something to find, one after the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tuned_programs
+from tuned_programs import native_mark, steps_until, tuner
+
+import engine
+
+
+def searches(home: str, models: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Search to the end for each model, which has tensors of these lengths besides; the knobs that were deployed."""
+    tuned_programs.SLOW = 0.03  # so much that it is found in any noise
+    ranks, found = int(os.environ["WORLD_SIZE"]), []
+    for number, lengths in enumerate(models):
+        engine.init(autotune_log=f"{home}/{ranks}.{number}.jsonl", autotune_warmup=3)
+        # Neither names nor their order are the model's; nor is what has no name, or is no step's.
+        tensors = {f"{number}.{k}": np.ones(length, np.float32) for k, length in enumerate(lengths)}
+        engine.allreduce(np.ones(99 + number), name=f"once{number}")
+
+        def mark(tensors: dict[str, Any] = tensors) -> None:
+            engine.allreduce(np.ones(7))
+            for name, tensor in tensors.items():
+                engine.allreduce(tensor, name=name)
+            native_mark()
+
+        steps_until(lambda: not tuner().searching, mark)
+        found.append({name: value for name, value in engine.knobs().items() if name not in ("version", "entry")})
+        engine.shutdown()
+    return found
