@@ -12,8 +12,7 @@ from autotune import horovod_csv, journal, known
 from autotune.chosen import chosen
 from autotune.journal import JournalError
 from autotune.space import Knobs
-
-OPTIONS = ("fusion_threshold", "cycle_time_ms")  # that enginerun has; the others are variables
+from autotune.trials import PolicyError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,13 +20,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     try:
         if given.command == "replay":
+            if given.policy is not None or given.changes:
+                return _what_if(given.log, given.policy or "tuner", given.changes)
             return _replay(given.log)
         if given.command == "best":
             return _best(given.log, given.format)
         if given.command == "known":
             return _known(given.cache, given.forget)
         return _show(given.log, given.picture)
-    except (JournalError, OSError) as error:
+    except (JournalError, PolicyError, OSError) as error:
         print(f"autotune: error: {error}", file=sys.stderr)
         return 2
     except ImportError as error:
@@ -50,10 +51,24 @@ def _replay(log: Path) -> int:
     return 0
 
 
+def _what_if(log: Path, name: str, changes: Sequence[str]) -> int:
+    from rich.console import Console
+
+    from autotune.policies import changed, made
+    from autotune.show import show_what_if
+    from autotune.whatif import what_if
+
+    rows = journal.read(log)
+    row = changed(rows[0], changes, name)
+    found = what_if(rows, made(name, row), name, row["seed"], row["max_trials"])
+    show_what_if(found, name, row, Console())
+    return 0
+
+
 def _show(log: Path, drawn: Path | None) -> int:
     from rich.console import Console
 
-    from autotune.show import picture, show, show_samples
+    from autotune.show import show, show_samples
 
     console = Console()
     if horovod_csv.looks_like(log):
@@ -62,6 +77,8 @@ def _show(log: Path, drawn: Path | None) -> int:
     rows = journal.read(log)
     show(rows, console)
     if drawn is not None:
+        from autotune.picture import picture
+
         picture(rows, drawn)
         print(f"drawn: {drawn}")
     return 0
@@ -94,25 +111,38 @@ def _known(cache: Path | None, forget: bool) -> int:
 
 
 def _formatted(knobs: Knobs, form: str) -> str:
-    """Knobs for a shell, for a job's environment, or for a program."""
+    """Knobs for a shell, a job's environment, a job's file of settings, or a program."""
     if form == "json":
         return json.dumps(knobs)
-    variables = [f"ENGINE_{name.upper()}={value}" for name, value in knobs.items()]
     if form == "environment":
-        return "\n".join(variables)
-    options = [f"--{name.replace('_', '-')} {value}" for name, value in knobs.items() if name in OPTIONS]
-    rest = [variable for name, variable in zip(knobs, variables, strict=True) if name not in OPTIONS]
-    return " ".join([*(["env", *rest] if rest else []), "enginerun", *options])
+        return "\n".join(f"ENGINE_{name.upper()}={value}" for name, value in knobs.items())
+    if form == "config":  # a value of JSON is one of YAML
+        return "\n".join(["params:", *(f"  {name}: {json.dumps(value)}" for name, value in knobs.items())])
+    return " ".join(["enginerun", *(f"--{name.replace('_', '-')} {value}" for name, value in knobs.items())])
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="autotune", description="Read the logs of the tuner, and what it keeps.")
     commands = parser.add_subparsers(dest="command", required=True)
     again = commands.add_parser("replay", help="go through a search again: fails if it now goes another way")
+    again.add_argument(
+        "--policy", metavar="NAME",
+        help="what another policy would have done: tuner, random, default, or module:factory, a callable that makes "
+        "one of (space, default, seed, max_trials)",
+    )  # fmt: skip
+    again.add_argument(
+        "--set", dest="changes", nargs="+", action="extend", default=[], metavar="NAME=VALUE",
+        help="what other settings would have done: seed, max_trials, or one of the tuner's, such as regret_budget. "
+        "With either option nothing is proven: trials that the log has not made are answered by a model of those that "
+        "it has made, up to the first drift",
+    )  # fmt: skip
     shown = commands.add_parser("show", help="tell the story of a search")
     shown.add_argument("--picture", type=Path, metavar="FILE", help="draw it too: .png, .svg or .pdf")
     best = commands.add_parser("best", help="print the knobs that a search has decided for")
-    best.add_argument("--format", choices=("environment", "json", "options"), default="environment")
+    best.add_argument(
+        "--format", choices=("environment", "config", "options", "json"),
+        default="environment", help="variables (the default), a file for `enginerun --config-file`, options, or JSON",
+    )  # fmt: skip
     for command, more in ((again, ""), (shown, " or Horovod's CSV file"), (best, " or Horovod's CSV file")):
         command.add_argument("log", type=Path, metavar="LOG", help="a log" + more)
     kept = commands.add_parser("known", help="list what is kept of searches, for later jobs")

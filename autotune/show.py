@@ -1,24 +1,23 @@
-"""A log for the eyes: tables and a curve in the terminal, and a picture."""
+"""A log for the eyes: tables and curves in the terminal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from autotune import horovod_csv
+from autotune.hindsight import regrets
 from autotune.known import Known
-from autotune.policy import Tuner
-from autotune.replay import tuner_of
-from autotune.space import Choice, Knobs, Space
-from autotune.story import Story, tell
+from autotune.space import Knobs
+from autotune.story import Line, Story, tell
+from autotune.whatif import WhatIf
 
 BAR = 16  # characters
 BYTES = ("fusion_threshold", "chunk_bytes")
@@ -43,22 +42,11 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         console.print(f"recalled: {recalled}", highlight=False, markup=False)
     for knobs in head["first"]:
         console.print(f"tried first: {text_of(knobs)}", highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("trial", "phase", *head["space"], "ms/step", "of default"):
-        number = head["space"].get(name, {}).get("kind") != "Choice" and name != "phase"
-        wrapped = name in head["space"]
-        table.add_column(name.replace("_", " "), justify="right" if number else "left", no_wrap=not wrapped)
-    for line in story.lines:
-        ratio = "running" if line.status == "running" else f"{line.ratio:.3f}{' cut' * (line.status == 'aborted')}"
-        error = "" if math.isnan(line.error) else f" ± {1e3 * line.error:.1g}"
-        seconds = "" if math.isnan(line.seconds) else f"{1e3 * line.seconds:.4g}{error}"
-        shown = [_value(name, value) for name, value in line.knobs.items()]
-        table.add_row(str(line.id), line.phase, *shown, seconds, ratio)
-    console.print(table)
+    console.print(_table(head["space"], story.lines))
     for row in story.decisions:
         told = f"after trial {row['last']}: [bold]{row['decision']}[/] {text_of(row['knobs'])}: {row['why']}"
         console.print(told, highlight=False)
-    console.print(_curve(story), highlight=False)
+    console.print(_curves(story, regrets(rows, story)), highlight=False)
     if story.spent:
         console.print(
             f"{len(story.lines)} trials, {story.spent:.3g} s of steps; slower trials lost {story.lost:.2g} s "
@@ -66,6 +54,28 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         )  # fmt: skip
     if story.final is None:
         console.print("the search was not finished")
+
+
+def show_what_if(found: WhatIf, name: str, opened: dict[str, Any], console: Console) -> None:
+    """Print what another search would have been."""
+    console.print(_table(opened["space"], found.lines, {"from": found.sources}))
+    of = {source: found.sources.count(source) for source in ("log", "again", "model")}
+    said = [
+        f"{len(found.lines)} trials of {name}: {of['log']} answered by what the log has measured, "
+        f"{of['again']} by samples used again, {of['model']} by the model",
+        f"it would have deployed {text_of(found.best)}"
+        + (", as the log did" if found.best == found.logged else f"; the log deployed {text_of(found.logged)}"),
+        f"a step's time by the model: {_ratio(found.of_default)} of the default's, {_ratio(found.of_logged)} of what "
+        f"the log deployed; the log has {found.trials_of_best or 'no'} trial{'s' * (found.trials_of_best != 1)} of it",
+        f"trials lost {found.lost:.3g} steps of the default, {found.lost_by_model:.3g} of them by the model; those of "
+        f"the log {found.lost_in_log:.3g}",
+    ]
+    if found.drifted:
+        said.append("the log goes on after a drift; this is of the search before it")
+    if of["model"]:
+        said.append("the model stands in for measurements that nobody has made: try on the job what it praises")
+    for line in said:
+        console.print(line, highlight=False)
 
 
 def show_known(results: Sequence[Known], console: Console) -> None:
@@ -101,81 +111,46 @@ def show_samples(samples: Sequence[horovod_csv.Sample], console: Console) -> Non
     console.print("a log of Horovod's: each row was measured once, and the best of them looks better than it is")
 
 
-def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw trials, best so far and what the surrogate believes of each two knobs, as PNG, SVG or PDF by the suffix."""
-    from matplotlib.figure import Figure
-
-    story, tuner = tell(rows), _after(rows)
-    names = [name for name, knob in tuner.space.knobs.items() if not isinstance(knob, Choice)]
-    maps = 1 if names and tuner.history else 0
-    figure = Figure(figsize=(6.4 * (1 + maps), 4.4), layout="constrained")
-    axes = figure.subplots(1, 1 + maps, squeeze=False)[0]
-    colours = {"default": "black", "design": "tab:gray", "search": "tab:blue", "confirm": "tab:green"}
-    for phase, colour in colours.items():
-        told = [(k, line) for k, line in enumerate(story.lines) if line.phase == phase and line.ratio == line.ratio]
-        axes[0].errorbar(
-            [k for k, _ in told], [line.ratio for _, line in told],
-            yerr=[0.0 if math.isnan(line.error) else line.error * line.ratio / line.seconds for _, line in told],
-            fmt="o", color=colour, label=phase, capsize=2,
-        )  # fmt: skip
-    axes[0].step(range(len(story.lines)), story.best_so_far(), where="post", color="tab:orange", label="least so far")
-    axes[0].axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-    axes[0].set(xlabel="trial", ylabel="time per step, of what stood before")
-    axes[0].legend()
-    if maps:
-        _surface(figure, axes[1], tuner, names)
-    figure.savefig(path, dpi=150)
+def _table(space: Mapping[str, Any], lines: Sequence[Line], more: Mapping[str, Sequence[str]] | None = None) -> Table:
+    """Trials, and further columns."""
+    more = more or {}
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for name in ("trial", "phase", *space, "ms/step", "of default", *more):
+        number = space.get(name, {}).get("kind") != "Choice" and name not in ("phase", *more)
+        table.add_column(re.sub("[_ ]", "\n", name), justify="right" if number else "left", no_wrap=True)
+    for k, line in enumerate(lines):
+        ratio = "running" if line.status == "running" else f"{line.ratio:.3f}{' cut' * (line.status == 'aborted')}"
+        error = "" if math.isnan(line.error) else f" ± {1e3 * line.error:.1g}"
+        seconds = "" if math.isnan(line.seconds) else f"{1e3 * line.seconds:.4g}{error}"
+        shown = [_value(name, value) for name, value in line.knobs.items()]
+        table.add_row(str(line.id), line.phase, *shown, seconds, ratio, *(column[k] for column in more.values()))
+    return table
 
 
-def _surface(figure: Any, axes: Any, tuner: Tuner, names: list[str]) -> None:
-    """What is believed over the first two numeric knobs, the others as in the best setting; over one, a line."""
-    space, best = tuner.space, tuner.best()
-    grid = 48
-    shown = names[:2]
-    shares = np.linspace(0.0, 1.0, grid)
-    knobs = [
-        {**best, **{name: _at(space, name, share) for name, share in zip(shown, pair, strict=True)}}
-        for pair in ([(a, b) for b in shares for a in shares] if len(shown) == 2 else [(a,) for a in shares])
-    ]
-    mean, _ = tuner.believe(knobs)
-    ratio = np.exp(mean)
-    values = [[_at(space, name, share) for share in shares] for name in shown]
-    if len(shown) == 2:
-        drawn = axes.pcolormesh(values[0], values[1], ratio.reshape(grid, grid), shading="gouraud", cmap="viridis_r")
-        figure.colorbar(drawn, ax=axes, label="time per step, believed, of what stood before")
-        tried = [[told.trial.knobs[name] for told in tuner.history] for name in shown]
-        axes.scatter(*tried, c="white", edgecolors="black", s=24)
-        axes.scatter([best[shown[0]]], [best[shown[1]]], marker="*", s=160, c="tab:red", edgecolors="white")
-        axes.set(xlabel=shown[0], ylabel=shown[1])
-    else:
-        axes.plot(values[0], ratio)
-        axes.set(xlabel=shown[0], ylabel="time per step, believed, of what stood before")
-    for name, scaled in zip(shown, (axes.set_xscale, axes.set_yscale), strict=False):
-        if getattr(space.knobs[name], "log", False):
-            scaled("log")
+def _curves(story: Story, regret: Sequence[float]) -> str:
+    """Least ratio, regret, and what trials have lost, one character a trial."""
+    best, lost = story.best_so_far(), story.lost_so_far()
+    if not any(value < math.inf for value in best):
+        return "no trial was told to its end"
+    return (
+        f"least so far  {_drawn(best)}  {best[-1]:.3f} of what stood before\n"
+        f"regret        {_drawn(regret)}  {regret[-1]:.1%}: what had measured best by then, to the best tried, as "
+        f"believed at the end\n"
+        f"lost so far   {_drawn(lost)}  {lost[-1]:.3g} steps of what stood before, by slower trials"
+    )
 
 
-def _at(space: Space, name: str, share: float) -> Any:
-    return space.knobs[name].decode([float(share), 0.0])
-
-
-def _after(rows: Sequence[dict[str, Any]]) -> Tuner:
-    """The tuner in the state that a log leaves it in, whatever it would have proposed."""
-    tuner = tuner_of(rows[0])
-    tuner.load(rows)
-    return tuner
-
-
-def _curve(story: Story) -> str:
-    """Least ratio so far, one character a trial."""
-    best = [value for value in story.best_so_far() if value < math.inf]
-    if not best:
-        return "no trial was told"
-    low, high = min(best), max(best)
+def _drawn(values: Sequence[float]) -> str:
     marks = "▁▂▃▄▅▆▇█"
-    step = (high - low) / (len(marks) - 1) or 1.0
-    drawn = "".join(marks[round((value - low) / step)] for value in best)
-    return f"least so far  {drawn}  {best[0]:.3f} to {best[-1]:.3f} of what stood before"
+    finite = [value for value in values if math.isfinite(value)]
+    step = (max(finite) - min(finite)) / (len(marks) - 1) or 1.0
+    return "".join(marks[round((value - min(finite)) / step)] if math.isfinite(value) else " " for value in values)
+
+
+def _ratio(ratio: tuple[float, float]) -> str:
+    """A ratio of times, of the logarithm's mean and standard deviation."""
+    mean, deviation = math.exp(ratio[0]), ratio[1]
+    return f"{mean:.3f} ± {mean * deviation:.3f}"
 
 
 def _value(name: str, value: Any) -> str:

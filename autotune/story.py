@@ -67,6 +67,14 @@ class Story:
             best.append(min(before, line.ratio) if line.status == "ok" else before)
         return best
 
+    def lost_so_far(self) -> list[float]:
+        """After each trial, the steps of what stood that trials have taken longer than it: their regret, added up."""
+        lost: list[float] = []
+        for line in self.lines:
+            more = max(0.0, line.ratio - 1.0) * line.samples if line.samples else 0.0
+            lost.append((lost[-1] if lost else 0.0) + more)
+        return lost
+
 
 def tell(rows: Sequence[dict[str, Any]]) -> Story:
     """The story of the rows of a log."""

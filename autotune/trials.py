@@ -16,6 +16,10 @@ Array = NDArray[np.float64]
 Phase = Literal["default", "design", "search", "confirm"]
 
 
+class PolicyError(ValueError):
+    """A policy or a setting of it that cannot be used: says which option, and what it takes."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the policy goes by.

@@ -15,7 +15,7 @@ from benchmarks.autotune import jobs, jobs_report
 from benchmarks.autotune import report as autotune_report
 from benchmarks.autotune import run as autotune
 from benchmarks.autotune.contenders import CONTENDERS as POLICIES
-from benchmarks.autotune.surfaces import SURFACES
+from benchmarks.autotune.surfaces import NOISES
 from benchmarks.collective import report as collective_report
 from benchmarks.collective import run as collective
 from benchmarks.collective.contenders import NAMES
@@ -72,12 +72,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     five.add_argument("--rounds", type=int, help="rounds in which the variants take turns")
 
-    six = commands.add_parser("autotune", help="the tuner beside other policies, on synthetic surfaces")
-    six.add_argument("--surfaces", nargs="+", choices=tuple(SURFACES))
+    six = commands.add_parser("autotune", help="the tuner beside other policies, on synthetic and recorded surfaces")
+    six.add_argument("--parts", nargs="+", choices=autotune.PARTS)
+    six.add_argument("--surfaces", nargs="+", choices=autotune.surfaces(), help="of the searches")
+    six.add_argument("--noises", nargs="+", choices=[noise.name for noise in NOISES], help="of synthetic surfaces")
     six.add_argument("--contenders", nargs="+", choices=tuple(POLICIES))
     six.add_argument(
         "--seeds", type=int, help="searches of each kind; where nothing matters five times as many of ours"
     )
+    six.add_argument("--merge", action="store_true", help="keep what the last run has, and is not run now")
 
     seven = commands.add_parser("autotune-jobs", help="the tuner on jobs that train, against every setting of a grid")
     seven.add_argument("--workloads", nargs="+", choices=jobs.WORKLOADS)
@@ -142,11 +145,16 @@ def _compression(options: argparse.Namespace, console: Console) -> None:
 
 def _autotune(options: argparse.Namespace, console: Console) -> None:
     changes: dict[str, Any] = {
-        name: tuple(getattr(options, name)) for name in ("surfaces", "contenders") if getattr(options, name)
+        name: tuple(getattr(options, name))
+        for name in ("parts", "surfaces", "noises", "contenders")
+        if getattr(options, name)
     }
     if options.seeds:
         changes |= {"seeds": options.seeds, "flat_seeds": 5 * options.seeds}
-    path = autotune.run(autotune.Settings(**changes), console)
+    try:
+        path = autotune.run(autotune.Settings(**changes), console, options.merge)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     content = records.read("autotune") or {}
     _show(console, autotune_report.tables(content), path, autotune_report.picture(content))
 

@@ -8,6 +8,7 @@ they are used.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,63 +16,84 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune import Tuner
-from benchmarks.autotune.surfaces import DEFAULT, SPACE
+from autotune.policies import Policy, Random
+from autotune.space import Choice, Integer, Knob
+from benchmarks.autotune.problems import Problem
 
 Array = NDArray[np.float64]
 Measure = Callable[[dict[str, Any], float], tuple[Array, bool]]
-"""Steps of a setting; given a limit in seconds (0 for none), three of them if they are slower. Whether it was cut."""
+"""Steps of a setting; three of them, if they are slower than a limit in seconds. Whether it was cut."""
 
 
-def ours(seed: int, trials: int, measure: Measure) -> dict[str, Any]:
-    """`autotune.Tuner`."""
-    tuner = Tuner(SPACE, DEFAULT, seed=seed, max_trials=trials)
-    while not tuner.done:
-        trial = tuner.ask()
+def _follow(policy: Policy, measure: Measure) -> dict[str, Any]:
+    """A policy with the tuner's interface."""
+    while not policy.done:
+        trial = policy.ask()
         samples, cut = measure(trial.knobs, trial.limit)
-        tuner.tell(trial.id, samples.tolist(), "aborted" if cut else "ok")
-    return tuner.best()
+        policy.tell(trial.id, samples.tolist(), "aborted" if cut else "ok")
+    return policy.best()
 
 
-def _optuna(sampler: Any, trials: int, measure: Measure) -> dict[str, Any]:
+def ours(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
+    """`autotune.Tuner`."""
+    return _follow(Tuner(problem.space, problem.default, seed=seed, max_trials=trials), measure)
+
+
+def random(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
+    """Settings drawn at random."""
+    return _follow(Random(problem.space, problem.default, seed, trials), measure)
+
+
+def _optuna(problem: Problem, sampler: Any, trials: int, measure: Measure) -> dict[str, Any]:
     import optuna
 
     logging.getLogger("optuna").setLevel(logging.ERROR)
     study = optuna.create_study(sampler=sampler)
-    study.enqueue_trial(DEFAULT)
+    study.enqueue_trial(_suggestion(problem))
+    tried: list[dict[str, Any]] = []
 
     def objective(trial: Any) -> float:
-        knobs = {
-            # As a real number: of an integer GPSampler lists every value.
-            "fusion_threshold": round(trial.suggest_float("fusion_threshold", 1 << 16, 1 << 30, log=True)),
-            "cycle_time_ms": trial.suggest_float("cycle_time_ms", 0.05, 50.0, log=True),
-            "stores": trial.suggest_categorical("stores", ["cached", "streaming"]),
-        }
-        return float(np.median(measure(knobs, 0.0)[0]))
+        tried.append({name: _suggested(trial, name, knob) for name, knob in problem.space.knobs.items()})
+        return float(np.median(measure(tried[-1], math.inf)[0]))
 
     study.optimize(objective, n_trials=trials)
-    return study.best_params | {"fusion_threshold": round(study.best_params["fusion_threshold"])}
+    return tried[study.best_trial.number]
 
 
-def optuna_gp(seed: int, trials: int, measure: Measure) -> dict[str, Any]:
+def _suggested(trial: Any, name: str, knob: Knob) -> Any:
+    """The value of a knob that Optuna proposes."""
+    if isinstance(knob, Choice):
+        return trial.suggest_categorical(name, list(knob.values))
+    off = knob.off is not None and trial.suggest_categorical(f"{name} is off", [False, True])
+    # As a real number: of an integer GPSampler lists every value. Also when it is off, as it knows no other space.
+    value = trial.suggest_float(name, knob.low, knob.high, log=knob.log)
+    return knob.off if off else round(value) if isinstance(knob, Integer) else value
+
+
+def _suggestion(problem: Problem) -> dict[str, Any]:
+    """The default in Optuna's parameters."""
+    found = {}
+    for name, knob in problem.space.knobs.items():
+        value = problem.default[name]
+        if not isinstance(knob, Choice) and knob.off is not None:
+            found[f"{name} is off"] = value == knob.off
+            value = knob.low if value == knob.off else value
+        found[name] = value
+    return found
+
+
+def optuna_gp(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
     """Optuna's GPSampler."""
     import optuna
 
-    return _optuna(optuna.samplers.GPSampler(seed=seed), trials, measure)
+    return _optuna(problem, optuna.samplers.GPSampler(seed=seed), trials, measure)
 
 
-def optuna_tpe(seed: int, trials: int, measure: Measure) -> dict[str, Any]:
+def optuna_tpe(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
     """Optuna's TPESampler."""
     import optuna
 
-    return _optuna(optuna.samplers.TPESampler(seed=seed), trials, measure)
-
-
-def random(seed: int, trials: int, measure: Measure) -> dict[str, Any]:
-    """Settings drawn at random."""
-    rng = np.random.default_rng([seed, 5])
-    tried = [DEFAULT, *(SPACE.decode(row) for row in SPACE.spread(rng.random((trials - 1, 3))))]
-    scores = [float(np.median(measure(knobs, 0.0)[0])) for knobs in tried]
-    return tried[int(np.argmin(scores))]
+    return _optuna(problem, optuna.samplers.TPESampler(seed=seed), trials, measure)
 
 
 MEBIBYTES, MILLISECONDS = 64.0, 100.0  # the ranges, from 0 and 1
@@ -79,7 +101,11 @@ STARTS = ((4.0, 5.0), (32.0, 50.0), (16.0, 25.0), (8.0, 10.0))
 ALPHA = 0.8  # the documented default of --autotune-gaussian-process-noise
 
 
-def horovod(seed: int, trials: int, measure: Measure) -> dict[str, Any]:
+HOROVODS = ("fusion_threshold", "cycle_time_ms")
+"""The knobs that it turns. It is not run where there are not both."""
+
+
+def horovod(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
     """What Horovod's documentation tells of its policy, re-stated: no code of it, and its own default is not tried.
 
     Threshold 0 to 64 MB and cycle time 1 to 100 ms, both linear; four fixed settings, then expected improvement under a
@@ -92,15 +118,18 @@ def horovod(seed: int, trials: int, measure: Measure) -> dict[str, Any]:
     for point in _horovods(seen, scores, rng):
         if len(seen) == trials:
             break
-        knobs = _of_horovod(point)
+        knobs = _of_horovod(problem, point)
         seen.append(point)
-        scores.append(1.0 / float(np.mean(measure(knobs, 0.0)[0])))
-    return _of_horovod(seen[int(np.argmax(scores))])
+        scores.append(1.0 / float(np.mean(measure(knobs, math.inf)[0])))
+    return _of_horovod(problem, seen[int(np.argmax(scores))])
 
 
-def _of_horovod(point: tuple[float, float]) -> dict[str, Any]:
-    threshold = max(1 << 16, round(point[0] * (1 << 20)))
-    return {"fusion_threshold": threshold, "cycle_time_ms": min(point[1], 50.0), "stores": "cached"}
+def _of_horovod(problem: Problem, point: tuple[float, float]) -> dict[str, Any]:
+    """The other knobs stay as they are, and so do the ends of the ranges."""
+    values = round(point[0] * (1 << 20)), point[1]
+    knobs = [problem.space.knobs[name] for name in HOROVODS]
+    within = [min(max(value, knob.low), knob.high) for value, knob in zip(values, knobs, strict=True)]
+    return {**problem.default, **dict(zip(HOROVODS, within, strict=True))}
 
 
 def _horovods(seen: list[tuple[float, float]], scores: list[float], rng: Any) -> Iterator[tuple[float, float]]:

@@ -1,98 +1,206 @@
-"""Every contender on every surface with every noise, for many seeds."""
+"""Every contender on every surface with every noise, for many seeds; and what the tuner does when a surface changes."""
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
 import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from benchmarks.autotune.contenders import CONTENDERS, Array
-from benchmarks.autotune.surfaces import DEFAULT, NOISES, SURFACES, least
+from benchmarks.autotune import drift, recorded
+from benchmarks.autotune.contenders import CONTENDERS, HOROVODS, Array
+from benchmarks.autotune.problems import cut_short, noises, problem
+from benchmarks.autotune.surfaces import NOISES, SURFACES
 from benchmarks.common import binding, environment, progress, records
 
 HORIZON = 2000
 """Steps of the run of which the time that trials lose is a share."""
+PARTS = ("searches", "drifts")
+KEYS = {"searches": ("surface", "noise", "contender"), "drifts": ("surface", "noise", "kind")}
+"""Of a part's rows: what is run again replaces what has these in common."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+SAME = ("trials", "steps", "observed")
+"""Settings without which figures cannot stand in one table."""
+
+
+def surfaces() -> tuple[str, ...]:
+    """All that there are: synthetic ones, and those recorded on jobs."""
+    return (*SURFACES, *recorded.names())
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to try, and how often."""
+    """What to try, and how often.
 
-    surfaces: tuple[str, ...] = tuple(SURFACES)
+    Attributes
+    ----------
+    trials : int
+        Of a search.
+    steps : int
+        Of a trial.
+    observed : int
+        Steps that are observed after a search, at most, for a drift to be noticed.
+    """
+
+    parts: tuple[str, ...] = PARTS
+    surfaces: tuple[str, ...] = field(default_factory=surfaces)
     noises: tuple[str, ...] = tuple(noise.name for noise in NOISES)
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     seeds: int = 30
     flat_seeds: int = 150
     trials: int = 20
     steps: int = 30
+    observed: int = 2000
 
-    def cases(self) -> list[tuple[str, str, str, int]]:
+    def searches(self) -> list[tuple[str, str, str, int]]:
         """Each surface, noise, contender and seed."""
         return [
             (surface, noise, contender, seed)
             for surface in self.surfaces
-            for noise in self.noises
+            for noise in noises(surface, self.noises)
             for contender in self.contenders
+            if contender != "horovod" or set(HOROVODS) <= problem(surface, noise, 0).space.knobs.keys()
             for seed in range(self.flat_seeds if surface == "flat" and contender == "ours" else self.seeds)
+        ]
+
+    def drifts(self) -> list[tuple[str, str, str, int]]:
+        """Each surface, noise, kind of change and seed: of our tuner alone, as no other notices anything."""
+        return [
+            (surface, noise, kind, seed)
+            for surface in drift.DRIFTING
+            for noise in self.noises
+            for kind in drift.KINDS
+            for seed in range(self.seeds)
         ]
 
 
 def search(settings: Settings, surface: str, noise: str, contender: str, seed: int) -> dict[str, Any]:
     """One search. Regret and loss are by the surface itself, without noise."""
-    seconds = SURFACES[surface](seed)
-    noisy = next(each for each in NOISES if each.name == noise)
+    given = problem(surface, noise, seed)
     rng = np.random.default_rng([seed, 7])
-    standing, lost, worst, spent, trials = seconds(DEFAULT), 0.0, 1.0, 0.0, 0
+    standing, lost, worst, spent, trials = given.seconds(given.default), 0.0, 1.0, 0.0, 0
 
     def measure(knobs: dict[str, Any], limit: float) -> tuple[Array, bool]:
         nonlocal lost, worst, spent, trials
         begun = time.process_time()
-        samples = noisy.steps(seconds(knobs), settings.steps, rng)
-        cut = 0.0 < limit < float(np.median(samples[:3]))
-        samples = samples[:3] if cut else samples
-        lost += max(0.0, seconds(knobs) - standing) * len(samples)
-        worst, trials = max(worst, seconds(knobs) / standing), trials + 1
+        samples, cut = cut_short(given.steps(knobs, settings.steps, rng), limit)
+        seconds = given.seconds(knobs)
+        lost += max(0.0, seconds - standing) * len(samples)
+        worst, trials = max(worst, seconds / standing), trials + 1
         spent += time.process_time() - begun
         return samples, cut
 
     begun = time.process_time()
-    chosen = CONTENDERS[contender](seed, settings.trials, measure)
+    chosen = CONTENDERS[contender](given, seed, settings.trials, measure)
     thinking = time.process_time() - begun - spent
-    best = min(least(seconds), standing)
     return {
         "surface": surface,
         "noise": noise,
         "contender": contender,
         "seed": seed,
-        "regret": seconds(chosen) / best - 1.0,
-        "default_regret": standing / best - 1.0,
+        "regret": given.seconds(chosen) / given.least - 1.0,
+        "default_regret": standing / given.least - 1.0,
         "lost": lost / (HORIZON * standing),
         "worst": worst,
         "trials": trials,
-        "changed": chosen != DEFAULT,
+        "changed": chosen != given.default,
         "seconds_a_trial": thinking / trials,
     }
 
 
-def run(settings: Settings, console: Console) -> Path:
-    """Search, and write `out/autotune.json`."""
+def drifting(settings: Settings, surface: str, noise: str, kind: str, seed: int) -> dict[str, Any]:
+    """One surface that changes, or that does not."""
+    return drift.search(surface, noise, kind, seed, settings.trials, settings.steps, settings.observed, HORIZON)
+
+
+Job = tuple[str, Callable[..., dict[str, Any]], tuple[str, str, str, int]]
+
+
+def run(settings: Settings, console: Console, merge: bool = False) -> Path:
+    """Search, and write `out/autotune.json`.
+
+    Parameters
+    ----------
+    settings : Settings
+    console : Console
+        Of the progress bar.
+    merge : bool
+        Keep what the file has of surfaces, noises, contenders and kinds that are not run now.
+
+    Raises
+    ------
+    ValueError
+        What is to be kept was made with other numbers of trials or steps.
+    """
+    kept = _kept(settings) if merge else None
     before = environment.record()
     begun = time.perf_counter()
-    cases = settings.cases()
-    found = []
-    with (
-        ProcessPoolExecutor(len(binding.available())) as pool,
-        progress.bar(console, "searches", len(cases)) as advance,
-    ):
-        running = [pool.submit(search, settings, *case) for case in cases]
+    jobs: list[Job] = []
+    if "searches" in settings.parts:
+        jobs += [("searches", search, case) for case in settings.searches()]
+    if "drifts" in settings.parts:
+        jobs += [("drifts", drifting, case) for case in settings.drifts()]
+    found: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
+    with _pool() as pool, progress.bar(console, "searches", len(jobs)) as advance:
+        running = {pool.submit(work, settings, *case): part for part, work, case in jobs}
         for each in as_completed(running):
-            found.append(each.result())
-            advance(f"{found[-1]['surface']}, {found[-1]['contender']}")
-    found.sort(key=lambda row: (row["surface"], row["noise"], row["contender"], row["seed"]))
-    seconds = round(time.perf_counter() - begun, 1)
-    return records.write("autotune", asdict(settings), before, {"searches": found, "seconds": seconds})
+            row = each.result()
+            found[running[each]].append(row)
+            advance(f"{row['surface']}, {row.get('contender') or row['kind']}")
+    made = {"command": before["command"], "revision": before["revision"], "date": before["date"]}
+    made["seconds"] = round(time.perf_counter() - begun, 1)
+    runs = [made]
+    if kept is not None:
+        found = {part: _merged(part, kept[part], found[part]) for part in PARTS}
+        runs = [*kept["runs"], made]
+    content = {
+        part: sorted(found[part], key=lambda row: (*(row[key] for key in KEYS[part]), row["seed"])) for part in PARTS
+    }
+    seconds = sum(run["seconds"] for run in runs)
+    return records.write("autotune", asdict(settings), before, {**content, "runs": runs, "seconds": seconds})
+
+
+@contextlib.contextmanager
+def _pool() -> Iterator[ProcessPoolExecutor]:
+    """Processes of one thread each, as the tuner's own is: more would wait for those of the searches beside."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        # Spawned, since libraries read the variables when they are loaded.
+        context = multiprocessing.get_context("spawn")
+        count = len(binding.available())
+        with ProcessPoolExecutor(count, context, recorded.place, (recorded.FOLDER,)) as pool:
+            yield pool
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _kept(settings: Settings) -> dict[str, Any] | None:
+    """What was written last, if there is anything."""
+    content = records.read("autotune")
+    if content is None:
+        return None
+    for name in SAME:
+        if content["settings"].get(name) != getattr(settings, name):
+            there = content["settings"].get(name)
+            raise ValueError(f"the last run has {name}={there}, this one {getattr(settings, name)}: they do not merge")
+    return content
+
+
+def _merged(part: str, old: Iterable[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in KEYS[part])
+
+    again = set(map(key, new))
+    return [*(row for row in old if key(row) not in again), *new]

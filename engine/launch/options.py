@@ -18,6 +18,7 @@ from engine.launch.errors import LaunchError
 from engine.launch.hosts import read_hostfile, slots_here
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+STORES = ("auto", "cached", "streaming")
 MEBIBYTE = 1 << 20
 
 
@@ -198,6 +199,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--fusion-threshold", type=_size_text, metavar="SIZE", help="fusion threshold: bytes, or with a unit, as 64M")
     add("--fusion-threshold-mb", dest="fusion_threshold", type=_mebibytes, metavar="MB", help="the same, in MiB")
     add("--cycle-time-ms", type=_amount, metavar="MS", help="cycle time, in ms")
+    add("--stores", choices=STORES, help="how a reduction writes its result: " + ", ".join(STORES))
+    add("--chunk-bytes", type=_size_text, metavar="SIZE", help="what goes through a slot at a time, 4K to 1M")
     add("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="warn of a rank that is late this long")
     add("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S", help="fail when a rank is late this long")
     add("--stall-check", action="store_true", default=None, help="look for late ranks (the default)")
@@ -264,10 +267,13 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
     if given.stall_check is False:
         numbers["ENGINE_STALL_WARNING"] = numbers["ENGINE_STALL_LIMIT"] = 0
     settings = {name: _plain(number) for name, number in numbers.items() if number is not None}
-    if given.fusion_threshold is not None:
-        settings["ENGINE_FUSION_THRESHOLD"] = given.fusion_threshold
-    if given.log_level is not None:
-        settings["ENGINE_LOG_LEVEL"] = given.log_level
+    words: dict[str, str | None] = {
+        "ENGINE_FUSION_THRESHOLD": given.fusion_threshold,
+        "ENGINE_STORES": given.stores,
+        "ENGINE_CHUNK_BYTES": given.chunk_bytes,
+        "ENGINE_LOG_LEVEL": given.log_level,
+    }
+    settings |= {name: word for name, word in words.items() if word is not None}
     paths: dict[str, Path | None] = {
         "ENGINE_TIMELINE": given.timeline,
         "ENGINE_AUTOTUNE_LOG": given.autotune_log_file,

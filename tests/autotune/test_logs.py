@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from surfaces import DEFAULT, SPACE, bowl, measured, search
 
-from autotune import Tuner, cli, journal
+from autotune import Tuner, cli, journal, picture
+from autotune.hindsight import regrets
 from autotune.journal import Journal, JournalError
 from autotune.replay import replay
+from autotune.story import tell
 
 
 @pytest.fixture(scope="module")
@@ -186,13 +188,55 @@ def test_under_other_versions_last_digits_may_differ_and_no_more(log: Path, tmp_
 
 
 def test_show_tells_the_story_and_draws_it(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "log.png"
-    assert cli.main(["show", str(log), "--picture", str(picture)]) == 0
+    file = tmp_path / "log.png"
+    assert cli.main(["show", str(log), "--picture", str(file)]) == 0
     told = " ".join(capsys.readouterr().out.split())
     for phase in ("default", "design", "search", "confirm", "reopen", "finish"):
         assert phase in told
     assert "model=a bowl" in told and "128 MiB" in told
-    assert picture.read_bytes()[:4] == b"\x89PNG"
+    for curve in ("least so far", "regret", "lost so far"):
+        assert curve in told
+    assert file.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_log_of_another_version_is_shown(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(log, tmp_path / "log.jsonl", lambda rows: rows[0]["settings"].update(luck=1))
+    assert cli.main(["show", str(path), "--picture", str(tmp_path / "log.svg")]) == 0
+    assert "finish" in capsys.readouterr().out
+
+
+def test_a_picture_has_a_curve_for_each_search_a_slice_for_each_knob_and_a_map_for_each_two_numbers(log: Path) -> None:
+    figure = picture.drawn(journal.read(log))
+    labels = [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes if axes.get_title()]
+    believed = picture.BELIEVED
+    assert labels == [
+        ("trial", "measured time, of what stood before"),
+        ("trial", "regret of the best measured so far (%)"),
+        *((name, believed) for name in SPACE.knobs),
+        ("fusion_threshold", "cycle_time_ms"),
+    ]
+
+
+def test_a_search_that_has_told_nothing_is_shown(log: Path, tmp_path: Path) -> None:
+    for kept in (1, 2):
+        path = changed(log, tmp_path / f"{kept}.jsonl", lambda rows, kept=kept: rows.__delitem__(slice(kept, None)))
+        assert cli.main(["show", str(path), "--picture", str(tmp_path / "log.png")]) == 0
+
+
+def test_regret_is_by_what_is_believed_at_the_end_of_each_search(log: Path) -> None:
+    rows = journal.read(log)
+    story = tell(rows)
+    regret = regrets(rows, story)
+    epochs = [line.epoch for line in story.lines]
+    assert len(regret) == len(story.lines) and set(epochs) == {0, 1}
+    second = epochs.index(1)
+    for first, last in ((0, second - 1), (second, -1)):
+        assert regret[first] > 0.05 > 0.02 > regret[last] >= 0.0
+    # What has looked best for a while is what it is: the regret changes only with it.
+    best = story.best_so_far()
+    assert all(regret[k] == regret[k - 1] for k in range(1, second) if best[k] == best[k - 1])
+    lost = story.lost_so_far()
+    assert lost == sorted(lost) and lost[0] == 0.0 < lost[-1]
 
 
 def test_best_prints_what_was_decided(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,8 +247,8 @@ def test_best_prints_what_was_decided(log: Path, capsys: pytest.CaptureFixture[s
         said[form] = capsys.readouterr().out
     assert json.loads(said["json"]) == decided
     assert f"ENGINE_FUSION_THRESHOLD={decided['fusion_threshold']}\n" in said["environment"]
-    command = f"enginerun --fusion-threshold {decided['fusion_threshold']} --cycle-time-ms {decided['cycle_time_ms']}\n"
-    assert said["options"] == f"env ENGINE_STORES={decided['stores']} {command}"
+    options = f"--fusion-threshold {decided['fusion_threshold']} --cycle-time-ms {decided['cycle_time_ms']}"
+    assert said["options"] == f"enginerun {options} --stores {decided['stores']}\n"
 
 
 HOROVOD = """hierarchical_allreduce,hierarchical_allgather,cache_enabled,cycle_time_ms,tensor_fusion_threshold,score

@@ -18,7 +18,7 @@ import tuned_programs
 from ranks import run_ranks, start_ranks
 
 import engine
-from autotune import journal
+from autotune import Space, Tuner, cli, journal
 from autotune.replay import replay
 from engine import config
 from engine.errors import ConfigError
@@ -136,6 +136,31 @@ def test_a_job_begins_with_the_knobs_of_a_log_but_for_those_that_were_chosen(tmp
     engine.init(autotune_from=log, fusion_threshold="2M")
     knobs = executed_knobs()
     assert {name: knobs[name] for name in DEFAULT} == DEFAULT | {"fusion_threshold": 2 << 20, "cycle_time_ms": 2.5}
+
+
+@pytest.mark.parametrize("form", ["config", "options", "environment"])
+def test_what_best_prints_starts_a_job_with_these_knobs(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("yaml", reason="needs PyYAML")
+    decided = {"fusion_threshold": 16746108, "cycle_time_ms": 0.1443, "stores": "streaming", "chunk_bytes": 885385}
+    assert decided.keys() == KNOBS.keys()
+    log = tmp_path / "log.jsonl"
+    with journal.Journal(log) as rows:
+        Tuner(Space.from_description(KNOBS), DEFAULT, journal=rows)
+        rows({"row": "decide", "decision": "finish", "knobs": decided, "why": "", "final": True})
+    assert cli.main(["best", str(log), "--format", form]) == 0
+    said = capsys.readouterr().out
+    options, env = [], {}
+    if form == "config":
+        (tmp_path / "job.yaml").write_text(said)
+        options = ["--config-file", str(tmp_path / "job.yaml")]
+    elif form == "options":
+        options = said.split()[1:]
+    else:
+        env = dict(line.split("=") for line in said.splitlines())
+    for knobs in run_ranks(2, tuned_programs.knobs, options=options, env=env).values:
+        assert {name: knobs[name] for name in decided} == decided
 
 
 @pytest.mark.usefixtures("alone")

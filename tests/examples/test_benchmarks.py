@@ -137,7 +137,9 @@ def test_a_timeline_is_on_only_where_it_is_said(console: Console) -> None:
 
 def test_policies_search_for_a_known_bottom(console: Console) -> None:
     policies = ("ours", "random", "horovod")
-    settings = autotune.Settings(surfaces=("valley", "flat"), contenders=policies, seeds=2, flat_seeds=2, trials=6)
+    settings = autotune.Settings(
+        parts=("searches",), surfaces=("valley", "flat"), contenders=policies, seeds=2, flat_seeds=2, trials=6
+    )
     content = json.loads(autotune.run(settings, console).read_text())
     assert len(content["searches"]) == 2 * 2 * 3 * 2
     for row in content["searches"]:

@@ -71,7 +71,8 @@ def test_the_secret_is_not_in_what_is_printed():
 def test_options_become_settings():
     options = parse(
         "-np 2 --fusion-threshold-mb 1.5 --cycle-time-ms 2.5 --stall-check-warning-time-seconds 30 "
-        "--stall-check-shutdown-time-seconds 90 --log-level DEBUG --start-timeout 9 python x.py -np 3".split()
+        "--stall-check-shutdown-time-seconds 90 --log-level DEBUG --start-timeout 9 "
+        "--stores streaming --chunk-bytes 64K python x.py -np 3".split()
     )
     assert options.settings == {
         "ENGINE_FUSION_THRESHOLD": "1572864",
@@ -80,6 +81,8 @@ def test_options_become_settings():
         "ENGINE_STALL_LIMIT": "90",
         "ENGINE_LOG_LEVEL": "debug",
         "ENGINE_START_TIMEOUT": "9",
+        "ENGINE_STORES": "streaming",
+        "ENGINE_CHUNK_BYTES": "64K",
     }
     assert options.command == ("python", "x.py", "-np", "3")
 
@@ -139,6 +142,8 @@ def test_an_empty_path_is_no_timeline(empty):
         ("-np 2 --log-level loud true", "'loud'"),
         ("-np 2 --fusion-threshold 1.5M true", "'1.5M' is not a number of bytes such as"),
         ("-np 2 --fusion-threshold-mb many true", "'many' is not a number"),
+        ("-np 2 --chunk-bytes 0.5M true", "'0.5M' is not a number of bytes such as"),
+        ("-np 2 --stores slow true", "'slow' (choose from"),
         ("-np 2 --unheard-of true", "--unheard-of"),
         ("-np 4 -H localhost:2 true", "needs more slots than the 2"),
         ("-H elsewhere:2 true", "'elsewhere' is another host"),

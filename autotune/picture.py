@@ -1,0 +1,169 @@
+"""A log as a picture: its trials, its regret, and what the surrogate believes at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from autotune.hindsight import after, regrets
+from autotune.policy import Tuner
+from autotune.space import Choice, Knob
+from autotune.story import Story, tell
+
+COLOURS = {"default": "black", "design": "tab:gray", "search": "tab:blue", "confirm": "tab:green"}
+GRID = 48  # points along a knob
+MAPS = 6  # at most
+COLUMNS = 3
+SIZE = 4.6, 3.6  # inches, of a panel
+OFF = 0.06  # of the range: how far below it a value that is apart is drawn
+BELIEVED = "believed time, of what stood before"
+
+
+def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw a log as PNG, SVG or PDF, by the suffix."""
+    drawn(rows).savefig(path, dpi=130)
+
+
+def drawn(rows: Sequence[dict[str, Any]]) -> Figure:
+    """The picture of a log.
+
+    Above: the trials with the least so far, and the regret. Below: slices of what is believed of each knob through the
+    setting that is deployed, with two standard deviations; then of each two numeric knobs, with the trials.
+    """
+    story, tuner = tell(rows), after(rows)
+    knobs = tuner.space.knobs
+    numeric = [name for name, knob in knobs.items() if not isinstance(knob, Choice)]
+    believed = any(told.epoch == _last(story) for told in tuner.history)
+    pairs = list(combinations(numeric, 2))[:MAPS] if believed else []
+    slices = list(knobs) if believed else []
+    panels = [None, None, *slices, *pairs]
+    columns = min(COLUMNS, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(SIZE[0] * columns, SIZE[1] * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    _trials(axes[0], story)
+    _regret(axes[1], story, regrets(rows, story))
+    for place, name in zip(axes[2:], slices, strict=False):
+        _slice(place, tuner, name)
+    for place, pair in zip(axes[2 + len(slices) :], pairs, strict=False):
+        _map(figure, place, tuner, pair)
+    for place in axes[len(panels) :]:
+        place.set_axis_off()
+    return figure
+
+
+def _last(story: Story) -> int:
+    return story.lines[-1].epoch if story.lines else 0
+
+
+def _trials(axes: Any, story: Story) -> None:
+    for phase, colour in COLOURS.items():
+        told = [(k, line) for k, line in enumerate(story.lines) if line.phase == phase and line.samples]
+        axes.errorbar(
+            [k for k, _ in told], [line.ratio for _, line in told],
+            yerr=[0.0 if math.isnan(line.error) else line.error * line.ratio / line.seconds for _, line in told],
+            fmt="o", color=colour, label=phase, capsize=2, markersize=4,
+        )  # fmt: skip
+    axes.step(range(len(story.lines)), story.best_so_far(), where="post", color="tab:orange", label="least so far")
+    axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+    _drifts(axes, story)
+    axes.set(xlabel="trial", ylabel="measured time, of what stood before", title="trials")
+    axes.legend(fontsize="small")
+
+
+def _regret(axes: Any, story: Story, regret: Sequence[float]) -> None:
+    """Of what had measured best, and of the search itself."""
+    (first,) = axes.step(range(len(regret)), [100 * each for each in regret], where="post", color="tab:orange")
+    axes.set(xlabel="trial", ylabel="regret of the best measured so far (%)", title="regret")
+    axes.set_ylim(bottom=0.0)
+    beside = axes.twinx()
+    (second,) = beside.step(range(len(story.lines)), story.lost_so_far(), where="post", color="tab:red", linestyle="--")
+    beside.set_ylabel("steps lost by slower trials")
+    beside.set_ylim(bottom=0.0)
+    _drifts(axes, story)
+    axes.legend([first, second], ["of the best measured so far", "lost so far"], fontsize="small", loc="center right")
+
+
+def _drifts(axes: Any, story: Story) -> None:
+    for k, line in enumerate(story.lines[1:], start=1):
+        if line.epoch != story.lines[k - 1].epoch:
+            axes.axvline(k - 0.5, color="black", linewidth=0.8, linestyle="--")
+
+
+def _slice(axes: Any, tuner: Tuner, name: str) -> None:
+    """What is believed of one knob, the others as in the setting that is deployed; one value that is apart beside."""
+    knob, best = tuner.space.knobs[name], tuner.best()
+    values = list(knob.values) if isinstance(knob, Choice) else _along(knob)
+    off = None if isinstance(knob, Choice) else knob.off
+    mean, deviation = tuner.believe([{**best, name: value} for value in [*values, *([] if off is None else [off])]])
+    middle, low, high = np.exp(mean), np.exp(mean - 2 * deviation), np.exp(mean + 2 * deviation)
+    n = len(values)
+    places = list(map(str, values)) if isinstance(knob, Choice) else values
+    if isinstance(knob, Choice):
+        axes.errorbar(places, middle, yerr=[middle - low, high - middle], fmt="o", color="tab:blue", capsize=4)
+        axes.scatter([str(best[name])], [middle[values.index(best[name])]], marker="*", s=140, c="tab:red", zorder=3)
+    else:
+        axes.plot(values, middle[:n], color="tab:blue")
+        axes.fill_between(values, low[:n], high[:n], color="tab:blue", alpha=0.2, linewidth=0)
+        _scale(axes.set_xscale, knob)
+        if off is not None:
+            place = _apart(knob)
+            axes.errorbar(
+                [place], middle[n:], yerr=[middle[n:] - low[n:], high[n:] - middle[n:]], fmt="o", color="tab:blue",
+                capsize=4,
+            )  # fmt: skip
+            axes.annotate(f"{off:g}", (place, middle[n]), xytext=(6, 0), textcoords="offset points", fontsize="small")
+        here = float(np.exp(tuner.believe([best])[0][0]))
+        axes.scatter([_place(knob, best[name])], [here], marker="*", s=140, c="tab:red", zorder=3)
+    axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axes.set(xlabel=name, ylabel=BELIEVED, title="with the other knobs as deployed")
+
+
+def _map(figure: Figure, axes: Any, tuner: Tuner, pair: tuple[str, str]) -> None:
+    """What is believed of two knobs, the others as in the setting that is deployed, and the trials."""
+    best = tuner.best()
+    along = [_along(tuner.space.knobs[name]) for name in pair]
+    knobs = [{**best, pair[0]: a, pair[1]: b} for b in along[1] for a in along[0]]
+    ratio = np.exp(tuner.believe(knobs)[0]).reshape(len(along[1]), len(along[0]))
+    drawn = axes.pcolormesh(*along, ratio, shading="gouraud", cmap="viridis_r")
+    figure.colorbar(drawn, ax=axes, label=BELIEVED)
+    number = tuner.history[-1].epoch
+    tried = [told.trial.knobs for told in tuner.history if told.epoch == number]
+    places = [[_place(tuner.space.knobs[name], each[name]) for each in tried] for name in pair]
+    axes.scatter(*places, c="white", edgecolors="black", s=22)
+    at = [[_place(tuner.space.knobs[name], best[name])] for name in pair]
+    axes.scatter(*at, marker="*", s=160, c="tab:red", edgecolors="white")
+    axes.set(xlabel=pair[0], ylabel=pair[1], title="with the other knobs as deployed")
+    for name, scaled in zip(pair, (axes.set_xscale, axes.set_yscale), strict=True):
+        _scale(scaled, tuner.space.knobs[name])
+
+
+def _along(knob: Knob) -> list[Any]:
+    """Values of a numeric knob, evenly spread."""
+    found = [knob.decode([float(share), 0.0]) for share in np.linspace(0.0, 1.0, GRID)]
+    return list(dict.fromkeys(found))
+
+
+def _scale(scaled: Any, knob: Knob) -> None:
+    if getattr(knob, "log", False):
+        scaled("log")
+
+
+def _place(knob: Knob, value: Any) -> float:
+    """Where a value of a numeric knob is drawn."""
+    assert not isinstance(knob, Choice)
+    return _apart(knob) if value == knob.off else float(value)
+
+
+def _apart(knob: Knob) -> float:
+    """Where the value that is apart is drawn: a little below the least one."""
+    assert not isinstance(knob, Choice)
+    if knob.log:
+        return float(knob.low * (knob.low / knob.high) ** OFF)
+    return float(knob.low - OFF * (knob.high - knob.low))

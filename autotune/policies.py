@@ -1,0 +1,175 @@
+"""Policies that can go through a log in the tuner's place, by name, and settings that differ from the log's."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Protocol
+
+import numpy as np
+
+from autotune.replay import tuner_of
+from autotune.robust import location
+from autotune.space import Knobs, Space
+from autotune.trials import Phase, PolicyError, Settings, Trial
+
+INTERFACE = ("ask", "tell", "done", "best")
+
+
+class Policy(Protocol):
+    """What `Tuner` has of use to a search: a policy of one's own needs no more, and need not derive from this."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the search is over."""
+
+    def ask(self) -> Trial:
+        """The next trial: something with `id` and `knobs`, and with `limit`, `phase` and `why` if it likes."""
+
+    def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok") -> None:
+        """What was measured."""
+
+    def best(self) -> Knobs:
+        """The setting to deploy."""
+
+
+Factory = Callable[[Space, Knobs, int, int], Policy]
+"""Makes a policy of the space, the default, a seed and the number of trials."""
+
+
+class Random:
+    """The default, then settings drawn at random. Deploys what has measured best."""
+
+    def __init__(self, space: Space, default: Mapping[str, Any], seed: int, max_trials: int) -> None:
+        shares = np.random.default_rng([seed, 5]).random((max_trials - 1, len(space.knobs)))
+        self._settings = [space.check(default), *(space.decode(row) for row in space.spread(shares))]
+        self._seconds = [math.inf] * max_trials
+        self._asked = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all have been asked for."""
+        return self._asked == len(self._settings)
+
+    def ask(self) -> Trial:
+        """The next one."""
+        k, self._asked = self._asked, self._asked + 1
+        phase: Phase = "search" if k else "default"
+        return Trial(k, self._settings[k], phase, "drawn at random" if k else "what everything is compared with")
+
+    def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok") -> None:
+        """What was measured."""
+        self._seconds[trial_id] = math.exp(location(np.log(samples)))
+
+    def best(self) -> Knobs:
+        """What has measured best."""
+        return dict(self._settings[int(np.argmin(self._seconds))])
+
+
+class Default(Random):
+    """Measures the default once, and stays there."""
+
+    def __init__(self, space: Space, default: Mapping[str, Any], seed: int, max_trials: int) -> None:
+        super().__init__(space, default, seed, 1)
+
+
+POLICIES: dict[str, Factory] = {"random": Random, "default": Default}
+"""Beside `tuner`."""
+
+
+def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> dict[str, Any]:
+    """The first row of a log, with other settings.
+
+    Parameters
+    ----------
+    opened : mapping
+        The row.
+    changes : sequence of str
+        Each NAME=VALUE: `seed`, `max_trials` or a field of `Settings`.
+    policy : str
+        Whose settings they are.
+
+    Raises
+    ------
+    PolicyError
+        A name is unknown or has no effect, or a value is no number that it takes.
+    """
+    row = {**opened, "settings": dict(opened["settings"])}
+    allowed: dict[str, float] = {"seed": 0, "max_trials": 1}
+    if policy == "tuner":
+        # A whole number is at least 1. A search after a drift is not gone through.
+        known = {field.name: int(isinstance(field.default, int)) for field in fields(Settings)}
+        allowed |= {name: least for name, least in known.items() if name != "after_drift"}
+        allowed["regret_budget"] = 1e-6  # what is left of it is divided by
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise PolicyError(f"--set takes NAME=VALUE, not {change!r}")
+        if name not in allowed:
+            names = ", ".join(sorted(allowed))
+            if name == "after_drift":
+                raise PolicyError("--set after_drift has no effect: the replay ends before the first drift")
+            raise PolicyError(f"--set {name}: the policy {policy!r} has no such setting; it has {names}")
+        whole = name in ("seed", "max_trials") or allowed[name] == 1
+        value = _number(text, whole)
+        if not allowed[name] <= value < math.inf:
+            kind = "a whole number" if whole else "a number"
+            raise PolicyError(f"--set {name} takes {kind} of at least {allowed[name]}, not {text!r}")
+        (row if name in ("seed", "max_trials") else row["settings"])[name] = value
+    return row
+
+
+def _number(text: str, whole: bool) -> float:
+    try:
+        return int(text) if whole else float(text)
+    except ValueError:
+        return math.nan
+
+
+def made(name: str, opened: Mapping[str, Any]) -> Policy:
+    """A policy by its name, for a search as a log's first row describes it.
+
+    Parameters
+    ----------
+    name : str
+        `tuner`, one of `POLICIES`, or `module:factory` (see `Factory`); modules of the working directory count.
+    opened : mapping
+
+    Raises
+    ------
+    PolicyError
+        There is no such policy, or what the factory makes is none.
+    JournalError
+        The row makes no sense.
+    """
+    if name == "tuner":
+        return tuner_of(dict(opened))
+    factory = POLICIES.get(name) or _factory(name)
+    tuner = tuner_of({**opened, "settings": {}})
+    policy = factory(tuner.space, dict(tuner.default), tuner.seed, tuner.max_trials)
+    missing = [each for each in INTERFACE if not hasattr(policy, each)]
+    if missing:
+        raise PolicyError(f"--policy {name} has made {policy!r}, which lacks {', '.join(missing)}")
+    return policy
+
+
+def _factory(name: str) -> Factory:
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise PolicyError(f"--policy takes {', '.join(['tuner', *POLICIES])} or module:factory, not {name!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise PolicyError(f"--policy {name}: {error}") from error
+    except AttributeError:
+        raise PolicyError(f"--policy {name}: the module {module!r} has no {attribute!r}") from None
+    if not callable(factory):
+        raise PolicyError(f"--policy {name} is {factory!r}, which cannot be called")
+    made_by: Factory = factory
+    return made_by

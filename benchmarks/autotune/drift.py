@@ -1,0 +1,103 @@
+"""A surface that changes when the search is over: how soon the tuner notices, and what it finds then.
+
+The tuner observes what it has deployed, in batches. After `QUIET` of them, or at once, the surface changes: its bottom
+lies elsewhere, and what is deployed takes `CHANGE` longer than before, or less. The tuner goes on until it opens the
+search again, and this search ends by itself. Where nothing changes, each search that it opens is a false alarm. No
+other policy here notices anything, so none of them is run: the regret before the new search is what it would be left
+with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autotune import Tuner
+from benchmarks.autotune.problems import Problem, cut_short, synthetic
+from benchmarks.autotune.surfaces import SURFACES, Surface
+
+CHANGE = 0.1  # of the time of a step
+BATCH = 20
+"""Steps of a batch, as rank 0 looks at them."""
+QUIET = 10
+"""Batches before the change: by then the tuner is as sure of what is usual as it gets."""
+KINDS = {
+    "slower": (1.0 + CHANGE, QUIET),
+    "faster": (1.0 - CHANGE, QUIET),
+    "slower at once": (1.0 + CHANGE, 0),
+    "none": (1.0, 0),
+}
+"""What becomes of the time of a step with what is deployed, and when."""
+DRIFTING = ("valley", "narrow")
+ELSEWHERE = 1000
+"""Added to the seed, for the surface after a drift."""
+
+
+def search(
+    surface: str, noise: str, kind: str, seed: int, trials: int, steps: int, observed: int, horizon: int
+) -> dict[str, Any]:
+    """One search, what came after it, and what became of that."""
+    rng = np.random.default_rng([seed, 7])
+    before = synthetic(SURFACES[surface](seed), noise)
+    tuner = Tuner(before.space, before.default, seed=seed, max_trials=trials)
+    _finish(tuner, before, steps, rng)
+    row: dict[str, Any] = {"surface": surface, "noise": noise, "kind": kind, "seed": seed}
+    factor, quiet = KINDS[kind]
+    alarms = _alarms(tuner, before, steps, quiet if factor != 1.0 else observed // BATCH, rng)
+    row["alarms"] = alarms
+    if factor == 1.0:
+        return row
+    deployed = tuner.best()
+    seconds = factor * before.seconds(deployed)
+    after = synthetic(_changed(SURFACES[surface](seed + ELSEWHERE), deployed, seconds), noise)
+    left = after.seconds(deployed)
+    regret = left / after.least - 1.0
+    noticed = _noticed(tuner, after, observed // BATCH, rng)
+    if noticed is None:
+        return row | {"noticed": None, "regret": regret, "regret_before": regret}
+    made, lost = _finish(tuner, after, steps, rng)
+    return row | {
+        "noticed": noticed,
+        "trials": made,
+        "regret": after.seconds(tuner.best()) / after.least - 1.0,
+        "regret_before": regret,
+        "lost": lost / (horizon * left),
+    }
+
+
+def _finish(tuner: Tuner, problem: Problem, steps: int, rng: np.random.Generator) -> tuple[int, float]:
+    """Go on until the search is over: trials, and seconds that these have taken longer than what was deployed."""
+    standing, trials, lost = problem.seconds(tuner.best()), 0, 0.0
+    while not tuner.done:
+        trial = tuner.ask()
+        samples, cut = cut_short(problem.steps(trial.knobs, steps, rng), trial.limit)
+        tuner.tell(trial.id, samples.tolist(), "aborted" if cut else "ok")
+        lost += max(0.0, problem.seconds(trial.knobs) - standing) * len(samples)
+        trials += 1
+    return trials, lost
+
+
+def _alarms(tuner: Tuner, problem: Problem, steps: int, batches: int, rng: np.random.Generator) -> list[int]:
+    """How often the tuner opens the search again: after how many steps each time."""
+    found: list[int] = []
+    left = batches
+    while (noticed := _noticed(tuner, problem, left, rng)) is not None:
+        found.append(noticed)
+        left -= noticed // BATCH
+        _finish(tuner, problem, steps, rng)
+    return found
+
+
+def _noticed(tuner: Tuner, problem: Problem, batches: int, rng: np.random.Generator) -> int | None:
+    """Observe until the search is opened again: after how many steps."""
+    for batch in range(1, batches + 1):
+        if tuner.observe(problem.steps(tuner.best(), BATCH, rng).tolist()):
+            return batch * BATCH
+    return None
+
+
+def _changed(surface: Surface, deployed: dict[str, Any], seconds: float) -> Surface:
+    """A surface on which what is deployed takes so many seconds."""
+    factor = seconds / surface(deployed)
+    return lambda knobs: factor * surface(knobs)
