@@ -13,12 +13,13 @@ arXiv:1811.11141: merging gradients by such a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from autotune.space import Knobs
+from autotune.space import Choice, Knobs, Space
 
 LEAST_BATCHES = 8  # to fit a model to
 APART = 4.0  # sizes differ by this factor, at least, or nothing is known of latency and bandwidth apart
@@ -106,3 +107,30 @@ def suggestion(link: Link, total: float, arriving: float) -> Knobs:
     batch = min(max(batch, 1.0), total)
     cycle = arriving * batch / total
     return {"fusion_threshold": math.ceil(batch), "cycle_time_ms": 1e3 * cycle if cycle > WAITING else 0.0}
+
+
+def first_setting(traffic: Mapping[str, Any], space: Space, default: Mapping[str, Any]) -> tuple[Link, Knobs] | None:
+    """Where to look first, by what a job has sent.
+
+    Parameters
+    ----------
+    traffic : mapping
+        `batches`, pairs of bytes and seconds; `bytes` of a step; `arriving`, the seconds in which they come, or None.
+    space : Space
+    default : mapping
+        Of what the model says nothing of.
+
+    Returns
+    -------
+    (Link, dict) or None
+        The model, and a setting in the space. None if there is no model, or it speaks of no knob of the space.
+    """
+    link = fit(traffic["batches"])
+    if link is None or not traffic["bytes"] or not traffic["arriving"]:
+        return None
+    suggested: Knobs = {}
+    for name, value in suggestion(link, traffic["bytes"], traffic["arriving"]).items():
+        knob = space.knobs.get(name)
+        if knob is not None and not isinstance(knob, Choice):
+            suggested[name] = knob.decode(knob.encode(value if value == knob.off else max(value, knob.low)))
+    return (link, {**default, **suggested}) if suggested else None

@@ -218,7 +218,8 @@ class Tuner:
         if epoch.baseline:
             return epoch.baseline[0], "default", "what everything is compared with"
         if epoch.design and self._left() > 2 and not self._spent():
-            return epoch.design[0], "design", "spread over the space"
+            given = epoch.number == 0 and epoch.design[0] in self.first
+            return epoch.design[0], "design", "given to be tried first" if given else "spread over the space"
         surrogate = self._surrogate()
         challenger = self._challenger(surrogate)
         knobs, hope = self._most_promising(surrogate)

@@ -4,11 +4,12 @@
 |---|---|---|
 | `prepare` | | `ready`: what takes long is imported |
 | `recall` | `job` (a `known.Job` without `processor`), `cache` (a directory; null: the user's) | `known` |
-| `begin` | `space`, `default`, `first`, `seed`, `max_trials`, `log` (a path, or null), `about` | `trial` |
+| `begin` | `space`, `default`, `first`, `traffic`, `seed`, `max_trials`, `log` (a path, or null), `about` | `trial` |
 | `told` | `id`, `status`, `samples` of the trial | `trial` or `done` |
 | `observe` | `samples` of what is deployed, after `done` | `watching`, or `trial`: there is a drift |
 
-The first two may be left out; after `recall`, what the search finds is kept for that job.
+The first two may be left out, and `traffic`, by which a model of the transport (link.py) has its say; after `recall`,
+what the search finds is kept for that job.
 
 | answer | holds |
 |---|---|
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,17 +102,23 @@ class Session:
 
     def _begin(self, message: dict[str, Any]) -> dict[str, Any]:
         tuner = _imported()
+        from autotune.link import first_setting
         from autotune.space import Space
 
         space = Space.from_description(message["space"])
+        default, first, about = message["default"], list(message["first"]), dict(message["about"])
+        found = first_setting(message["traffic"], space, default) if message.get("traffic") else None
+        if found is not None:
+            about["link"] = asdict(found[0]) | {"suggests": found[1]}
+            first += [found[1]] if found[1] not in (default, *first) else []
         if message["log"] is not None:
-            self._journal = _open(Path(message["log"]), message["about"])
+            self._journal = _open(Path(message["log"]), about)
         self._tuner = tuner(
             space,
-            message["default"],
+            default,
             seed=message["seed"],
             max_trials=message["max_trials"],
-            first=message["first"],
+            first=first,
             journal=self._note,
         )
         return self._ask()

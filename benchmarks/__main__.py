@@ -1,4 +1,4 @@
-"""`python -m benchmarks collective | training | sets | timeline | compression | autotune | autotune-jobs | all | report`."""
+"""`python -m benchmarks collective | training | sets | timeline | compression | autotune | autotune-jobs | ..."""
 
 from __future__ import annotations
 

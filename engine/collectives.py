@@ -106,7 +106,8 @@ def allreduce(
     prescale_factor, postscale_factor : float, optional
         Multiply the inputs, and the result.
     compression : optional
-        `Compression.none`, `fp16` or `bf16`, or a compressor of one's own (`engine.compression`). Equal on all ranks.
+        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own (`engine.compression`). Equal on all
+        ranks.
 
     Returns
     -------

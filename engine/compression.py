@@ -1,8 +1,9 @@
 """How tensors are compressed on their way to the other ranks. `docs/compression.md` tells how to write one's own.
 
 There are three kinds. `Compression.fp16` and `Compression.bf16` only name a dtype: the engine casts while it packs and
-unpacks. A *compressor* changes one tensor in Python before it is reduced, and back. A *scheme* reduces one gradient by
-several collectives, and may remember what it lost; it goes with `DistributedOptimizer`.
+unpacks; `Compression.tuned` leaves that choice to a knob. A *compressor* changes one tensor in Python before it is
+reduced, and back. A *scheme* reduces one gradient by several collectives, and may remember what it lost; it goes with
+`DistributedOptimizer`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Compressor:
     Attributes
     ----------
     wire : str, optional
-        `"float16"` or `"bfloat16"`: float32 and float64 tensors travel so, cast by the engine.
+        `"float16"` or `"bfloat16"`: float32 and float64 tensors travel so, cast by the engine. `"tuned"`: as the knob
+        `compression` says.
     """
 
     wire: ClassVar[str | None] = None
@@ -53,12 +55,19 @@ class BF16Compressor(Compressor):
     wire = "bfloat16"
 
 
+class TunedCompressor(Compressor):
+    """float32 and float64 travel as the knob `compression` says, which the tuner turns: as they are, or as bfloat16."""
+
+    wire = "tuned"
+
+
 class Compression:
     """The compressors that come with the engine."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    tuned = TunedCompressor
 
 
 class Scheme:
@@ -99,7 +108,7 @@ class Scheme:
 
 
 MARKERS: dict[str | None, type[Compressor]] = {
-    kind.wire: kind for kind in (NoneCompressor, FP16Compressor, BF16Compressor)
+    kind.wire: kind for kind in (NoneCompressor, FP16Compressor, BF16Compressor, TunedCompressor)
 }
 """The compressors for which Python does nothing, by what the engine does."""
 
@@ -117,7 +126,7 @@ def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
     Returns
     -------
     wire : str, optional
-        The dtype in which tensors travel.
+        The dtype in which tensors travel; `"tuned"`.
     own : optional
         The compressor whose methods are to be called, if they do anything.
 
@@ -137,8 +146,8 @@ def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
     compress, decompress = (getattr(compression, name, None) for name in ("compress", "decompress"))
     if not callable(compress) or not callable(decompress):
         raise TypeError(
-            "compression is Compression.none, .fp16 or .bf16, or something with the methods compress(tensor) and "
-            f"decompress(tensor, ctx), not {compression!r}"
+            "compression is Compression.none, .fp16, .bf16 or .tuned, or something with the methods compress(tensor) "
+            f"and decompress(tensor, ctx), not {compression!r}"
         )
     idle = compress is Compressor.compress and decompress is Compressor.decompress
     wire = getattr(compression, "wire", None)

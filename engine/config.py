@@ -205,6 +205,12 @@ class Config:
         "How a reduction writes its result; auto measures.",
     )
     chunk_bytes: int = setting(512 << 10, "bytes", chunk, "What goes through a slot at a time.")
+    compression: str = setting(
+        "none",
+        "",
+        choice("none", "bf16", "fp16"),
+        "What tensors with `Compression.tuned` travel as; no others.",
+    )
     kernels: str = setting(
         "auto",
         "",

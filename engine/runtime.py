@@ -139,6 +139,7 @@ def _start(world: World, given: dict[str, Any], generation: int) -> _Running:
         spin_us=_spin(gathered) if settings.spin_us is None else settings.spin_us,
         stores=settings.stores,
         chunk_bytes=settings.chunk_bytes,
+        compression=settings.compression,
     )
     sets = Registry(engine, settings.shutdown_timeout)
     watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
@@ -333,6 +334,7 @@ def set_knobs(
     cycle_time_ms: float | None = None,
     stores: str | None = None,
     chunk_bytes: int | None = None,
+    compression: str | None = None,
 ) -> int:
     """Change knobs while running. On rank 0 only: every rank sees the change at the same schedule entry.
 
@@ -348,6 +350,8 @@ def set_knobs(
         `auto`, `cached` or `streaming`.
     chunk_bytes : int, optional
         Bytes that go through a slot at a time.
+    compression : str, optional
+        `none`, `bf16` or `fp16`: what tensors with `Compression.tuned` travel as. Changes their results.
 
     Returns
     -------
@@ -370,12 +374,13 @@ def set_knobs(
             ("fusion_threshold", fusion_threshold),
             ("cycle_time_ms", cycle_time_ms),
             ("stores", stores),
+            ("compression", compression),
         )
     }
     if running.tuning is not None:
         running.tuning.leave_knobs()
     return running.engine.set_knobs(
-        checked["fusion_threshold"], checked["cycle_time_ms"], checked["stores"], chunk_bytes
+        checked["fusion_threshold"], checked["cycle_time_ms"], checked["stores"], chunk_bytes, checked["compression"]
     )
 
 

@@ -46,9 +46,10 @@ class Engine:
         spin_us: float,
         stores: str,
         chunk_bytes: int,
+        compression: str,
     ) -> None:
         """`peers`: a pidfd per rank, own included. Seconds for stall times, 0 is never. `stores`: auto, cached,
-        streaming.
+        streaming. `compression`: none, fp16, bf16.
         """
     rank: int
     size: int
@@ -62,7 +63,8 @@ class Engine:
         """
 
     # `blocking` submits and waits in one native call, so that nobody is woken: `wait` then returns at once.
-    # `wire`: float32 and float64 travel as `float16` or `bfloat16`; other dtypes as they are.
+    # `wire`: float32 and float64 travel as `float16` or `bfloat16`, or, with `tuned`, as the knob `compression` says;
+    # other dtypes as they are.
     def allreduce(
         self,
         tensor: Any,
@@ -135,12 +137,16 @@ class Engine:
         cycle_time_ms: float | None = None,
         stores: str | None = None,
         chunk_bytes: int | None = None,
+        compression: str | None = None,
     ) -> int:
         """On the coordinator only. Returns the knob version that the next entry carries."""
     def knobs(self) -> dict[str, Any]:
         """As stamped on the last entry this rank executed: version, entry, fusion_threshold, cycle_time_ms, stores,
-        chunk_bytes.
+        chunk_bytes, compression.
         """
+    @property
+    def compressible(self) -> bool:
+        """On the coordinator: whether tensors have been defined that travel as the knob `compression` says."""
     def mark_step(self) -> None:
         """End of an optimizer step on this rank."""
     def record_steps(self) -> None:

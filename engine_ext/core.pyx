@@ -15,7 +15,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from engine_ext.bindings.arguments cimport (
-    expect_reduction, expect_rows, expect_rows_reduction, fill_memory, fill_meta, same_shape, wire_number, wire_of,
+    expect_reduction, expect_rows, expect_rows_reduction, fill_memory, fill_meta, may_share, same_shape, wire_number,
+    wire_of,
 )
 from engine_ext.bindings.memory cimport Memory, Part
 from engine_ext.bindings.view cimport View, expect_dense, view_of
@@ -45,10 +46,11 @@ from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.data.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64, engine_kernels_get
 from engine_ext.groups cimport group_add, group_expect_apart, group_gather, group_open, group_parts, group_sparse
 from engine_ext.observe cimport (
-    STORES, counters_of, definitions_of, history_of, knobs_of, overdue_of, pending_of, ranks_of, steps_of,
+    COMPRESSIONS, STORES, counters_of, definitions_of, history_of, knobs_of, overdue_of, pending_of, ranks_of, steps_of,
 )
 from engine_ext.platform.atomics cimport (
-    add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, now_ns, or32, store32_release, store_release, swap_pointer,
+    add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, or32, store32_release, store_release,
+    swap_pointer,
 )
 from engine_ext.setup cimport kernel_level
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
@@ -195,7 +197,7 @@ cdef class Engine:
         self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, fusion_threshold, cycle_time_ms, stall_warning,
-                 stall_limit, spin_us, stores, chunk_bytes):
+                 stall_limit, spin_us, stores, chunk_bytes, compression):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -213,7 +215,7 @@ cdef class Engine:
         self.settings = {
             "fusion_threshold": fusion_threshold, "cycle_time_ms": cycle_time_ms, "stall_warning": stall_warning,
             "stall_limit": stall_limit, "spin_us": spin_us, "stores": stores,
-            "chunk_bytes": chunk_bytes,
+            "chunk_bytes": chunk_bytes, "compression": compression,
         }
         self.open(rank, tuple(range(size)), None, 0)
 
@@ -232,6 +234,7 @@ cdef class Engine:
         memset(&knobs, 0, sizeof(Knobs))
         knobs.fusion_threshold, knobs.cycle_time_ms = self.settings["fusion_threshold"], self.settings["cycle_time_ms"]
         knobs.stores, knobs.chunk = STORES.index(self.settings["stores"]), self.settings["chunk_bytes"]
+        knobs.compression = COMPRESSIONS.index(self.settings["compression"])
         e.wanted = e.seen = knobs
         e.spin_ns = <uint64_t>(<double>self.settings["spin_us"] * 1e3)
         e.stall_warning_ns = <uint64_t>(<double>self.settings["stall_warning"] * 1e9)
@@ -508,8 +511,8 @@ cdef class Engine:
         brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
         brought.meta.wire = wire_of(chosen, source.dtype)
         fill_memory(brought, &source, &target)
-        if source.data == target.data and op != ENGINE_ADASUM and brought.meta.wire == 0:
-            # Shared tensors do not travel: compressed ones must; and Adasum measures before it writes.
+        if source.data == target.data and op != ENGINE_ADASUM and may_share(&brought.meta):
+            # Adasum measures before it writes.
             brought.meta.shared = arena_locate(&self.state.arena, source.data, source.nbytes)
         return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
 
@@ -775,7 +778,7 @@ cdef class Engine:
 
     # ---- knobs and what is known
 
-    def set_knobs(self, fusion_threshold=None, cycle_time_ms=None, stores=None, chunk_bytes=None):
+    def set_knobs(self, fusion_threshold=None, cycle_time_ms=None, stores=None, chunk_bytes=None, compression=None):
         cdef State* e = self.state
         self.check()
         if self.rank != 0:
@@ -788,6 +791,8 @@ cdef class Engine:
             raise ValueError(f"stores is one of {', '.join(STORES)}, not {stores!r}")
         if chunk_bytes is not None and not 4096 <= int(chunk_bytes) <= SLOT_BYTES:
             raise ValueError(f"chunk_bytes is 4096 to {SLOT_BYTES}, not {chunk_bytes}")
+        if compression is not None and compression not in COMPRESSIONS:
+            raise ValueError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
         pthread_mutex_lock(&e.lock)
         e.wanted.version += 1
         if fusion_threshold is not None:
@@ -798,6 +803,8 @@ cdef class Engine:
             e.wanted.stores = STORES.index(stores)
         if chunk_bytes is not None:
             e.wanted.chunk = <uint32_t>int(chunk_bytes)
+        if compression is not None:
+            e.wanted.compression = COMPRESSIONS.index(compression)
         store32_release(&e.wanted_new, 1)
         version = e.wanted.version
         pthread_mutex_unlock(&e.lock)
@@ -805,6 +812,10 @@ cdef class Engine:
 
     def knobs(self):
         return knobs_of(self.state)
+
+    @property
+    def compressible(self):
+        return load_relaxed(&self.state.coordinator.tuned) != 0
 
     def counters(self):
         return counters_of(self.state)

@@ -7,8 +7,8 @@ from libc.string cimport memcpy
 from engine_ext.control.coordinator cimport Knobs
 from engine_ext.control.describe cimport dtype_name, kind_name, op_name
 from engine_ext.control.layout cimport (
-    ENTRY_PAD, IDS, KIND_ALLREDUCE, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS, engine_entry,
-    engine_meta, meta_bytes, rank_page,
+    ENTRY_BATCH, ENTRY_PAD, IDS, KIND_ALLREDUCE, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS,
+    engine_entry, engine_meta, meta_bytes, rank_page,
 )
 from engine_ext.control.segment cimport away
 from engine_ext.control.state cimport (
@@ -18,6 +18,7 @@ from engine_ext.control.table cimport Op, Record, bit
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns
 
 STORES = ("cached", "streaming", "auto")
+COMPRESSIONS = ("none", "fp16", "bf16")        # by engine_meta.wire of an entry
 TYPES = ("pad", "batch", "define", "evict", "error", "skip", "joined")
 ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum")
 
@@ -43,7 +44,8 @@ cdef dict knobs_of(State* e):
     seen, entry = e.seen, e.seen_entry
     pthread_mutex_unlock(&e.lock)
     return {"version": seen.version, "entry": entry, "fusion_threshold": seen.fusion_threshold,
-            "cycle_time_ms": seen.cycle_time_ms, "stores": STORES[seen.stores], "chunk_bytes": seen.chunk}
+            "cycle_time_ms": seen.cycle_time_ms, "stores": STORES[seen.stores], "chunk_bytes": seen.chunk,
+            "compression": COMPRESSIONS[seen.compression]}
 
 
 cdef dict counters_of(State* e):
@@ -90,7 +92,8 @@ cdef list history_of(State* e):
             told.append({
                 "entry": row.sequence, "type": TYPES[row.type], "kind": kind_name(row.kind).decode(),
                 "algorithm": ALGORITHMS[row.algorithm], "stores": STORES[row.stores], "tensors": row.items,
-                "bytes": row.nbytes, "knob_version": row.knob_version, "name": (<bytes>row.name).decode("utf-8", "replace"),
+                "bytes": row.nbytes, "compression": COMPRESSIONS[row.wire] if row.type == ENTRY_BATCH else None,
+                "knob_version": row.knob_version, "name": (<bytes>row.name).decode("utf-8", "replace"),
                 "started": row.started / 1e9, "ended": row.ended / 1e9 if row.ended else None,
             })
     finally:

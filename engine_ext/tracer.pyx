@@ -43,6 +43,7 @@ cdef enum Row:                  # `tid` of what is no tensor's
 
 cdef const char** STAGE_NAMES = ["fuse", "reduce", "unpack"]
 cdef const char** ALGORITHM_NAMES = ["one-shot", "two-shot", "shared", "scatter", "adasum"]     # by ALGORITHM_*
+cdef const char** COMPRESSED = ["", ',"compression":"fp16"', ',"compression":"bf16"']           # by engine_meta.wire of an entry
 
 cdef struct Lines:
     char* data
@@ -146,8 +147,8 @@ cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
             <int>Row.ROW_CYCLES, <unsigned long long>(entry.closed // 1000), <unsigned long long>(entry.closed % 1000), sequence))
     n = slice_head(lines, Row.ROW_ENTRIES, what, entry.started, entry.ended)
     n += <size_t>snprintf(lines.data + lines.used + n, LINE - n,
-                          ',"args":{"entry":%llu,"tensors":%u,"bytes":%llu,"algorithm":"%s"}}\n', sequence, entry.items, nbytes,
-                          ALGORITHM_NAMES[entry.algorithm])
+                          ',"args":{"entry":%llu,"tensors":%u,"bytes":%llu,"algorithm":"%s"%s}}\n', sequence, entry.items,
+                          nbytes, ALGORITHM_NAMES[entry.algorithm], COMPRESSED[entry.wire])
     end_line(lines, n)
     for stage in range(3):
         if entry.first[stage]:

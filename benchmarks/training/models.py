@@ -125,12 +125,12 @@ class Paced(torch.autograd.Function):
     SECONDS = 1e-3
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parameter: Tensor) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, x: Tensor, parameter: Tensor) -> Tensor:
         ctx.shape = parameter.shape
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         time.sleep(Paced.SECONDS)
         return gradient, gradient.mean().expand(ctx.shape).contiguous()
 

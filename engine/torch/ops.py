@@ -120,7 +120,7 @@ def allreduce(
     name : str, optional
         Equal on all ranks.
     compression : optional
-        `Compression.none`, `fp16` or `bf16`, or a compressor of one's own. See `engine.compression`.
+        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.compression`.
     op : Op, optional
         `Average` by default.
     prescale_factor, postscale_factor : float, optional

@@ -191,8 +191,8 @@ def DistributedOptimizer(
     named_parameters : iterable of (str, torch.Tensor), optional
         `model.named_parameters()`: names for messages, equal on all ranks. Numbers by default.
     compression : optional
-        `Compression.none`, `fp16` or `bf16`; a compressor of one's own; or a `Scheme` such as `PowerSGD()`, which then
-        belongs to this optimizer. See `engine.compression`.
+        `Compression.none`, `fp16`, `bf16` or `tuned`; a compressor of one's own; or a `Scheme` such as `PowerSGD()`,
+        which then belongs to this optimizer. See `engine.compression`.
     backward_passes_per_step : int
         So many backward passes are added up on this rank before a reduction. `step()` after fewer of them, as at the
         end of an epoch, reduces what there is. The sum is not divided by their number.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from engine.native import core
@@ -16,7 +16,19 @@ KNOBS: dict[str, dict[str, Any]] = {
     "cycle_time_ms": {"kind": "Real", "low": 0.05, "high": 50.0, "log": True, "off": 0.0},
     "stores": {"kind": "Choice", "values": ["auto", "cached", "streaming"]},
     "chunk_bytes": {"kind": "Integer", "low": 1 << 12, "high": core.LARGEST_CHUNK, "log": True},
+    "compression": {"kind": "Choice", "values": ["none", "bf16"]},  # fp16 overflows: a user may choose it, not we
 }
+
+
+def space_of(engine: core.Engine, held: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Those of the knobs that can matter in a job, but for those that the user holds.
+
+    Whether compression does is known only when tensors have been reduced.
+    """
+    left = {name: knob for name, knob in KNOBS.items() if name not in held}
+    if not engine.compressible:
+        left.pop("compression", None)
+    return left
 
 
 def words(knobs: Mapping[str, Any]) -> str:

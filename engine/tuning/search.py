@@ -17,7 +17,7 @@ from engine.errors import EngineError
 from engine.logs import logger
 from engine.native import core
 from engine.tuning.job import job, model
-from engine.tuning.knobs import KNOBS, Knobs, misfit, within, words
+from engine.tuning.knobs import KNOBS, Knobs, misfit, space_of, within, words
 from engine.tuning.process import TunerError, TunerProcess
 from engine.tuning.steps import Steps
 
@@ -65,7 +65,8 @@ class Tuning:
     ) -> None:
         self._engine = engine
         self._settings = settings
-        self._space = {name: knob for name, knob in KNOBS.items() if name not in held}
+        self._known = first
+        self._space = space_of(engine, held)
         self._held = {name: value for name, value in engine.knobs().items() if name in KNOBS and name in held}
         self._default = self._running = {name: value for name, value in engine.knobs().items() if name in self._space}
         self._best: Knobs = self._default
@@ -139,11 +140,23 @@ class Tuning:
         self._state = ""
         logger.warning("autotune: %s; training goes on with %s", error, words(self._best))
 
+    def _survey(self) -> None:
+        """Take up the knobs of which only tensors tell whether they matter."""
+        self._space = space_of(self._engine, self._held)
+        new = {
+            name: value for name, value in self._engine.knobs().items() if name in self._space.keys() - self._default
+        }
+        first = self._first[0] if self._first else self._default
+        self._default, self._running, self._best = self._default | new, self._running | new, self._best | new
+        known = first | new | within(self._known, {name: self._space[name] for name in new})
+        self._first = [known] if known != self._default else []
+
     def _tune(self, tuner: TunerProcess) -> None:
         settings = self._settings
         self._ask(tuner, STARTING, type="prepare", cpus=list(self._cpus))
-        logger.info("autotune: tuning %s, in at most %d trials", ", ".join(self._space), settings.autotune_trials)
         self._warm_up(settings.autotune_warmup * settings.autotune_steps)
+        self._survey()
+        logger.info("autotune: tuning %s, in at most %d trials", ", ".join(self._space), settings.autotune_trials)
         self._recall(tuner)
         answer = self._ask(
             tuner,

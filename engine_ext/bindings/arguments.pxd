@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t
 
 from engine_ext.bindings.view cimport View
-from engine_ext.control.layout cimport engine_meta
+from engine_ext.control.layout cimport WIRE_TUNED, engine_meta
 from engine_ext.control.table cimport Op
 
 cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept
@@ -13,3 +13,7 @@ cdef int expect_rows(object tensor, const View* view, str verb) except -1
 cdef int expect_rows_reduction(int op) except -1
 cdef int expect_reduction(const View* view, int op, double prescale, double postscale, int size) except -1
 cdef object same_shape(object tensor, const View* source, object output, View* target, int64_t rows)
+
+cdef inline bint may_share(const engine_meta* meta) noexcept:
+    """Whether a tensor may be reduced where the ranks share it. Shared tensors do not travel: compressed ones must."""
+    return meta.wire == 0 or meta.wire == WIRE_TUNED

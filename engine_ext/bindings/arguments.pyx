@@ -3,7 +3,7 @@ from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint32_t
 
 from engine_ext.bindings.view cimport View, expect_dense, view_of
-from engine_ext.control.layout cimport engine_meta
+from engine_ext.control.layout cimport WIRE_TUNED, engine_meta
 from engine_ext.control.table cimport Op
 from engine_ext.data.kernels cimport (
     ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_SUM,
@@ -25,16 +25,18 @@ cdef void fill_memory(Op* op, const View* source, const View* target) noexcept:
 
 
 cdef int wire_number(object wire, int op) except -1:
-    """What `meta.wire` would be for a float32: the dtype that compressed tensors travel in, None or a name."""
+    """What `meta.wire` would be for a float32: the dtype that compressed tensors travel in, a name or `tuned`; or None."""
     if wire is None:
         return 0
     if op == ENGINE_ADASUM:
-        raise ValueError(f"Adasum does not compress tensors; they would travel as {wire}")
+        raise ValueError(f"Adasum does not compress tensors; their compression would be {wire}")
     if wire == "float16":
         return ENGINE_FLOAT16 + 1
     if wire == "bfloat16":
         return ENGINE_BFLOAT16 + 1
-    raise ValueError(f"tensors are compressed to float16 or bfloat16, not {wire!r}")
+    if wire == "tuned":
+        return WIRE_TUNED
+    raise ValueError(f"tensors are compressed to float16 or bfloat16, or as tuned, not {wire!r}")
 
 
 cdef unsigned char wire_of(int chosen, int dtype) noexcept:

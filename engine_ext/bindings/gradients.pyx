@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from engine_ext.bindings.arguments cimport wire_number, wire_of
+from engine_ext.bindings.arguments cimport may_share, wire_number, wire_of
 from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
@@ -331,7 +331,7 @@ cdef class GradientGroup:
         if view is not None:
             view_of(view, &memory)
             hook.place = memory.data
-            if hook.meta.wire == 0:     # shared tensors do not travel: compressed ones must
+            if may_share(&hook.meta):
                 hook.meta.shared = arena_locate(&self.engine.state.arena, memory.data, memory.nbytes)
         hook.op = new_op()
         hook.op.flags = OP_DONE

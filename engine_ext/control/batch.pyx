@@ -1,6 +1,7 @@
 """Fusion: when the open batch closes, and which tensors travel in one entry.
 
 A batch never mixes what cannot be reduced by one pass: kind, dtype, compression, operation, root, scales, shared or private.
+Where compression is tuned, the knob that is in force when an entry is appended is what its tensors travel as.
 Tensors that no rank brought are told so in a SKIP entry and move no data.
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
@@ -8,7 +9,7 @@ from libc.string cimport memcpy
 
 from engine_ext.control.agreement cimport bringer
 from engine_ext.control.arrivals cimport arrivals_append
-from engine_ext.control.coordinator cimport Coordinator, Name, stamp
+from engine_ext.control.coordinator cimport Coordinator, Name, stamp, wire_now
 from engine_ext.control.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH,
     ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER,
@@ -64,14 +65,20 @@ cdef inline bint travels_alone(const engine_meta* meta) noexcept nogil:
     return meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL or meta.kind == KIND_REDUCESCATTER
 
 
+cdef inline bint in_place(Coordinator* c, const engine_meta* meta) noexcept nogil:
+    """Whether a tensor is reduced where the ranks share it. What is compressed must travel."""
+    return meta.shared >= 0 and wire_now(c, meta) == 0
+
+
 cdef bint fuses(Coordinator* c, const Name* a, const Name* b) noexcept nogil:
     """Whether `b` may travel in an entry that `a` opened."""
     cdef const engine_meta* x = &a.meta
     cdef const engine_meta* y = &b.meta
     if x.kind != y.kind or travels_alone(x) or (a.absent == c.segment.size) != (b.absent == c.segment.size):
         return False
-    return (x.dtype == y.dtype and x.wire == y.wire and x.op == y.op and x.root == y.root and x.prescale == y.prescale
-            and x.postscale == y.postscale and (x.shared >= 0) == (y.shared >= 0)) or x.kind == KIND_BARRIER
+    return (x.dtype == y.dtype and wire_now(c, x) == wire_now(c, y) and x.op == y.op and x.root == y.root
+            and x.prescale == y.prescale and x.postscale == y.postscale and in_place(c, x) == in_place(c, y)
+            ) or x.kind == KIND_BARRIER
 
 
 cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nbytes) noexcept nogil:
@@ -90,6 +97,9 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         return False
     entry.type = ENTRY_SKIP if name.meta.kind == KIND_ALLREDUCE and name.absent == c.segment.size else ENTRY_BATCH
     entry.kind, entry.items, entry.bytes, entry.meta = name.meta.kind, <uint32_t>items, nbytes, name.meta
+    entry.meta.wire = wire_now(c, &name.meta)
+    if not in_place(c, &name.meta):
+        entry.meta.shared = -1
     body = <char*>entry + sizeof(engine_entry)
     memcpy(body, ids, <size_t>items * sizeof(int32_t))
     if gathers:
@@ -98,12 +108,12 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         entry.algorithm = ALGORITHM_ADASUM if adasum else ALGORITHM_SCATTER
         entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>SLOT_BYTES))
         entry.stores = STORES_CACHED if c.knobs.stores == STORES_AUTO else c.knobs.stores
-    elif name.meta.shared >= 0 and name.meta.kind == KIND_ALLREDUCE:
+    elif entry.meta.shared >= 0 and name.meta.kind == KIND_ALLREDUCE:
         entry.algorithm = ALGORITHM_SHARED
     elif name.meta.kind == KIND_ALLREDUCE and nbytes * <uint64_t>c.segment.size <= ONE_SHOT_BYTES:
         entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
     else:
-        chooser = &c.choosers[name.meta.wire != 0]
+        chooser = &c.choosers[entry.meta.wire != 0]
         entry.algorithm = ALGORITHM_TWO_SHOT
         entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>min(nbytes // 2, <uint64_t>SLOT_BYTES)))
         entry.chunk = (entry.chunk + 4095) & ~<uint32_t>4095

@@ -14,8 +14,8 @@ from engine_ext.control.batch cimport close_batches
 from engine_ext.control.describe cimport describe_ranks
 from engine_ext.control.layout cimport (
     ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ID_WORDS, IDS, KIND_ALLGATHER,
-    KIND_ALLREDUCE, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, engine_entry, engine_meta, engine_request,
-    meta_wire_bytes, rank_page,
+    KIND_ALLREDUCE, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, WIRE_TUNED, engine_entry, engine_meta, engine_request,
+    meta_reduces, meta_wire_bytes, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
 from engine_ext.control.segment cimport elsewhere
@@ -214,6 +214,8 @@ cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
     if name.id < 0 or memcmp(&meta, &name.meta, sizeof(engine_meta)) != 0:
         if not append_definition(c, name, &meta, id):
             return False
+        if meta.wire == WIRE_TUNED and meta_reduces(&meta):
+            store_relaxed(&c.tuned, c.tuned + 1)        # the tuner looks
     if first:
         c.free_count -= 1
         c.by_id[id] = name
@@ -236,7 +238,7 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
     cdef rank_page* page
     cdef int64_t rows
     cdef int r
-    name.nbytes, name.absent = <uint64_t>meta_wire_bytes(&name.meta), 0
+    name.nbytes, name.absent = <uint64_t>meta_wire_bytes(&name.meta, wire_now(c, &name.meta)), 0
     if name.meta.kind == KIND_ALLGATHER:
         if name.rows == NULL:
             name.rows = <int64_t*>calloc(c.segment.size, sizeof(int64_t))
@@ -387,6 +389,18 @@ cdef bint append_joined(Coordinator* c) noexcept nogil:
     schedule_append(&c.writer, entry)
     c.resume_at = c.writer.tail
     return True
+
+
+cdef void coordinator_turn(Coordinator* c, const Knobs* knobs) noexcept nogil:
+    """Put knobs into force. What is queued will travel as they say, and counts so."""
+    cdef Name* name
+    cdef int32_t i
+    c.knobs, c.queue_bytes = knobs[0], 0
+    for i in range(c.queue_count):
+        name = c.by_id[c.queue[i]]
+        if meta_reduces(&name.meta):
+            name.nbytes = <uint64_t>meta_wire_bytes(&name.meta, wire_now(c, &name.meta))
+        c.queue_bytes += name.nbytes
 
 
 cdef bint coordinator_step(Coordinator* c) noexcept nogil:

@@ -4,7 +4,7 @@ from libc.stdlib cimport strtod
 
 from engine_ext.control.layout cimport (
     DIM_DIGEST, DIM_FAULT, DIM_SPARSE, FAULT_INDEX, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER,
-    KIND_BROADCAST, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, engine_meta,
+    KIND_BROADCAST, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, WIRE_TUNED, engine_meta,
 )
 from engine_ext.data.kernels cimport ENGINE_DTYPES
 
@@ -92,6 +92,8 @@ cdef int describe_shape(const engine_meta* meta, char* text, int at, int room) n
 cdef int describe_wire(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
     if meta.wire == 0:
         return at
+    if meta.wire == WIRE_TUNED:
+        return fit(at, snprintf(text + at, room - at, " compressed as tuned"), room)
     return fit(at, snprintf(text + at, room - at, " compressed to %s", DTYPE_NAMES[meta.wire - 1]), room)
 
 

@@ -10,7 +10,7 @@ GIL, never spins, and sleeps without a timeout unless a batch is open or an entr
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_unseen
+from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
 from engine_ext.control.execute cimport fail_everything, run_schedule, wake_waiters
 from engine_ext.control.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
@@ -67,7 +67,7 @@ cdef bint drive_once(State* e) noexcept nogil:
     if e.segment.rank == 0:
         if load32_acquire(&e.wanted_new):
             pthread_mutex_lock(&e.lock)
-            e.coordinator.knobs = e.wanted
+            coordinator_turn(&e.coordinator, &e.wanted)
             store32_relaxed(&e.wanted_new, 0)
             pthread_mutex_unlock(&e.lock)
         tail, waiting, stuck = e.coordinator.writer.tail, e.coordinator.queue_count, e.coordinator.stuck

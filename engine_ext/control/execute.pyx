@@ -6,7 +6,7 @@ from libc.string cimport memcpy, memset, strncpy
 from engine_ext.control.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
     ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK,
-    STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes, meta_wire,
+    STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes, wire_dtype,
 )
 from engine_ext.control.members cimport members_heard, members_tell
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
@@ -182,7 +182,7 @@ cdef bint plan_scatter(State* e, const engine_entry* entry) noexcept nogil:
             first, last = r * (rows // size) + min(r, rows % size), (r + 1) * (rows // size) + min(r + 1, rows % size)
             if plan_add(&e.executor.plan, member.source + first * member.row_bytes if member.source != NULL else NULL,
                         member.target, (last - first) * member.row_bytes, member.dtype,
-                        meta_wire(&entry.meta, member.dtype), -1) == NULL:
+                        wire_dtype(entry.meta.wire, member.dtype), -1) == NULL:
                 return False
         e.executor.send_bytes[r] = e.executor.plan.total - e.executor.send_start[r]
     executor_start(&e.executor, scatter_chunks(&e.executor))
@@ -213,7 +213,7 @@ cdef bint take_received(State* e) noexcept nogil:
     return op.memory != NULL
 
 
-cdef bint plan_group(Plan* plan, const Op* op) noexcept nogil:
+cdef bint plan_group(Plan* plan, const Op* op, int entry_wire) noexcept nogil:
     """By dtype, and without gaps between tensors of one: so a rank that has joined, and has not been told more than how many
     elements of each dtype there are, has the same plan. False without memory."""
     cdef const Member* member
@@ -223,7 +223,7 @@ cdef bint plan_group(Plan* plan, const Op* op) noexcept nogil:
     cdef uint32_t k
     cdef int d, wire
     for d in range(ENGINE_DTYPES):
-        begun, wire = False, meta_wire(&op.meta, d)
+        begun, wire = False, wire_dtype(entry_wire, d)
         if op.members == NULL and op.meta.dims[d]:
             nbytes = <uint64_t>(op.meta.dims[d] * dtype_bytes(d))
             if plan_add(plan, NULL, op.target + used, nbytes, d, wire, -1) == NULL:
@@ -256,10 +256,10 @@ cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
                 return False
             op.memory_bytes, op.target = op.nbytes, op.memory
         if op.meta.group:
-            planned = plan_group(&e.executor.plan, op)
+            planned = plan_group(&e.executor.plan, op, entry.meta.wire)
         else:
             planned = plan_add(&e.executor.plan, op.source, op.target, op.nbytes, op.meta.dtype,
-                               meta_wire(&op.meta, op.meta.dtype), op.meta.shared if shared else -1) != NULL
+                               wire_dtype(entry.meta.wire, op.meta.dtype), op.meta.shared if shared else -1) != NULL
         if not planned:
             return False
     if entry.algorithm == ALGORITHM_ADASUM:
@@ -364,7 +364,7 @@ cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
     memset(row, 0, sizeof(Row))
     row.sequence, row.type, row.kind = entry.sequence, entry.type, entry.kind
     row.algorithm, row.stores, row.items, row.nbytes = entry.algorithm, entry.stores, entry.items, entry.bytes
-    row.knob_version, row.started = entry.knob_version, now_ns()
+    row.knob_version, row.wire, row.started = entry.knob_version, entry.meta.wire, now_ns()
     if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
         record = e.table.by_id[ids_of(entry)[0]]
         if record != NULL:
@@ -380,6 +380,7 @@ cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
     e.seen.version = entry.knob_version
     store_relaxed(&e.seen.fusion_threshold, entry.fusion_threshold)     # submissions look without the lock
     e.seen.cycle_time_ms, e.seen.stores, e.seen.chunk = entry.cycle_time_ms, entry.stores_knob, entry.chunk_knob
+    e.seen.compression = entry.compression_knob
 
 
 cdef void leave(State* e, engine_entry* entry) noexcept nogil:

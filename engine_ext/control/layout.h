@@ -15,7 +15,7 @@
 #include "engine_ext/data/kernels.h"
 
 enum {
-  ENGINE_PROTOCOL = 7,
+  ENGINE_PROTOCOL = 8,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
   DIM_SPARSE = 10,             /* in dims of a sparse tensor; every dtype's number is below it */
@@ -40,6 +40,8 @@ enum { LAYOUT_ROWS, LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_SPARSE
 /* What is wrong with a sparse tensor, so that every rank is told and nobody waits. */
 enum { FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS };
 enum { STORES_CACHED, STORES_STREAMING, STORES_AUTO };
+/* engine_meta.wire of a name, never of an entry that moves data: it travels as the knob `compression` says. */
+enum { WIRE_TUNED = 255 };
 enum { CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED };
 /* rank_page.asleep: which door sleeps, and what would be news to it besides a new entry. */
 enum {
@@ -63,7 +65,7 @@ typedef struct engine_meta {
   int32_t root;                /* of a broadcast, as a rank of the world */
   double prescale, postscale;
   int64_t shared;              /* where in the arena, the same on every rank, or -1 */
-  uint8_t wire;                /* 1 + the dtype in which float32 and float64 travel; 0: in their own */
+  uint8_t wire;                /* 1 + the dtype in which float32 and float64 travel; 0: in their own; WIRE_TUNED */
   uint8_t fault, reserved[6];  /* of a sparse tensor that must not be added up: FAULT_* */
   uint32_t ndim, group;        /* tensors in a group, 0 for one tensor */
   /* dims[0] of an allgather or all-to-all is 0: it may differ. Of a group: how many elements of each dtype (an allgather's:
@@ -91,7 +93,7 @@ typedef struct engine_entry {
   uint32_t chunk, knob_version;
   uint64_t fusion_threshold;
   double cycle_time_ms;
-  uint8_t stores_knob, padding[3];
+  uint8_t stores_knob, compression_knob, padding[2];
   uint32_t chunk_knob;
   int32_t id, name_bytes;      /* JOINED: id is the last rank to join; BATCH: see ENTRY_MEMBERS */
   uint64_t closed;             /* nanoseconds: when a recorded BATCH or SKIP was closed; 0: it is not recorded */
@@ -162,9 +164,9 @@ static const uint64_t ENGINE_LAYOUT =
 /* Bytes of one element, by dtype. */
 static const uint8_t ENGINE_ITEM_BYTES[] = {2, 2, 4, 8, 1, 1, 4, 8, 1};
 static inline int64_t dtype_bytes(int dtype) { return ENGINE_ITEM_BYTES[dtype]; }
-/* The dtype in which a tensor of `dtype` travels: only what is wider than a half is compressed. */
-static inline int meta_wire(const engine_meta *meta, int dtype) {
-  return meta->wire && (dtype == ENGINE_FLOAT32 || dtype == ENGINE_FLOAT64) ? meta->wire - 1 : dtype;
+/* The dtype in which a tensor of `dtype` travels, `wire` being an entry's: only what is wider than a half is compressed. */
+static inline int wire_dtype(int wire, int dtype) {
+  return wire && (dtype == ENGINE_FLOAT32 || dtype == ENGINE_FLOAT64) ? wire - 1 : dtype;
 }
 /* Bytes of one row, for kinds whose first dimension may differ by rank. A group is gathered as bytes. */
 static inline int64_t meta_row_bytes(const engine_meta *meta) {
@@ -184,12 +186,15 @@ static inline int64_t meta_bytes(const engine_meta *meta) {
   int64_t rows = meta->kind == KIND_ALLGATHER || meta->kind == KIND_ALLTOALL || meta->ndim == 0 ? 1 : meta->dims[0];
   return rows * meta_row_bytes(meta);
 }
-/* As meta_bytes, but of what travels. */
-static inline int64_t meta_wire_bytes(const engine_meta *meta) {
+static inline int meta_reduces(const engine_meta *meta) {
+  return meta->kind == KIND_ALLREDUCE || meta->kind == KIND_REDUCESCATTER;
+}
+/* As meta_bytes, but of what travels, `wire` being an entry's. */
+static inline int64_t meta_wire_bytes(const engine_meta *meta, int wire) {
   int64_t n = meta_bytes(meta);
-  if (meta->wire == 0 || (meta->kind != KIND_ALLREDUCE && meta->kind != KIND_REDUCESCATTER)) return n;
-  if (meta->group == 0) return n / dtype_bytes(meta->dtype) * dtype_bytes(meta_wire(meta, meta->dtype));
-  for (int d = ENGINE_FLOAT32; d <= ENGINE_FLOAT64; d++) n -= meta->dims[d] * (dtype_bytes(d) - dtype_bytes(meta_wire(meta, d)));
+  if (wire == 0 || !meta_reduces(meta)) return n;
+  if (meta->group == 0) return n / dtype_bytes(meta->dtype) * dtype_bytes(wire_dtype(wire, meta->dtype));
+  for (int d = ENGINE_FLOAT32; d <= ENGINE_FLOAT64; d++) n -= meta->dims[d] * (dtype_bytes(d) - dtype_bytes(wire_dtype(wire, d)));
   return n;
 }
 

@@ -10,6 +10,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         LAYOUT_ROWS, LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_SPARSE
         FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS
         STORES_CACHED, STORES_STREAMING, STORES_AUTO
+        WIRE_TUNED
         CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED
         ENTRY_NEEDS_PACK, ENTRY_MEMBERS
         SLEEP_ENGINE, SLEEP_WAITER, SLEEP_DOORS, SLEEP_IN_ENTRY, SLEEP_CYCLE, SLEEP_STUCK, SLEEP_COUNT_SHIFT
@@ -40,7 +41,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint32_t chunk, knob_version
         uint64_t fusion_threshold
         double cycle_time_ms
-        uint8_t stores_knob
+        uint8_t stores_knob, compression_knob
         uint32_t chunk_knob
         int32_t id, name_bytes
         uint64_t closed
@@ -75,8 +76,9 @@ cdef extern from "engine_ext/control/layout.h" nogil:
     int64_t dtype_bytes(int dtype)
     int64_t meta_row_bytes(const engine_meta* meta)
     int64_t meta_bytes(const engine_meta* meta)
-    int64_t meta_wire_bytes(const engine_meta* meta)
-    int meta_wire(const engine_meta* meta, int dtype)
+    bint meta_reduces(const engine_meta* meta)
+    int64_t meta_wire_bytes(const engine_meta* meta, int wire)
+    int wire_dtype(int wire, int dtype)
     uint64_t segment_bytes(uint32_t size)
     coordinator_page* segment_coordinator(segment_header* h)
     uint64_t* segment_ring(segment_header* h)

@@ -42,6 +42,7 @@ cdef struct Row:            # of the history
     uint8_t kind
     uint8_t algorithm
     uint8_t stores
+    uint8_t wire            # as in engine_meta, of an entry
     uint32_t items
     uint64_t nbytes
     uint32_t knob_version

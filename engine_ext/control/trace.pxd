@@ -37,7 +37,7 @@ cdef struct EntryRecord:
     uint64_t sequence, nbytes, closed, started, ended
     uint64_t[3] first, last, spent      # of the stages; 0 for a stage that had nothing to do
     uint32_t items
-    uint8_t type, kind, algorithm
+    uint8_t type, kind, algorithm, wire
 
 cdef struct TensorRecord:       # `items` of them follow an EntryRecord
     uint64_t submitted, nbytes

@@ -111,6 +111,8 @@ cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Exe
     told.sequence, told.nbytes, told.closed, told.started = entry.sequence, entry.bytes, entry.closed, started
     told.ended, told.items = now_ns(), entry.items
     told.type, told.kind, told.algorithm = entry.type, entry.kind, entry.algorithm
+    if entry.type == ENTRY_BATCH:
+        told.wire = entry.meta.wire
     if entry.type == ENTRY_BATCH and x.timed:   # else it is not this entry's
         memcpy(told.first, x.stage_first, sizeof(told.first))
         memcpy(told.last, x.stage_last, sizeof(told.last))

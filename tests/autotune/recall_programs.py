@@ -30,6 +30,7 @@ def searches(home: str, models: Sequence[Sequence[int]]) -> list[dict[str, Any]]
             native_mark()
 
         steps_until(lambda: not tuner().searching, mark)
-        found.append({name: value for name, value in engine.knobs().items() if name not in ("version", "entry")})
+        others = ("version", "entry", "compression")  # the last is not tuned here
+        found.append({name: value for name, value in engine.knobs().items() if name not in others})
         engine.shutdown()
     return found

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.link import Link, fit, suggestion
+from autotune.link import Link, first_setting, fit, suggestion
+from autotune.space import Choice, Integer, Real, Space
+from engine.tuning.batches import traffic
 
 
 def waited(link: Link, total: float, arriving: float, batch: float) -> float:
@@ -57,3 +61,62 @@ def test_no_other_batch_size_would_be_better_by_the_model(
     least = min(waited(link, total, arriving, batch) for batch in tried)
     assert found <= 1.03 * least + 2.0 / bandwidth  # a byte more, since they are whole
     assert knobs["cycle_time_ms"] == 0.0 or 0.1 < knobs["cycle_time_ms"] <= 1e3 * arriving
+
+
+SPACE = Space(
+    fusion_threshold=Integer(1 << 16, 1 << 30, log=True),
+    cycle_time_ms=Real(0.05, 50.0, log=True, off=0.0),
+    stores=Choice(["auto", "cached"]),
+)
+DEFAULT = {"fusion_threshold": 1 << 26, "cycle_time_ms": 5.0, "stores": "auto"}
+BATCHES = [(size, 1e-4 + size / 1e9) for size in (1e5, 1e6, 1e7)] * 4
+
+
+def test_where_to_look_first_is_in_the_space_and_leaves_other_knobs() -> None:
+    found = first_setting({"batches": BATCHES, "bytes": 1e8, "arriving": 0.05}, SPACE, DEFAULT)
+    assert found is not None
+    link, knobs = found
+    assert knobs == SPACE.check(knobs) and knobs["stores"] == "auto"
+    expected = suggestion(link, 1e8, 0.05)
+    assert knobs["fusion_threshold"] == pytest.approx(expected["fusion_threshold"], rel=1e-3)
+    assert knobs["cycle_time_ms"] == pytest.approx(expected["cycle_time_ms"], rel=1e-3)
+    small = first_setting({"batches": BATCHES, "bytes": 1e4, "arriving": 0.05}, SPACE, DEFAULT)
+    assert small is not None and small[1]["fusion_threshold"] == 1 << 16
+
+
+@pytest.mark.parametrize("lacks", [{"batches": []}, {"bytes": 0}, {"arriving": None}])
+def test_without_a_model_there_is_nothing_to_try_first(lacks: dict[str, Any]) -> None:
+    assert first_setting({"batches": BATCHES, "bytes": 1e8, "arriving": 0.05} | lacks, SPACE, DEFAULT) is None
+
+
+def test_a_space_without_its_knobs_has_nothing_to_try_first() -> None:
+    space = Space(stores=Choice(["auto", "cached"]))
+    traffic = {"batches": BATCHES, "bytes": 1e8, "arriving": 0.05}
+    assert first_setting(traffic, space, {"stores": "auto"}) is None
+
+
+def row(started: float, nbytes: int = 100, **changes: Any) -> dict[str, Any]:
+    return {
+        "type": "batch",
+        "kind": "allreduce",
+        "bytes": nbytes,
+        "started": started,
+        "ended": started + 0.5,
+        **changes,
+    }
+
+
+def test_batches_are_those_of_allreduces_that_have_ended_and_steps_lie_between_marks() -> None:
+    history = [
+        row(1.0),
+        row(3.0, 300),
+        row(3.5, kind="broadcast"),
+        row(4.5, type="skip"),
+        row(12.0),
+        row(15.0),
+        row(17.0, ended=None),
+        row(21.0),
+    ]
+    seen = traffic(history, [0.0, 10.0, 20.0, 30.0])
+    assert seen == {"batches": [[100, 0.5], [300, 0.5], [100, 0.5], [100, 0.5], [100, 0.5]], "arriving": 2.5}
+    assert traffic(history, [0.0])["arriving"] is None

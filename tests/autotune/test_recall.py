@@ -252,6 +252,7 @@ class Asked:
     """An engine and a tuner's process with something to recall."""
 
     size = 2
+    compressible = False
 
     def __init__(self, knobs: Any) -> None:
         self.recalled = knobs

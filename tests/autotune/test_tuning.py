@@ -50,6 +50,7 @@ def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced
     held = {"fusion_threshold": 1 << 20, "chunk_bytes": 1 << 16}
     assert {name: first[name] for name in held} == held
     running = {name: value for name, value in DEFAULT.items() if name not in held}
+    assert rows[0]["space"].keys() == running.keys()  # no tensor may be compressed
     assert rows[0]["default"] == rows_of(log, "ask")[0]["knobs"] == running
     about = rows[0]["about"]
     assert {name: about[name] for name in ("ranks", "held", "tensors")} == {"ranks": 2, "held": held, "tensors": 5}
@@ -163,12 +164,26 @@ def test_what_best_prints_starts_a_job_with_these_knobs(
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("chosen", "travels"), [({}, "bf16"), ({"compression": "none"}, "none")])
+def test_compression_of_a_log_is_for_tensors_that_allow_it_and_gives_way_to_the_user(
+    chosen: dict[str, str], travels: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "first": [], "settings": {}}
+    log.write_text(json.dumps({**opened, "default": {"compression": "bf16"}}) + "\n")
+    engine.init(autotune_from=log, **chosen)
+    engine.barrier()
+    assert tuned_programs.compressed_step(0) == travels == engine.knobs()["compression"]
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"autotune_from": "/nowhere"}, r"autotune_from is '/nowhere', which cannot be used: .*No such file"),
         ({"autotune_from": __file__}, r"autotune_from is .* cannot be used: .* line 1: expected a row in JSON"),
         ({"autotune_from": "LOG"}, r"cannot be used: it has stores='fast'; one of auto, cached, streaming is"),
+        ({"autotune_from": "FP16"}, r"cannot be used: it has compression='fp16'; one of none, bf16 is expected"),
         ({"autotune": 1, "autotune_log": "/proc/a/b"}, r"autotune_log is '/proc/a/b', where rank 0 cannot write"),
         ({"autotune": 1, "autotune_log": "/proc"}, r"autotune_log is '/proc', where rank 0 cannot write: it is a dir"),
     ],
@@ -179,6 +194,7 @@ def test_files_that_cannot_be_used_are_an_error_at_the_start(
     monkeypatch.chdir(tmp_path)
     opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "first": [], "settings": {}}
     Path("LOG").write_text(json.dumps({**opened, "default": {"cycle_time_ms": 2, "stores": "fast"}}) + "\n")
+    Path("FP16").write_text(json.dumps({**opened, "default": {"compression": "fp16"}}) + "\n")
     with pytest.raises(ConfigError, match=says):
         engine.init(**settings)
     assert not engine.is_initialized()
@@ -201,6 +217,8 @@ def test_a_program_that_turns_knobs_itself_ends_the_search(caplog: pytest.LogCap
 
 class FakeEngine:
     """Steps as told, of which the last four are remembered."""
+
+    compressible = False
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, int]] = []
@@ -323,6 +341,41 @@ def test_the_knobs_of_a_log_are_tried_first_in_a_search(tmp_path: Path) -> None:
     opening = journal.read(log)[0]
     assert opening["default"] == {name: value for name, value in DEFAULT.items() if name != "stores"}
     assert opening["first"] == [opening["default"] | {"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}]
+
+
+def test_compression_is_tuned_where_the_program_allows_it(tmp_path: Path) -> None:
+    """The search finds what is faster, every result is one of the two, and the next job begins with it."""
+    log = tmp_path / "log.jsonl"
+    held = {f"ENGINE_{name.upper()}": str(value) for name, value in DEFAULT.items()}
+    options = [*FEW, "--autotune-bayes-opt-max-samples", "6", "--autotune-log-file", str(log)]
+    finished = run_ranks(2, tuned_programs.search_compression, str(log), options=options, env=held)
+    assert finished.values == [{"none", "bf16"}] * 2
+    opening = journal.read(log)[0]
+    assert opening["space"] == {"compression": KNOBS["compression"]} and opening["default"] == {"compression": "none"}
+    assert {row["knobs"]["compression"] for row in rows_of(log, "ask")} == {"none", "bf16"}
+    final = next(row for row in rows_of(log, "decide") if row.get("final"))
+    assert final["knobs"] == {"compression": "bf16"}
+    said = [line for line in finished.ranks[0].stderr.splitlines() if "autotune: " in line]
+    assert "autotune: compression=bf16: a step takes " in said[0]
+    again = run_ranks(2, tuned_programs.compressed_from_the_start, options=["--autotune-from", str(log)])
+    assert again.values == ["bf16"] * 2
+
+
+@pytest.mark.parametrize(("held", "tried"), [((), True), (("compression",), False)])
+def test_compression_is_taken_up_when_tensors_tell_that_it_matters(held: tuple[str, ...], tried: bool) -> None:
+    class Compressing(Steady):
+        def knobs(self) -> dict[str, Any]:
+            return super().knobs() | {"compression": "none"}
+
+    fake: Any = Compressing([])
+    search = tuning.Tuning(fake, config.Config(), held, (), {"stores": "cached", "compression": "bf16"}, {})
+    assert "compression" not in search._space and search._first == [DEFAULT | {"stores": "cached"}]
+    fake.compressible = True
+    search._survey()
+    new = {"compression": "none"} if tried else {}
+    assert search._space.keys() == search._default.keys() == (DEFAULT | new).keys()
+    assert search._default == search._running == search._best == DEFAULT | new
+    assert search._first == [DEFAULT | {"stores": "cached"} | ({"compression": "bf16"} if tried else {})]
 
 
 def test_knobs_of_a_log_are_moved_into_the_ranges() -> None:

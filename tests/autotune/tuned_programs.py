@@ -79,6 +79,48 @@ def search(log: str) -> dict[str, Any]:
     return engine.knobs()
 
 
+def compressed_step(number: int) -> str:
+    """Reduce a tensor that may be compressed and one that may not; what the first has travelled as, by its bits."""
+    import torch
+
+    rng = np.random.default_rng(number)
+    parts = rng.standard_normal((engine.size(), 5000)).astype(np.float32)
+    mine = parts[engine.rank()]
+    handles = [
+        engine.allreduce_async(mine, name="tuned", op=engine.Sum, compression=engine.Compression.tuned),
+        engine.allreduce_async(mine, name="plain", op=engine.Sum),
+    ]
+    tuned, plain = (engine.synchronize(handle) for handle in handles)
+    halves = torch.from_numpy(parts).bfloat16().float().sum(dim=0).bfloat16().float().numpy()
+    exact = parts.sum(axis=0)
+    np.testing.assert_array_equal(plain, exact)
+    travelled = "none" if np.array_equal(tuned, exact) else "bf16" if np.array_equal(tuned, halves) else "neither"
+    if engine.knobs()["compression"] == "none":
+        time.sleep(SLOW)
+    return travelled
+
+
+def search_compression(log: str) -> set[str]:
+    """Train until the search is over; what tensors have travelled as."""
+    tuning.WATCH = 0.3
+    engine.init()
+    number, flag, seen, end = 0, np.zeros(1, np.float32), set(), time.monotonic() + 60.0
+    while not flag[0]:
+        seen.add(compressed_step(number))
+        native_mark()
+        number += 1
+        flag[0] = engine.rank() == 0 and (not tuner().searching or time.monotonic() > end)
+        flag = engine.allreduce(flag, name="over", op=engine.Max)
+    assert engine.rank() != 0 or not tuner().searching, f"no end after {number} steps, log {Path(log).read_text()}"
+    return seen
+
+
+def compressed_from_the_start() -> str:
+    engine.init()
+    engine.barrier()
+    return compressed_step(0)
+
+
 def survive(answering: float) -> dict[str, Any]:
     """Let the test do something to the tuner's process in the midst of a search; train on when the tuner is gone."""
     tuning.ANSWERING = answering

@@ -14,7 +14,9 @@ from ranks import RanksFailed, run_ranks
 
 MODULES = tuple(
     f"torch_{each}"
-    for each in ("training gradients state functions options alias batch_norm sets sparse adasum compression".split())
+    for each in (
+        "training gradients state functions options alias batch_norm sets sparse adasum compression tuned".split()
+    )
 )
 SIZES = (1, 2, 3, 4)
 CASES = [(module, name) for module in MODULES if import_module(module) for name in torch_cases.registered[module]]

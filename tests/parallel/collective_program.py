@@ -146,6 +146,7 @@ def knobs() -> int:
         {"chunk_bytes": 65536},
         {"fusion_threshold": 1 << 20, "cycle_time_ms": 0.0, "stores": "cached", "chunk_bytes": 1 << 20},
         {"stores": "auto"},
+        {"compression": "bf16"},
     ]
     now = engine.knobs()
     with cases.case("before any change"):

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from adasum_program import check_rounded, vector
 from adasum_reference import adasum
+from compression_program import compressed
 from on_ranks import check_equal, numbers
-from operation_table import BOOL, CELLS, DTYPES, OPS, Array, expected
+from operation_table import BOOL, CELLS, DTYPES, FLOATS, OPS, Array, expected
 
 import engine
 
@@ -29,6 +30,7 @@ ROWS = (0, 1, 2, 3, 5, 16, 33, 1000, 20_001)
 RESTS = ((), (1,), (3,), (0,), (2, 5), (3, 1, 2))
 CHUNKS = (4096, 4097, 5000, 1 << 16, 1 << 19, 1 << 20)
 LAYOUTS = ("C", "F", "steps", "backwards", "misaligned")
+WIRES = (None, "bfloat16", "float16")
 PAUSES = (0.0, 0.0, 0.0, 0.0001, 0.002)
 
 
@@ -46,6 +48,8 @@ class Operation:
         By rank; of an all-to-all.
     odd : int or None
         A rank whose tensors have one dimension more: every rank gets a `MismatchError`.
+    wire : str or None
+        What a reduction travels as if it is `tuned`: several are held against the result.
     ranks : tuple of int
         Of a process set; all other numbers of ranks count in it. Empty: all ranks.
     seed : int
@@ -62,8 +66,14 @@ class Operation:
     splits: tuple[tuple[int, ...], ...] = ()
     in_place: bool = False
     odd: int | None = None
+    wire: str | None = None
     ranks: tuple[int, ...] = ()
     seed: int = 0
+
+    @property
+    def tuned(self) -> bool:
+        """Whether it may be compressed, as the knob says."""
+        return self.seed % 2 == 1 and self.kind in REDUCTIONS and self.op in OPS
 
 
 @dataclass(frozen=True)
@@ -185,6 +195,7 @@ def program(st: Any, size: int, sets: tuple[tuple[int, ...], ...] = ()) -> Any:
                     "cycle_time_ms": st.sampled_from((0.0, 0.1, 1.0, 5.0)),
                     "stores": st.sampled_from(("auto", "cached", "streaming")),
                     "chunk_bytes": st.sampled_from(CHUNKS),
+                    "compression": st.sampled_from(("none", "bf16", "fp16")),
                 },
             ),
         ),
@@ -282,6 +293,13 @@ def where(operation: Operation) -> engine.ProcessSet:
     return SETS[operation.ranks] if operation.ranks else engine.global_process_set
 
 
+def _how(operation: Operation) -> dict[str, Any]:
+    return {
+        "process_set": where(operation),
+        "compression": engine.Compression.tuned if operation.tuned else engine.Compression.none,
+    }
+
+
 def _allreduce(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
     call = {
         (True, True): engine.allreduce_,
@@ -289,7 +307,7 @@ def _allreduce(operation: Operation, tensors: list[Array], rank: int, blocking: 
         (False, True): engine.allreduce_async_,
         (False, False): engine.allreduce_async,
     }[blocking, operation.in_place]
-    return call(tensors[0], getattr(engine, operation.op), operation.name, *operation.scales, where(operation))
+    return call(tensors[0], getattr(engine, operation.op), operation.name, *operation.scales, **_how(operation))
 
 
 def _grouped_allreduce(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
@@ -299,7 +317,7 @@ def _grouped_allreduce(operation: Operation, tensors: list[Array], rank: int, bl
         (False, True): engine.grouped_allreduce_async_,
         (False, False): engine.grouped_allreduce_async,
     }[blocking, operation.in_place]
-    return call(tensors, getattr(engine, operation.op), operation.name, *operation.scales, where(operation))
+    return call(tensors, getattr(engine, operation.op), operation.name, *operation.scales, **_how(operation))
 
 
 def _broadcast(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
@@ -325,12 +343,12 @@ def _alltoall(operation: Operation, tensors: list[Array], rank: int, blocking: b
 
 def _reducescatter(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
     call = engine.reducescatter if blocking else engine.reducescatter_async
-    return call(tensors[0], getattr(engine, operation.op), operation.name, *operation.scales, where(operation))
+    return call(tensors[0], getattr(engine, operation.op), operation.name, *operation.scales, **_how(operation))
 
 
 def _grouped_reducescatter(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
     call = engine.grouped_reducescatter if blocking else engine.grouped_reducescatter_async
-    return call(tensors, getattr(engine, operation.op), operation.name, *operation.scales, where(operation))
+    return call(tensors, getattr(engine, operation.op), operation.name, *operation.scales, **_how(operation))
 
 
 def _barrier(operation: Operation, tensors: list[Array], rank: int, blocking: bool) -> Any:
@@ -346,10 +364,14 @@ def _combined(operation: Operation, brought: list[list[Array]], rank: int) -> li
 
 
 def _reduced(operation: Operation, brought: list[list[Array]], rank: int) -> list[Array]:
-    return [
-        expected(dtype, operation.op, values, *operation.scales)
-        for (dtype, _), *values in zip(operation.members, *brought, strict=True)
-    ]
+    wanted = []
+    for (dtype, _), *values in zip(operation.members, *brought, strict=True):
+        if operation.wire is not None and dtype in FLOATS:
+            want = compressed(dtype, operation.wire, operation.op, values, *operation.scales)
+            wanted.append(want.reshape(values[0].shape))
+        else:
+            wanted.append(expected(dtype, operation.op, values, *operation.scales))
+    return wanted
 
 
 def _received(operation: Operation, brought: list[list[Array]], rank: int) -> list[Array]:
@@ -596,7 +618,12 @@ class Walk:
             return
         results = [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
         kind = KINDS[operation.kind]
-        self.compare(flight, results, kind.results(operation, flight.brought, self.place(operation)), kind.check)
+        for wire in WIRES if operation.tuned else (None,):  # the knob was turned while it was in flight: any, in full
+            self.outcome.failures.pop(flight.place, None)
+            meant = replace(operation, wire=wire)
+            self.compare(flight, results, kind.results(meant, flight.brought, self.place(operation)), kind.check)
+            if flight.place not in self.outcome.failures:
+                break
         if operation.in_place:
             if not all(got is given for got, given in zip(results, flight.tensors, strict=True)):
                 self.outcome.failures[flight.place] = f"{operation}: the result is another tensor"

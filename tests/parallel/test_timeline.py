@@ -77,6 +77,19 @@ def test_every_tensor_is_shown_in_order_with_who_was_last(size: int, slow: int) 
             assert figures["lateness"][slow]["late"] > 0.15 * (timeline_program.STEPS // 2)
 
 
+def test_entries_say_what_they_were_compressed_to() -> None:
+    with start_ranks(2, timeline_program.compressed, options=["--timeline", "t.json"]) as job:
+        job.finish()
+        files = [complete(job.directory / f"t.rank{rank}.json") for rank in range(2)]
+    for events in files:
+        entries = [event["args"] for event in events if event["name"] == "allreduce" and "algorithm" in event["args"]]
+        assert [(each.get("compression"), each["bytes"]) for each in entries] == [
+            (None, 400),
+            ("bf16", 200),
+            ("fp16", 200),
+        ]
+
+
 def test_overlap_is_what_the_program_did() -> None:
     with start_ranks(2, timeline_program.overlapping, 0.06) as job:
         job.finish()

@@ -26,6 +26,7 @@ SETTINGS: dict[str, Any] = {
     "spin_us": 0.0,
     "stores": "auto",
     "chunk_bytes": 512 << 10,
+    "compression": "none",
 }
 _generations = itertools.count(1)
 

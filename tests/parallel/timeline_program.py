@@ -134,6 +134,15 @@ def at_once(names: int, rounds: int, timeline: str | None = None) -> None:
     engine.shutdown()
 
 
+def compressed() -> None:
+    engine.init()
+    for knob in ("none", "bf16", "fp16"):
+        if engine.rank() == 0:
+            engine.set_knobs(compression=knob)
+        engine.barrier()
+        engine.allreduce(ones(), name="tuned", compression=engine.Compression.tuned)
+
+
 def in_sets() -> dict[int, dict[str, int]]:
     """Steps in the world and in two sets that overlap, of which one is removed and added again; the last rank is late.
 

@@ -1,0 +1,40 @@
+"""What the tuner's model of the transport is fitted to: batches of late, and how long a step's tensors took to come."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def traffic(history: Iterable[Mapping[str, Any]], ends: Sequence[float]) -> dict[str, Any]:
+    """Batches and steps that have been seen.
+
+    Parameters
+    ----------
+    history : iterable of dict
+        As `core.Engine.history` gives it.
+    ends : sequence of float
+        When steps have ended, in seconds of the same clock, ascending.
+
+    Returns
+    -------
+    dict
+        `batches`, bytes and seconds of each allreduce; `arriving`, the seconds from the beginning of a step's first
+        batch to that of its last, in the median over steps: None where no step had more than one.
+    """
+    rows = [
+        row
+        for row in history
+        if row["type"] == "batch" and row["kind"] == "allreduce" and row["ended"] is not None and row["bytes"]
+    ]
+    spans = []
+    for begin, end in itertools.pairwise(ends):
+        started = [row["started"] for row in rows if begin < row["started"] <= end]
+        if len(started) > 1:
+            spans.append(max(started) - min(started))
+    return {
+        "batches": [[row["bytes"], row["ended"] - row["started"]] for row in rows],
+        "arriving": statistics.median(spans) if spans else None,
+    }
