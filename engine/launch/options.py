@@ -19,6 +19,7 @@ from engine.launch.hosts import read_hostfile, slots_here
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 STORES = ("auto", "cached", "streaming")
+COMPRESSIONS = ("none", "bf16", "fp16")
 MEBIBYTE = 1 << 20
 
 
@@ -201,6 +202,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--cycle-time-ms", type=_amount, metavar="MS", help="cycle time, in ms")
     add("--stores", choices=STORES, help="how a reduction writes its result: " + ", ".join(STORES))
     add("--chunk-bytes", type=_size_text, metavar="SIZE", help="what goes through a slot at a time, 4K to 1M")
+    add("--compression", choices=COMPRESSIONS, help="what tensors with Compression.tuned travel as")
     add("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="warn of a rank that is late this long")
     add("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S", help="fail when a rank is late this long")
     add("--stall-check", action="store_true", default=None, help="look for late ranks (the default)")
@@ -271,6 +273,7 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
         "ENGINE_FUSION_THRESHOLD": given.fusion_threshold,
         "ENGINE_STORES": given.stores,
         "ENGINE_CHUNK_BYTES": given.chunk_bytes,
+        "ENGINE_COMPRESSION": given.compression,
         "ENGINE_LOG_LEVEL": given.log_level,
     }
     settings |= {name: word for name, word in words.items() if word is not None}

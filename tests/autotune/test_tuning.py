@@ -144,10 +144,11 @@ def test_what_best_prints_starts_a_job_with_these_knobs(
 ) -> None:
     pytest.importorskip("yaml", reason="needs PyYAML")
     decided = {"fusion_threshold": 16746108, "cycle_time_ms": 0.1443, "stores": "streaming", "chunk_bytes": 885385}
+    decided["compression"] = "bf16"
     assert decided.keys() == KNOBS.keys()
     log = tmp_path / "log.jsonl"
     with journal.Journal(log) as rows:
-        Tuner(Space.from_description(KNOBS), DEFAULT, journal=rows)
+        Tuner(Space.from_description(KNOBS), DEFAULT | {"compression": "none"}, journal=rows)
         rows({"row": "decide", "decision": "finish", "knobs": decided, "why": "", "final": True})
     assert cli.main(["best", str(log), "--format", form]) == 0
     said = capsys.readouterr().out

@@ -72,7 +72,7 @@ def test_options_become_settings():
     options = parse(
         "-np 2 --fusion-threshold-mb 1.5 --cycle-time-ms 2.5 --stall-check-warning-time-seconds 30 "
         "--stall-check-shutdown-time-seconds 90 --log-level DEBUG --start-timeout 9 "
-        "--stores streaming --chunk-bytes 64K python x.py -np 3".split()
+        "--stores streaming --chunk-bytes 64K --compression bf16 python x.py -np 3".split()
     )
     assert options.settings == {
         "ENGINE_FUSION_THRESHOLD": "1572864",
@@ -83,6 +83,7 @@ def test_options_become_settings():
         "ENGINE_START_TIMEOUT": "9",
         "ENGINE_STORES": "streaming",
         "ENGINE_CHUNK_BYTES": "64K",
+        "ENGINE_COMPRESSION": "bf16",
     }
     assert options.command == ("python", "x.py", "-np", "3")
 
