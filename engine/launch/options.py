@@ -202,7 +202,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--cycle-time-ms", type=_amount, metavar="MS", help="cycle time, in ms")
     add("--stores", choices=STORES, help="how a reduction writes its result: " + ", ".join(STORES))
     add("--chunk-bytes", type=_size_text, metavar="SIZE", help="what goes through a slot at a time, 4K to 1M")
-    add("--compression", choices=COMPRESSIONS, help="what tensors with Compression.tuned travel as; no others")
+    add("--compression", choices=COMPRESSIONS, help="what tensors with Compression.tuned travel as")
     add("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="warn of a rank that is late this long")
     add("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S", help="fail when a rank is late this long")
     add("--stall-check", action="store_true", default=None, help="look for late ranks (the default)")

@@ -143,13 +143,8 @@ def test_what_best_prints_starts_a_job_with_these_knobs(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("yaml", reason="needs PyYAML")
-    decided = {
-        "fusion_threshold": 16746108,
-        "cycle_time_ms": 0.1443,
-        "stores": "streaming",
-        "chunk_bytes": 885385,
-        "compression": "bf16",
-    }
+    decided = {"fusion_threshold": 16746108, "cycle_time_ms": 0.1443, "stores": "streaming", "chunk_bytes": 885385}
+    decided["compression"] = "bf16"
     assert decided.keys() == KNOBS.keys()
     log = tmp_path / "log.jsonl"
     with journal.Journal(log) as rows:
