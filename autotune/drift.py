@@ -14,6 +14,8 @@ LIMIT = 15.0
 LEAST = 0.03
 #: The reference is sure enough when its error is this share of a batch's.
 SURE = 0.3
+#: How far it may move from what it was at first, in its standard errors: what is farther away is a drift.
+BELIEVED = 2.0
 
 
 class PageHinkley:
@@ -31,6 +33,7 @@ class PageHinkley:
 
     def __init__(self, reference: float, error: float) -> None:
         self.reference, self.error = reference, error
+        self._within = reference - BELIEVED * error, reference + BELIEVED * error
         self.slower = self.faster = 0.0
 
     def add(self, log: float, error: float) -> bool:
@@ -41,6 +44,7 @@ class PageHinkley:
         self.faster = max(0.0, self.faster - deviation - SLACK)
         if self.error > SURE * error and abs(deviation) < MOST / 2:
             mine, its = self.error**-2, error**-2
-            self.reference = (mine * self.reference + its * log) / (mine + its)
+            learnt = (mine * self.reference + its * log) / (mine + its)
+            self.reference = min(max(learnt, self._within[0]), self._within[1])
             self.error = (mine + its) ** -0.5
         return max(self.slower, self.faster) >= LIMIT

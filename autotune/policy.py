@@ -389,7 +389,7 @@ class Tuner:
         mean, deviation = surrogate.mixed(*each)
         z = mean / deviation
         loss = mean * ndtr(z) + deviation * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-        allowed = 3.0 * max(self._spare(), 0.02 * self._budget()) / max(self._left(), 3)
+        allowed = 3.0 * max(self._spare(), 0.02 * self._budget(), 1e-9) / max(self._left(), 3)
         return np.asarray(value - np.maximum(0.0, loss * self._steps() / allowed - 1.0))
 
     def _budget(self) -> float:
