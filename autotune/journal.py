@@ -4,7 +4,7 @@
 |---|---|
 | `open` | seed, space, default, trials, settings of the policy; schema, time, environment, what the search is about |
 | `ask` | a trial: its id, knobs, phase, the reason, the limit in seconds |
-| `tell` | its status and every raw sample, in seconds |
+| `tell` | its status and every raw sample, in seconds; perhaps `exposed`, the share of a step spent waiting |
 | `observe` | samples of what is deployed, after the search |
 | `decide` | a decision: `deploy`, `finish` (with `final`) or `reopen`; the knobs and the reason |
 """
@@ -157,6 +157,9 @@ def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
     for sample in row.get("samples", ()):
         if isinstance(sample, bool) or not isinstance(sample, int | float) or not math.isfinite(sample) or sample <= 0:
             raise JournalError(f"{where}: expected samples in seconds, positive and finite, not {sample!r}")
+    exposed = row.get("exposed", 0.0)
+    if isinstance(exposed, bool) or not isinstance(exposed, int | float) or not 0 <= exposed <= 1:
+        raise JournalError(f"{where}: expected 'exposed' to be a share, 0 to 1, not {exposed!r}")
     return dict(row)
 
 

@@ -131,7 +131,7 @@ class Tuner:
                 knobs = logged
         return self._issue(knobs, phase, why)
 
-    def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok") -> None:
+    def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok", exposed: float | None = None) -> None:
         """What was measured.
 
         Parameters
@@ -142,11 +142,13 @@ class Tuner:
             Seconds of each step, warm-up left out. At least one.
         status : str
             `"ok"`, or `"aborted"` for a trial that was cut short.
+        exposed : float, optional
+            Share of a step spent waiting for communication, 0 to 1: for the journal, and nothing is decided by it.
 
         Raises
         ------
         ValueError
-            No such trial; no samples, or some that are not positive and finite; another status.
+            No such trial; no samples, or some that are not positive and finite; another status; no share.
         """
         trial = self._pending.get(trial_id)
         if trial is None:
@@ -155,8 +157,11 @@ class Tuner:
         if status not in ("ok", "aborted"):
             raise ValueError(f"a trial's status is 'ok' or 'aborted', not {status!r}")
         values = _checked(samples, f"trial {trial_id}")
+        told = {} if exposed is None else {"exposed": float(exposed)}
+        if not 0.0 <= told.get("exposed", 0.0) <= 1.0:
+            raise ValueError(f"exposed is a share of a step, 0 to 1, not {exposed}")
         del self._pending[trial_id]
-        self._write({"row": "tell", "id": trial_id, "status": status, "samples": values})
+        self._write({"row": "tell", "id": trial_id, "status": status, "samples": values, **told})
         self._remember(trial, values, status)
         if not self._pending:
             self._conclude()

@@ -90,7 +90,7 @@ def replay(rows: Sequence[dict[str, Any]]) -> Replay:
             if row["row"] == "ask" and len(produced) == k:
                 tuner.ask(as_logged=None if not differences else (row["knobs"], TOLERANCE))
             elif row["row"] == "tell" and len(produced) == k:
-                tuner.tell(row["id"], row["samples"], row["status"])
+                tuner.tell(row["id"], row["samples"], row["status"], row.get("exposed"))
             elif row["row"] == "observe" and len(produced) == k:
                 tuner.observe(row["samples"])
         except (RuntimeError, ValueError) as error:

@@ -5,7 +5,7 @@
 | `prepare` | | `ready`: what takes long is imported |
 | `recall` | `job` (a `known.Job` without `processor`), `cache` (a directory; null: the user's) | `known` |
 | `begin` | `space`, `default`, `first`, `traffic`, `seed`, `max_trials`, `log` (a path, or null), `about` | `trial` |
-| `told` | `id`, `status`, `samples` of the trial | `trial` or `done` |
+| `told` | `id`, `status`, `samples` of the trial; perhaps `exposed`, the share of waiting | `trial` or `done` |
 | `observe` | `samples` of what is deployed, after `done` | `watching`, or `trial`: there is a drift |
 
 The first two may be left out, and `traffic`, by which a model of the transport (link.py) has its say; after `recall`,
@@ -125,7 +125,7 @@ class Session:
 
     def _told(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._tuner is not None
-        self._tuner.tell(message["id"], message["samples"], message["status"])
+        self._tuner.tell(message["id"], message["samples"], message["status"], message.get("exposed"))
         return self._done() if self._tuner.done else self._ask()
 
     def _observe(self, message: dict[str, Any]) -> dict[str, Any]:

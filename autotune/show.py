@@ -21,6 +21,8 @@ from autotune.whatif import WhatIf
 
 BAR = 16  # characters
 BYTES = ("fusion_threshold", "chunk_bytes")
+# What a sample is, as the log says, and the head of its column.
+SCORES = {"seconds per step": "ms/step", "seconds per period": "ms/period", "busy seconds per GiB": "busy ms/GiB"}
 UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
@@ -42,12 +44,15 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         console.print(f"recalled: {recalled}", highlight=False, markup=False)
     for knobs in head["first"]:
         console.print(f"tried first: {text_of(knobs)}", highlight=False)
-    console.print(_table(head["space"], story.lines))
+    score = _scored(head)
+    measured = any(not math.isnan(line.exposed) for line in story.lines)
+    shares = ["" if math.isnan(line.exposed) else f"{line.exposed:.0%}" for line in story.lines]
+    console.print(_table(head["space"], story.lines, {"exposed": shares} if measured else None, score))
     for row in story.decisions:
         told = f"after trial {row['last']}: [bold]{row['decision']}[/] {text_of(row['knobs'])}: {row['why']}"
         console.print(told, highlight=False)
     console.print(_curves(story, regrets(rows, story)), highlight=False)
-    if story.spent:
+    if story.spent and not score.startswith("busy"):  # samples per byte do not add up to seconds
         console.print(
             f"{len(story.lines)} trials, {story.spent:.3g} s of steps; slower trials lost {story.lost:.2g} s "
             f"({story.lost / story.spent:.1%}), faster ones saved {story.saved:.2g} s", highlight=False,
@@ -58,7 +63,7 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
 
 def show_what_if(found: WhatIf, name: str, opened: dict[str, Any], console: Console) -> None:
     """Print what another search would have been."""
-    console.print(_table(opened["space"], found.lines, {"from": found.sources}))
+    console.print(_table(opened["space"], found.lines, {"from": found.sources}, _scored(opened)))
     of = {source: found.sources.count(source) for source in ("log", "again", "model")}
     said = [
         f"{len(found.lines)} trials of {name}: {of['log']} answered by what the log has measured, "
@@ -111,11 +116,18 @@ def show_samples(samples: Sequence[horovod_csv.Sample], console: Console) -> Non
     console.print("a log of Horovod's: each row was measured once, and the best of them looks better than it is")
 
 
-def _table(space: Mapping[str, Any], lines: Sequence[Line], more: Mapping[str, Sequence[str]] | None = None) -> Table:
+def _scored(head: Mapping[str, Any]) -> str:
+    """What is scored, by the first row of a log: the head of a column."""
+    return SCORES.get(head.get("about", {}).get("score"), "ms/step")
+
+
+def _table(
+    space: Mapping[str, Any], lines: Sequence[Line], more: Mapping[str, Sequence[str]] | None, score: str
+) -> Table:
     """Trials, and further columns."""
     more = more or {}
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in ("trial", "phase", *space, "ms/step", "of default", *more):
+    for name in ("trial", "phase", *space, score, "of default", *more):
         number = space.get(name, {}).get("kind") != "Choice" and name not in ("phase", *more)
         table.add_column(re.sub("[_ ]", "\n", name), justify="right" if number else "left", no_wrap=True)
     for k, line in enumerate(lines):

@@ -20,9 +20,11 @@ class Line:
     Attributes
     ----------
     seconds, error : float
-        Per step, robustly, and its standard error; NaN as long as nothing was told.
+        Per step, or whatever was scored, robustly, and its standard error; NaN as long as nothing was told.
     ratio : float
         To what stood at the beginning of this search: below 1 is faster.
+    exposed : float
+        Share of a step spent waiting for communication; NaN: not measured.
     """
 
     id: int
@@ -35,6 +37,7 @@ class Line:
     error: float = math.nan
     ratio: float = math.nan
     samples: int = 0
+    exposed: float = math.nan
 
 
 @dataclass
@@ -98,6 +101,7 @@ def tell(rows: Sequence[dict[str, Any]]) -> Story:
                 error=error,
                 ratio=seconds / reference,
                 samples=len(samples),
+                exposed=row.get("exposed", math.nan),
             )
             difference = (seconds - reference) * len(samples)
             story.lost += max(0.0, difference)

@@ -172,7 +172,7 @@ def _tune(running: _Running, known: dict[str, Any], given: Collection[str], gath
     cpus = sorted({cpu for cpus in gathered.processors for cpu in cpus})
     held = {name: value for name, value in running.engine.knobs().items() if name in given}
     about = {"ranks": running.world.size, "held": held}
-    running.tuning = Tuning(running.engine, running.settings, held, cpus, known, about)
+    running.tuning = Tuning(running.engine, running.settings, held, cpus, known, about, running.sets)
     running.tuning.start()
 
 

@@ -147,13 +147,20 @@ class Engine:
     @property
     def compressible(self) -> bool:
         """On the coordinator: whether tensors have been defined that travel as the knob `compression` says."""
-    def mark_step(self) -> None:
-        """End of an optimizer step on this rank."""
+    def mark_step(self, number: int = 0) -> None:
+        """End of a step of this rank's optimizer of that number, 0 or more."""
     def record_steps(self) -> None:
-        """From now on remember when the last 4096 steps ended; for `steps`. Once is enough."""
-    def steps(self, since: int) -> tuple[int, list[tuple[int, int]]]:
-        """Of each step from number `since` on its end, in nanoseconds, and the knob version of its last entry; after
-        the number of the first of them, which is larger than `since` if some are no longer remembered.
+        """From now on remember the last 4096 marks, for `steps`. Once is enough."""
+    def steps(self, since: int) -> tuple[int, list[tuple[int, int, int, int, int, int]]]:
+        """Of each mark from number `since` on its time in nanoseconds, the knob version of the last entry, the number
+        of its optimizer (-1: of the traffic), and as sums from the start: nanoseconds that callers were blocked in the
+        engine; nanoseconds in which a tensor that all ranks had brought was not done (0 unless `mark_traffic` has a
+        window); bytes. Before them the number of the first, which is larger than `since` if some are no longer
+        remembered.
+        """
+    def mark_traffic(self, name: str | None = None, every: int = 1, window: int = 0) -> None:
+        """On rank 0, once steps are recorded: mark the end of each `every`th operation of that name, or the entry in
+        which `window` tensors more have passed; without either, no more of that.
         """
     def definitions(self) -> list[dict[str, Any]]:
         """The names that the coordinator has given an id: name, kind, op (None if nothing is reduced), dtype, tensors,

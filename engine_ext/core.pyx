@@ -31,16 +31,17 @@ from engine_ext.control.layout cimport (
     CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST,
     KIND_REDUCESCATTER, NAME_BYTES, SLOT_BYTES, segment_bytes,
 )
+from engine_ext.control.marks cimport marks_add, marks_close, marks_open
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.segment cimport (
     abort_world, away, ring_others, segment_append, segment_map, segment_unmap, segment_within,
 )
 from engine_ext.control.stall cimport stall_look_after, stall_tell
 from engine_ext.control.state cimport (
-    EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, MARKS, Mark, State, pthread_mutex_destroy, pthread_mutex_init,
+    EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock,
 )
-from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status, table_close, table_open
+from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Record, Status, table_close, table_open
 from engine_ext.control.trace cimport trace_close, trace_step
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.data.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64, engine_kernels_get
@@ -318,7 +319,7 @@ cdef class Engine:
         free(e.peers)
         free(e.batch)
         free(e.told)
-        free(e.marks)
+        marks_close(&e.marks)
         free(e)
         self.state = NULL
 
@@ -832,7 +833,7 @@ cdef class Engine:
     def overdue(self):
         return overdue_of(self.state)
 
-    def mark_step(self):
+    def mark_step(self, int number=0):
         cdef State* e = self.state
         self.check()
         store_release(&e.segment.mine.steps, e.segment.mine.steps + 1)      # pairs with coordinator_step
@@ -840,24 +841,47 @@ cdef class Engine:
             pthread_mutex_lock(&e.lock)
             trace_step(&e.trace, now_ns())
             pthread_mutex_unlock(&e.lock)
-        if e.marks != NULL:         # set once, under the GIL
+        if e.marks.ring != NULL:    # set once, under the GIL
             pthread_mutex_lock(&e.lock)
-            e.marks[e.marked % MARKS].time, e.marks[e.marked % MARKS].knob_version = now_ns(), e.seen.version
-            e.marked += 1
+            marks_add(&e.marks, number, e.seen.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
             pthread_mutex_unlock(&e.lock)
 
     def record_steps(self):
         cdef State* e = self.state
-        if e.marks == NULL:
-            e.marks = <Mark*>calloc(MARKS, sizeof(Mark))
-            if e.marks == NULL:
-                raise MemoryError("no memory for the times of steps")
+        cdef int status
+        pthread_mutex_lock(&e.lock)
+        status = marks_open(&e.marks)
+        pthread_mutex_unlock(&e.lock)
+        if status < 0:
+            raise MemoryError("no memory for the times of steps")
 
     def steps(self, uint64_t since):
         return steps_of(self.state, since)
 
     def definitions(self):
         return definitions_of(self.state)
+
+    def mark_traffic(self, str name=None, uint32_t every=1, uint32_t window=0):
+        cdef State* e = self.state
+        cdef Record* anchor = NULL
+        cdef Record* before
+        cdef const char* text
+        cdef Py_ssize_t length
+        self.check()
+        if name is not None:
+            text = PyUnicode_AsUTF8AndSize(name, &length)
+            if not 0 < length <= NAME_BYTES:
+                raise ValueError(f"a name has 1 to {NAME_BYTES} bytes of UTF-8; this one has {length}")
+            anchor = driver_pin(e, text, <uint32_t>length)
+            if anchor == NULL:
+                raise MemoryError("no memory for a name")
+        pthread_mutex_lock(&e.lock)
+        before, e.marks.anchor = e.marks.anchor, anchor
+        e.marks.every, e.marks.window, e.marks.passed = every, window, 0
+        pthread_mutex_unlock(&e.lock)
+        store32_release(&e.marks.timed, window != 0)
+        if before != NULL:
+            driver_unpin(e, before)
 
     # ---- failure and the end
 

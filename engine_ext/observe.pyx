@@ -10,9 +10,10 @@ from engine_ext.control.layout cimport (
     ENTRY_BATCH, ENTRY_PAD, IDS, KIND_ALLREDUCE, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS,
     engine_entry, engine_meta, meta_bytes, rank_page,
 )
+from engine_ext.control.marks cimport MARKS, Mark
 from engine_ext.control.segment cimport away
 from engine_ext.control.state cimport (
-    HISTORY, MARKS, OVERDUE_BYTES, Mark, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
+    HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from engine_ext.control.table cimport Op, Record, bit
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns
@@ -63,13 +64,13 @@ cdef tuple steps_of(State* e, uint64_t since):
         raise MemoryError("no memory for the times of steps")
     try:
         pthread_mutex_lock(&e.lock)
-        end = e.marked
+        end = e.marks.count
         since = min(max(since, end - MARKS if end > MARKS else 0), end)
         for k in range(since, end):
-            marks[k - since] = e.marks[k % MARKS]
+            marks[k - since] = e.marks.ring[k % MARKS]
         pthread_mutex_unlock(&e.lock)
         for k in range(end - since):
-            told.append((marks[k].time, marks[k].knob_version))
+            told.append((marks[k].time, marks[k].knob_version, marks[k].source, marks[k].waited, marks[k].busy, marks[k].nbytes))
     finally:
         free(marks)
     return since, told

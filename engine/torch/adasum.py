@@ -36,6 +36,8 @@ class Deltas:
         Multiply this rank's changes, and the result.
     process_set : ProcessSet
         Whose ranks combine their changes. A rank that is not in it is given no parameters.
+    number : int
+        Of the optimizer, among those of the process set: whose step it is that ends.
 
     Raises
     ------
@@ -43,7 +45,7 @@ class Deltas:
         The number of ranks is no power of two.
     """
 
-    def __init__(self, name: str, prescale: float, postscale: float, process_set: ProcessSet) -> None:
+    def __init__(self, name: str, prescale: float, postscale: float, process_set: ProcessSet, number: int) -> None:
         size = process_set.size()
         if size & (size - 1):
             raise ValueError(
@@ -52,6 +54,7 @@ class Deltas:
             )
         self.engine = process_set.engine if process_set.included() else runtime.engine()
         self._name = name
+        self._number = number
         self._settings = prescale, postscale, process_set
         self._alone = size == 1 and prescale == postscale == 1.0
         self._parameters: list[torch.Tensor] = []
@@ -102,6 +105,7 @@ class Deltas:
                 raise
             for parameter, start in zip(stepped, starts, strict=True):
                 parameter.add_(start)
+        self.engine.mark_step(self._number)
 
     def before_zero(self) -> None:
         """Gradients belong to the rank."""

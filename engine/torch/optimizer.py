@@ -264,7 +264,7 @@ def DistributedOptimizer(
         if gradient_as_bucket_view:
             raise ValueError("op=Adasum reduces no gradients: leave out gradient_as_bucket_view")
         resolve(compression, Adasum)
-        reducer = Deltas(prefix, prescale_factor, postscale_factor, process_set)
+        reducer = Deltas(prefix, prescale_factor, postscale_factor, process_set, number)
     else:
         reducer = Reducer(
             process_set,
@@ -274,6 +274,7 @@ def DistributedOptimizer(
             gradient_as_bucket_view,
             sparse_as_dense,
             compression,
+            number,
         )
     reducer.group.passes = backward_passes_per_step
     options = (

@@ -112,6 +112,8 @@ class Reducer:
         Make sparse gradients dense, instead of gathering what they store.
     compression : optional
         A compressor or a `Scheme`.
+    number : int
+        Of the optimizer, among those of the process set: whose step it is that ends.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Reducer:
         views: bool,
         sparse_as_dense: bool = False,
         compression: Any = None,
+        number: int = 0,
     ) -> None:
         self.engine = process_set.engine if process_set.included() else runtime.engine()
         self._op = op
@@ -132,7 +135,16 @@ class Reducer:
         self._wire, scheme = scheme_of(compression, op)
         self._rounds = Rounds(scheme, op, prescale, postscale, process_set, self._wire)
         self.group = gradients.GradientGroup(
-            self.engine, int(op), prescale, postscale, self._on_first, self._on_slow, _shares, _apart, self._wire
+            self.engine,
+            int(op),
+            prescale,
+            postscale,
+            self._on_first,
+            self._on_slow,
+            _shares,
+            _apart,
+            self._wire,
+            number,
         )
         self._once = None if op is Average else Once(self.group, op)
         self._parameters: list[torch.Tensor] = []

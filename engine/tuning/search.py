@@ -16,10 +16,12 @@ from engine import config
 from engine.errors import EngineError
 from engine.logs import logger
 from engine.native import core
+from engine.process_sets import Registry
 from engine.tuning.job import job, model
 from engine.tuning.knobs import KNOBS, Knobs, misfit, space_of, within, words
+from engine.tuning.listener import Listener
 from engine.tuning.process import TunerError, TunerProcess
-from engine.tuning.steps import Steps
+from engine.tuning.steps import Changed, Sample, Score, Steps
 
 PERIOD = 0.2  # seconds between two looks while searching
 WATCH = 10.0  # seconds between two looks after that
@@ -29,7 +31,7 @@ MOST = 256  # steps that a trial is measured by
 ABORT_AFTER = 3  # steps
 STARTING = 60.0  # seconds for the process to start, which imports scipy
 ANSWERING = 20.0  # seconds for an answer; the process has a low priority
-IDLE = 60.0  # seconds without any step, after which that is said
+IDLE = 60.0  # seconds without anything to tune by, after which that is said
 
 
 class _Ended(Exception):
@@ -52,6 +54,8 @@ class Tuning:
         Knobs to try right after the default; those that it lacks are the default's.
     about : mapping
         What the log is to say about the job.
+    sets : Registry, optional
+        The world's process sets, which have knobs of their own.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Tuning:
         cpus: Sequence[int],
         first: Mapping[str, Any],
         about: Mapping[str, Any],
+        sets: Registry | None = None,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -75,6 +80,7 @@ class Tuning:
         known = self._default | within(first, self._space)
         self._first = [known] if known != self._default else []
         self._about = dict(about)
+        self._sets = sets
         self._steps = Steps(engine)
         self._process: TunerProcess | None = None
         self._turning = threading.Lock()  # knobs, and that this is over
@@ -122,8 +128,12 @@ class Tuning:
 
     def _run(self) -> None:
         try:
-            with TunerProcess() as self._process:
-                self._tune(self._process)
+            while True:
+                try:
+                    with TunerProcess() as self._process:
+                        self._tune(self._process)
+                except Changed as change:
+                    self._begin_anew(change)
         except _Ended:
             return
         except EngineError:
@@ -151,13 +161,22 @@ class Tuning:
         known = first | new | within(self._known, {name: self._space[name] for name in new})
         self._first = [known] if known != self._default else []
 
+    def _begin_anew(self, change: Changed) -> None:
+        """What was measured so far cannot be compared with what comes."""
+        logger.warning("autotune: from now on %s: the search begins anew", change)
+        self._first = [self._best] if self._best != self._default else self._first
+        self._best, self._state, self._trials = self._default, "before the first trial", 0
+        self._turn(self._best)
+
     def _tune(self, tuner: TunerProcess) -> None:
         settings = self._settings
         self._ask(tuner, STARTING, type="prepare", cpus=list(self._cpus))
-        self._warm_up(settings.autotune_warmup * settings.autotune_steps)
+        score = self._listen(settings.autotune_warmup * settings.autotune_steps)
         self._survey()
-        logger.info("autotune: tuning %s, in at most %d trials", ", ".join(self._space), settings.autotune_trials)
-        self._recall(tuner)
+        what, most = ", ".join(self._space), settings.autotune_trials
+        logger.info("autotune: tuning %s by %s, in at most %d trials", what, score.unit, most)
+        if not score.busy:  # else tensors have no names, by which the job could be known again
+            self._recall(tuner)
         answer = self._ask(
             tuner,
             ANSWERING,
@@ -168,13 +187,18 @@ class Tuning:
             seed=0,
             max_trials=settings.autotune_trials,
             log=None if settings.autotune_log is None else str(settings.autotune_log),
-            about=self._about,
+            about=self._about | {"score": score.unit},
         )
         while True:
             if answer["type"] == "trial":
                 samples, status = self._measure(answer)
                 self._turn(self._best)
-                answer = self._ask(tuner, ANSWERING, type="told", id=answer.get("id"), status=status, samples=samples)
+                told = {
+                    "status": status,
+                    "samples": [sample.value for sample in samples],
+                    "exposed": statistics.median(sample.exposed for sample in samples),
+                }
+                answer = self._ask(tuner, ANSWERING, type="told", id=answer.get("id"), **told)
             else:
                 if answer["type"] == "done":
                     self._conclude(answer)
@@ -182,7 +206,7 @@ class Tuning:
 
     def _recall(self, tuner: TunerProcess) -> None:
         """Try what earlier searches have found for a job like this, right after what the user wants tried."""
-        cache, reduced = self._settings.autotune_cache, model(self._engine.definitions(), self._steps.count)
+        cache, reduced = self._settings.autotune_cache, model(self._engine.definitions(), self._steps.before)
         if reduced is None:
             return
         self._about |= reduced
@@ -217,24 +241,30 @@ class Tuning:
             raise TunerError(f"the tuner's process has answered {answer['type']!r}, which is not known here")
         return answer
 
-    def _warm_up(self, steps: int) -> None:
-        """Let the first steps pass: buffers are allocated, the processor's clock changes."""
-        began, told = time.monotonic(), False
-        while self._steps.count < max(steps, 1):
+    def _listen(self, steps: int) -> Score:
+        """Let the first steps pass: buffers are allocated, the processor's clock changes. What to score by."""
+        listener, began, told = Listener(self._engine, self._steps, steps), time.monotonic(), False
+        while (score := listener.look()) is None:
             self._sleep(PERIOD)
-            self._steps.read()
-            if not self._steps.count:
-                self._state = "without an optimizer step over all ranks to tune by"
-                if not told and time.monotonic() - began > IDLE:
-                    told = True
-                    logger.warning(
-                        "autotune: no step has ended in the first %g s. A step is one of a DistributedOptimizer over "
-                        "all ranks; tuning waits for one",
-                        IDLE,
-                    )
-        self._state = "before the first trial"
+            if not told and listener.idle and time.monotonic() - began > IDLE:
+                told = True
+                logger.warning("autotune: %s", self._nothing())
+        self._steps.follow(score, listener.steps(score))
+        return score
 
-    def _measure(self, trial: Mapping[str, Any]) -> tuple[list[float], str]:
+    def _nothing(self) -> str:
+        """Why there is nothing to tune by yet."""
+        if self._sets is not None and self._sets.crowd > 1:
+            return (
+                f"no step over all ranks has ended in the first {IDLE:g} s. Process sets, which this job has, are not "
+                "tuned, and steps of their optimizers do not count"
+            )
+        return (
+            f"no step of a DistributedOptimizer over all ranks has ended in the first {IDLE:g} s, and too few tensors "
+            "were reduced to tune by; tuning waits"
+        )
+
+    def _measure(self, trial: Mapping[str, Any]) -> tuple[list[Sample], str]:
         """Turn the knobs, and time the steps that run under them."""
         limit = trial.get("limit")
         if not (limit is None or isinstance(limit, int | float)):
@@ -249,18 +279,19 @@ class Tuning:
             self._state += f" of at most {self._settings.autotune_trials}"
         logger.info("autotune: trial %d, %s: %s", self._trials, trial.get("phase"), words(self._running))
         needed, skipped = self._settings.autotune_steps, 0
-        samples: list[float] = []
+        samples: list[Sample] = []
         while len(samples) < needed:
             self._sleep(PERIOD)
-            for seconds, version in self._steps.read():
-                if version != self._version:
+            for sample in self._steps.read():
+                if sample.version != self._version:
                     continue
                 if skipped < SETTLING:
                     skipped += 1
                 else:
-                    samples.append(seconds)
+                    samples.append(sample)
             # A median: a pause or two, for a validation or a checkpoint, do not end a trial.
-            slow = limit is not None and len(samples) >= ABORT_AFTER and statistics.median(samples) > limit
+            enough = len(samples) >= ABORT_AFTER
+            slow = limit is not None and enough and statistics.median(each.value for each in samples) > limit
             if slow and len(samples) < needed:
                 return samples, "aborted"
         return samples[: max(needed, MOST)], "ok"
@@ -269,7 +300,7 @@ class Tuning:
         """Seconds of steps of late under the setting that is deployed."""
         while True:
             self._sleep(WATCH)
-            samples = [seconds for seconds, version in self._steps.read() if version == self._version][-OBSERVED:]
+            samples = [each.value for each in self._steps.read() if each.version == self._version][-OBSERVED:]
             if len(samples) >= ABORT_AFTER:
                 return samples
 
@@ -280,7 +311,8 @@ class Tuning:
         self._state = ""
         gain, sure, log = done.get("gain"), done.get("sure"), done.get("log")
         if isinstance(gain, float) and isinstance(sure, float):
-            found = f"a step takes {gain:.0%} less time than before" + (f" (at least {sure:.0%})" if sure > 0 else "")
+            subject, spent = self._steps.score.subject, self._steps.score.spent
+            found = f"{subject} takes {gain:.0%} less {spent} than before" + (f" (at least {sure:.0%})" * (sure > 0))
         else:
             found = "nothing is proven faster than this, with which it began"
         where = f"; log in {log}" if log else ""

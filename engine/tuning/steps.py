@@ -1,34 +1,122 @@
-"""What a trial is measured by."""
+"""What a trial is measured by: what lies between two marks of one source."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from engine.native import core
+
+TRAFFIC = -1  # source of the marks that no optimizer makes
+GIB = 1 << 30
+OTHERS = 64  # steps of other optimizers without one of the scored, after which that is over
+STEPPED = 12  # steps of an optimizer that show that there is one
+
+
+class Changed(Exception):
+    """The job no longer does what it was scored by; says what has happened, for people."""
+
+
+class Mark(NamedTuple):
+    """The end of a step, as `core.Engine.steps` tells it."""
+
+    time: int
+    version: int
+    source: int
+    waited: int
+    busy: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a sample is.
+
+    Attributes
+    ----------
+    unit : str
+        For logs: "seconds per step", "seconds per period", "busy seconds per GiB".
+    subject, spent : str
+        For people: `subject` takes less `spent`.
+    source : int
+        An optimizer's number, or `TRAFFIC`.
+    every : int
+        Periods from mark to mark.
+    busy : bool
+        A sample is not time, but busy time per byte.
+    """
+
+    unit: str = "seconds per step"
+    subject: str = "a step"
+    spent: str = "time"
+    source: int = 0
+    every: int = 1
+    busy: bool = False
+
+
+class Sample(NamedTuple):
+    """Between two marks: a value in the score's unit, the knob version under which all of it ran (None: it has changed
+    in between), and the share of the time for which rank 0's callers were blocked in the engine."""
+
+    value: float
+    version: int | None
+    exposed: float
 
 
 class Steps:
-    """Seconds of each step that has ended since the last look, with the knob version under which all of it ran."""
+    """Marks, as they come."""
 
     def __init__(self, engine: core.Engine) -> None:
         engine.record_steps()
         self._engine = engine
         self._next = 0
-        self._last: tuple[int, int] | None = None
+        self._last: Mark | None = None
+        self._others = 0
+        self.score = Score()
+        self.before = 0  # steps that had ended when they began to be scored
 
-    @property
-    def count(self) -> int:
-        """Steps so far."""
-        return self._next
+    def follow(self, score: Score, before: int = 0) -> None:
+        """Take samples by this score, from the next mark on."""
+        self.marks()
+        self.score, self.before, self._last, self._others = score, before, None, 0
 
-    def read(self) -> list[tuple[float, int | None]]:
-        """What is new. A step in which the version has changed has None."""
+    def marks(self) -> list[Mark]:
+        """What is new."""
         first, marks = self._engine.steps(self._next)
         if first != self._next:
             self._last = None  # some are no longer remembered
         self._next = first + len(marks)
-        found: list[tuple[float, int | None]] = []
-        for mark in marks:
-            if self._last is not None and mark[0] > self._last[0]:
-                version = mark[1] if mark[1] == self._last[1] else None
-                found.append(((mark[0] - self._last[0]) / 1e9, version))
-            self._last = mark
+        return [Mark(*mark) for mark in marks]
+
+    def read(self) -> list[Sample]:
+        """Samples that are new.
+
+        Raises
+        ------
+        Changed
+            Others step, and the scored optimizer does not; or there is an optimizer, where the traffic was scored.
+        """
+        found: list[Sample] = []
+        for mark in self.marks():
+            if mark.source == self.score.source:
+                sample = None if self._last is None else self._between(self._last, mark)
+                found += [] if sample is None else [sample]
+                self._last = mark
+                self._others = self._others if mark.source == TRAFFIC else 0
+            elif mark.source != TRAFFIC:
+                self._others += 1
+        if self._others >= (STEPPED if self.score.source == TRAFFIC else OTHERS):
+            raise Changed(
+                f"the steps of {'an optimizer' if self.score.source == TRAFFIC else 'another optimizer'} count"
+            )
         return found
+
+    def _between(self, last: Mark, mark: Mark) -> Sample | None:
+        nanoseconds, nbytes = mark.time - last.time, mark.nbytes - last.nbytes
+        spent, amount = (mark.busy - last.busy, nbytes / GIB) if self.score.busy else (nanoseconds, self.score.every)
+        if nanoseconds <= 0 or spent <= 0 or not amount:
+            return None
+        version = mark.version if mark.version == last.version else None
+        # Of several threads it is the sum, and their counts may cross.
+        exposed = min(max((mark.waited - last.waited) / nanoseconds, 0.0), 1.0)
+        return Sample(spent / 1e9 / amount, version, exposed)

@@ -31,13 +31,15 @@ class GradientGroup:
         on_watch: Callable[[Any], bool],
         on_apart: Callable[[Any, Any], Any],
         wire: str | None = None,
+        number: int = 0,
     ) -> None:
         """`on_first()` runs before the first submission of a backward pass. `on_slow(index, parameter, gradient)`
         returns the contiguous tensor to submit in place of a gradient that cannot be submitted as it is, and is
         expected to remember it; of a sparse gradient a tuple: indices (int64, a row for each value), values, shape.
         In the first passes, and when hooks fire in another order than before, `on_watch(gradient)` says whether a
         gradient's memory is not its own; then it is replaced by `on_apart(parameter, gradient)`, from then on in every
-        pass. `wire` as for `Engine.allreduce`; sparse gradients travel as they are."""
+        pass. `wire` as for `Engine.allreduce`; sparse gradients travel as they are. `number` as for
+        `Engine.mark_step`."""
     def add(self, parameter: Any, name: str, view: Any | None, deferred: bool = False) -> GradientHook:
         """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to. `deferred`: the hook
         counts passes, and `missing` tells whether there is a gradient, but it is not reduced here; it must be dense."""

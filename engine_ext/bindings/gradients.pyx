@@ -294,14 +294,16 @@ cdef class GradientGroup:
     cdef public int passes          # that are accumulated before a reduction
     cdef readonly bint touched      # by such a pass, since the last reduction
     cdef readonly bint active
+    cdef int number                 # of the optimizer, for whoever records steps
 
     def __init__(self, Engine engine, int op, double prescale, double postscale, on_first, on_slow, on_watch, on_apart,
-                 wire=None):
+                 wire=None, int number=0):
         engine.check()
         self.wire = wire_number(wire, op)
         memset(&self.scales, 0, sizeof(engine_meta))
         self.engine, self.hooks, self.passes, self.watched = engine, [], 1, WATCHED_PASSES
         self.on_first, self.on_slow, self.on_watch, self.on_apart = on_first, on_slow, on_watch, on_apart
+        self.number = number
         self.scales.kind, self.scales.op = KIND_ALLREDUCE, <unsigned char>op
         self.scales.prescale, self.scales.postscale, self.scales.shared = prescale, postscale, -1
 
@@ -440,5 +442,5 @@ cdef class GradientGroup:
             hook.own(None)
         if error is not None:
             raise error
-        engine.mark_step()
+        engine.mark_step(self.number)
         return found

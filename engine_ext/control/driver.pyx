@@ -15,6 +15,7 @@ from engine_ext.control.execute cimport fail_everything, run_schedule, wake_wait
 from engine_ext.control.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
 )
+from engine_ext.control.marks cimport marks_busy
 from engine_ext.control.segment cimport ring, ring_others, ring_unfenced
 from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State, pthread_mutex_lock, pthread_mutex_unlock, pthread_t
@@ -54,6 +55,11 @@ cdef enum:
 
 # ---- a pass -----------------------------------------------------------------------------------------------------------------
 
+cdef inline bint something_ready(State* e) noexcept nogil:
+    """Rank 0: whether a tensor that all ranks have brought is not done. The caller holds the role."""
+    return e.coordinator.queue_count != 0 or load_relaxed(&e.segment.mine.cursor) != e.coordinator.writer.tail
+
+
 cdef bint drive_once(State* e) noexcept nogil:
     """All that can be done now, without waiting; whether it was anything. The caller holds the role."""
     cdef bint moved = False, stuck
@@ -78,13 +84,18 @@ cdef bint drive_once(State* e) noexcept nogil:
         elif e.coordinator.drained:
             ring_others(&e.segment, 0)
         e.coordinator.drained = False
+        if load32_relaxed(&e.marks.timed) and something_ready(e):
+            marks_busy(&e.marks, True)
         # What announce_sleep publishes has changed: announce again before sleeping on it.
         moved |= e.coordinator.queue_count != waiting or e.coordinator.stuck != stuck
     drained = load_acquire(&e.segment.coordinator.drained[e.segment.rank])      # pairs with the coordinator's drain
     if drained != e.drained:                                # no entry says so to a waiter that does not drive
         e.drained = drained
         wake_waiters(e)
-    return run_schedule(e) or moved
+    moved |= run_schedule(e)
+    if e.segment.rank == 0 and load32_relaxed(&e.marks.timed):
+        marks_busy(&e.marks, something_ready(e))
+    return moved
 
 
 cdef uint64_t deadline(State* e) noexcept nogil:

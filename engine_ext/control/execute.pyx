@@ -8,6 +8,7 @@ from engine_ext.control.layout cimport (
     ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK,
     STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes, wire_dtype,
 )
+from engine_ext.control.marks cimport SOURCE_TRAFFIC, marks_add, marks_pass
 from engine_ext.control.members cimport members_heard, members_tell
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
 from engine_ext.control.segment cimport Segment, abort_world, ring
@@ -26,7 +27,7 @@ from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_UINT8
 from engine_ext.data.plan cimport Piece, Plan, plan_add, plan_append, plan_clear
 from engine_ext.data.scatter cimport scatter_chunks
 from engine_ext.platform.atomics cimport (
-    FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_pointer, now_ns, or32,
+    FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_pointer, load_relaxed, now_ns, or32,
     store32_release, store_relaxed, store_release,
 )
 from engine_ext.transport.arena cimport arena_privatise
@@ -314,6 +315,8 @@ cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil
     pthread_mutex_lock(&e.lock)
     if entry.closed and load32_relaxed(&e.trace.on):
         trace_entry(&e.trace, entry, e.batch, &e.executor, e.history[(e.rows - 1) % HISTORY].started)
+    if e.marks.ring != NULL:
+        marks_pass(&e.marks, e.batch, entry.items)
     for i in range(<int32_t>entry.items):
         table_finish(&e.table, e.batch[i], status)
     count_up(&e.counters.tensors, entry.items)
@@ -397,6 +400,10 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
         count_up(&e.counters.busy_ns, row.ended - row.started)
         if e.segment.rank == 0 and entry.algorithm == ALGORITHM_TWO_SHOT:
             stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores, row.ended - row.started)
+    if e.marks.due:                     # written by the role's holder alone
+        pthread_mutex_lock(&e.lock)
+        marks_add(&e.marks, SOURCE_TRAFFIC, e.seen.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
+        pthread_mutex_unlock(&e.lock)
     e.entry = NULL
     schedule_advance(&e.segment, entry)
 

@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.coordinator cimport Coordinator, Knobs
 from engine_ext.control.layout cimport MAX_RANKS, REASON_BYTES, engine_entry
+from engine_ext.control.marks cimport Marks
 from engine_ext.control.segment cimport Segment
 from engine_ext.control.table cimport Op, Table
 from engine_ext.control.trace cimport Trace
@@ -33,7 +34,6 @@ cdef enum:                  # for the monitor thread
 cdef enum:
     HISTORY = 512           # entries remembered
     HISTORY_NAME = 64
-    MARKS = 4096            # steps remembered for the tuner
     OVERDUE_BYTES = 8192
 
 cdef struct Row:            # of the history
@@ -49,10 +49,6 @@ cdef struct Row:            # of the history
     uint64_t started        # nanoseconds, monotonic
     uint64_t ended          # 0: not yet
     char[HISTORY_NAME] name  # of its first member
-
-cdef struct Mark:           # the end of an optimizer step on rank 0
-    uint64_t time           # nanoseconds, monotonic
-    uint32_t knob_version   # of the last entry before it
 
 cdef struct Counters:
     uint64_t entries
@@ -122,5 +118,4 @@ cdef struct State:
     Row[HISTORY] history
     uint64_t rows
     Trace trace                 # written under the lock
-    Mark* marks                 # a ring, under the lock; NULL: nobody tunes
-    uint64_t marked             # steps that went into it
+    Marks marks                 # rank 0

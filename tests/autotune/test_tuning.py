@@ -55,6 +55,7 @@ def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced
     about = rows[0]["about"]
     assert {name: about[name] for name in ("ranks", "held", "tensors")} == {"ranks": 2, "held": held, "tensors": 5}
     assert about["bytes"] == 4 * (3 + 1000 + 40_000 + 1 + 8) and "recalled" not in about
+    assert about["score"] == "seconds per step"
     assert all(len(row["samples"]) >= 4 for row in rows_of(log, "tell") if row["status"] == "ok")
     # What was decided is deployed, and was said in one line.
     final = next(row for row in rows_of(log, "decide") if row.get("final"))
@@ -97,8 +98,8 @@ def test_nothing_of_a_job_is_left_when_rank_0_is_killed_in_a_search() -> None:
 def test_a_job_without_steps_is_told_so_once() -> None:
     (said,) = run_ranks(1, tuned_programs.without_steps, env={"ENGINE_AUTOTUNE": "1"}).values
     assert len(said) == 2
-    assert "autotune: no step has ended in the first 0.3 s" in said[0]
-    assert "the job ended without an optimizer step over all ranks" in said[1]
+    assert "autotune: no step of a DistributedOptimizer over all ranks has ended in the first 0.3 s" in said[0]
+    assert "the job ended before the first trial" in said[1]
 
 
 def test_training_goes_on_without_scipy(tmp_path: Path) -> None:
@@ -217,12 +218,12 @@ def test_a_program_that_turns_knobs_itself_ends_the_search(caplog: pytest.LogCap
 
 
 class FakeEngine:
-    """Steps as told, of which the last four are remembered."""
+    """Marks as told, of which the last four are remembered."""
 
     compressible = False
 
     def __init__(self) -> None:
-        self.marks: list[tuple[int, int]] = []
+        self.marks: list[tuple[int, ...]] = []
         self.set: list[dict[str, Any]] = []
 
     def knobs(self) -> dict[str, Any]:
@@ -235,7 +236,11 @@ class FakeEngine:
     def record_steps(self) -> None:
         pass
 
-    def steps(self, since: int) -> tuple[int, list[tuple[int, int]]]:
+    def mark(self, seconds: float, version: int = 0, source: int = 0, **more: int) -> None:
+        sums = {"waited": 0, "busy": 0, "nbytes": 0} | more
+        self.marks.append((round(seconds * 1e9), version, source, *sums.values()))
+
+    def steps(self, since: int) -> tuple[int, list[tuple[int, ...]]]:
         since = max(since, len(self.marks) - 4)
         return since, self.marks[since:]
 
@@ -243,14 +248,15 @@ class FakeEngine:
 def test_a_step_counts_for_the_knobs_under_which_all_of_it_ran() -> None:
     fake: Any = FakeEngine()
     steps = Steps(fake)
-    fake.marks += [(1_000_000_000, 0), (1_500_000_000, 0), (1_750_000_000, 1)]
-    assert steps.read() == [(0.5, 0), (0.25, None)]
-    fake.marks += [(2_000_000_000, 1)]
-    assert steps.read() == [(0.25, 1)]
+    for seconds, version in ((1.0, 0), (1.5, 0), (1.75, 1)):
+        fake.mark(seconds, version)
+    assert [each[:2] for each in steps.read()] == [(0.5, 0), (0.25, None)]
+    fake.mark(2.0, 1)
+    assert [each[:2] for each in steps.read()] == [(0.25, 1)]
     assert steps.read() == []
-    fake.marks += [((3 + k) * 1_000_000_000, 1) for k in range(6)]  # two are forgotten: what is between is no step
-    assert steps.read() == [(1.0, 1)] * 3
-    assert steps.count == 10
+    for k in range(6):  # two are forgotten: what is between is no step
+        fake.mark(3.0 + k, 1)
+    assert [each[:2] for each in steps.read()] == [(1.0, 1)] * 3
 
 
 class Steady(FakeEngine):
@@ -260,9 +266,9 @@ class Steady(FakeEngine):
         super().__init__()
         self.seconds, self.now = iter(seconds), 0.0
 
-    def steps(self, since: int) -> tuple[int, list[tuple[int, int]]]:
+    def steps(self, since: int) -> tuple[int, list[tuple[int, ...]]]:
         self.now += next(self.seconds)
-        self.marks.append((round(self.now * 1e9), len(self.set)))
+        self.mark(self.now, len(self.set))
         return super().steps(since)
 
 
@@ -283,7 +289,7 @@ def test_a_trial_ends_early_when_it_is_slow_and_not_for_a_pause(
     search = tuning.Tuning(fake, config.Config(autotune_steps=5), (), (), {}, {})
     knobs = DEFAULT | {"cycle_time_ms": 1.0}
     measured, how = search._measure({"type": "trial", "id": 1, "knobs": knobs, "best": DEFAULT, "limit": 0.2})
-    assert (measured, how) == (pytest.approx(samples), status)
+    assert ([each.value for each in measured], how) == (pytest.approx(samples), status)
     assert fake.set == [knobs]
     search._turn(search._best)
     assert fake.set == [knobs, DEFAULT]
@@ -317,14 +323,14 @@ def test_the_engine_remembers_when_steps_ended() -> None:
             native.mark_step()
         first, marks = native.steps(1)
         assert (first, len(marks)) == (4, 4096)
-        times = [time for time, _ in marks]
-        assert times == sorted(times) and {version for _, version in marks} == {0}
+        times = [mark[0] for mark in marks]
+        assert times == sorted(times) and {mark[1:3] for mark in marks} == {(0, 0)}
         assert native.steps(4099) == (4099, marks[-1:])
         assert native.steps(4200) == (4100, [])
         engine.set_knobs(stores="cached")
         executed_knobs()
-        native.mark_step()
-        assert native.steps(4100)[1][0][1] == 1
+        native.mark_step(3)
+        assert native.steps(4100)[1][0][1:3] == (1, 3)
     finally:
         engine.shutdown()
 
@@ -335,9 +341,9 @@ def test_the_knobs_of_a_log_are_tried_first_in_a_search(tmp_path: Path) -> None:
     opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "first": [], "settings": {}}
     known.write_text(json.dumps({**opened, "default": {"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}}) + "\n")
     engine.init(autotune=True, autotune_from=known, autotune_log=log, autotune_warmup=0, stores="cached")
-    tuned_programs.native_mark()
     end = time.monotonic() + 60.0
     while not (log.exists() and log.read_bytes()) and time.monotonic() < end:
+        tuned_programs.native_mark()
         time.sleep(0.01)
     opening = journal.read(log)[0]
     assert opening["default"] == {name: value for name, value in DEFAULT.items() if name != "stores"}

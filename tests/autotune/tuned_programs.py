@@ -147,13 +147,16 @@ def until_over() -> None:
 
 
 def without_steps() -> list[str]:
-    """Communicate, and never end a step; what was logged."""
+    """Communicate a little, and never end a step; what was logged."""
     tuning.IDLE = 0.3
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("engine").addHandler(handler)
     engine.init()
-    steps_until(lambda: bool(said), lambda: None)
+    one_step(0)
+    end = time.monotonic() + 30.0
+    while not said and time.monotonic() < end:
+        time.sleep(0.01)
     engine.shutdown()
     return said

@@ -1,0 +1,162 @@
+"""What a job is to be scored by, from what it does before the first trial.
+
+Steps of a `DistributedOptimizer` over all ranks, if there are any: of several optimizers those of the rarest, so that a
+whole alternation is one step. Else the traffic: the time from one end of a tensor to its next, if tensors recur in
+step; if they do not, the busy time per byte.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from engine.native import core
+from engine.tuning.job import UNNAMED
+from engine.tuning.steps import STEPPED, TRAFFIC, Mark, Score, Steps
+
+ACTIVE = 25  # looks in which tensors have passed, and no step has ended: then it is the traffic
+OFTEN = 8  # times that a tensor has passed, to be one that recurs
+SHARE = 0.1  # of the bytes, that the rarest tensors have at least, to be part of what recurs
+PERIODS = 40  # to see whether they are regular
+PAUSES = 0.05  # of the periods, which may be as long as they like
+UNEVEN = 1.3  # mean of the others over their median, at most
+SHORTEST = 0.005  # seconds of a sample: of shorter periods it has several
+HEARD = 32  # times the steps that are needed: marks that are remembered
+
+
+def rarest(marks: Sequence[Mark], needed: int) -> int | None:
+    """The optimizer whose steps are the longest, once one has had `needed`; None: not yet."""
+    places: dict[int, list[int]] = {}
+    for place, mark in enumerate(marks):
+        places.setdefault(mark.source, []).append(place)
+    if max(map(len, places.values()), default=0) < needed:
+        return None
+    going = {
+        source: (marks[at[-1]].time - marks[at[0]].time) / (len(at) - 1)
+        for source, at in places.items()
+        if len(at) > 1 and len(marks) - 1 - at[-1] <= 2 * (at[-1] - at[-2])
+    }
+    return max(going, key=lambda source: going[source], default=None)
+
+
+def anchor(definitions: Iterable[Mapping[str, Any]]) -> str | None:
+    """The tensor whose ends are those of periods: one of the rarest that have their share of the bytes.
+
+    So neither a tensor that passes more than once in a period is taken, nor one of a validation now and then.
+
+    Parameters
+    ----------
+    definitions : iterable of dict
+        As `core.Engine.definitions` gives them.
+
+    Returns
+    -------
+    str or None
+        None: what recurs has no names of its own, or nothing recurs.
+    """
+    often = sorted(  # what has no bytes of its own in a definition counts for little
+        (each["times"], each["name"], each["times"] * max(each["bytes"], 1))
+        for each in definitions
+        if each["times"] >= OFTEN
+    )
+    named = [each for each in often if not UNNAMED.fullmatch(each[1])]
+    total, passed = sum(nbytes for *_, nbytes in often), 0
+    if sum(nbytes for *_, nbytes in named) < (1.0 - SHARE) * total:
+        return None
+    for _, name, nbytes in named:
+        passed += nbytes
+        if passed >= SHARE * total:
+            return str(name)
+    return None
+
+
+def regular(gaps: Sequence[float]) -> bool:
+    """Whether gaps are those of one period after the other, and not of several tensors that share a name."""
+    usual = sorted(gaps)[: len(gaps) - math.floor(PAUSES * len(gaps))]
+    return statistics.mean(usual) <= UNEVEN * statistics.median(gaps)
+
+
+class Listener:
+    """Listens to a job until it is known what to score it by.
+
+    Parameters
+    ----------
+    engine : core.Engine
+        Of rank 0.
+    steps : Steps
+    needed : int
+        Steps of one optimizer, or periods, that are to pass at least.
+    """
+
+    def __init__(self, engine: core.Engine, steps: Steps, needed: int) -> None:
+        self._engine = engine
+        self._steps = steps
+        self._needed = max(needed, STEPPED)
+        self._heard: list[Mark] = []
+        self._tensors = engine.counters()["tensors"]
+        self._active = 0  # looks in which tensors have passed, and no step has ended
+        self._began = self._window = 0  # tensors before these looks, and of one
+        self._anchor: str | None = None
+        self._passed = 0  # ends of the anchor before they were marked
+        self._ends: list[int] = []
+
+    def steps(self, score: Score) -> int:
+        """How many steps, or periods, there have been."""
+        if score.source == TRAFFIC:
+            return self._passed + len(self._ends)
+        return sum(mark.source == score.source for mark in self._heard)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing yet to score by."""
+        return not self._heard and self._anchor is None
+
+    def look(self) -> Score | None:
+        """Look at what is new; what to score by, if that is known. To be called a few times a second."""
+        marks = self._steps.marks()
+        stepped = [mark for mark in marks if mark.source != TRAFFIC]
+        self._heard = (self._heard + stepped)[-HEARD * self._needed :]
+        source = rarest(self._heard, self._needed)
+        if source is not None:
+            self._engine.mark_traffic()
+            return Score(source=source)
+        before, self._tensors = self._tensors, self._engine.counters()["tensors"]
+        if stepped:
+            self._active, self._anchor = 0, None
+            self._ends.clear()
+            self._engine.mark_traffic()
+            return None
+        if self._active == 0:
+            self._began = before
+        self._active += before != self._tensors
+        self._ends += [mark.time for mark in marks]
+        if self._anchor is not None:
+            return self._by_periods(self._anchor)
+        if self._active < ACTIVE:
+            return None
+        self._window = max(1, round((self._tensors - self._began) / self._active))
+        definitions = self._engine.definitions()
+        self._anchor = anchor(definitions)
+        self._passed = sum(each["times"] for each in definitions if each["name"] == self._anchor)
+        if self._anchor is None:
+            return self._by_bytes()
+        self._engine.mark_traffic(self._anchor)
+        return None
+
+    def _by_periods(self, name: str) -> Score | None:
+        # A period is a step in all but name: its time is what the user waits for, computing and overlap included. Busy
+        # time per byte also counts what is hidden behind computing, so it is second best.
+        gaps = [(end - begin) / 1e9 for begin, end in zip(self._ends, self._ends[1:], strict=False)]
+        if len(gaps) < max(PERIODS, self._needed):
+            return self._by_bytes() if self._active > 8 * ACTIVE else None
+        if not regular(gaps):
+            return self._by_bytes()
+        every = max(1, math.ceil(SHORTEST / statistics.median(gaps)))
+        self._engine.mark_traffic(name, every)
+        return Score(unit="seconds per period", subject=f"a period of {name!r}", source=TRAFFIC, every=every)
+
+    def _by_bytes(self) -> Score:
+        self._engine.mark_traffic(window=self._window)
+        return Score(unit="busy seconds per GiB", subject="a byte", spent="busy time", source=TRAFFIC, busy=True)

@@ -1,0 +1,131 @@
+"""What ranks do in the tests of scores: steps of several optimizers, tensors without any, ranks that are late."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tuned_programs import native_mark, steps_until, tuner
+
+import engine
+from engine.tuning import listener
+from engine.tuning import search as tuning
+
+SHORT, LONG = 0.002, 0.006  # seconds that a step of a discriminator and of a generator takes at least
+LATE = 0.01
+STEPS = 24
+
+
+def init() -> None:
+    """As a job, but it takes less to be taken for one without steps."""
+    listener.ACTIVE = 5
+    engine.init()
+
+
+def traffic() -> dict[str, Any]:
+    """Reduce the same tensors again and again, and never say that a step has ended."""
+    init()
+    steps_until(lambda: not tuner().searching, lambda: None)
+    return engine.knobs()
+
+
+def unnamed_traffic() -> dict[str, Any]:
+    """Tensors without names, which lie about until the cycle ends or somebody waits for them."""
+    init()
+
+    def reduce() -> None:
+        handles = [engine.allreduce_async(np.ones(length, np.float32)) for length in (3, 1000, 40_000)]
+        time.sleep(0.004)
+        for handle in handles:
+            engine.synchronize(handle)
+
+    end, flag = time.monotonic() + 60.0, np.zeros(1, np.float32)
+    while not flag[0]:
+        reduce()
+        late = time.monotonic() > end
+        flag[0] = engine.rank() == 0 and (late or not tuner().searching)
+        flag = engine.allreduce(flag, op=engine.Max)
+    assert engine.rank() != 0 or not late
+    return engine.knobs()
+
+
+def steps_after_traffic(logs: list[str]) -> None:
+    """Steps begin when the search by traffic has begun."""
+    init()
+    steps_until(lambda: tuner()._trials >= 2, lambda: None)
+    steps_until(lambda: Path(logs[1]).exists() and not tuner().searching, native_mark)
+
+
+def alternation() -> float:
+    """Two steps of a discriminator, then one of a generator, of two passes; median seconds of all that."""
+    import torch
+
+    engine.init()
+    sides = []
+    for seconds, passes in ((SHORT, 1), (LONG / 2, 2)):
+        parameter = torch.nn.Parameter(torch.zeros(8))
+        optimizer = engine.DistributedOptimizer(torch.optim.SGD([parameter]), backward_passes_per_step=passes)
+        sides.append((parameter, optimizer, seconds, passes))
+    discriminator, generator = sides
+    times = []
+
+    def alternate() -> None:
+        for parameter, optimizer, seconds, passes in (discriminator, discriminator, generator):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                time.sleep(seconds)
+                parameter.sum().backward()
+            optimizer.step()
+        times.append(time.monotonic())
+
+    steps_until(lambda: not tuner().searching, alternate)
+    return statistics.median(after - before for before, after in pairwise(times))
+
+
+def late_ranks() -> dict[str, tuple[list[float], list[float]]]:
+    """Seconds of steps, and shares of them spent waiting, on this rank, for who is late."""
+    engine.init()
+    native = engine.runtime.engine()
+    native.record_steps()
+    who = {
+        "nobody": lambda step: -1,
+        "rank 0": lambda step: 0,
+        "rank 1": lambda step: 1,
+        "in turn": lambda step: step % 2,
+    }
+    found = {}
+    for name, late in who.items():
+        since = native.steps(1 << 60)[0]
+        for step in range(STEPS):
+            if late(step) == engine.rank():
+                time.sleep(LATE)
+            engine.allreduce(np.ones(1000, np.float32), name="gradient")
+            native_mark()
+        _, marks = native.steps(since)
+        gaps = [after[0] - before[0] for before, after in pairwise(marks)]
+        waits = [after[3] - before[3] for before, after in pairwise(marks)]
+        found[name] = [gap / 1e9 for gap in gaps], [wait / gap for wait, gap in zip(waits, gaps, strict=True)]
+    return found
+
+
+def only_process_sets() -> list[str]:
+    """Reduce in a process set alone; what was logged."""
+    tuning.IDLE = 1.0
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("engine").addHandler(handler)
+    part = engine.ProcessSet([0])
+    engine.init(process_sets=[part])
+    if engine.rank() == 0:
+        end = time.monotonic() + 30.0
+        while not said and time.monotonic() < end:
+            engine.allreduce(np.ones(3, np.float32), name="inside", process_set=part)
+    engine.barrier()
+    engine.shutdown()
+    return said
