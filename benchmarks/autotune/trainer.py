@@ -15,7 +15,6 @@ import torch
 from benchmarks.common.worker import Worker
 from benchmarks.training.models import WORKLOADS
 
-MOMENTUM = 0.9
 TOGETHER = 20  # steps between two looks whether the search is over
 
 
@@ -29,9 +28,8 @@ class Trainer:
         torch.manual_seed(0)
         self._workload = WORKLOADS[worker.options.workload]
         self._model = self._workload.model()
-        plain = torch.optim.SGD(self._model.parameters(), lr=self._workload.rate, momentum=MOMENTUM)
         self._optimizer: Any = importlib.import_module("engine.torch").DistributedOptimizer(
-            plain, named_parameters=self._model.named_parameters()
+            self._workload.optimizer(self._model), named_parameters=self._model.named_parameters()
         )
         self._batch = self._workload.batch(torch.Generator().manual_seed(1000 + worker.rank))
 

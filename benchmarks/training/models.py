@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Batch = tuple[Tensor, Tensor]
+MOMENTUM = 0.9
 
 
 class Bottleneck(nn.Module):
@@ -136,9 +137,9 @@ class Paced(torch.autograd.Function):
 
 
 class Device(nn.Module):
-    """32 tensors of 1 MiB, whose gradients come one by one, a millisecond apart."""
+    """16 tensors of 2 MiB, whose gradients come one by one, a millisecond apart."""
 
-    LENGTH, WIDTH = 32, 1 << 18
+    LENGTH, WIDTH = 16, 1 << 19
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,6 +150,13 @@ class Device(nn.Module):
         for weight in self.weights:
             x = Paced.apply(x, weight)
         return x
+
+
+class Elsewhere(torch.optim.Optimizer):
+    """Takes no step: that would be the accelerator's."""
+
+    def step(self, closure: Any = None) -> None:
+        """Do nothing."""
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Sequential:
@@ -170,6 +178,10 @@ class Workload(ABC):
     @abstractmethod
     def batch(self, generator: torch.Generator) -> Batch:
         """Return random inputs and targets."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return what takes the steps of one process."""
+        return torch.optim.SGD(model.parameters(), lr=self.rate, momentum=MOMENTUM)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the scalar loss."""
@@ -219,9 +231,9 @@ class ChainWorkload(Workload):
 
 
 class DeviceWorkload(Workload):
-    """A stand-in: no accelerator is there, the backward pass sleeps."""
+    """A stand-in: no accelerator is there, the backward pass sleeps, and nobody takes the optimizer's step."""
 
-    name, title, rate = "device", "32 tensors of 1 MiB, 1 ms of sleep each (stand-in for an accelerator)", 1e-5
+    name, title, rate = "device", "16 tensors of 2 MiB, 1 ms of sleep each (stand-in for an accelerator)", 1e-5
 
     def model(self) -> nn.Module:
         return Device()
@@ -232,6 +244,9 @@ class DeviceWorkload(Workload):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return functional.mse_loss(model(batch[0]), batch[1])
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Elsewhere(model.parameters(), {})
 
 
 WORKLOADS: dict[str, Workload] = {

@@ -22,7 +22,6 @@ from benchmarks.common.worker import Worker, timeline
 from benchmarks.training.models import WORKLOADS, Workload
 
 BATCHES = 8
-MOMENTUM = 0.9
 
 
 class Variant:
@@ -35,7 +34,7 @@ class Variant:
         self._steps = 0
         self.plain = workload.model()
         self._model: nn.Module = self.plain
-        self._optimizer: Any = torch.optim.SGD(self.plain.parameters(), lr=workload.rate, momentum=MOMENTUM)
+        self._optimizer: Any = workload.optimizer(self.plain)
         self._zero: dict[str, bool] = {}
         if name.startswith("ddp"):
             self._model = DistributedDataParallel(self.plain, gradient_as_bucket_view=name == "ddp_view")

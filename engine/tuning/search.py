@@ -17,6 +17,7 @@ from engine.errors import EngineError
 from engine.logs import logger
 from engine.native import core
 from engine.process_sets import Registry
+from engine.tuning.batches import traffic
 from engine.tuning.job import job, model
 from engine.tuning.knobs import KNOBS, Knobs, misfit, space_of, within, words
 from engine.tuning.listener import Listener
@@ -184,6 +185,7 @@ class Tuning:
             space=self._space,
             default=self._default,
             first=self._first,
+            traffic=self._traffic(score),
             seed=0,
             max_trials=settings.autotune_trials,
             log=None if settings.autotune_log is None else str(settings.autotune_log),
@@ -203,6 +205,14 @@ class Tuning:
                 if answer["type"] == "done":
                     self._conclude(answer)
                 answer = self._ask(tuner, ANSWERING, type="observe", samples=self._observe())
+
+    def _traffic(self, score: Score) -> dict[str, Any] | None:
+        """What a model of the transport is fitted to; None if samples are not seconds of a step, or a period."""
+        if score.busy or score.every > 1 or "bytes" not in self._about:
+            return None
+        _, marks = self._engine.steps(0)
+        ends = [mark[0] / 1e9 for mark in marks if mark[2] == score.source]
+        return traffic(self._engine.history(), ends) | {"bytes": self._about["bytes"]}
 
     def _recall(self, tuner: TunerProcess) -> None:
         """Try what earlier searches have found for a job like this, right after what the user wants tried."""
