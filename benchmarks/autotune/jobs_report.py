@@ -50,6 +50,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     table.note = (
         f"{settings['ranks']} ranks; a grid of {cells} settings. Times are of a fresh job, in which the settings take "
         f"turns for {settings['rounds']} rounds; brackets: 95 % bootstrap interval over rounds. "
+        "The heap of all jobs keeps what is freed (MALLOC_TRIM_THRESHOLD_). "
         f"{describe(content['environment'])}"
     )
     return [table]

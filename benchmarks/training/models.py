@@ -137,9 +137,9 @@ class Paced(torch.autograd.Function):
 
 
 class Device(nn.Module):
-    """16 tensors of 2 MiB, whose gradients come one by one, a millisecond apart."""
+    """16 tensors of 4 MiB, whose gradients come one by one, a millisecond apart."""
 
-    LENGTH, WIDTH = 16, 1 << 19
+    LENGTH, WIDTH = 16, 1 << 20
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class ChainWorkload(Workload):
 class DeviceWorkload(Workload):
     """A stand-in: no accelerator is there, the backward pass sleeps, and nobody takes the optimizer's step."""
 
-    name, title, rate = "device", "16 tensors of 2 MiB, 1 ms of sleep each (stand-in for an accelerator)", 1e-5
+    name, title, rate = "device", "16 tensors of 4 MiB, 1 ms of sleep each (stand-in for an accelerator)", 1e-5
 
     def model(self) -> nn.Module:
         return Device()

@@ -19,7 +19,7 @@ TITLES = {
     "resnet50": "ResNet-50, batch 2 of 128x128",
     "gpt": "GPT, batch 1 of 32 tokens",
     "tiny": "2000 tensors of 1 KiB",
-    "device": "16 tensors of 2 MiB, paced by sleep (a stand-in)",
+    "device": "16 tensors of 4 MiB, paced by sleep (a stand-in)",
 }
 LABELS = {
     "floor": "no communication (floor)",
