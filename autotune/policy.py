@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from autotune.acquisition import NEAREST, around, candidates, log_expected_improvement
+from autotune.budget import Budget
 from autotune.drift import PageHinkley
 from autotune.robust import Score
 from autotune.space import Knobs, Space
@@ -222,7 +223,7 @@ class Tuner:
         epoch = self._epoch
         if epoch.baseline:
             return epoch.baseline[0], "default", "what everything is compared with"
-        if epoch.design and self._left() > 2 and not self._spent():
+        if epoch.design and self._left() > 2 and not self._budget().spent:
             given = epoch.number == 0 and epoch.design[0] in self.first
             return epoch.design[0], "design", "given to be tried first" if given else "spread over the space"
         surrogate = self._surrogate()
@@ -230,7 +231,7 @@ class Tuner:
         knobs, hope = self._most_promising(surrogate)
         if challenger is not None:
             needed = self._needed(surrogate, challenger)
-            if self._left() <= needed or hope < self.settings.hope or self._spent():
+            if self._left() <= needed or hope < self.settings.hope or self._budget().spent:
                 return self._confirm(challenger)
         return knobs, "search", f"may be faster by {hope:.2%} of a step on average"
 
@@ -239,14 +240,14 @@ class Tuner:
         turns = [told.trial.knobs for told in self._now() if told.trial.phase == "confirm"]
         turns += [trial.knobs for trial in self._pending.values() if trial.phase == "confirm"]
         standing = self._epoch.standing
-        if turns.count(standing) < turns.count(challenger):
+        if turns.count(standing) <= turns.count(challenger):
             return standing, "confirm", "to compare with, in the same minutes as the best"
         return challenger, "confirm", "the best so far, measured again"
 
     def _conclude(self) -> None:
         """After a trial: deploy what is proven; see whether the search is over."""
         epoch = self._epoch
-        if self._left() > 0 and (epoch.baseline or (epoch.design and self._left() > 2 and not self._spent())):
+        if self._left() > 0 and (epoch.baseline or (epoch.design and self._left() > 2 and not self._budget().spent)):
             return
         surrogate = self._surrogate()
         proven = [knobs for knobs in self._measured() if self._proven(surrogate, knobs)]
@@ -259,7 +260,7 @@ class Tuner:
         hope = self._most_promising(surrogate)[1]
         if self._left() == 0:
             self._finish(surrogate, deployed, "no trials are left")
-        elif settled and self._spent():
+        elif settled and self._budget().spent:
             self._finish(surrogate, deployed, "trials have lost all the time that they may")
         elif settled and hope < self.settings.hope:
             self._finish(surrogate, deployed, f"one more trial may gain {hope:.2%} of a step on average")
@@ -317,17 +318,16 @@ class Tuner:
         limit = math.exp(fastest) * self.settings.abort_above
         if phase in ("default", "confirm"):
             return limit
-        may_lose = min(self._spare() - KEPT_BACK * self._budget(), AT_ONCE * self._budget())
-        affordable = 1.0 + max(may_lose / self._steps(), LEAST_LIMIT)
-        return min(limit, math.exp(self._reference(self._epoch.number)) * affordable)
+        return min(limit, self._budget().limit())
 
     def _proven(self, surrogate: Surrogate, knobs: Knobs) -> bool:
         """Whether fresh measurements, and the surrogate, show that a setting is better than what stands."""
         standing = self._epoch.standing
         if knobs == standing:
             return False
-        mine = [told.score for told in self._now() if told.trial.knobs == knobs and told.trial.phase == "confirm"]
-        theirs = [told.score for told in self._now() if told.trial.knobs == standing]
+        again = [told for told in self._now() if told.trial.phase == "confirm"]
+        mine = [told.score for told in again if told.trial.knobs == knobs]
+        theirs = [told.score for told in again if told.trial.knobs == standing]
         if not mine or not theirs:
             return False
         gap, deviation = self._gap(surrogate, knobs)
@@ -346,7 +346,10 @@ class Tuner:
             return None
         mean, _ = surrogate.mixture(self._encoded(others), self._epoch.number)
         confirmed = [self._confirmations(knobs) for knobs in others]
-        near = [k for k in range(len(others)) if mean[k] <= mean.min() + self.settings.worth]
+        doubt = max(self.settings.worth, surrogate.noise)  # of what has been confirmed once: the rest is not worth less
+        near = [
+            k for k in range(len(others)) if mean[k] <= mean.min() + (doubt if confirmed[k] else self.settings.worth)
+        ]
         k = max(near, key=lambda k: (confirmed[k], -mean[k]))  # what has been confirmed already is not left for nothing
         return others[k] if self._gap(surrogate, others[k])[0] < -self.settings.worth else None
 
@@ -394,31 +397,15 @@ class Tuner:
         mean, deviation = surrogate.mixed(*each)
         z = mean / deviation
         loss = mean * ndtr(z) + deviation * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-        allowed = 3.0 * max(self._spare(), 0.02 * self._budget(), 1e-9) / max(self._left(), 3)
-        return np.asarray(value - np.maximum(0.0, loss * self._steps() / allowed - 1.0))
+        return np.asarray(value - np.maximum(0.0, loss / self._budget().shares(self._left()) - 1.0))
 
-    def _budget(self) -> float:
-        """Steps that the trials of a search may lose."""
-        return self.settings.regret_budget * self.settings.horizon
-
-    def _spare(self) -> float:
-        """Steps of the budget that are left: trials have taken so much longer than what stands."""
-        number = self._epoch.number
+    def _budget(self) -> Budget:
+        """What trials may still lose."""
         if not self._now():
-            return self._budget()
+            return Budget(self.settings, [], 0.0)
+        number = self._epoch.number
         standing, _ = self._surrogate().mixture(self._encoded([self._epoch.standing]), number)
-        reference = self._reference(number) + float(standing[0])
-        return self._budget() - sum(
-            max(0.0, math.exp(told.score.log - reference) - 1.0) * len(told.samples) for told in self._now()
-        )
-
-    def _spent(self) -> bool:
-        """Whether trials have lost so much that another one might exceed the budget."""
-        return self._spare() < KEPT_BACK * self._budget()
-
-    def _steps(self) -> float:
-        """Of a trial."""
-        return float(np.median([len(told.samples) for told in self._now() if told.status == "ok"] or [1]))
+        return Budget(self.settings, self._now(), self._reference(number) + float(standing[0]))
 
     # What it knows
 
@@ -494,9 +481,6 @@ class Tuner:
 
 
 BAD = 0.3
-LEAST_LIMIT = 0.05  # above what stands, for a trial's first steps: less would be noise
-AT_ONCE = 0.25  # of the budget, that one trial may lose
-KEPT_BACK = 0.2  # of the budget: for measurements that are slower by chance, and to confirm what was found
 
 
 def _softened(y: float) -> float:
