@@ -363,7 +363,8 @@ class Tuner:
         gap, _ = self._gap(surrogate, challenger)
         error = math.hypot(float(np.median([told.score.error for told in self._now()])), surrogate.noise)
         pairs = 3 * (self.settings.proof / 2 * error / gap) ** 2
-        return int(min(max(2 * math.ceil(pairs), 2), max(2, 2 * self._epoch.allowed // 5)))
+        most = max(2, 2 * self._epoch.allowed // 5)
+        return int(min(max(2 * math.ceil(pairs), 2 * LEAST_PAIRS), most))
 
     def _most_promising(self, surrogate: Surrogate) -> tuple[Knobs, float]:
         """The setting with the greatest expected improvement, as a share, that the budget allows."""
@@ -481,6 +482,7 @@ class Tuner:
 
 
 BAD = 0.3
+LEAST_PAIRS = 2  # in turns, to confirm: between two a machine may become slower as a whole
 
 
 def _softened(y: float) -> float:
