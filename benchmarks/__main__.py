@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         ("grid-rounds", "of the grid"),
     ):
         seven.add_argument(f"--{name}", type=int, help=what)
+    seven.add_argument("--merge", action="store_true", help="keep workloads of the last run that are not run now")
     seven.add_argument("--record", action="store_true", help="keep the grid as a surface for `autotune`")
 
     every = commands.add_parser("all", help="both, then the report")
@@ -164,7 +165,7 @@ def _jobs(options: argparse.Namespace, console: Console) -> None:
     changes: dict[str, Any] = {name: getattr(options, name) for name in names if getattr(options, name)}
     if options.workloads:
         changes["workloads"] = tuple(options.workloads)
-    path = jobs.run(jobs.Settings(**changes), console)
+    path = jobs.run(jobs.Settings(**changes), console, options.merge)
     content = records.read("autotune-jobs") or {}
     _show(console, jobs_report.tables(content), path, jobs_report.picture(content))
 

@@ -63,11 +63,14 @@ class Settings:
     """Whether the grid is kept as a surface for `python -m benchmarks autotune`."""
 
 
-def run(settings: Settings, console: Console) -> Path:
-    """Measure, and write `out/autotune-jobs.json`."""
+def run(settings: Settings, console: Console, merge: bool = False) -> Path:
+    """Measure, and write `out/autotune-jobs.json`. `merge` keeps workloads of the last run that are not run now."""
+    content = records.read("autotune-jobs") if merge else None
+    kept = [job for job in (content or {"jobs": []})["jobs"] if job["workload"] not in settings.workloads]
     before = environment.record()
     begun = time.perf_counter()
-    jobs = [_job(settings, workload, console, before) for workload in settings.workloads]
+    jobs = kept + [_job(settings, workload, console, before) for workload in settings.workloads]
+    jobs.sort(key=lambda job: WORKLOADS.index(job["workload"]))
     seconds = round(time.perf_counter() - begun, 1)
     return records.write("autotune-jobs", asdict(settings), before, {"jobs": jobs, "seconds": seconds})
 
@@ -110,7 +113,20 @@ def _job(settings: Settings, workload: str, console: Console, before: dict[str, 
     choices = {DEFAULT: default, BEST: best}
     choices |= {f"search {number + 1}": {**default, **search["best"]} for number, search in enumerate(searches)}
     rows = _afresh(settings, workload, choices, console)
-    return {"workload": workload, "cells": len(cells), "default": default, "searches": searches, "choices": rows}
+    made = {
+        "revision": before["revision"],
+        "grid_rounds": settings.grid_rounds,
+        "trials": settings.trials,
+        "rounds": settings.rounds,
+    }
+    return {
+        "workload": workload,
+        **made,
+        "cells": len(cells),
+        "default": default,
+        "searches": searches,
+        "choices": rows,
+    }
 
 
 def _group(settings: Settings, workload: str, label: str, variables: Mapping[str, str]) -> Group:

@@ -24,7 +24,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     """One table: every choice of every workload."""
     settings = content["settings"]
     table = Table(
-        f"The tuner on jobs, {settings['trials']} trials at most, against every setting of a grid",
+        "The tuner on jobs, against every setting of a grid",
         ["workload", "setting", "trials", "steps", "step, median", "of the best of the grid", "of the default",
          f"at most {WITHIN:g}"],
         left=("setting",),
@@ -46,11 +46,14 @@ def tables(content: dict[str, Any]) -> list[Table]:
                     "" if search is None else ("pass" if to_best.value <= WITHIN else "miss"),
                 ]
             )
-    cells = content["jobs"][0]["cells"] if content["jobs"] else 0
+    made = "; ".join(
+        f"{job['workload']}: {job['trials']} trials at most, a grid of {job['cells']} settings in {job['grid_rounds']} "
+        f"rounds, {job['rounds']} afresh, revision {job['revision']}"
+        for job in content["jobs"]
+    )
     table.note = (
-        f"{settings['ranks']} ranks; a grid of {cells} settings. Times are of a fresh job, in which the settings take "
-        f"turns for {settings['rounds']} rounds; brackets: 95 % bootstrap interval over rounds. "
-        "The heap of all jobs keeps what is freed (MALLOC_TRIM_THRESHOLD_). "
+        f"{settings['ranks']} ranks. {made}. Times are of a fresh job, in which the settings take turns; brackets: 95 % "
+        "bootstrap interval over rounds. The heap of all jobs keeps what is freed (MALLOC_TRIM_THRESHOLD_). "
         f"{describe(content['environment'])}"
     )
     return [table]
@@ -76,7 +79,7 @@ def picture(content: dict[str, Any]) -> Path | None:
         axes.set_title(TITLES[job["workload"]].replace(", ", ",\n", 1), fontsize="medium")
         axes.grid(visible=True, axis="y", alpha=0.3)
     panels[0][0].set_ylabel("time of a step, default = 1\n95 % interval")
-    figure.suptitle(f"What the tuner found in {content['settings']['trials']} trials, measured afresh in turns")
+    figure.suptitle("What the tuner found, and the best of a grid, measured afresh in turns")
     path = paths.out("autotune-jobs.png")
     figure.savefig(path, dpi=110)
     plt.close(figure)
