@@ -52,7 +52,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         for job in content["jobs"]
     )
     table.note = (
-        f"{settings['ranks']} ranks. {made}. Times are of a fresh job, in which the settings take turns; brackets: 95 % "
+        f"{settings['ranks']} ranks. {made}. Times are of a fresh job, in which settings take turns; brackets: 95 % "
         "bootstrap interval over rounds. The heap of all jobs keeps what is freed (MALLOC_TRIM_THRESHOLD_). "
         f"{describe(content['environment'])}"
     )
@@ -64,7 +64,9 @@ def picture(content: dict[str, Any]) -> Path | None:
     jobs = content["jobs"]
     if not jobs:
         return None
-    figure, panels = plt.subplots(1, len(jobs), figsize=(4 * len(jobs), 4.2), squeeze=False, layout="constrained")
+    figure, panels = plt.subplots(
+        1, len(jobs), figsize=(4 * len(jobs), 4.2), squeeze=False, sharey=True, layout="constrained"
+    )
     for axes, job in zip(panels[0], jobs, strict=True):
         rows = job["choices"]
         found = [stats.ratio(row["rounds"], rows[0]["rounds"]) for row in rows]
@@ -73,9 +75,10 @@ def picture(content: dict[str, Any]) -> Path | None:
         colors = ["tab:gray", "tab:green", *["tab:blue"] * (len(rows) - 2)]
         axes.bar(range(len(rows)), heights, yerr=errors, capsize=4, color=colors)
         axes.set_xticks(
-            range(len(rows)), [row["name"].replace(" of the", "\nof the") for row in rows], fontsize="small"
+            range(len(rows)),
+            [row["name"].replace(" of the ", "\n").replace(" ", "\n") for row in rows],
+            fontsize="small",
         )
-        axes.set_ylim(0.8 * min(1.0, *heights), None)
         axes.set_title(TITLES[job["workload"]].replace(", ", ",\n", 1), fontsize="medium")
         axes.grid(visible=True, axis="y", alpha=0.3)
     panels[0][0].set_ylabel("time of a step, default = 1\n95 % interval")
