@@ -43,15 +43,16 @@ def test_a_search_begins_with_what_the_last_one_has_found(tmp_path: Path, capsys
     first, again, other, wider = (rows[0] for rows in logs)
     assert all(replay(rows).exact for rows in logs)
     # The first has nothing to go by. Each other one tries right after the default what is nearest to it.
-    assert first["first"] == [] and "nothing is known" in first["about"]["recalled"]
+    suggested = first["about"]["link"]["suggests"] if "link" in first["about"] else None
+    assert first["first"] == [suggested] * (suggested is not None) and "nothing is known" in first["about"]["recalled"]
     kept = next(row["knobs"] for row in logs[0] if row.get("final"))
     assert kept["cycle_time_ms"] <= 2.0 and kept == found[0]
     for rows in logs[1:3]:
-        assert rows[0]["first"] == [found[0 if rows is logs[1] else 1]]
-        assert [row["knobs"] for row in rows if row["row"] == "ask"][:2] == [rows[0]["default"], *rows[0]["first"]]
+        assert rows[0]["first"][0] == found[0 if rows is logs[1] else 1]
+        assert [row["knobs"] for row in rows if row["row"] == "ask"][:2] == [rows[0]["default"], rows[0]["first"][0]]
     assert again["about"]["recalled"].startswith("this job: on ")
     assert other["about"]["recalled"].startswith("another model, of 0.244 MB and not 3.76 MB: on ")
-    assert wider["first"] == [found[1]] and wider["about"]["recalled"].startswith("the same model, on 2 ranks: on ")
+    assert wider["first"][0] == found[1] and wider["about"]["recalled"].startswith("the same model, on 2 ranks: on ")
     about = {name: first["about"][name] for name in ("model", "tensors", "bytes")}
     assert about["tensors"] == 6 and about["bytes"] == 4 * (3 + 1000 + 40_000 + 1 + 20_010)
     assert about == {name: again["about"][name] for name in about} == {name: wider["about"][name] for name in about}
