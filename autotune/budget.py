@@ -11,6 +11,7 @@ from autotune.trials import Settings, Told
 
 AT_ONCE = 0.25  # of the budget, that one trial may lose
 KEPT_BACK = 0.2  # of the budget: for measurements that are slower by chance, and to confirm what was found
+MOST = 50.0  # logarithm of a ratio: larger ones are too large for a float
 LEAST_LIMIT = 0.05  # above what stands, for a trial's first steps: less would be noise
 
 
@@ -36,7 +37,7 @@ class Budget:
     def __init__(self, settings: Settings, told: Sequence[Told], standing: float) -> None:
         self.total = settings.regret_budget * settings.horizon
         self.spare = self.total - sum(
-            max(0.0, math.exp(each.score.log - standing) - 1.0) * len(each.samples) for each in told
+            max(0.0, math.expm1(min(each.score.log - standing, MOST))) * len(each.samples) for each in told
         )
         self._steps = float(np.median([len(each.samples) for each in told if each.status == "ok"] or [1]))
         self._standing = standing

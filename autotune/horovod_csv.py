@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from autotune.space import Knobs
 
 HEADER = "hierarchical_allreduce,hierarchical_allgather,cache_enabled,cycle_time_ms,tensor_fusion_threshold,score"
 MEBIBYTE = 1 << 20
+LARGEST = 1e15
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,14 @@ def read(path: str | os.PathLike[str]) -> list[Sample]:
     JournalError
         A column is missing, or a value is no number; says the line.
     """
-    with Path(path).open(newline="", encoding="utf-8", errors="replace") as file:
+    try:
+        return _samples(Path(path))
+    except csv.Error as error:
+        raise JournalError(f"{path}: expected a CSV file: {error}") from None
+
+
+def _samples(path: Path) -> list[Sample]:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = csv.DictReader(file)
         missing = [name for name in HEADER.split(",") if name not in (rows.fieldnames or ())]
         if missing:
@@ -50,7 +57,7 @@ def read(path: str | os.PathLike[str]) -> list[Sample]:
             except (TypeError, ValueError):
                 where = f"{path}, line {rows.line_num}"
                 raise JournalError(f"{where}: expected a number in each column, not {row}") from None
-            if not all(map(math.isfinite, values.values())):
+            if not all(abs(value) < LARGEST for value in values.values()):
                 raise JournalError(f"{path}, line {rows.line_num}: expected finite numbers, not {row}")
             threshold = round(values["tensor_fusion_threshold"] * MEBIBYTE)
             knobs = {"fusion_threshold": threshold, "cycle_time_ms": values["cycle_time_ms"]}

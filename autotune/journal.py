@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from autotune.space import Space
 
 SCHEMA = 1
 NAMES: dict[type, str] = {int: "a whole number", str: "text", dict: "an object", list: "a list"}
@@ -29,6 +30,13 @@ FIELDS: dict[str, dict[str, type]] = {
     "tell": {"id": int, "status": str, "samples": list},
     "observe": {"samples": list},
     "decide": {"decision": str, "knobs": dict, "why": str},
+}
+MAYBE: dict[str, type] = {"about": dict, "environment": dict}  # fields that other programs may leave out
+NUMBERS = ("limit", "gap", "deviation", "trials")  # likewise
+WORDS = {
+    "phase": ("default", "design", "search", "confirm"),
+    "status": ("ok", "aborted"),
+    "decision": ("deploy", "finish", "reopen"),
 }
 
 
@@ -115,8 +123,14 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         raise JournalError(f"{path} is empty: a log begins with a row 'open'")
     lines = data.split(b"\n")
     rows: list[dict[str, Any]] = []
+    search: _Search | None = None
     for number, line in enumerate(lines[:-1], start=1):
-        rows.append(_row(line, f"{path}, line {number}", number - 1))
+        where = f"{path}, line {number}"
+        rows.append(_row(line, where, number - 1))
+        try:
+            search = _Search(rows[0]) if search is None else search.follow(rows[-1])
+        except ValueError as error:
+            raise JournalError(f"{where}: {error}") from None
     if lines[-1]:
         raise JournalError(
             f"{path}, line {len(lines)}: truncated, a row ends with a line break. The {len(rows)} rows before it are "
@@ -127,10 +141,53 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return rows
 
 
+class _Search:
+    """What rows have to fit to: the space, and trials that are waiting to be told."""
+
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        self._space = Space.from_description(head["space"])
+        self._space.check(head["default"], "the default")
+        for k, knobs in enumerate(head["first"]):
+            if not isinstance(knobs, dict):
+                raise ValueError(f"expected setting {k} of 'first' to be an object, not {knobs!r}")
+            self._space.check(knobs, f"setting {k} of 'first'")
+        for name, value in head["settings"].items():
+            if not _is_number(value):
+                raise ValueError(f"expected the setting {name!r} to be a number, not {value!r}")
+        self._asked: set[int] = set()
+        self._waiting: set[int] = set()
+
+    def follow(self, row: Mapping[str, Any]) -> _Search:
+        """Take note of a row; raises ValueError if it does not follow."""
+        kind = row["row"]
+        if "knobs" in row:
+            self._space.check(row["knobs"], f"the setting of a row {kind!r}")
+        if kind == "ask":
+            if row["id"] in self._asked:
+                raise ValueError(f"expected a new trial, but trial {row['id']} was asked for before")
+            self._asked.add(row["id"])
+            self._waiting.add(row["id"])
+        elif kind == "tell":
+            if row["id"] not in self._waiting:
+                waiting = ", ".join(map(str, sorted(self._waiting))) or "none"
+                raise ValueError(f"expected a trial that waits to be told ({waiting}), not trial {row['id']}")
+            self._waiting.remove(row["id"])
+        return self
+
+
+def _is_number(value: Any) -> bool:
+    """Of JSON, and not too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300
+
+
 def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
     """One checked row."""
     try:
         row = json.loads(line, parse_constant=_no_constant)
+    except RecursionError:
+        raise JournalError(f"{where}: expected a row in JSON, but it is nested too deeply") from None
     except ValueError as error:
         hint = "" if number else " Is this a log of the tuner? One begins with a row 'open'."
         raise JournalError(f"{where}: expected a row in JSON, but {error}.{hint}") from None
@@ -154,11 +211,22 @@ def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
             raise JournalError(f"{where}: expected a field {field!r} in a row {kind!r}")
         if not isinstance(row[field], kind_) or isinstance(row[field], bool):
             raise JournalError(f"{where}: expected {field!r} to be {NAMES[kind_]}, not {row[field]!r}")
+    for field, kind_ in MAYBE.items():
+        if not isinstance(row.get(field, {}), kind_):
+            raise JournalError(f"{where}: expected {field!r} to be {NAMES[kind_]}, not {row[field]!r}")
+    for field in NUMBERS:
+        if not _is_number(row.get(field, 0)):
+            raise JournalError(f"{where}: expected {field!r} to be a number, not {row[field]!r}")
+    for field, words in WORDS.items():
+        if row.get(field, words[0]) not in words:
+            raise JournalError(f"{where}: expected {field!r} to be one of {', '.join(words)}, not {row[field]!r}")
+    if "samples" in row and not row["samples"]:
+        raise JournalError(f"{where}: expected at least one sample")
     for sample in row.get("samples", ()):
-        if isinstance(sample, bool) or not isinstance(sample, int | float) or not math.isfinite(sample) or sample <= 0:
-            raise JournalError(f"{where}: expected samples in seconds, positive and finite, not {sample!r}")
+        if not _is_number(sample) or sample <= 0:
+            raise JournalError(f"{where}: expected samples in seconds, positive and finite, not {_cut(sample)}")
     exposed = row.get("exposed", 0.0)
-    if isinstance(exposed, bool) or not isinstance(exposed, int | float) or not 0 <= exposed <= 1:
+    if not _is_number(exposed) or not 0 <= exposed <= 1:
         raise JournalError(f"{where}: expected 'exposed' to be a share, 0 to 1, not {exposed!r}")
     return dict(row)
 
@@ -168,5 +236,10 @@ def _no_constant(name: str) -> None:
 
 
 def _short(line: bytes) -> str:
-    text = line.decode("utf-8", "replace")
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    return _cut(line.decode("utf-8", "replace"))
+
+
+def _cut(value: object) -> str:
+    """What stands there, if it is not too long."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < 1e300 else "a whole number of very many digits"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -31,6 +31,11 @@ def text_of(knobs: Knobs) -> str:
     return " ".join(f"{name}={_value(name, value)}" for name, value in knobs.items())
 
 
+def plain(text: object) -> str:
+    """What a terminal shows as it is."""
+    return "".join(each if each.isprintable() else "?" for each in str(text))
+
+
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Print the story of a log."""
     story = tell(rows)
@@ -38,10 +43,11 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     recalled = head.get("about", {}).get("recalled")
     about = " ".join(f"{name}={value}" for name, value in head.get("about", {}).items() if name != "recalled")
     console.print(
-        f"seed {head['seed']}, at most {head['max_trials']} trials{', ' + about if about else ''}", highlight=False
-    )
+        f"seed {head['seed']}, at most {head['max_trials']} trials{', ' + plain(about) if about else ''}",
+        highlight=False, markup=False,
+    )  # fmt: skip
     if recalled is not None:
-        console.print(f"recalled: {recalled}", highlight=False, markup=False)
+        console.print(f"recalled: {plain(recalled)}", highlight=False, markup=False)
     for knobs in head["first"]:
         console.print(f"tried first: {text_of(knobs)}", highlight=False)
     score = _scored(head)
@@ -49,7 +55,8 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     shares = ["" if math.isnan(line.exposed) else f"{line.exposed:.0%}" for line in story.lines]
     console.print(_table(head["space"], story.lines, {"exposed": shares} if measured else None, score))
     for row in story.decisions:
-        told = f"after trial {row['last']}: [bold]{row['decision']}[/] {text_of(row['knobs'])}: {row['why']}"
+        why = escape(plain(row["why"]))
+        told = f"after trial {row['last']}: [bold]{row['decision']}[/] {text_of(row['knobs'])}: {why}"
         console.print(told, highlight=False)
     console.print(_curves(story, regrets(rows, story)), highlight=False)
     if story.spent and not score.startswith("busy"):  # samples per byte do not add up to seconds
@@ -118,7 +125,7 @@ def show_samples(samples: Sequence[horovod_csv.Sample], console: Console) -> Non
 
 def _scored(head: Mapping[str, Any]) -> str:
     """What is scored, by the first row of a log: the head of a column."""
-    return SCORES.get(head.get("about", {}).get("score"), "ms/step")
+    return SCORES.get(str(head.get("about", {}).get("score")), "ms/step")
 
 
 def _table(

@@ -27,7 +27,7 @@ def test_drawn_programs(size: int) -> None:
     with Pool(size) as pool:
 
         @hypothesis.settings(
-            max_examples=EXAMPLES or 100,
+            max_examples=EXAMPLES or 150,
             derandomize=not EXAMPLES,
             database=None,
             deadline=None,
