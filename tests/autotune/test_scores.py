@@ -222,15 +222,19 @@ def test_the_engine_marks_the_traffic(native: Any) -> None:
 
 
 def test_the_share_of_waiting_is_optional_in_a_log(tmp_path: Path) -> None:
-    opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "default": {}, "first": []}
-    row = {"row": "tell", "n": 1, "id": 0, "status": "ok", "samples": [1.0]}
+    space = {"stores": {"kind": "Choice", "values": ["auto", "cached"]}}
+    head = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": space, "first": [], "settings": {}}
+    ask = {"row": "ask", "n": 1, "id": 0, "knobs": {"stores": "auto"}, "phase": "default", "why": ""}
+    row = {"row": "tell", "n": 2, "id": 0, "status": "ok", "samples": [1.0]}
+
+    def write(last: dict[str, Any]) -> None:
+        rows = (head | {"default": {"stores": "auto"}}, ask, last)
+        (tmp_path / "log").write_text("".join(json.dumps(each) + "\n" for each in rows))
+
     for exposed in ({}, {"exposed": 0.25}, {"exposed": 1}):
-        (tmp_path / "log").write_text(
-            "".join(json.dumps(each) + "\n" for each in (opened | {"settings": {}}, row | exposed))
-        )
-        assert journal.read(tmp_path / "log")[1] == row | exposed
+        write(row | exposed)
+        assert journal.read(tmp_path / "log")[2] == row | exposed
     for wrong in (-0.1, 1.5, True, "much"):
-        text = "".join(json.dumps(each) + "\n" for each in (opened | {"settings": {}}, row | {"exposed": wrong}))
-        (tmp_path / "log").write_text(text)
+        write(row | {"exposed": wrong})
         with pytest.raises(JournalError, match="'exposed' to be a share"):
             journal.read(tmp_path / "log")

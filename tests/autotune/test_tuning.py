@@ -31,6 +31,18 @@ DEFAULT = {"fusion_threshold": 64 << 20, "cycle_time_ms": 5.0, "stores": "auto",
 FEW = ["--autotune", "--autotune-steps-per-sample", "4", "--autotune-warmup-samples", "0"]
 
 
+def opened(default: dict[str, Any]) -> str:
+    """A log that has only begun, in a space that has this default."""
+    space = {
+        name: {"kind": "Choice", "values": [value, "x"]}
+        if isinstance(value, str)
+        else {"kind": "Real", "low": 0, "high": 1 << 40}
+        for name, value in default.items()
+    }
+    head = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": space, "default": default}
+    return json.dumps(head | {"first": [], "settings": {}}) + "\n"
+
+
 def rows_of(path: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in journal.read(path) if row["row"] == kind]
 
@@ -171,8 +183,7 @@ def test_compression_of_a_log_is_for_tensors_that_allow_it_and_gives_way_to_the_
     chosen: dict[str, str], travels: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log.jsonl"
-    opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "first": [], "settings": {}}
-    log.write_text(json.dumps({**opened, "default": {"compression": "bf16"}}) + "\n")
+    log.write_text(opened({"compression": "bf16"}))
     engine.init(autotune_from=log, **chosen)
     engine.barrier()
     assert tuned_programs.compressed_step(0) == travels == engine.knobs()["compression"]
@@ -194,9 +205,8 @@ def test_files_that_cannot_be_used_are_an_error_at_the_start(
     settings: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "first": [], "settings": {}}
-    Path("LOG").write_text(json.dumps({**opened, "default": {"cycle_time_ms": 2, "stores": "fast"}}) + "\n")
-    Path("FP16").write_text(json.dumps({**opened, "default": {"compression": "fp16"}}) + "\n")
+    Path("LOG").write_text(opened({"cycle_time_ms": 2, "stores": "fast"}))
+    Path("FP16").write_text(opened({"compression": "fp16"}))
     with pytest.raises(ConfigError, match=says):
         engine.init(**settings)
     assert not engine.is_initialized()
@@ -338,8 +348,7 @@ def test_the_engine_remembers_when_steps_ended() -> None:
 @pytest.mark.usefixtures("alone")
 def test_the_knobs_of_a_log_are_tried_first_in_a_search(tmp_path: Path) -> None:
     known, log = tmp_path / "known.jsonl", tmp_path / "log.jsonl"
-    opened = {"row": "open", "n": 0, "schema": 1, "seed": 0, "max_trials": 3, "space": {}, "first": [], "settings": {}}
-    known.write_text(json.dumps({**opened, "default": {"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}}) + "\n")
+    known.write_text(opened({"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}))
     engine.init(autotune=True, autotune_from=known, autotune_log=log, autotune_warmup=0, stores="cached")
     end = time.monotonic() + 60.0
     while not (log.exists() and log.read_bytes()) and time.monotonic() < end:
