@@ -31,6 +31,9 @@ def text_of(knobs: Knobs) -> str:
     return " ".join(f"{name}={_value(name, value)}" for name, value in knobs.items())
 
 
+APART = ("recalled", "link")  # of what a log is about: has a line of its own
+
+
 def plain(text: object) -> str:
     """What a terminal shows as it is."""
     return "".join(each if each.isprintable() else "?" for each in str(text))
@@ -41,13 +44,17 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     story = tell(rows)
     head = rows[0]
     recalled = head.get("about", {}).get("recalled")
-    about = " ".join(f"{name}={value}" for name, value in head.get("about", {}).items() if name != "recalled")
+    about = " ".join(f"{name}={value}" for name, value in head.get("about", {}).items() if name not in APART)
     console.print(
         f"seed {head['seed']}, at most {head['max_trials']} trials{', ' + plain(about) if about else ''}",
         highlight=False, markup=False,
     )  # fmt: skip
     if recalled is not None:
         console.print(f"recalled: {plain(recalled)}", highlight=False, markup=False)
+    link = head.get("about", {}).get("link")
+    if isinstance(link, dict) and all(isinstance(link.get(name), float) for name in ("latency", "bandwidth")):
+        measured_link = f"{1e6 * link['latency']:.3g} us and {link['bandwidth'] / 1e9:.3g} GB/s"
+        console.print(f"the transport, as batches of the warm-up have it: {measured_link}", highlight=False)
     for knobs in head["first"]:
         console.print(f"tried first: {text_of(knobs)}", highlight=False)
     score = _scored(head)
@@ -92,20 +99,16 @@ def show_what_if(found: WhatIf, name: str, opened: dict[str, Any], console: Cons
 
 def show_known(results: Sequence[Known], console: Console) -> None:
     """Print what is kept, the newest first."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("when", "model", "tensors", "MB", "ranks", "CPUs", "processor", "version", "less time", "knobs"):
-        right = name in ("tensors", "MB", "ranks", "CPUs", "less time")
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
     for known in sorted(results, key=lambda known: datetime.fromisoformat(known.when), reverse=True):
         job = known.job
-        held = f", held: {text_of(job.held)}" if job.held else ""
-        row = [
-            known.when.partition("+")[0], job.model[:8], str(job.tensors), f"{job.bytes / 1e6:.3g}", str(job.ranks),
-            str(job.cpus), job.processor, job.version, "nothing" if known.gain is None else f"{known.gain:.0%}",
-            text_of(known.knobs) + held,
-        ]  # fmt: skip
-        table.add_row(*map(escape, row))
-    console.print(table)
+        gain = "nothing is proven faster than the default" if known.gain is None else f"{known.gain:.0%} less time"
+        held = f"; held: {text_of(job.held)}" if job.held else ""
+        console.print(
+            f"{known.when.partition('+')[0]}  model {job.model[:8]}, {job.tensors} tensors, {job.bytes / 1e6:.3g} MB; "
+            f"{job.ranks} ranks, {job.cpus} CPUs, {job.processor}, version {job.version}{held}\n"
+            f"  {gain}: {text_of(known.knobs)}\n",
+            highlight=False, markup=False,
+        )  # fmt: skip
 
 
 def show_samples(samples: Sequence[horovod_csv.Sample], console: Console) -> None:
