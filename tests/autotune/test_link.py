@@ -60,7 +60,7 @@ def test_no_other_batch_size_would_be_better_by_the_model(
     tried = np.exp(np.linspace(0.0, np.log(total), 400))
     least = min(waited(link, total, arriving, batch) for batch in tried)
     assert found <= 1.03 * least + 2.0 / bandwidth  # a byte more, since they are whole
-    assert knobs["cycle_time_ms"] == 0.0 or 0.1 < knobs["cycle_time_ms"] <= 1e3 * arriving
+    assert knobs["cycle_time_ms"] == 0.0 or 0.1 < knobs["cycle_time_ms"] <= 1e3 * arriving * (1 + 1e-12)  # rounding
 
 
 SPACE = Space(
