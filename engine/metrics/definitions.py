@@ -1,0 +1,162 @@
+"""Every metric, once: name, type, labels and meaning. What is exported, drawn, alerted on and documented is named here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram", "summary", "info"]
+COMMON = ("run", "rank")  # on every series of a rank
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A family of series.
+
+    Attributes
+    ----------
+    name : str
+        As it is exported: counters end in `_total`, units are seconds and bytes.
+    kind : str
+    about : str
+        One line, for the help text and the documentation.
+    labels : tuple of str
+        Besides `run` and `rank`.
+    scope : str
+        `rank`: of every rank; `leader`: of rank 0, about the whole job; `tuner`: of rank 0, while it tunes; `host`: of the
+        endpoint, without the label `rank`.
+    """
+
+    name: str
+    kind: Kind
+    about: str
+    labels: tuple[str, ...] = ()
+    scope: Literal["rank", "leader", "tuner", "host"] = "rank"
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names that a query may use."""
+        endings = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+        return tuple(self.name + ending for ending in endings.get(self.kind, ("",)))
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """Every label of its series, `le` excepted."""
+        return (*(COMMON if self.scope != "host" else COMMON[:1]), *self.labels)
+
+
+_METRICS = (
+    # What moved.
+    Metric(
+        "engine_collectives_total", "counter", "Collectives that were executed, fused ones as one.", ("op", "algorithm")
+    ),
+    Metric(
+        "engine_collective_bytes_total",
+        "counter",
+        "Bytes of tensors in collectives, as they travel.",
+        ("op", "algorithm"),
+    ),
+    Metric("engine_collective_tensors_total", "counter", "Tensors in collectives.", ("op",)),
+    Metric(
+        "engine_collective_duration_seconds",
+        "histogram",
+        "Time from the start of a collective to its end on this rank.",
+        ("op",),
+    ),
+    Metric(
+        "engine_last_collective_timestamp_seconds",
+        "gauge",
+        "Unix time at which the last collective ended; 0: none yet.",
+    ),
+    # Where the time went.
+    Metric("engine_step_duration_seconds", "histogram", "Time from one optimizer step to the next."),
+    Metric("engine_blocked_seconds_total", "counter", "Time in which the program was blocked in the engine."),
+    Metric(
+        "engine_exposed_seconds_total",
+        "counter",
+        "Exposed communication: time in which a collective was executed while the program was blocked.",
+    ),
+    Metric(
+        "engine_queue_duration_seconds",
+        "summary",
+        "Time from a tensor's submission to the start of its collective, of one tensor of each collective.",
+    ),
+    Metric(
+        "engine_negotiation_duration_seconds",
+        "summary",
+        "Time from the first rank's submission to the closing of the batch, of one tensor of each collective.",
+        scope="leader",
+    ),
+    Metric(
+        "engine_arrival_lag_seconds",
+        "summary",
+        "How long after the first rank this rank submitted, of one tensor of each collective: large for a straggler.",
+    ),
+    # The queue and fusion.
+    Metric("engine_pending_tensors", "gauge", "Operations submitted and not done."),
+    Metric("engine_fused_bytes_total", "counter", "Bytes in batches of allreduces."),
+    Metric("engine_fusion_capacity_bytes_total", "counter", "Bytes for which these batches had room."),
+    Metric("engine_cycles_total", "counter", "Batches closed, by reason.", ("reason",), scope="leader"),
+    Metric("engine_submissions_total", "counter", "Operations submitted."),
+    Metric(
+        "engine_cache_misses_total", "counter", "Submissions with their whole description: new names, changed tensors."
+    ),
+    # What is wrong.
+    Metric(
+        "engine_errors_total",
+        "counter",
+        "Errors of collectives (mismatch), and failures of the job by cause.",
+        ("kind",),
+    ),
+    Metric("engine_stall_warnings_total", "counter", "Warnings about operations that are overdue."),
+    Metric("engine_stalled_tensors", "gauge", "Operations in flight that are overdue."),
+    # Who.
+    Metric("engine_rank_up", "gauge", "1 while the rank's process runs, 0 after it has ended or died."),
+    Metric(
+        "engine_rank_info",
+        "info",
+        "The rank's process. Always 1; to be joined.",
+        ("host", "local_rank", "pid", "version", "transport"),
+    ),
+    Metric("engine_world_size", "gauge", "Number of ranks."),
+    Metric("engine_resets_total", "counter", "How often the process has met other ranks again after the first time."),
+    Metric("engine_start_timestamp_seconds", "gauge", "Unix time at which the rank's engine was first started."),
+    Metric("engine_job_active", "gauge", "1 while the job runs.", scope="host"),
+    Metric("engine_unreadable_pages", "gauge", "Ranks whose page of counters cannot be read.", scope="host"),
+    # Knobs and the tuner.
+    Metric(
+        "engine_knob",
+        "gauge",
+        "Knobs in force, in bytes and seconds; stores and compression by number.",
+        ("name",),
+        scope="leader",
+    ),
+    Metric("engine_knob_version", "gauge", "Counts the changes of the knobs.", scope="leader"),
+    Metric(
+        "engine_autotune_phase",
+        "gauge",
+        "1 waiting for steps, 2 searching, 3 watching for a drift, 4 lost, 5 ended by the program.",
+        scope="tuner",
+    ),
+    Metric("engine_autotune_searches_total", "counter", "Searches that were begun.", scope="tuner"),
+    Metric("engine_autotune_trials_total", "counter", "Trials that were made.", scope="tuner"),
+    Metric("engine_autotune_changes_total", "counter", "Settings that were put into force.", scope="tuner"),
+    Metric("engine_autotune_last_change_timestamp_seconds", "gauge", "Unix time of the last of them.", scope="tuner"),
+    Metric("engine_autotune_score_seconds", "gauge", "Time of a step in the last trial.", scope="tuner"),
+    Metric(
+        "engine_autotune_default_score_seconds",
+        "gauge",
+        "Time of a step with the setting it began with.",
+        scope="tuner",
+    ),
+    Metric(
+        "engine_autotune_best_score_seconds", "gauge", "Time of a step with the best setting so far.", scope="tuner"
+    ),
+)
+
+METRICS = {metric.name: metric for metric in _METRICS}
+SERIES = {series: metric for metric in _METRICS for series in metric.series}
+KNOBS = ("fusion_threshold_bytes", "cycle_time_seconds", "chunk_bytes", "stores", "compression")  # values of `name`
+ERRORS = ("mismatch", "died", "raised", "left", "stalled")  # values of `kind`
+# Upper bounds of the exported buckets, in seconds: powers of two of a nanosecond, each the fourfold of the last.
+BUCKETS = tuple(2.0**power * 1e-9 for power in range(14, 34, 2))

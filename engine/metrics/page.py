@@ -1,0 +1,161 @@
+"""A rank's page of counters, as others read it (engine_ext/control/counters.h, which says what each field counts).
+
+The page is memory without a name in any file system: made by the launcher, or by the rank itself, and gone with the last
+process that holds it. It says itself where its fields lie, so a reader needs no extension.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+
+NAME = "enginerun-counters"  # of the memory, in /proc/PID/fd
+BYTES = 8192
+MAGIC = b"ENGCNTR1"
+VERSION = 1
+HEADER = struct.Struct("=8sQQQ")  # magic, version, bytes of the page, bytes of the table
+TABLE = 64
+
+# What numbers in a page mean, by value.
+STATES = ("new", "running", "ended", "failed")
+CAUSES = ("none", "died", "raised", "left", "stalled")
+OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter")
+ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum")
+REASONS = ("full", "whole_step", "awaited", "cycle_time")  # why a batch was closed
+STORES = ("cached", "streaming", "auto")
+COMPRESSIONS = ("none", "fp16", "bf16")
+PHASES = ("off", "waiting", "searching", "watching", "lost", "left")  # of the tuner
+DURATIONS = 40  # buckets: k counts what took less than 2**k ns, and the last all that is longer
+
+
+class PageError(Exception):
+    """A page that is not there, not whole, or another build's."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a page said.
+
+    Attributes
+    ----------
+    fields : dict of str to list of int
+        By the names of counters.h. All words are read one by one while the rank writes: each is right, and they need not
+        be of one moment.
+    """
+
+    fields: dict[str, list[int]]
+
+    def __getitem__(self, name: str) -> int:
+        """A field of one word, or the first of several."""
+        return self.fields[name][0]
+
+    @property
+    def state(self) -> str:
+        """`new` until the rank's engine has started, then `running`, `ended` or `failed`."""
+        return _word(STATES, self["state"])
+
+    @property
+    def phase(self) -> str:
+        """Of the tuner; `off` on other ranks than 0."""
+        return _word(PHASES, self["tuner_phase"])
+
+
+def make() -> int:
+    """Make an empty page.
+
+    Returns
+    -------
+    int
+        Its descriptor, which children do not inherit: they open `/proc/PID/fd/N`.
+    """
+    descriptor = os.memfd_create(NAME, os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, BYTES)
+    return descriptor
+
+
+def read(source: int | str | os.PathLike[str]) -> Snapshot | None:
+    """Read a page.
+
+    Parameters
+    ----------
+    source : int or path
+        Its descriptor or path.
+
+    Returns
+    -------
+    Snapshot or None
+        None as long as the rank has not written to it.
+
+    Raises
+    ------
+    PageError
+        What cannot be read, is damaged, or was written by another version.
+    """
+    try:
+        descriptor = source if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_size < BYTES:
+                raise PageError(f"is {os.fstat(descriptor).st_size} bytes long, and a page of counters {BYTES}")
+            with mmap.mmap(descriptor, BYTES, prot=mmap.PROT_READ) as memory, memoryview(memory) as view:
+                return _parse(view)
+        finally:
+            if not isinstance(source, int):
+                os.close(descriptor)
+    except OSError as error:
+        raise PageError(f"cannot be read: {error.strerror}") from error
+
+
+def _parse(view: memoryview) -> Snapshot | None:
+    magic, version, nbytes, table = HEADER.unpack_from(view)
+    if magic == bytes(8):
+        return None
+    if magic != MAGIC:
+        raise PageError(
+            f"begins with {magic!r}, and a page of counters with {MAGIC!r}: it is damaged, or something else"
+        )
+    if version != VERSION:
+        raise PageError(f"is of version {version}, and this reads version {VERSION}: the rank runs another build")
+    if nbytes != BYTES or not 0 < table < BYTES - TABLE:
+        raise PageError("has a damaged header")
+    with view.cast("Q") as words:
+        fields = {}
+        try:
+            for line in bytes(view[TABLE : TABLE + table]).decode("ascii").splitlines():
+                name, offset, count = line.split(" ")
+                first, count = int(offset), int(count)
+                if first % 8 or count < 1 or not TABLE + table <= first <= BYTES - 8 * count:
+                    raise ValueError
+                fields[name] = words[first // 8 : first // 8 + count].tolist()
+        except ValueError:
+            raise PageError("has a damaged table of fields") from None
+    missing = EXPECTED.keys() - fields.keys()
+    wrong = [name for name, count in EXPECTED.items() if name in fields and len(fields[name]) != count]
+    if missing or wrong:
+        raise PageError(f"lacks, or has in another form, the fields {', '.join(sorted([*missing, *wrong]))}")
+    return Snapshot(fields)
+
+
+def _word(words: tuple[str, ...], number: int) -> str:
+    return words[number] if number < len(words) else f"unknown ({number})"
+
+
+# The fields that readers need, and their words. A newer build may add others.
+EXPECTED = {
+    **dict.fromkeys("state pid rank size local_rank worlds started_ns cause culprit".split(), 1),
+    "collectives": len(OPERATIONS) * len(ALGORITHMS),
+    "collective_bytes": len(OPERATIONS) * len(ALGORITHMS),
+    "collective_tensors": len(OPERATIONS),
+    "collective_ns": len(OPERATIONS),
+    "collective_durations": len(OPERATIONS) * DURATIONS,
+    **dict.fromkeys("exposed_ns fused_bytes fusion_capacity queue_ns queued negotiation_ns negotiated".split(), 1),
+    **dict.fromkeys("lag_ns lags completed mismatches last_ns".split(), 1),
+    **dict.fromkeys("knob_version fusion_threshold cycle_time_ns stores chunk compression".split(), 1),
+    **dict.fromkeys("submitted requests blocked_ns steps step_ns".split(), 1),
+    "step_durations": DURATIONS,
+    "cycles": len(REASONS),
+    **dict.fromkeys("stall_warnings stalled".split(), 1),
+    **dict.fromkeys("tuner_phase tuner_searches tuner_trials tuner_changes tuner_changed_ns".split(), 1),
+    **dict.fromkeys("tuner_score_ps tuner_default_ps tuner_best_ps".split(), 1),
+}

@@ -1,0 +1,115 @@
+/* The page of counters: what a rank has done, in memory that its launcher, or whoever attaches, may read at any time, also after
+ * the rank has died.
+ *
+ *   header (64 bytes) | table of fields (text) | fields, 64-bit words
+ *
+ * Every word is written with relaxed atomics and only ever read by others: no locks, no order between words. The page says itself
+ * what lies where, so that a reader shares no layout with us but the header's: the table has a line "name offset words" for each
+ * field, the offset in bytes from the page's start. Fields of different writers lie in different cache lines.
+ */
+#ifndef ENGINE_CONTROL_COUNTERS_H
+#define ENGINE_CONTROL_COUNTERS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine_ext/control/layout.h"
+
+#define COUNTERS_MAGIC 0x3152544e43474e45u /* "ENGCNTR1" */
+
+enum {
+  COUNTERS_VERSION = 1, /* changes with the header, and with what a field means */
+  COUNTERS_BYTES = 8192,
+  COUNTERS_TABLE = 64,  /* where the table begins */
+  COUNTERS_FIELDS = 2048,
+  ALGORITHMS = 5,
+  DURATIONS = 40        /* bucket k counts what took less than 2^k ns and not less than 2^(k-1); the last one all that is longer */
+};
+enum { COUNTED_NEW, COUNTED_RUNNING, COUNTED_ENDED, COUNTED_FAILED }; /* `state` */
+enum { CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_REASONS };
+
+/* LINE begins a new writer's cache lines. */
+#define COUNTERS_LAYOUT(LINE, FIELD)                                                                                         \
+  LINE(state, 1)                  /* COUNTED_*. This line: Python, when the engine starts and ends */                        \
+  FIELD(pid, 1)                                                                                                              \
+  FIELD(rank, 1)                                                                                                             \
+  FIELD(size, 1)                                                                                                             \
+  FIELD(local_rank, 1)                                                                                                       \
+  FIELD(worlds, 1)                /* how often the process has met others */                                                 \
+  FIELD(started_ns, 1)            /* unix time of the first of them */                                                       \
+  FIELD(cause, 1)                 /* CAUSE_* of the failure */                                                               \
+  FIELD(culprit, 1)               /* 1 + the rank at fault */                                                                \
+  LINE(collectives, KINDS *ALGORITHMS)      /* entries that moved data. This line: whoever executes entries */               \
+  FIELD(collective_bytes, KINDS *ALGORITHMS)                                                                                 \
+  FIELD(collective_tensors, KINDS)                                                                                           \
+  FIELD(collective_ns, KINDS)     /* from the start of an entry to its end */                                                \
+  FIELD(collective_durations, KINDS *DURATIONS)                                                                              \
+  FIELD(exposed_ns, 1)            /* of these, while some caller was blocked */                                              \
+  FIELD(fused_bytes, 1)           /* in batches of allreduces that could have been fused */                                  \
+  FIELD(fusion_capacity, 1)       /* bytes that these batches had room for */                                                \
+  FIELD(queue_ns, 1)              /* from submission to the start of the entry, of one tensor of each entry */               \
+  FIELD(queued, 1)                                                                                                           \
+  FIELD(negotiation_ns, 1)        /* from the first rank's submission to the batch's closing, of the same tensors */         \
+  FIELD(negotiated, 1)                                                                                                       \
+  FIELD(lag_ns, 1)                /* from the first rank's submission to this rank's, of the same tensors */                 \
+  FIELD(lags, 1)                                                                                                             \
+  FIELD(completed, 1)             /* operations */                                                                           \
+  FIELD(mismatches, 1)                                                                                                       \
+  FIELD(last_ns, 1)               /* CLOCK_MONOTONIC: the end of the last entry that moved data */                           \
+  FIELD(knob_version, 1)          /* knobs as on the last entry */                                                           \
+  FIELD(fusion_threshold, 1)                                                                                                 \
+  FIELD(cycle_time_ns, 1)                                                                                                    \
+  FIELD(stores, 1)                /* STORES_* */                                                                             \
+  FIELD(chunk, 1)                                                                                                            \
+  FIELD(compression, 1)           /* engine_meta.wire */                                                                     \
+  LINE(submitted, 1)              /* operations. This line: callers, under the engine's lock */                              \
+  FIELD(requests, 1)              /* of these, with their whole description: new names, changed tensors */                   \
+  FIELD(blocked_ns, 1)            /* in which some caller was blocked */                                                     \
+  FIELD(steps, 1)                                                                                                            \
+  FIELD(step_ns, 1)                                                                                                          \
+  FIELD(step_durations, DURATIONS)                                                                                           \
+  LINE(cycles, CLOSED_REASONS)    /* batches closed, by reason. This line: the coordinator */                                \
+  LINE(stall_warnings, 1)         /* This line: the monitor */                                                               \
+  FIELD(stalled, 1)               /* operations in flight that are overdue */                                                \
+  LINE(tuner_phase, 1)            /* This line: the tuner, on rank 0. PHASES of engine/metrics/page.py; 0: nobody tunes */   \
+  FIELD(tuner_searches, 1)                                                                                                   \
+  FIELD(tuner_trials, 1)                                                                                                     \
+  FIELD(tuner_changes, 1)         /* settings that were put into force */                                                    \
+  FIELD(tuner_changed_ns, 1)      /* unix time of the last of them */                                                        \
+  FIELD(tuner_score_ps, 1)        /* picoseconds a step, or a byte, of the last trial; 0: none yet */                        \
+  FIELD(tuner_default_ps, 1)      /* of the setting with which it began */                                                   \
+  FIELD(tuner_best_ps, 1)         /* of the best setting so far */
+
+typedef struct counters_page {
+  uint64_t magic, version, bytes, table_bytes;
+  _Alignas(COUNTERS_TABLE) char table[COUNTERS_FIELDS - COUNTERS_TABLE];
+#define LINE(name, words) _Alignas(64) uint64_t name[words];
+#define FIELD(name, words) uint64_t name[words];
+  COUNTERS_LAYOUT(LINE, FIELD)
+#undef LINE
+#undef FIELD
+} counters_page;
+_Static_assert(offsetof(counters_page, state) == COUNTERS_FIELDS && sizeof(counters_page) <= COUNTERS_BYTES, "a page has room");
+
+/* Write the header and the table, the magic last: who sees it sees the rest. */
+static inline void counters_format(counters_page *page) {
+  size_t at = 0;
+#define FIELD(name, words)                                                                                              \
+  at += (size_t)snprintf(page->table + at, sizeof page->table - at, "%s %zu %d\n", #name, offsetof(counters_page, name), \
+                         (int)(words));
+  COUNTERS_LAYOUT(FIELD, FIELD)
+#undef FIELD
+  page->version = COUNTERS_VERSION;
+  page->bytes = COUNTERS_BYTES;
+  page->table_bytes = at;
+  __atomic_store_n(&page->magic, COUNTERS_MAGIC, __ATOMIC_RELEASE);
+}
+
+static inline void count(uint64_t *word, uint64_t n) { __atomic_fetch_add(word, n, __ATOMIC_RELAXED); }
+static inline int duration_bucket(uint64_t ns) {
+  int k = ns ? 64 - __builtin_clzll(ns) : 0;
+  return k < DURATIONS ? k : DURATIONS - 1;
+}
+#endif
