@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from engine.launch import processes
 from engine.metrics.members import Member
 from engine.metrics.page import NAME, Snapshot
 
-VARIABLE = "ENGINE_COUNTERS"  # by it a launcher tells a rank where its page is
-
 
 def page_of(pid: int) -> str | None:
-    """Find the page of a process of this user: one that it holds open, or that its launcher made for it.
+    """Find the page that a process of this user holds open.
 
     Parameters
     ----------
@@ -33,11 +30,9 @@ def page_of(pid: int) -> str | None:
                     return path
             except OSError:  # closed meanwhile
                 continue
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return None
-    start = f"{VARIABLE}=".encode()
-    return next((os.fsdecode(text.removeprefix(start)) for text in variables if text.startswith(start)), None)
+        pass
+    return None
 
 
 class Stranger:
