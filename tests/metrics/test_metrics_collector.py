@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 
 import pytest
-from fake_pages import FakePage, full_exposition, member, training
+from fake_pages import FIRST, FakePage, full_exposition, member, training
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import exposition
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -81,6 +85,14 @@ def test_openmetrics_says_the_same(pages):
     found = [sample for family in openmetrics_families(text.decode()) for sample in family.samples]
     assert {sample.name for sample in found} == definitions.SERIES.keys()
     assert exporter(pages).text("text/plain")[1].startswith("text/plain; version=0.0.4")
+
+
+def test_the_encoder_says_what_the_library_says(pages):
+    made = Exporter('odd "name"\\ \n', [member(rank, each) for rank, each in enumerate(pages)], lambda line: None)
+    families = list(made.collect())
+    registry = SimpleNamespace(collect=lambda: families)
+    assert made.text()[0] == exposition.generate_latest(registry)
+    assert made.text("application/openmetrics-text")[0] == openmetrics.generate_latest(registry)
 
 
 def test_what_is_said_of_a_rank_is_what_its_page_says(pages):
@@ -215,11 +227,11 @@ def test_a_page_that_is_gone_or_no_page_is_left_out(tmp_path):
     assert len(said) == 3
 
 
-@given(st.lists(st.integers(0, (1 << 64) - 1), min_size=page.BYTES // 8 - 256, max_size=page.BYTES // 8 - 256))
-def test_any_content_of_fields_is_exported_or_refused(words):
+@given(st.integers(0, 1 << 32))
+def test_any_content_of_fields_is_exported(seed):
     it = FakePage()
     try:
-        it.write(2048, b"".join(word.to_bytes(8, "little") for word in words))
+        it.write(FIRST, random.Random(seed).randbytes(page.BYTES - FIRST))
         for sample in samples(exporter([it])):
             assert math.isfinite(sample.value)
     finally:
