@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ def every_kind() -> dict[str, Any]:
         engine.reducescatter(np.ones((size * 2, 5), np.float32), name="scattered")
     for _ in range(8):
         engine.barrier()
-    return {"before": before, "after": own(), "counters": engine.counters()}
+    rows = [row for row in engine.runtime.engine().history() if row["type"] == "batch"]
+    history = dict(Counter(f"{row['kind']}, {row['algorithm']}" for row in rows))
+    return {"before": before, "after": own(), "counters": engine.counters(), "history": history}
 
 
 def late(slow: int, delay: float, steps: int) -> Fields:

@@ -11,7 +11,7 @@ from ranks import run_ranks, start_ranks
 
 import engine
 from engine.metrics import page
-from engine_ext import core, observe
+from engine_ext import core
 
 KINDS = page.OPERATIONS
 
@@ -44,6 +44,12 @@ def test_every_collective_is_counted(size: int) -> None:
             least = sum(n * (1 << (b - 1)) for b, n in enumerate(counts) if b)
             most = sum(n * (1 << b) for b, n in enumerate(counts))
             assert least <= fields["collective_ns"][k] < most, kind
+        assert value["history"] == {
+            f"{kind}, {page.ALGORITHMS[k % len(page.ALGORITHMS)]}": count
+            for k, count in enumerate(fields["collectives"])
+            for kind in (KINDS[k // len(page.ALGORITHMS)],)
+            if count
+        }
         total = sum(times.values())
         assert fields["submitted"] == fields["completed"] == [total]
         assert fields["requests"] == [2 + 4 + 8]  # new names; barriers are given one each
@@ -131,6 +137,13 @@ def test_readers_and_the_engine_mean_the_same() -> None:
             engine.runtime.engine().tell(collectives=1)
     finally:
         engine.shutdown()
-    assert page.STORES == observe.STORES and page.COMPRESSIONS == observe.COMPRESSIONS
-    assert page.ALGORITHMS == observe.ALGORITHMS
-    assert {number: word for number, word in enumerate(page.CAUSES) if number}.keys() == core.CAUSES.keys()
+    for stores, name in enumerate(page.STORES):
+        for wire, compression in enumerate(page.COMPRESSIONS):
+            engine.init(metrics=True, stores=name, compression=compression)
+            try:
+                engine.barrier()
+                fields = counters_program.own()
+            finally:
+                engine.shutdown()
+            assert fields["stores"] == [stores] and fields["compression"] == [wire]
+    assert page.CAUSES[1:] == ("died", "raised", "left", "stalled") and set(core.CAUSES) == {1, 2, 3, 4}
