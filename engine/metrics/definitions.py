@@ -160,3 +160,13 @@ KNOBS = ("fusion_threshold_bytes", "cycle_time_seconds", "chunk_bytes", "stores"
 ERRORS = ("mismatch", "died", "raised", "left", "stalled")  # values of `kind`
 # Upper bounds of the exported buckets, in seconds: powers of two of a nanosecond, each the fourfold of the last.
 BUCKETS = tuple(2.0**power * 1e-9 for power in range(14, 34, 2))
+
+
+def table() -> str:
+    """All metrics as a table in Markdown, for the documentation."""
+    rows = ["| metric | type | labels | of | meaning |", "|---|---|---|---|---|"]
+    of = {"rank": "each rank", "leader": "rank 0", "tuner": "rank 0 while it tunes", "host": "the run"}
+    for metric in _METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {of[metric.scope]} | {metric.about} |")
+    return "\n".join(rows)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -73,6 +75,20 @@ def test_every_definition_is_exported_with_its_labels_and_type_and_nothing_else(
     }
     helps = dict(line.split(" ", 3)[2:] for line in text.splitlines() if line.startswith("# HELP"))
     assert helps == {name: metric.about for name, metric in definitions.METRICS.items()}
+
+
+def test_the_documentation_has_the_table_of_metrics():
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    [table] = re.findall(r"<!-- metrics.*?-->\n(.*?)\n<!--", text, re.DOTALL)
+    assert table == definitions.table()
+
+
+def test_the_documentation_names_all_values_of_labels():
+    text = " ".join((Path(__file__).parents[2] / "docs" / "metrics.md").read_text().split())
+    values = (*page.OPERATIONS, *page.ALGORITHMS, *page.REASONS, *definitions.KNOBS, *definitions.ERRORS)
+    assert not [value for value in values if not re.search(rf"\b{value}\b", text)]
+    for name in ("STORES", "COMPRESSIONS"):
+        assert ", ".join(f"{number} {word}" for number, word in enumerate(getattr(page, name))) in text
 
 
 def test_a_reader_for_each_metric_of_a_rank():

@@ -1,0 +1,56 @@
+"""Real ranks through the real launcher, scraped while they run and after one has died."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from pathlib import Path
+
+from ranks import start_ranks
+
+PROGRAM = """
+import os, pathlib, time
+import numpy as np
+import engine
+engine.init()
+for step in range(20):
+    engine.allreduce(np.ones(1000, np.float32), name="gradient")
+pathlib.Path(f"ready.{engine.rank()}").touch()
+end = time.monotonic() + 30
+while time.monotonic() < end and not os.path.exists("end"):
+    time.sleep(0.01)
+"""
+
+
+def scrape(directory: Path) -> dict[str, float]:
+    """Values, by what stands before them, without the label of the run."""
+    [file] = directory.glob("*.json")
+    [group] = json.loads(file.read_text())
+    run = f',run="{file.stem}"'
+    with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=20) as answer:
+        lines = answer.read().decode().replace(run, "").splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+
+def test_a_rank_that_has_died_is_down_and_keeps_its_counters(tmp_path):
+    options = ["--metrics-file-sd", str(tmp_path), "--grace-period", "20"]
+    with start_ranks(2, PROGRAM, options=options) as job:
+        job.wait_for("ready.0", "ready.1")
+        before = scrape(tmp_path)
+        os.kill(job.pid(1), signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while (after := scrape(tmp_path))['engine_rank_up{rank="1"}']:
+            assert time.monotonic() < deadline
+        (job.directory / "end").touch()
+        job.finish(check=False)
+    for rank in (0, 1):
+        assert before[f'engine_rank_up{{rank="{rank}"}}'] == 1
+        assert before[f'engine_submissions_total{{rank="{rank}"}}'] == 20
+        assert before[f'engine_collective_duration_seconds_count{{op="allreduce",rank="{rank}"}}'] == 20
+        assert before[f'engine_pending_tensors{{rank="{rank}"}}'] == 0
+    assert after['engine_submissions_total{rank="1"}'] == 20
+    assert after['engine_rank_up{rank="0"}'] == 1
+    assert list(tmp_path.iterdir()) == []
