@@ -1,0 +1,387 @@
+"""Find the jobs of this user on this host, and read their pages.
+
+A job of `enginerun` is a process that holds a page for each rank, in the order of ranks. Ranks that were started
+otherwise hold a page of their own each, and belong together if their launcher calls them one job, or started them. A
+page may be held by several processes, as ranks open what the launcher made, and processes that a rank forks inherit it:
+it belongs to the oldest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeGuard
+
+from engine.errors import ConfigError
+from engine.launch.processes import Process, look, processes
+from engine.metrics.page import NAME, PageError, Snapshot, read
+from engine.metrics.rates import Page, Reading
+from engine.world import detect
+
+PROC = Path("/proc")
+LINK = f"/memfd:{NAME}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that runs.
+
+    Attributes
+    ----------
+    run : str
+        Its name.
+    pid : int
+        Of the launcher; without one, of its lowest rank.
+    launched : bool
+        Whether it is one of `enginerun`, which holds the pages of all ranks.
+    pages : tuple of Path
+        Where they can be opened; none if the job does not count.
+    processes : tuple of Process
+        Those whose end is the job's: the launcher, or every rank.
+    members : frozenset of int
+        Every process that is known to belong to it.
+    """
+
+    run: str
+    pid: int
+    launched: bool
+    pages: tuple[Path, ...]
+    processes: tuple[Process, ...]
+    members: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A page in the hands of its owner."""
+
+    owner: Process
+    path: Path
+    number: int  # of the descriptor
+
+
+def find() -> list[Job]:
+    """Find the jobs of this user that run now.
+
+    Returns
+    -------
+    list of Job
+        The oldest first.
+    """
+    mine = {process.pid: process for process in _mine()}
+    environments = {pid: environment(pid) for pid in mine}
+    owned, holders = _owned(mine)
+    jobs = []
+    alone: dict[str, list[_Held]] = {}
+    for pages in owned.values():
+        owner = pages[0].owner
+        if _launches(pages, mine, environments):
+            ranks = [pid for pid, variables in environments.items() if _launcher_of(variables) == owner.pid]
+            run = _name(environments, ranks, owner.pid)
+            paths = tuple(held.path for held in pages)
+            jobs.append(Job(run, owner.pid, True, paths, (owner,), frozenset([owner.pid, *ranks])))
+        else:
+            for held in pages:
+                alone.setdefault(_key(owner, environments[owner.pid]), []).append(held)
+    for several in alone.values():
+        first = min(several, key=lambda held: (_rank(held.path), held.owner.pid)).owner
+        pids = {held.owner.pid for held in several}
+        run = _name(environments, [first.pid], first.pid)
+        members = frozenset(pid for held in several for pid in holders[held.path]) | pids
+        owners = tuple({held.owner.pid: held.owner for held in several}.values())
+        jobs.append(Job(run, first.pid, False, tuple(held.path for held in several), owners, members))
+    jobs += _uncounted(mine, environments, {pid for job in jobs for pid in job.members})
+    return sorted(jobs, key=lambda job: (min(process.born for process in job.processes), job.pid))
+
+
+class Attached:
+    """A job's pages, held open: they can be read after the job has ended. Close it, or use it in a `with`.
+
+    Parameters
+    ----------
+    job : Job
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._opened: dict[tuple[int, int], int] = {}  # descriptors by what they lead to, in the order of ranks
+        self._join(job.pages)
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the pages."""
+        while self._opened:
+            os.close(self._opened.popitem()[1])
+
+    def read(self) -> Reading:
+        """Read every page, also those of ranks that have joined the job since the last time.
+
+        Returns
+        -------
+        Reading
+            A page that tells no rank has that of its place among the pages.
+        """
+        if not self.job.launched:
+            self._look_again()
+        now = time.monotonic()
+        return Reading(now, by_rank([_read(descriptor) for descriptor in self._opened.values()]))
+
+    @property
+    def runs(self) -> bool:
+        """Whether the job still runs."""
+        return any(_same(process) for process in self.job.processes)
+
+    def letters(self, reading: Reading) -> dict[int, str]:
+        """The states of the ranks' processes, as in `Process.state`; `X` for those that are gone.
+
+        Nothing is said where the ranks number their processes otherwise than this process does, in a container.
+        """
+        if not _one_numbering(self.job.processes[0].pid):
+            return {}
+        found = {}
+        for rank, page in reading.snapshots.items():
+            process = look(page["pid"])
+            found[rank] = "X" if process is None else process.state
+        return found
+
+    def _join(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            with contextlib.suppress(OSError):  # it has ended in this moment
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                status = os.fstat(descriptor)
+                if self._opened.setdefault((status.st_dev, status.st_ino), descriptor) != descriptor:
+                    os.close(descriptor)
+
+    def _look_again(self) -> None:
+        mine = {process.pid for process in self.job.processes}
+        for job in find():
+            if not job.launched and mine & job.members:
+                self._join(job.pages)
+                known = {process.pid: process for process in (*self.job.processes, *job.processes)}
+                self.job = Job(
+                    self.job.run,
+                    self.job.pid,
+                    False,
+                    (*self.job.pages, *(path for path in job.pages if path not in self.job.pages)),
+                    tuple(known.values()),
+                    self.job.members | job.members,
+                )
+
+
+def by_rank(pages: Sequence[Page]) -> dict[int, Page]:
+    """Number pages.
+
+    Parameters
+    ----------
+    pages : sequence of Snapshot, PageError or None
+        In the order of ranks, as far as that is known.
+
+    Returns
+    -------
+    dict of int to Snapshot, PageError or None
+        By the ranks that they tell; the others, and of two that tell the same all but the last, by the first free
+        number from their place on.
+    """
+    told = {page["rank"]: page for page in pages if _tells(page)}
+    numbered: dict[int, Page] = dict(told)
+    for place, page in enumerate(pages):
+        if not _tells(page) or told[page["rank"]] is not page:
+            while place in numbered:
+                place += 1
+            numbered[place] = page
+    return dict(sorted(numbered.items()))
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; none if they cannot be read."""
+    try:
+        data = (PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.decode(errors="replace").partition("=") for entry in data.split(b"\0") if entry)
+    return {name: value for name, _, value in pairs}
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+def _mine() -> Iterator[Process]:
+    for process in processes():
+        with contextlib.suppress(OSError):
+            if (PROC / str(process.pid)).stat().st_uid == os.geteuid():
+                yield process
+
+
+def _same(process: Process) -> bool:
+    """Whether that very process still runs."""
+    now = look(process.pid)
+    return now is not None and now.born == process.born and now.state not in "ZX"
+
+
+def _one_numbering(pid: int) -> bool:
+    try:
+        return os.readlink(PROC / str(pid) / "ns/pid") == os.readlink(PROC / "self/ns/pid")
+    except OSError:
+        return True
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+
+
+def _owned(mine: Mapping[int, Process]) -> tuple[dict[int, list[_Held]], dict[Path, set[int]]]:
+    """The pages by their owners, in the order of descriptors; and every process that holds them."""
+    held: dict[tuple[int, int], list[_Held]] = {}
+    for process in mine.values():
+        seen = set()
+        for number in _descriptors(process.pid):
+            path = PROC / str(process.pid) / "fd" / str(number)
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            if (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                held.setdefault((status.st_dev, status.st_ino), []).append(_Held(process, path, number))
+    owned: dict[int, list[_Held]] = {}
+    holders: dict[Path, set[int]] = {}
+    for several in held.values():
+        owner = min(several, key=lambda one: (one.owner.born, one.owner.pid))
+        owned.setdefault(owner.owner.pid, []).append(owner)
+        holders[owner.path] = {one.owner.pid for one in several}
+    for pages in owned.values():
+        pages.sort(key=lambda one: one.number)
+    return owned, holders
+
+
+def _descriptors(pid: int) -> list[int]:
+    directory = PROC / str(pid) / "fd"
+    found = []
+    with contextlib.suppress(OSError):  # it has ended
+        for name in os.listdir(directory):
+            with contextlib.suppress(OSError):
+                if name.isdecimal() and os.readlink(directory / name).startswith(LINK):
+                    found.append(int(name))
+    return sorted(found)
+
+
+def _read(source: int | Path) -> Page:
+    try:
+        return read(source)
+    except PageError as error:
+        return error
+
+
+def _tells(page: Page) -> TypeGuard[Snapshot]:
+    """Whether a page says whose it is."""
+    return isinstance(page, Snapshot) and page.state != "new"
+
+
+def _rank(path: Path) -> int:
+    page = _read(path)
+    return page["rank"] if isinstance(page, Snapshot) else 1 << 62
+
+
+def _launches(
+    pages: Sequence[_Held], mine: Mapping[int, Process], environments: Mapping[int, Mapping[str, str]]
+) -> bool:
+    """Whether pages are in the hands of a launcher, and not of the rank itself."""
+    owner = pages[0].owner
+    if len(pages) > 1 or any(_launcher_of(variables) == owner.pid for variables in environments.values()):
+        return True
+    page = _read(pages[0].path)
+    return isinstance(page, Snapshot) and page["pid"] != owner.pid and page["pid"] in mine
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def _launcher_of(variables: Mapping[str, str]) -> int | None:
+    """The launcher that started a process, as it calls its jobs PID-KEY."""
+    pid, dash, key = variables.get("ENGINE_JOB", "").partition("-")
+    return int(pid) if dash and key and pid.isascii() and pid.isdigit() else None
+
+
+def _key(owner: Process, variables: Mapping[str, str]) -> str:
+    """What the ranks of a job have in common that no launcher of ours has started."""
+    try:
+        world = detect(variables)
+    except ConfigError:
+        return f"children of {owner.parent}"
+    if world.source == "no launcher":
+        return f"process {owner.pid}"
+    # A job without a name is called by the session, which would be that of this process.
+    return f"children of {owner.parent}" if world.job.startswith("session=") else world.job
+
+
+def _name(environments: Mapping[int, Mapping[str, str]], ranks: Sequence[int], pid: int) -> str:
+    """A run's name: that which it was given, or that of its program with the launcher's number."""
+    for rank in sorted(ranks):
+        if name := environments[rank].get("ENGINE_RUN_NAME", "").strip():
+            return name
+    for candidate in sorted(ranks) or [pid]:
+        if (stem := program(_command(candidate))) is not None:
+            return f"{stem}-{pid}"
+    return f"run-{pid}"
+
+
+def program(command: Sequence[str]) -> str | None:
+    """The name of what a command runs, without its directory and `.py`.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and arguments; of a Python interpreter, what it runs counts.
+
+    Returns
+    -------
+    str or None
+        None if it has none, as with `python -c`.
+    """
+    if not command:
+        return None
+    name = Path(command[0]).name
+    if name.startswith("python"):
+        arguments = iter(command[1:])
+        for argument in arguments:
+            if argument in ("-c", "-"):
+                return "python"
+            if argument == "-m":
+                return next(arguments, "python").rpartition(".")[2]
+            if argument in ("-W", "-X"):
+                next(arguments, None)
+            elif not argument.startswith("-"):
+                return Path(argument).stem
+        return "python"
+    return Path(name).stem or None
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        data = (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return []
+    return [part.decode(errors="replace") for part in data.rstrip(b"\0").split(b"\0")] if data else []
+
+
+def _uncounted(
+    mine: Mapping[int, Process],
+    environments: Mapping[int, Mapping[str, str]],
+    counted: set[int],
+) -> Iterator[Job]:
+    """Jobs of `enginerun` that have no pages."""
+    ranks: dict[int, list[int]] = {}
+    for pid, variables in environments.items():
+        launcher = _launcher_of(variables)
+        if launcher is not None and launcher in mine and launcher not in counted and pid not in counted:
+            ranks.setdefault(launcher, []).append(pid)
+    for launcher, members in ranks.items():
+        run = _name(environments, members, launcher)
+        yield Job(run, launcher, True, (), (mine[launcher],), frozenset([launcher, *members]))
