@@ -24,6 +24,7 @@ from engine.launch.policy import allot, format_set
 from engine.launch.report import QUOTE, failure_lines, flight_records, investigate
 from engine.launch.supervisor import Outcome, Supervisor, signals
 from engine.launch.verdict import Verdict
+from engine.metrics import page
 
 LEFT_BY_RANKS = ("failure.json", "flight.json")
 
@@ -86,8 +87,15 @@ class JobRun:
             if not options.quiet:
                 self._say(allotment.summary)
             started = time.time()
-            outcome = self._supervise(job, plan(job, allotment, os.environ), program)
+            pages = [page.make() for _ in range(options.size)]
+            plans = plan(job, allotment, os.environ)
+            for rank_plan, descriptor in zip(plans, pages, strict=True):
+                rank_plan.environment["ENGINE_METRICS"] = "1"
+                rank_plan.environment["ENGINE_COUNTERS"] = f"/proc/{os.getpid()}/fd/{descriptor}"
+            outcome = self._supervise(job, plans, program)
+            seconds = time.time() - started
             code, lines = self._conclude(outcome, directory, started)
+            lines = self._summary(pages, seconds, job.settings) + lines
         self._out.drain()
         for line in lines:
             self._say(line)
@@ -162,6 +170,23 @@ class JobRun:
             lines.append(f"ended by {processes.signal_name(outcome.signum)}")
             return 128 + outcome.signum, lines
         return 0, lines
+
+    def _summary(self, pages: Sequence[int], seconds: float, settings: Mapping[str, str]) -> list[str]:
+        """What `--summary` shows; `pages` are the ranks' pages of counters."""
+        if not self._options.summary:
+            return []
+        from engine.metrics.advice import report
+        from engine.metrics.jobs import look_into
+        from engine.metrics.summary import Run
+
+        run = Run(
+            seconds=seconds,
+            size=self._options.size,
+            processors=machine.facts().usable,
+            unix_offset=time.time() - time.monotonic(),
+            tuner_log=settings.get("ENGINE_AUTOTUNE_LOG") or os.environ.get("ENGINE_AUTOTUNE_LOG"),
+        )
+        return report({rank: look_into(descriptor) for rank, descriptor in enumerate(pages)}, run)
 
     @contextlib.contextmanager
     def _directory(self) -> Iterator[Path]:

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from engine.metrics import words
-from engine.metrics.summary import FEW_STEPS, Figures
+from engine.metrics.rates import Page
+from engine.metrics.summary import FEW_STEPS, Figures, Run, figures, lines
 
 MUCH = 0.10  # share of the time from which communication is worth a change
 MOSTLY = 0.5  # share of the batches
 SMALL_BATCH = 4 << 20  # bytes of an allreduce, below which its latency counts
 MANY_MISSES = 0.2  # of the submissions; in a steady job only first uses of a name are
+
+
+def report(pages: Mapping[int, Page], run: Run) -> list[str]:
+    """Summarise a run.
+
+    Parameters
+    ----------
+    pages : mapping of int to Snapshot, PageError or None
+        As they were last, by rank; none if nothing was counted.
+    run : Run
+
+    Returns
+    -------
+    list of str
+        Lines to show.
+    """
+    if not pages:
+        return ["summary: there is none, as nothing was counted: leave --no-metrics, or ENGINE_METRICS=0, out"]
+    told = figures(pages, run)
+    return lines(told, advise(told) if told.ranks else [])
 
 
 def advise(told: Figures) -> list[str]:

@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-from engine.errors import ConfigError
 from engine.launch.processes import Process, look, processes
 from engine.metrics.page import NAME, PageError, Snapshot, read
 from engine.metrics.rates import Page, Reading
-from engine.world import detect
 
 PROC = Path("/proc")
+# What launchers of others give to all ranks of a job alike.
+LAUNCHERS = (
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE"),
+    *("OMPI_MCA_ess_base_jobid", "PMI_JOBID", "PMI_ID", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
 LINK = f"/memfd:{NAME}"
 
 
@@ -85,7 +88,7 @@ def find() -> list[Job]:
             jobs.append(Job(run, owner.pid, True, paths, (owner,), frozenset([owner.pid, *ranks])))
         else:
             for held in pages:
-                alone.setdefault(_key(owner, environments[owner.pid]), []).append(held)
+                alone.setdefault(_key(owner, environments[owner.pid], look_into(held.path)), []).append(held)
     for several in alone.values():
         first = min(several, key=lambda held: (_rank(held.path), held.owner.pid)).owner
         pids = {held.owner.pid for held in several}
@@ -132,7 +135,7 @@ class Attached:
         if not self.job.launched:
             self._look_again()
         now = time.monotonic()
-        return Reading(now, by_rank([_read(descriptor) for descriptor in self._opened.values()]))
+        return Reading(now, by_rank([look_into(descriptor) for descriptor in self._opened.values()]))
 
     @property
     def runs(self) -> bool:
@@ -174,6 +177,24 @@ class Attached:
                     tuple(known.values()),
                     self.job.members | job.members,
                 )
+
+
+def look_into(source: int | Path) -> Page:
+    """Read a page, of which it may be an answer that it cannot be read.
+
+    Parameters
+    ----------
+    source : int or Path
+        Its descriptor or path.
+
+    Returns
+    -------
+    Snapshot, PageError or None
+    """
+    try:
+        return read(source)
+    except PageError as error:
+        return error
 
 
 def by_rank(pages: Sequence[Page]) -> dict[int, Page]:
@@ -272,20 +293,13 @@ def _descriptors(pid: int) -> list[int]:
     return sorted(found)
 
 
-def _read(source: int | Path) -> Page:
-    try:
-        return read(source)
-    except PageError as error:
-        return error
-
-
 def _tells(page: Page) -> TypeGuard[Snapshot]:
     """Whether a page says whose it is."""
     return isinstance(page, Snapshot) and page.state != "new"
 
 
 def _rank(path: Path) -> int:
-    page = _read(path)
+    page = look_into(path)
     return page["rank"] if isinstance(page, Snapshot) else 1 << 62
 
 
@@ -296,7 +310,7 @@ def _launches(
     owner = pages[0].owner
     if len(pages) > 1 or any(_launcher_of(variables) == owner.pid for variables in environments.values()):
         return True
-    page = _read(pages[0].path)
+    page = look_into(pages[0].path)
     return isinstance(page, Snapshot) and page["pid"] != owner.pid and page["pid"] in mine
 
 
@@ -309,16 +323,13 @@ def _launcher_of(variables: Mapping[str, str]) -> int | None:
     return int(pid) if dash and key and pid.isascii() and pid.isdigit() else None
 
 
-def _key(owner: Process, variables: Mapping[str, str]) -> str:
+def _key(owner: Process, variables: Mapping[str, str], page: Page) -> str:
     """What the ranks of a job have in common that no launcher of ours has started."""
-    try:
-        world = detect(variables)
-    except ConfigError:
-        return f"children of {owner.parent}"
-    if world.source == "no launcher":
+    if isinstance(page, Snapshot) and page["size"] == 1:
         return f"process {owner.pid}"
-    # A job without a name is called by the session, which would be that of this process.
-    return f"children of {owner.parent}" if world.job.startswith("session=") else world.job
+    names = ("ENGINE_JOB",) if variables.get("ENGINE_JOB") else LAUNCHERS
+    known = [f"{name}={variables[name]}" for name in names if variables.get(name)]
+    return " ".join(known) if known else f"children of {owner.parent}"
 
 
 def _name(environments: Mapping[int, Mapping[str, str]], ranks: Sequence[int], pid: int) -> str:

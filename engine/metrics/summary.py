@@ -245,20 +245,20 @@ def lines(told: Figures, advice: Sequence[str]) -> list[str]:
     text = [head + _absent(told)]
     if told.ranks == 0:
         return [*text, "  nothing was counted: no rank has started the engine"]
-    text += [f"  {name + ':':<15}{value}" for name, value in _rows(told)]
-    return text + [f"  {'to change:' if not index else '':<15}{each}" for index, each in enumerate(advice)]
+    text += [f"  {name + ':':<16}{value}" for name, value in _rows(told)]
+    return text + [f"  {'to change:' if not index else '':<16}{each}" for index, each in enumerate(advice)]
 
 
 def _rows(told: Figures) -> list[tuple[str, str]]:
     """The figures, by what they are about."""
     rows = [("steps", _steps(told)), ("throughput", _throughput(told))]
     if told.blocked is not None and told.exposed is not None and told.waited is not None:
-        hidden = "" if told.hidden is None else f"; {words.share(told.hidden)} of the time in collectives was hidden"
+        hidden = "" if told.hidden is None else f"; {words.share(told.hidden)} of the collectives' time was hidden"
         rows.append(
             (
                 "communication",
-                f"blocked the program for {words.share(told.blocked)} of the time: {words.share(told.exposed)} exposed "
-                f"collectives, {words.share(told.waited)} waiting for late ranks or for a batch{hidden}",
+                f"blocked for {words.share(told.blocked)} of the time: {words.share(told.exposed)} in collectives "
+                f"(exposed), {words.share(told.waited)} waiting for late ranks or batches{hidden}",
             )
         )
     rows += [("slowest rank", _slowest(told)), ("fusion", _fusion(told)), ("knobs", _knobs(told))]
@@ -270,10 +270,14 @@ def _rows(told: Figures) -> list[tuple[str, str]]:
 def _steps(told: Figures) -> str:
     if told.step is None or told.step_half is None or told.step_most is None:
         return "none were counted: a step is one of engine.DistributedOptimizer"
-    # Of few steps a high percentile is the slowest of them.
-    most = f", the 95th percentile {_bounds(told.step_most)}" if told.enough else ""
     few = "" if told.enough else f" (fewer than {FEW_STEPS}: the first ones weigh much)"
-    return f"{told.steps}, of {words.short(told.step)} in the mean, the median {_bounds(told.step_half)}{most}{few}"
+    if not told.enough:  # of few steps a high percentile is the slowest of them
+        spread = f"the median {_bounds(told.step_half)}"
+    elif told.step_half == told.step_most:
+        spread = f"the median and the 95th percentile {_bounds(told.step_half)}"
+    else:
+        spread = f"the median {_bounds(told.step_half)}, the 95th percentile {_bounds(told.step_most)}"
+    return f"{told.steps}, of {words.short(told.step)} in the mean, {spread}{few}"
 
 
 def _bounds(bounds: tuple[float, float]) -> str:
