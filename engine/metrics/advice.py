@@ -93,6 +93,7 @@ def late(told: Figures) -> str | None:
     if rank is None:
         return None
     of_step = f", {words.share(told.lags[rank] / told.step)} of a step" if told.step else ""
+    of_step += " (stalls included)" if told.warnings else ""
     return (
         f"look at rank {rank}: it brings its tensors {words.short(told.lags[rank])} after the first rank{of_step}; is "
         "its share of the data larger, does it write files, does something else run on its processors?"

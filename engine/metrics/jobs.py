@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -237,7 +238,9 @@ def environment(pid: int) -> dict[str, str]:
 def _mine() -> Iterator[Process]:
     for process in processes():
         with contextlib.suppress(OSError):
-            if (PROC / str(process.pid)).stat().st_uid == os.geteuid():
+            # Not the directory's owner: that is root for a process that has changed its user.
+            status = (PROC / str(process.pid) / "status").read_bytes()
+            if int(status.partition(b"\nUid:")[2].split(maxsplit=2)[1]) == os.geteuid():
                 yield process
 
 
@@ -283,12 +286,14 @@ def _owned(mine: Mapping[int, Process]) -> tuple[dict[int, list[_Held]], dict[Pa
 
 
 def _descriptors(pid: int) -> list[int]:
+    """Those of pages into which a process could write; who only reads one is no part of a job."""
     directory = PROC / str(pid) / "fd"
     found = []
     with contextlib.suppress(OSError):  # it has ended
         for name in os.listdir(directory):
             with contextlib.suppress(OSError):
-                if name.isdecimal() and os.readlink(directory / name).startswith(LINK):
+                link = directory / name  # has the permissions with which it was opened
+                if os.readlink(link).startswith(LINK) and link.lstat().st_mode & stat.S_IWUSR:
                     found.append(int(name))
     return sorted(found)
 

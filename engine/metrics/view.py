@@ -15,6 +15,7 @@ from engine.metrics.page import PageError, Snapshot
 from engine.metrics.rates import Page, Rates, Reading, pending, straggler
 
 NOTES = 6  # lines about what is wrong, at most
+LEAST_ROWS = 2  # of ranks, for which a low terminal does without other lines
 BAD = ("failed", "gone", "unreadable", "stopped")
 STYLES = {**dict.fromkeys(BAD, "bold red"), "ended": "dim", "starting": "dim"}
 NONE = "-"
@@ -95,12 +96,18 @@ def draw(frame: Frame, width: int, height: int | None) -> RenderableType:
         notes = [*notes[: NOTES - 1], f"and {len(notes) - NOTES + 1} more such lines"]
     foot = [Text(note[:width], style="red") for note in notes]
     shown = list(frame.reading.pages)
-    # The terminal's last line stays free, and the table has a head.
-    room = None if height is None else max(1, height - 2 - len(head) - len(foot) - len(tuner))
-    if room is not None and len(shown) > room:
-        shown = _worst(frame, max(1, room - 1))
-        left = len(frame.reading.pages) - len(shown)
-        foot.insert(0, Text(f"{left} ranks that are no slower are not shown"[:width], style="dim"))
+    pages = frame.reading.pages
+    shown = list(pages)
+    if height is not None:
+        room = height - 2  # the last line stays free, and the table has a head
+        least = min(len(pages), LEAST_ROWS)
+        for part, kept in ((tuner, 0), (foot, 0), (head, 1)):  # what a low terminal can do without
+            del part[max(kept, len(part) - max(0, len(head) + len(foot) + len(tuner) + least - room)) :]
+        room = max(1, room - len(head) - len(foot) - len(tuner))
+        if len(pages) > room:
+            shown = _worst(frame, max(1, room - 1))
+            left = len(pages) - len(shown)
+            foot.insert(0, Text(f"{left} ranks that are no slower are not shown"[:width], style="dim"))
     return Group(*head, _table(frame, shown, width), *foot, *tuner)
 
 
@@ -125,7 +132,7 @@ def _head(frame: Frame) -> list[str]:
         parts.append(f"step {steps}")
     if not rates:
         return parts
-    if any(rate.steps for rate in rates):
+    if steps:
         parts.append(f"{statistics.median(rate.steps for rate in rates):.3g} steps/s")
     else:
         parts.append(f"{statistics.median(rate.collectives for rate in rates):.3g} collectives/s")
@@ -224,18 +231,18 @@ def _errors(page: Snapshot) -> int:
 
 COLUMNS = (
     _Column("rank", "rank", 4, 0, lambda frame, rank, page, rate: str(rank)),
-    _Column("steps/s", "steps/s", 7, 4, _speed(lambda rate: rate.steps, 2)),
-    _Column("ms/step", "ms a step", 8, 1, _speed(lambda rate: None if rate.step is None else 1e3 * rate.step, 2)),
-    _Column("block%", "blocked %", 6, 3, _speed(lambda rate: 100 * rate.blocked, 1)),
-    _Column("expos%", "exposed %", 6, 2, _speed(lambda rate: 100 * rate.exposed, 1)),
-    _Column("MB/s", "MB/s", 7, 5, _speed(lambda rate: rate.nbytes / 1e6, 1)),
-    _Column("ops/s", "collectives/s", 8, 11, _speed(lambda rate: rate.collectives, 1)),
-    _Column("lag ms  ", "lag ms  ", 10, 0, _lag),
-    _Column("pend", "pending", 4, 7, _field(pending)),
-    _Column("stall", "stalled", 5, 6, _field(lambda page: page["stalled"])),
-    _Column("err", "errors", 3, 8, _field(_errors)),
-    _Column("new", "cache misses", 6, 10, _field(lambda page: page["requests"])),
-    _Column("pid", "pid", 7, 9, _field(lambda page: page["pid"])),
+    _Column("steps/s", "steps/s", 7, 5, _speed(lambda rate: rate.steps, 2)),
+    _Column("ms/step", "ms a step", 8, 2, _speed(lambda rate: None if rate.step is None else 1e3 * rate.step, 2)),
+    _Column("block%", "blocked %", 6, 4, _speed(lambda rate: 100 * rate.blocked, 1)),
+    _Column("expos%", "exposed %", 6, 3, _speed(lambda rate: 100 * rate.exposed, 1)),
+    _Column("MB/s", "MB/s", 7, 6, _speed(lambda rate: rate.nbytes / 1e6, 1)),
+    _Column("ops/s", "collectives/s", 8, 12, _speed(lambda rate: rate.collectives, 1)),
+    _Column("lag ms  ", "lag ms  ", 10, 1, _lag),
+    _Column("pend", "pending", 4, 8, _field(pending)),
+    _Column("stall", "stalled", 5, 7, _field(lambda page: page["stalled"])),
+    _Column("err", "errors", 3, 9, _field(_errors)),
+    _Column("new", "cache misses", 6, 11, _field(lambda page: page["requests"])),
+    _Column("pid", "pid", 7, 10, _field(lambda page: page["pid"])),
     _Column("state", "state", 10, 0, lambda frame, rank, page, rate: frame.state(rank)),
 )
 
@@ -275,10 +282,10 @@ def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
 def _worst(frame: Frame, count: int) -> list[int]:
     """The ranks to show where there is no room for all: those with something wrong, then the slowest."""
 
-    def badness(rank: int) -> tuple[bool, bool, float]:
+    def badness(rank: int) -> tuple[bool, float, bool]:
         page, rate = frame.reading.pages[rank], frame.rates.get(rank)
         overdue = isinstance(page, Snapshot) and page["stalled"] > 0
-        return frame.state(rank) in BAD, overdue, (rate.lag or 0.0) if rate is not None else 0.0
+        return frame.state(rank) in BAD, (rate.lag or 0.0) if rate is not None else 0.0, overdue
 
     return sorted(sorted(frame.reading.pages, key=badness, reverse=True)[:count])
 
