@@ -333,7 +333,9 @@ def _tuner(told: Figures) -> str:
         scores = f", {words.short(told.best_score)} against {words.short(told.default_score)} with those it began with"
         scores += f" ({100 * gain:.1f} % less)" if gain > 0 else ""
     if told.phase == "watching":
-        return f"{words.count(told.trials, 'trial')}; the knobs above are its choice{scores}"
+        better = told.best_score < told.default_score
+        choice = f"the knobs above are its choice{scores}" if better else "it found nothing faster than the knobs above"
+        return f"{words.count(told.trials, 'trial')}; {choice}"
     if told.phase == "waiting":
         return "it waited for steps and made no trial"
     state = {"searching": "was still searching", "lost": "was lost", "left": "was ended by the program"}

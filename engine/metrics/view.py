@@ -213,7 +213,7 @@ def _rate(number: float | None, digits: int) -> str:
 
 
 def _lag(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
-    mark = " <" if rank == frame.straggler else "  "
+    mark = " <" if rate is not None and rank == frame.straggler else "  "
     return _rate(None if rate is None or rate.lag is None else 1e3 * rate.lag, 2) + mark
 
 

@@ -93,6 +93,12 @@ def test_the_summary_is_about_the_tuners_choice_when_it_has_chosen() -> None:
     assert "21 trials; the knobs above are its choice, 60 ms against 80 ms" in shown and "25.0 % less" in shown
 
 
+def test_a_search_that_found_nothing_faster_says_so() -> None:
+    tuned = rank(0, tuner_phase=3, tuner_trials=19, tuner_default_ps=80 * 10**9, tuner_best_ps=80 * 10**9)
+    shown = "\n".join(advice.report({0: tuned, 1: rank(1)}, RUN))
+    assert "19 trials; it found nothing faster than the knobs above" in shown
+
+
 def test_knobs_of_a_trial_are_not_called_the_best() -> None:
     tuned = rank(0, tuner_phase=2, tuner_trials=4)
     shown = "\n".join(advice.report({0: tuned, 1: rank(1)}, run_of(log="here/log.jsonl")))
