@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT
 from fake_pages import snapshot
+from watched_jobs import ENVIRONMENT
 
 from engine.metrics import page
 from engine.metrics.jobs import Attached, Job, by_rank, find, program
