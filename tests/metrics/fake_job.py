@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from fake_pages import content, fill
+from written_pages import content, fill
 
 from engine.metrics import page
 

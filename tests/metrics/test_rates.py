@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from fake_pages import snapshot
 from hypothesis import given
 from hypothesis import strategies as st
+from written_pages import snapshot
 
 from engine.metrics.page import PageError, Snapshot
 from engine.metrics.rates import COUNTERS, Page, Reading, pending, rates, straggler

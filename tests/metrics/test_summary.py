@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 import pytest
-from fake_pages import snapshot
 from hypothesis import given
 from hypothesis import strategies as st
+from written_pages import snapshot
 
 from engine.metrics import advice, page
 from engine.metrics.rates import Page

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_pages import snapshot
 from rich.console import Console
 from watched_jobs import ENVIRONMENT
+from written_pages import snapshot
 
 from engine.launch.cli import COMMANDS
 from engine.launch.cli import main as enginerun
