@@ -14,6 +14,7 @@ from engine import config, logs
 from engine.errors import ConfigError, EngineError, ForkedError, NotInitializedError
 from engine.launch.machine import cpu_quota
 from engine.metrics import local
+from engine.metrics.inprocess import InProcess, listen
 from engine.native import core, setup
 from engine.process_sets import ProcessSet, Registry
 from engine.rendezvous import Gathered, gather
@@ -42,8 +43,10 @@ class _Running:
     watch: Watch
     sets: Registry
     pid: int
+    pids: list[int]
     timeline: Timeline | None = None
     tuning: Tuning | None = None
+    serving: InProcess | None = None
 
 
 _lock = threading.Lock()
@@ -97,7 +100,16 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         world = detect(environ)
         logs.configure(config.Config(**given).log_level, world.rank)
         _generation += 1
-        _running = _start(world, given, _generation, environ)
+        serving = listen(config.Config(**given), world.local_rank)
+        try:
+            _running = _start(world, given, _generation, environ)
+        except BaseException:
+            if serving is not None:
+                serving.stop()
+            raise
+        if serving is not None:
+            _running.serving = serving
+            serving.start(_running.pids)
         atexit.register(shutdown)
     if isinstance(process_sets, str):
         if process_sets != "dynamic":
@@ -149,7 +161,7 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
     sets = Registry(engine, settings.shutdown_timeout)
     watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
     watch.start()
-    running = _Running(engine, world, settings, watch, sets, os.getpid(), timeline)
+    running = _Running(engine, world, settings, watch, sets, os.getpid(), gathered.pids, timeline)
     if timeline is not None:
         timeline.start(engine, sets)
     if world.rank == 0:
@@ -215,6 +227,8 @@ def shutdown() -> None:
             running.watch.stop(running.settings.shutdown_timeout)
             if running.timeline is not None:
                 running.timeline.stop()
+            if running.serving is not None:
+                running.serving.stop()
 
 
 def _check_pid(running: _Running) -> None:

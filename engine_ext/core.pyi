@@ -59,6 +59,8 @@ class Engine:
     numbers: tuple[int, ...]
     world: Engine | None
 
+    def count(self, on: bool) -> None:
+        """For benchmarks: count, or do not for a while. Nothing is in flight, and there are no process sets."""
     def tell(self, **fields: int) -> None:
         """Set fields of the page of counters, by the names in counters.h. Without a page nothing happens.
 

@@ -22,7 +22,7 @@ from engine_ext.bindings.memory cimport Memory, Part
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.coordinator cimport Knobs, coordinator_close, coordinator_open
 from engine_ext.control.counters cimport (
-    COUNTED_ENDED, COUNTED_RUNNING, counters_map, counters_put, counters_step, counters_unmap,
+    COUNTED_ENDED, COUNTED_RUNNING, counters_map, counters_page, counters_put, counters_step, counters_unmap,
 )
 from engine_ext.control.describe cimport kind_name
 from engine_ext.control.driver cimport (
@@ -36,6 +36,7 @@ from engine_ext.control.layout cimport (
 )
 from engine_ext.control.marks cimport marks_add, marks_close, marks_open
 from engine_ext.control.monitor cimport monitor_wait
+from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.segment cimport (
     abort_world, away, ring_others, segment_append, segment_map, segment_unmap, segment_within,
 )
@@ -276,20 +277,33 @@ cdef class Engine:
 
     cdef int count_into(self, int page) except -1:
         """Count into the memory of a descriptor, which stays the caller's."""
-        cdef int status = counters_map(page, &self.state.page)
+        cdef int status = counters_map(page, &self.page)
         if status == -EPROTO:
             raise IncompatibleRanksError("the page of counters is of another layout than this build's")
         if status < 0:
             raise OSError(-status, "cannot map the page of counters")
+        self.state.page = self.page
         return 0
+
+    def count(self, bint on):
+        """For benchmarks: count, or do not for a while. Nothing is in flight, and there are no process sets."""
+        cdef State* e = self.state
+        cdef counters_page* page = self.page if on else NULL
+        self.check()
+        pthread_mutex_lock(&e.lock)
+        e.page = e.coordinator.page = page
+        memset(&e.overlap, 0, sizeof(Overlap))
+        pthread_mutex_unlock(&e.lock)
+        if self.rank == 0:
+            store32_release(&e.segment.coordinator.recording, page != NULL)
 
     def tell(self, **fields):
         cdef bytes name
-        if self.state.page == NULL:
+        if self.page == NULL:
             return
         for word, value in fields.items():
             name = word.encode()
-            if counters_put(self.state.page, name, <uint64_t>value) < 0:
+            if counters_put(self.page, name, <uint64_t>value) < 0:
                 raise ValueError(f"{word} is no field of one word on the page of counters")
 
     def form(self, tuple numbers):
@@ -341,7 +355,7 @@ cdef class Engine:
                 if descriptor >= 0:
                     close_descriptor(descriptor)
             if self.world is None:
-                counters_unmap(e.page)
+                counters_unmap(self.page)
             munmap(e.alive, PAGE)
         free(e.peers)
         free(e.batch)

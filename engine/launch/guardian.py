@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 
 from engine.launch import processes
 
@@ -24,15 +25,17 @@ class Guardian:
     ----------
     job : str
         The value of `ENGINE_JOB`.
+    discard : callable
+        What else it does when the launcher was killed: removes files that speak of the job as if it ran.
     """
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, discard: Callable[[], None]) -> None:
         reading, self._pipe = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 os.close(self._pipe)
-                _guard(reading, job)
+                _guard(reading, job, discard)
             finally:
                 os._exit(0)
         os.close(reading)
@@ -66,7 +69,7 @@ class Guardian:
             os.write(self._pipe, line.encode())
 
 
-def _guard(pipe: int, job: str) -> None:
+def _guard(pipe: int, job: str, discard: Callable[[], None]) -> None:
     """Wait for the end of the pipe in the forked process; sweep if no farewell came."""
     os.setsid()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
@@ -82,6 +85,7 @@ def _guard(pipe: int, job: str) -> None:
         return
     for group in _groups(text):
         processes.send_group(group, signal.SIGKILL)
+    discard()
     _sweep(job)
 
 

@@ -17,6 +17,7 @@ from engine.launch.console import Console
 from engine.launch.errors import LaunchError
 from engine.launch.guardian import Guardian
 from engine.launch.horovodrun import without_effect
+from engine.launch.metrics import Metrics
 from engine.launch.options import Options
 from engine.launch.output import Stream
 from engine.launch.plan import Job, RankPlan, plan
@@ -24,7 +25,6 @@ from engine.launch.policy import allot, format_set
 from engine.launch.report import QUOTE, failure_lines, flight_records, investigate
 from engine.launch.supervisor import Outcome, Supervisor, signals
 from engine.launch.verdict import Verdict
-from engine.metrics import page
 
 LEFT_BY_RANKS = ("failure.json", "flight.json")
 
@@ -74,28 +74,24 @@ class JobRun:
         )
         if options.ignored:
             self._say(without_effect(options.ignored))
-        with self._directory() as directory:
+        descriptors = spawn.raise_descriptor_limit(options.size)
+        with Metrics(options, os.environ, self._say) as metrics, self._directory() as directory:
             job = Job(
                 size=options.size,
                 name=f"{os.getpid()}-{secrets.token_hex(8)}",
                 secret=secrets.token_hex(32),
                 port=machine.free_port(),
                 directory=directory,
-                settings=_with_log(options, os.environ),
+                settings=_with_log(options, os.environ) | metrics.settings,
                 horovod=options.horovod,
+                counters=metrics.counters,
             )
             if not options.quiet:
                 self._say(allotment.summary)
             started = time.time()
-            pages = [page.make() for _ in range(options.size)]
-            plans = plan(job, allotment, os.environ)
-            for rank_plan, descriptor in zip(plans, pages, strict=True):
-                rank_plan.environment["ENGINE_METRICS"] = "1"
-                rank_plan.environment["ENGINE_COUNTERS"] = f"/proc/{os.getpid()}/fd/{descriptor}"
-            outcome = self._supervise(job, plans, program)
-            seconds = time.time() - started
+            outcome = self._supervise(job, plan(job, allotment, os.environ), program, descriptors, metrics)
             code, lines = self._conclude(outcome, directory, started)
-            lines = self._summary(pages, seconds, job.settings) + lines
+            lines = self._summary(metrics.pages, time.time() - started, job.settings) + lines
         self._out.drain()
         for line in lines:
             self._say(line)
@@ -107,26 +103,31 @@ class JobRun:
         prefix = "" if line.startswith(QUOTE) else "enginerun: "
         self._err.write(f"{prefix}{line}\n".encode(errors="backslashreplace"))
 
-    def _supervise(self, job: Job, plans: Sequence[RankPlan], program: str) -> Outcome:
+    def _supervise(
+        self, job: Job, plans: Sequence[RankPlan], program: str, descriptors: tuple[int, int], metrics: Metrics
+    ) -> Outcome:
         """Start the ranks and stay until nothing of them is left, whatever happens."""
-        guardian = Guardian(job.name)
+        guardian = Guardian(job.name, metrics.discard)
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         with signals() as wakeup:
             supervisor = Supervisor(guardian, wakeup, (self._out, self._err), self._options.grace, self._say)
-            descriptors = spawn.raise_descriptor_limit(job.size)
             try:
                 for rank_plan in plans:
                     rank = spawn.start(rank_plan, self._options.command, program, descriptors)
                     self._watch(supervisor, rank)
+                    metrics.add(rank)
                     if self._options.verbose:
                         cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {format_set(rank_plan.cpus)}"
                         self._say(f"rank {rank.number}: pid {rank.pid}, {cpus}, files in {rank_plan.directory}")
+                metrics.start(supervisor)
             except LaunchError:
                 supervisor.abandon()
+                metrics.stop()
                 guardian.dismiss()
                 self._keep = self._options.directory is not None
                 raise
             outcome = supervisor.run()
+            metrics.stop()  # while signals cannot end us, and the guardian would clean up
         guardian.dismiss()
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
         return outcome

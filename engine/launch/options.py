@@ -37,6 +37,8 @@ class Options:
         Where the job's files go; None for a private temporary directory.
     settings : dict of str to str
         Engine settings, by variable.
+    metrics : dict of str to str
+        Settings of the metrics, by variable: the launcher acts on them.
     binding : bool
     cpus_per_rank : int or None
     grace : float
@@ -54,6 +56,7 @@ class Options:
     command: tuple[str, ...]
     directory: Path | None
     settings: dict[str, str]
+    metrics: dict[str, str]
     binding: bool
     cpus_per_rank: int | None
     grace: float
@@ -133,6 +136,7 @@ def parse(arguments: Sequence[str]) -> Options:
         command=tuple(command),
         directory=given.output_dir,
         settings=_settings(given),
+        metrics=_metrics(given),
         binding=given.binding,
         cpus_per_rank=given.cpus_per_rank,
         grace=given.grace_period,
@@ -174,6 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_placement(parser)
     _add_settings(parser)
     _add_tuning(parser)
+    _add_metrics(parser)
     _add_horovods(parser)
     parser.set_defaults(ignored=[])
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -241,6 +246,33 @@ def _add_tuning(parser: argparse.ArgumentParser) -> None:
     add("--autotune-warmup-samples", type=_count_or_none, metavar="N", help="let the steps of N trials pass first")
     add("--autotune-steps-per-sample", type=_count, metavar="N", help="steps of a trial")
     add("--autotune-bayes-opt-max-samples", type=_count, metavar="N", help="trials of a search, at most")
+
+
+def _add_metrics(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("metrics").add_argument
+    add("--metrics-port", type=_port, metavar="PORT", help="serve them to Prometheus here; 0: any free port")
+    add("--metrics-address", type=_word, metavar="ADDRESS", help="the address to serve them on (default 127.0.0.1)")
+    add("--metrics-file-sd", type=_path, metavar="PATH", help="tell Prometheus where, in a file *.json or a directory")
+    add("--metrics-textfile", type=_path, metavar="FILE", help="write them to FILE.prom for node_exporter")
+    add("--run-name", type=_word, metavar="NAME", help="what they call the run (default: SCRIPT-PID)")
+    add("--no-metrics", dest="metrics", action="store_false", help="count nothing")
+
+
+def _metrics(given: argparse.Namespace) -> dict[str, str]:
+    """The settings of the metrics that were given, by variable."""
+    found = {
+        f"ENGINE_{name.upper()}": str(value)
+        for name in ("metrics_port", "metrics_address", "metrics_file_sd", "metrics_textfile", "run_name")
+        if (value := getattr(given, name)) is not None
+    }
+    if not given.metrics:
+        asked = [name for name in ("port", "file_sd", "textfile") if f"ENGINE_METRICS_{name.upper()}" in found]
+        if asked:
+            raise LaunchError(
+                f"--no-metrics leaves nothing for --metrics-{asked[0].replace('_', '-')}: drop one of them"
+            )
+        found["ENGINE_METRICS"] = "0"
+    return found
 
 
 def _size(given: argparse.Namespace) -> int:
@@ -329,6 +361,18 @@ def _path(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)
+
+
+def _word(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text.strip()
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
+    return int(text)
 
 
 def _mebibytes(text: str) -> str:

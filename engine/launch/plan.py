@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,11 @@ FOREIGN = (
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
 )
 FOREIGN_PREFIX = "TORCHELASTIC_"
+# What the launcher does itself, and ranks would do a second time; and an outer job's page.
+OURS = (
+    *(f"ENGINE_METRICS_{name}" for name in ("PORT", "ADDRESS", "FILE_SD", "TEXTFILE")),
+    "ENGINE_COUNTERS",
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Job:
         Engine settings that options asked for, by variable.
     horovod : bool
         Ranks run scripts written for Horovod.
+    counters : sequence of str
+        Path of each rank's page of counters; none if nothing is counted.
     """
 
     size: int
@@ -49,6 +56,7 @@ class Job:
     directory: Path
     settings: Mapping[str, str]
     horovod: bool = False
+    counters: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
     shared = {
         name: value
         for name, value in environment.items()
-        if name not in FOREIGN and not name.startswith(FOREIGN_PREFIX)
+        if name not in FOREIGN + OURS and not name.startswith(FOREIGN_PREFIX)
     }
     shared.setdefault("PYTHONUNBUFFERED", "1")
     if allotment.threads is not None:
@@ -129,6 +137,8 @@ def _place(job: Job, rank: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(job.port),
     }
+    if job.counters:
+        place["ENGINE_COUNTERS"] = job.counters[rank]
     if job.horovod:
         place |= {
             "HOROVOD_RANK": number,

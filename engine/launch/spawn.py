@@ -26,7 +26,7 @@ from engine.launch.plan import RankPlan
 
 PIPE_BYTES = 1 << 18
 F_SETPIPE_SZ = 1031
-DESCRIPTORS_PER_RANK = 6
+DESCRIPTORS_PER_RANK = 7
 
 
 @dataclass

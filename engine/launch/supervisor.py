@@ -157,6 +157,17 @@ class Supervisor:
         self._streams[stream.rank].append(stream)
         self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
 
+    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+        """Call back whenever a descriptor can be read.
+
+        Parameters
+        ----------
+        descriptor : int
+        act : callable
+            Reads it, and does not block.
+        """
+        self._selector.register(descriptor, selectors.EVENT_READ, act)
+
     def run(self) -> Outcome:
         """Return when every rank has ended and nothing of them is left.
 
@@ -200,6 +211,8 @@ class Supervisor:
                 key.data.read()
                 if key.data.pipe < 0:
                     self._selector.unregister(pipe)
+            elif callable(key.data):
+                key.data()
 
     def _await_consoles(self) -> None:
         """Have the selector look at the consoles that are behind, and at no others."""

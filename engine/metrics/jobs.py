@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import TypeGuard
 
 from engine.launch.processes import Process, look, processes
+from engine.metrics.discovery import clean_name
 from engine.metrics.page import NAME, PageError, Snapshot, read
 from engine.metrics.rates import Page, Reading
+from engine.metrics.service import default_name
 
 PROC = Path("/proc")
 # What launchers of others give to all ranks of a job alike.
@@ -338,45 +340,15 @@ def _key(owner: Process, variables: Mapping[str, str], page: Page) -> str:
 
 
 def _name(environments: Mapping[int, Mapping[str, str]], ranks: Sequence[int], pid: int) -> str:
-    """A run's name: that which it was given, or that of its program with the launcher's number."""
+    """A run's name, as it is exported: that which it was given, or that of its program with the launcher's number."""
     for rank in sorted(ranks):
-        if name := environments[rank].get("ENGINE_RUN_NAME", "").strip():
-            return name
+        name = environments[rank].get("ENGINE_RUN_NAME", "").strip()
+        if name and name.lower() != "auto":
+            return clean_name(name)
     for candidate in sorted(ranks) or [pid]:
-        if (stem := program(_command(candidate))) is not None:
-            return f"{stem}-{pid}"
+        if command := _command(candidate):
+            return default_name(command, pid)
     return f"run-{pid}"
-
-
-def program(command: Sequence[str]) -> str | None:
-    """The name of what a command runs, without its directory and `.py`.
-
-    Parameters
-    ----------
-    command : sequence of str
-        Program and arguments; of a Python interpreter, what it runs counts.
-
-    Returns
-    -------
-    str or None
-        None if it has none, as with `python -c`.
-    """
-    if not command:
-        return None
-    name = Path(command[0]).name
-    if name.startswith("python"):
-        arguments = iter(command[1:])
-        for argument in arguments:
-            if argument in ("-c", "-"):
-                return "python"
-            if argument == "-m":
-                return next(arguments, "python").rpartition(".")[2]
-            if argument in ("-W", "-X"):
-                next(arguments, None)
-            elif not argument.startswith("-"):
-                return Path(argument).stem
-        return "python"
-    return Path(name).stem or None
 
 
 def _command(pid: int) -> list[str]:

@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 
 NAME = "enginerun-counters"  # of the memory, in /proc/PID/fd
 BYTES = 8192
@@ -119,22 +120,30 @@ def _parse(view: memoryview) -> Snapshot | None:
         raise PageError(f"is of version {version}, and this reads version {VERSION}: the rank runs another build")
     if nbytes != BYTES or not 0 < table < BYTES - TABLE:
         raise PageError("has a damaged header")
+    places = _places(bytes(view[TABLE : TABLE + table]))
     with view.cast("Q") as words:
-        fields = {}
-        try:
-            for line in bytes(view[TABLE : TABLE + table]).decode("ascii").splitlines():
-                name, *numbers = line.split(" ")
-                first, count = map(int, numbers)
-                if first % 8 or count < 1 or not TABLE + table <= first <= BYTES - 8 * count:
-                    raise ValueError
-                fields[name] = words[first // 8 : first // 8 + count].tolist()
-        except ValueError:
-            raise PageError("has a damaged table of fields") from None
-    missing = EXPECTED.keys() - fields.keys()
-    wrong = [name for name, count in EXPECTED.items() if name in fields and len(fields[name]) != count]
-    if missing or wrong:
-        raise PageError(f"lacks, or has in another form, the fields {', '.join(sorted([*missing, *wrong]))}")
-    return Snapshot(fields)
+        return Snapshot({name: words[first:end].tolist() for name, first, end in places})
+
+
+@lru_cache(maxsize=16)
+def _places(table: bytes) -> list[tuple[str, int, int]]:
+    """Where fields lie, in words. All ranks of a job have one table."""
+    places = {}
+    try:
+        for line in table.decode("ascii").splitlines():
+            name, *numbers = line.split(" ")
+            first, count = map(int, numbers)
+            if first % 8 or count < 1 or not TABLE + len(table) <= first <= BYTES - 8 * count:
+                raise ValueError
+            places[name] = (first // 8, first // 8 + count)
+    except ValueError:
+        raise PageError("has a damaged table of fields") from None
+    wrong = [
+        name for name, count in EXPECTED.items() if name not in places or places[name][1] - places[name][0] != count
+    ]
+    if wrong:
+        raise PageError(f"lacks, or has in another form, the fields {', '.join(sorted(wrong))}")
+    return [(name, *place) for name, place in places.items()]
 
 
 def _word(words: tuple[str, ...], number: int) -> str:

@@ -15,7 +15,7 @@ from watched_jobs import ENVIRONMENT
 from written_pages import snapshot
 
 from engine.metrics import page
-from engine.metrics.jobs import Attached, Job, by_rank, find, program
+from engine.metrics.jobs import Attached, Job, by_rank, find
 from engine.metrics.page import PageError, Snapshot
 
 ALONE = """
@@ -155,21 +155,6 @@ def test_pages_without_a_rank_have_the_places_that_are_left() -> None:
     assert by_rank([three, None]) == {1: None, 3: three}
     again = snapshot(state=1, rank=2, pid=9)
     assert by_rank([two, again, None]) == {0: two, 2: again, 3: None}
-
-
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        (["python3.11", "-u", "/somewhere/train.py", "--lr", "1"], "train"),
-        (["/usr/bin/python", "-X", "dev", "-m", "package.train"], "train"),
-        (["python", "-c", "pass"], "python"),
-        (["python"], "python"),
-        (["./solver"], "solver"),
-        ([], None),
-    ],
-)
-def test_a_run_is_called_by_its_program(command: list[str], name: str | None) -> None:
-    assert program(command) == name
 
 
 def test_looking_for_jobs_is_quick(fake_job: Any) -> None:

@@ -1,0 +1,217 @@
+"""A job's metrics in the launcher: a page of counters for each rank, and what is told from them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from engine.launch.errors import LaunchError
+from engine.launch.options import Options
+from engine.launch.spawn import Rank
+from engine.metrics import page
+from engine.metrics.discovery import clean_name
+from engine.metrics.errors import MetricsError
+from engine.metrics.members import Member
+from engine.metrics.service import ADDRESS, Service, Wanted, default_name
+
+if TYPE_CHECKING:
+    from engine.launch.supervisor import Supervisor
+
+SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+class Metrics:
+    """What a job's ranks count, and who is told. Used in a `with` statement; make it before the ranks are started.
+
+    Parameters
+    ----------
+    options : Options
+        They go before the environment.
+    environment : mapping of str to str
+        The launcher's.
+    say : callable
+        Shows a line; called from the launcher's one thread.
+
+    Attributes
+    ----------
+    pages : list of int
+        By rank, descriptors that stay readable until the end of the `with` statement; none if nothing is counted.
+    settings : dict of str to str
+        What ranks are told, by variable.
+
+    Raises
+    ------
+    LaunchError
+        What was asked for cannot be had.
+    """
+
+    def __init__(self, options: Options, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
+        given = {name: value for name, value in environment.items() if value.strip()} | options.metrics
+        self.pages: list[int] = []
+        self._ranks: dict[int, Rank] = {}
+        self._service: Service | None = None
+        self._say = say
+        self._notes = _Notes()
+        self._quiet = options.quiet
+        wanted = _wanted(given, default_name(options.command, os.getpid()))
+        if wanted.port is None and wanted.file_sd is None and "ENGINE_METRICS_ADDRESS" in options.metrics:
+            raise LaunchError("--metrics-address: nothing is served there; give --metrics-port as well")
+        asked = wanted.anything and options.metrics.get("ENGINE_METRICS") != "0"
+        counted = bool(options.metrics.keys() & _PUBLISHING) or _switch(given)
+        self.settings = {"ENGINE_METRICS": str(int(counted)), "ENGINE_RUN_NAME": wanted.run}
+        try:
+            if counted:
+                self.pages.extend(page.make() for _ in range(options.size))
+            if counted and asked:
+                self._service = Service(wanted, [self._member(rank) for rank in range(options.size)], self._notes.add)
+        except OSError as error:
+            self.close()
+            raise LaunchError(f"no memory for counters: {error.strerror}; go without, by --no-metrics") from error
+        except MetricsError as error:
+            self.close()
+            raise LaunchError(str(error)) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.close()
+
+    @property
+    def counters(self) -> list[str]:
+        """Where each rank finds its page."""
+        return [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in self.pages]
+
+    def add(self, rank: Rank) -> None:
+        """Have a rank shown as up until it has ended.
+
+        Parameters
+        ----------
+        rank : Rank
+            Just started.
+        """
+        self._ranks[rank.number] = rank
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Serve from now on. It starts threads: all ranks have to be started.
+
+        Parameters
+        ----------
+        supervisor : Supervisor
+            Has what threads say shown.
+
+        Raises
+        ------
+        LaunchError
+            A file cannot be written.
+        """
+        if self._service is None:
+            return
+        supervisor.hear(self._notes.descriptor, self._show_notes)
+        try:
+            self._service.start()
+        except MetricsError as error:
+            raise LaunchError(str(error)) from error
+        for line in [*self._service.warnings, *([] if self._quiet else self._service.news)]:
+            self._say(line)
+
+    def stop(self) -> None:
+        """Serve no longer; remove what pointed to it."""
+        if self._service is not None:
+            self._service.stop()
+            self._service = None
+        self._show_notes()
+
+    def discard(self) -> None:
+        """In another process: remove the files of a launcher that was killed."""
+        if self._service is not None:
+            self._service.discard()
+
+    def close(self) -> None:
+        """Let the pages go."""
+        for descriptor in self.pages:
+            os.close(descriptor)
+        self.pages.clear()
+        self._notes.close()
+
+    def _member(self, number: int) -> Member:
+        descriptor = self.pages[number]
+
+        def up(_: object) -> bool:
+            rank = self._ranks.get(number)
+            return rank is not None and rank.process.returncode is None  # set by the supervisor, who reaps
+
+        return Member(number, lambda: descriptor, up)
+
+    def _show_notes(self) -> None:
+        for line in self._notes.take():
+            self._say(line)
+
+
+class _Notes:
+    """Lines that threads leave for the launcher's one thread, which alone writes to the console."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lines: deque[str] = deque()
+        self._lock = threading.Lock()
+        self._open = True
+
+    def add(self, line: str) -> None:
+        with self._lock:
+            if self._open:
+                self._lines.append(line)
+                os.eventfd_write(self.descriptor, 1)
+
+    def take(self) -> list[str]:
+        with self._lock:
+            if self._open:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self.descriptor)
+            lines = list(self._lines)
+            self._lines.clear()
+        return lines
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                self._open = False
+                os.close(self.descriptor)
+
+
+_PUBLISHING = {f"ENGINE_METRICS_{name}" for name in ("PORT", "FILE_SD", "TEXTFILE")}
+
+
+def _wanted(given: Mapping[str, str], default: str) -> Wanted:
+    """What was asked for; a variable in the environment may be wrong, options were checked."""
+    port = given.get("ENGINE_METRICS_PORT", "none").strip()
+    if port.lower() != "none" and not (port.isascii() and port.isdecimal() and int(port) <= 65535):
+        raise LaunchError(f"ENGINE_METRICS_PORT is {port!r}; expected none, or a whole number from 0 to 65535")
+    name = given.get("ENGINE_RUN_NAME", "auto")
+    return Wanted(
+        run=default if name.strip().lower() == "auto" else clean_name(name),
+        port=None if port.lower() == "none" else int(port),
+        address=given.get("ENGINE_METRICS_ADDRESS", ADDRESS).strip(),
+        file_sd=_path(given.get("ENGINE_METRICS_FILE_SD", "none")),
+        textfile=_path(given.get("ENGINE_METRICS_TEXTFILE", "none")),
+    )
+
+
+def _path(text: str) -> Path | None:
+    return None if text.strip().lower() == "none" else Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def _switch(given: Mapping[str, str]) -> bool:
+    text = given.get("ENGINE_METRICS", "1").strip()
+    if text.lower() not in SWITCHES:
+        raise LaunchError(f"ENGINE_METRICS is {text!r}; expected 1 or 0")
+    return SWITCHES[text.lower()]

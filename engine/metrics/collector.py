@@ -1,0 +1,324 @@
+"""Pages of counters as families of Prometheus. Imported when something is exported: it needs prometheus_client."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from engine.metrics import definitions, page
+from engine.metrics.encoding import OPENMETRICS, PLAIN, Encoder
+from engine.metrics.members import Member
+from engine.metrics.page import PageError, Snapshot
+
+CLOCKS_APART = 0.05  # seconds between two readings of the clocks that are no step of one: noise would look like news
+
+FAMILIES: dict[str, type[Metric]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "summary": SummaryMetricFamily,
+    "info": InfoMetricFamily,
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A rank at one moment.
+
+    Attributes
+    ----------
+    rank : int
+    up : bool
+        Its process runs.
+    snapshot : Snapshot or None
+        None until its engine has started.
+    offset : float
+        Seconds from CLOCK_MONOTONIC to unix time.
+    host, version : str
+    """
+
+    rank: int
+    up: bool
+    snapshot: Snapshot | None
+    offset: float
+    host: str
+    version: str
+
+
+# A series: the values of its labels besides `run` and `rank`, and what `add_metric` of its family takes.
+Series = tuple[tuple[str, ...], tuple[object, ...]]
+Reader = Callable[[Reading, Snapshot], Iterable[Series]]
+
+
+def coarse(counts: Sequence[int]) -> list[tuple[str, int]]:
+    """Add a page's buckets up to those that are exported.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        Of `page.DURATIONS` buckets; k: less than 2**k ns.
+
+    Returns
+    -------
+    list of (str, int)
+        Upper bound in seconds, and how many were not above it; `+Inf` last.
+    """
+    found, seen, total = [], 0, 0
+    for power, bound in _POWERS:
+        total += sum(counts[seen : power + 1])
+        seen = power + 1
+        found.append((bound, total))
+    return [*found, ("+Inf", total + sum(counts[seen:]))]
+
+
+_POWERS = [(round(bound * 1e9).bit_length() - 1, repr(bound)) for bound in definitions.BUCKETS]
+
+
+class Exporter(Collector):
+    """The metrics of a run's ranks on this host.
+
+    Parameters
+    ----------
+    run : str
+        Its name.
+    members : sequence of Member
+        Its ranks.
+    say : callable
+        Told once of each page that cannot be read.
+    active : callable
+        Whether the job runs.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        members: Sequence[Member],
+        say: Callable[[str], None],
+        active: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._run = run
+        self._members = members
+        self._say = say
+        self._active = active
+        self._encoder = Encoder()
+        self._said: set[tuple[int, str]] = set()
+        self._lock = threading.Lock()
+        self._offset = time.time() - time.monotonic()
+        self._host = socket.gethostname()
+        self._version = _version()
+
+    def text(self, accept: str = "") -> tuple[bytes, str]:
+        """Write everything.
+
+        Parameters
+        ----------
+        accept : str
+            The header: OpenMetrics where it names that, else the text format.
+
+        Returns
+        -------
+        bytes
+        str
+            Its content type.
+        """
+        with self._lock:  # a scrape is work for one processor, and ranks want the others
+            openmetrics = "application/openmetrics-text" in accept
+            return self._encoder.encode(self.collect(), openmetrics), OPENMETRICS if openmetrics else PLAIN
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families that have series, in the order of their definitions."""
+        readings, unreadable = self._read()
+        hosts = {
+            "engine_job_active": float(self._active()),
+            "engine_unreadable_pages": float(unreadable),
+        }
+        for definition in definitions.METRICS.values():
+            family = FAMILIES[definition.kind](
+                definition.name.removesuffix("_info"), definition.about, labels=definition.all_labels
+            )  # type: ignore[call-arg]
+            if definition.scope == "host":
+                family.add_metric([self._run], hosts[definition.name])  # type: ignore[attr-defined]
+            else:
+                self._fill(family, definition, readings)
+            if family.samples:
+                yield family
+
+    def _fill(self, family: Metric, definition: definitions.Metric, readings: Sequence[Reading]) -> None:
+        """Add the series of every rank that has the metric."""
+        read = READERS[definition.name]
+        for reading in readings:
+            if definition.scope in ("leader", "tuner") and reading.rank != 0:
+                continue
+            snapshot = reading.snapshot or _NOTHING
+            if reading.snapshot is None and definition.name != "engine_rank_up":
+                continue
+            if definition.scope == "tuner" and snapshot.phase == "off":
+                continue
+            for labels, values in read(reading, snapshot):
+                family.add_metric([self._run, str(reading.rank), *labels], *values)  # type: ignore[attr-defined]
+
+    def _read(self) -> tuple[list[Reading], int]:
+        """Read all pages, and count those that cannot be read."""
+        offset = time.time() - time.monotonic()
+        if abs(offset - self._offset) > CLOCKS_APART:
+            self._offset = offset
+        readings, unreadable = [], 0
+        for member in self._members:
+            try:
+                source = member.source()
+                snapshot = None if source is None else page.read(source)
+            except PageError as error:
+                unreadable += 1
+                self._tell(member.rank, str(error))
+                continue
+            if snapshot is not None and snapshot.state == "new":
+                snapshot = None
+            up = member.up(snapshot)
+            readings.append(Reading(member.rank, up, snapshot, self._offset, self._host, self._version))
+        return readings, unreadable
+
+    def _tell(self, rank: int, problem: str) -> None:
+        if (rank, problem) not in self._said:
+            self._said.add((rank, problem))
+            self._say(f"metrics: rank {rank} is left out, its page of counters {problem}")
+
+
+_NOTHING = Snapshot({name: [0] * words for name, words in page.EXPECTED.items()})
+
+
+def _version() -> str:
+    try:
+        return metadata.version("enginerun")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _number(field: str, unit: float = 1.0) -> Reader:
+    """A field of one word."""
+    return lambda _, snapshot: [((), (snapshot[field] / unit,))]
+
+
+def _known(field: str, unit: float) -> Reader:
+    """The same, where 0 means that there is nothing yet."""
+    return lambda _, snapshot: [((), (snapshot[field] / unit,))] if snapshot[field] else []
+
+
+def _summary(count: str, nanoseconds: str) -> Reader:
+    return lambda _, snapshot: [((), (snapshot[count], snapshot[nanoseconds] / 1e9))]
+
+
+def _by_algorithm(field: str) -> Reader:
+    def read(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+        for number, times in enumerate(snapshot.fields["collectives"]):
+            if times:
+                operation, algorithm = divmod(number, len(page.ALGORITHMS))
+                labels = (page.OPERATIONS[operation], page.ALGORITHMS[algorithm])
+                yield labels, (snapshot.fields[field][number],)
+
+    return read
+
+
+def _tensors(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+    for operation, tensors in zip(page.OPERATIONS, snapshot.fields["collective_tensors"], strict=True):
+        if tensors:
+            yield (operation,), (tensors,)
+
+
+def _durations(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+    counts = snapshot.fields["collective_durations"]
+    for number, operation in enumerate(page.OPERATIONS):
+        of_it = counts[number * page.DURATIONS : (number + 1) * page.DURATIONS]
+        if any(of_it):
+            yield (operation,), (coarse(of_it), snapshot.fields["collective_ns"][number] / 1e9)
+
+
+def _steps(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+    if any(snapshot.fields["step_durations"]):
+        yield (), (coarse(snapshot.fields["step_durations"]), snapshot["step_ns"] / 1e9)
+
+
+def _last(reading: Reading, snapshot: Snapshot) -> Iterator[Series]:
+    yield (), (snapshot["last_ns"] / 1e9 + reading.offset if snapshot["last_ns"] else 0.0,)
+
+
+def _errors(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+    """All kinds from the start: a rule that asks for an increase sees none where a series begins at 1."""
+    for kind in definitions.ERRORS:
+        if kind == "mismatch":
+            yield (kind,), (snapshot["mismatches"],)
+        else:
+            yield (kind,), (snapshot["cause"] == page.CAUSES.index(kind),)
+
+
+def _info(reading: Reading, snapshot: Snapshot) -> Iterator[Series]:
+    labels = (reading.host, str(snapshot["local_rank"]), str(snapshot["pid"]), reading.version, "shared-memory")
+    yield labels, ({},)
+
+
+def _knobs(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+    values = {
+        "fusion_threshold_bytes": snapshot["fusion_threshold"],
+        "cycle_time_seconds": snapshot["cycle_time_ns"] / 1e9,
+        "chunk_bytes": snapshot["chunk"],
+        "stores": snapshot["stores"],
+        "compression": snapshot["compression"],
+    }
+    return (((name,), (values[name],)) for name in definitions.KNOBS)
+
+
+def _cycles(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+    return (((reason,), (n,)) for reason, n in zip(page.REASONS, snapshot.fields["cycles"], strict=True))
+
+
+READERS: dict[str, Reader] = {
+    "engine_collectives_total": _by_algorithm("collectives"),
+    "engine_collective_bytes_total": _by_algorithm("collective_bytes"),
+    "engine_collective_tensors_total": _tensors,
+    "engine_collective_duration_seconds": _durations,
+    "engine_last_collective_timestamp_seconds": _last,
+    "engine_step_duration_seconds": _steps,
+    "engine_blocked_seconds_total": _number("blocked_ns", 1e9),
+    "engine_exposed_seconds_total": _number("exposed_ns", 1e9),
+    "engine_queue_duration_seconds": _summary("queued", "queue_ns"),
+    "engine_negotiation_duration_seconds": _summary("negotiated", "negotiation_ns"),
+    "engine_arrival_lag_seconds": _summary("lags", "lag_ns"),
+    # Read in another order than they are written, more may seem completed than submitted.
+    "engine_pending_tensors": lambda _, snapshot: [((), (max(0, snapshot["submitted"] - snapshot["completed"]),))],
+    "engine_fused_bytes_total": _number("fused_bytes"),
+    "engine_fusion_capacity_bytes_total": _number("fusion_capacity"),
+    "engine_cycles_total": _cycles,
+    "engine_submissions_total": _number("submitted"),
+    "engine_cache_misses_total": _number("requests"),
+    "engine_errors_total": _errors,
+    "engine_stall_warnings_total": _number("stall_warnings"),
+    "engine_stalled_tensors": _number("stalled"),
+    "engine_rank_up": lambda reading, _: [((), (float(reading.up),))],
+    "engine_rank_info": _info,
+    "engine_world_size": _number("size"),
+    "engine_resets_total": lambda _, snapshot: [((), (max(0, snapshot["worlds"] - 1),))],
+    "engine_start_timestamp_seconds": _number("started_ns", 1e9),
+    "engine_knob": _knobs,
+    "engine_knob_version": _number("knob_version"),
+    "engine_autotune_phase": _number("tuner_phase"),
+    "engine_autotune_searches_total": _number("tuner_searches"),
+    "engine_autotune_trials_total": _number("tuner_trials"),
+    "engine_autotune_changes_total": _number("tuner_changes"),
+    "engine_autotune_last_change_timestamp_seconds": _known("tuner_changed_ns", 1e9),
+    "engine_autotune_score_seconds": _known("tuner_score_ps", 1e12),
+    "engine_autotune_default_score_seconds": _known("tuner_default_ps", 1e12),
+    "engine_autotune_best_score_seconds": _known("tuner_best_ps", 1e12),
+}

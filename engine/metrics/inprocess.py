@@ -1,0 +1,97 @@
+"""Metrics without our launcher: local rank 0 serves those of all ranks of its host, from a thread of its process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from engine.config import Config
+from engine.errors import ConfigError
+from engine.logs import logger
+from engine.metrics.discovery import clean_name
+from engine.metrics.errors import MetricsError
+from engine.metrics.members import Member
+from engine.metrics.service import Service, Wanted, default_name
+from engine.metrics.strangers import Stranger
+
+
+class InProcess:
+    """Listens from the beginning, and serves from `start` to `stop`. A forked child has nothing of it but the name.
+
+    Parameters
+    ----------
+    wanted : Wanted
+
+    Raises
+    ------
+    ConfigError
+        It cannot be had as the settings say.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._strangers: list[Stranger] = []
+        self._members: list[Member] = []
+        try:
+            self._service = Service(wanted, self._members, logger.warning)
+        except MetricsError as error:
+            raise ConfigError(str(error)) from error
+
+    def start(self, pids: Sequence[int]) -> None:
+        """Serve.
+
+        Parameters
+        ----------
+        pids : sequence of int
+            The ranks' processes, by rank.
+        """
+        self._strangers += map(Stranger, pids)
+        self._members += (stranger.member(rank) for rank, stranger in enumerate(self._strangers))
+        for line in self._service.warnings:
+            logger.warning("%s", line)
+        for line in self._service.news:
+            logger.info("%s", line)
+        try:
+            self._service.start()
+        except MetricsError as error:  # the world has met: it is no reason to end it
+            logger.warning("%s", error)
+
+    def stop(self) -> None:
+        """Serve no longer; takes 2 s at most."""
+        self._service.stop()
+        for stranger in self._strangers:
+            stranger.close()
+
+
+def listen(settings: Config, local_rank: int) -> InProcess | None:
+    """Prepare to serve metrics, if this rank is the one that does and the settings ask for it.
+
+    To be called before the ranks meet: what is wrong is an error while it can be mended.
+
+    Parameters
+    ----------
+    settings : Config
+    local_rank : int
+
+    Returns
+    -------
+    InProcess or None
+
+    Raises
+    ------
+    ConfigError
+        It cannot be had as the settings say.
+    """
+    wanted = _wanted(settings)
+    return InProcess(wanted) if local_rank == 0 and wanted.anything else None
+
+
+def _wanted(settings: Config) -> Wanted:
+    name = settings.run_name
+    return Wanted(
+        run=default_name([sys.executable, *sys.argv], os.getpid()) if name is None else clean_name(name),
+        port=settings.metrics_port,
+        address=settings.metrics_address,
+        file_sd=settings.metrics_file_sd,
+        textfile=settings.metrics_textfile,
+    )

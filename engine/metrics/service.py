@@ -1,0 +1,179 @@
+"""What tells the world outside about a run's metrics: an endpoint, a file that points to it, a textfile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.metrics import discovery, files
+from engine.metrics.errors import MetricsError
+from engine.metrics.members import Member
+from engine.metrics.textfile import Textfile
+
+if TYPE_CHECKING:
+    from engine.metrics.collector import Exporter
+
+ADDRESS = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for.
+
+    Attributes
+    ----------
+    run : str
+        The run's name, fit for a label.
+    port : int or None
+        0: any free one.
+    address : str
+    file_sd, textfile : Path or None
+    """
+
+    run: str
+    port: int | None = None
+    address: str = ADDRESS
+    file_sd: Path | None = None
+    textfile: Path | None = None
+
+    @property
+    def anything(self) -> bool:
+        """Whether anything is to be served or written."""
+        return not (self.port is None and self.file_sd is None and self.textfile is None)
+
+
+class Service:
+    """Serves and writes what was asked for. It listens at once, and answers from `start` on.
+
+    Parameters
+    ----------
+    wanted : Wanted
+        A file for file_sd without a port: any free port.
+    members : sequence of Member
+        The ranks.
+    say : callable
+        Shows a line; called from any thread.
+
+    Attributes
+    ----------
+    news : list of str
+        Where metrics are served.
+    warnings : list of str
+        What is not as it was asked for.
+
+    Raises
+    ------
+    MetricsError
+        It cannot be had, or prometheus_client is not installed.
+    """
+
+    def __init__(self, wanted: Wanted, members: Sequence[Member], say: Callable[[str], None]) -> None:
+        if find_spec("prometheus_client") is None:
+            raise MetricsError("metrics need prometheus_client: pip install 'enginerun[metrics]'")
+        self.news: list[str] = []
+        self.warnings: list[str] = []
+        self._wanted = wanted
+        self._members = members
+        self._say = say
+        self._over = False
+        self._made: Exporter | None = None
+        self._making = threading.Lock()
+        self._announced: Path | None = None
+        self._textfile: Textfile | None = None
+        if wanted.file_sd is not None:
+            self._announced = discovery.place(wanted.file_sd, wanted.run)
+        if wanted.textfile is not None:
+            self._textfile = Textfile(wanted.textfile, self._text, say)
+            self.news.append(f"metrics: {wanted.textfile}")
+        self._endpoint = None
+        if wanted.port is not None or wanted.file_sd is not None:
+            from engine.metrics.endpoint import Endpoint
+
+            port = wanted.port or 0
+            self._endpoint = Endpoint(wanted.address, port, wanted.run, lambda accept: self._exporter().text(accept))
+            if port and self._endpoint.port != port:
+                self.warnings.append(f"metrics: port {port} is in use, port {self._endpoint.port} is used instead")
+            self.news.append(f"metrics: http://{self._endpoint.target}/metrics")
+
+    @property
+    def files(self) -> list[Path]:
+        """What is written, and must not stay when the process is killed."""
+        return [path for path in (self._announced, self._wanted.textfile) if path is not None]
+
+    def start(self) -> None:
+        """Answer, and say where, from now on.
+
+        Raises
+        ------
+        MetricsError
+            The file for file_sd cannot be written.
+        """
+        if self._announced is not None and self._endpoint is not None:
+            try:
+                files.replace(self._announced, discovery.document(self._endpoint.target, self._wanted.run))
+            except OSError as error:
+                raise MetricsError(
+                    f"cannot write {str(self._announced)!r} for Prometheus's file_sd: {error.strerror}"
+                ) from error
+        if self._endpoint is not None:
+            self._endpoint.start()
+        if self._textfile is not None:
+            self._textfile.start()
+
+    def stop(self) -> None:
+        """Take the announcement away, stop listening, and write the textfile's last state. Waits for no client."""
+        self._over = True
+        if self._announced is not None:
+            files.remove(self._announced, self._wanted.run)
+        if self._endpoint is not None:
+            self._endpoint.stop()
+        if self._textfile is not None:
+            self._textfile.stop()
+
+    def discard(self) -> None:
+        """Remove the files, in another process, after this one was killed."""
+        for path in self.files:
+            files.remove(path, self._wanted.run)
+
+    def _exporter(self) -> Exporter:
+        """Made at the first use, in the thread that needs it: the import takes as long as the start of some ranks."""
+        with self._making:
+            if self._made is None:
+                from engine.metrics.collector import Exporter
+
+                self._made = Exporter(self._wanted.run, self._members, self._say, lambda: not self._over)
+            return self._made
+
+    def _text(self) -> bytes:
+        return self._exporter().text()[0]
+
+
+def default_name(command: Sequence[str], pid: int) -> str:
+    """Name a run after its program.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and its arguments; `python [options] script` is named for the script.
+    pid : int
+        Makes it unique on the host.
+
+    Returns
+    -------
+    str
+        Fit for a label.
+    """
+    name = Path(command[0]).stem
+    for before, word in pairwise(("", *command)):
+        if before == "-m" or word.endswith(".py"):
+            script = Path(word)
+            name = word if before == "-m" else script.parent.name if script.stem == "__main__" else script.stem
+            break
+    if name == "engine.launch.function_rank":
+        name = "engine.run"
+    return f"{discovery.clean_name(name)[:60]}-{pid}"

@@ -1,0 +1,81 @@
+"""Ranks that this process did not start: their pages are found in /proc."""
+
+from __future__ import annotations
+
+import os
+
+from engine.launch import processes
+from engine.metrics.members import Member
+from engine.metrics.page import NAME, Snapshot
+
+
+def page_of(pid: int) -> str | None:
+    """Find the page that a process of this user holds open.
+
+    Parameters
+    ----------
+    pid : int
+
+    Returns
+    -------
+    str or None
+        Its path in /proc; None if there is none, or the process is gone.
+    """
+    directory = f"/proc/{pid}/fd"
+    try:
+        for entry in os.listdir(directory):
+            path = f"{directory}/{entry}"
+            try:
+                if os.readlink(path).startswith(f"/memfd:{NAME}"):
+                    return path
+            except OSError:  # closed meanwhile
+                continue
+    except OSError:
+        pass
+    return None
+
+
+class Stranger:
+    """A rank that this process did not start. Its page is held from when it is found, so that it outlives the rank.
+
+    Parameters
+    ----------
+    pid : int
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._descriptor: int | None = None
+
+    def member(self, rank: int) -> Member:
+        """As a member of a run.
+
+        Parameters
+        ----------
+        rank : int
+
+        Returns
+        -------
+        Member
+        """
+        return Member(rank, self._source, self._up)
+
+    def close(self) -> None:
+        """Let the page go."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _source(self) -> int | None:
+        if self._descriptor is None and (path := page_of(self._pid)) is not None:
+            try:
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:  # it ended, or closed it, since we looked
+                return None
+        return self._descriptor
+
+    def _up(self, snapshot: Snapshot | None) -> bool:
+        if snapshot is not None and snapshot.state in ("ended", "failed"):
+            return False
+        process = processes.look(self._pid)
+        return process is not None and process.state not in "ZX"

@@ -1,0 +1,71 @@
+"""Metrics in a file, for node_exporter's textfile collector, on hosts where Prometheus reaches nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.metrics import files
+from engine.metrics.errors import MetricsError
+
+PERIOD = 15.0  # seconds
+STOP_LIMIT = 2.0
+
+
+class Textfile:
+    """Writes a file every 15 s, and once more at the end: that one stays, as the last that is known of the run.
+
+    Parameters
+    ----------
+    path : Path
+        `*.prom`: node_exporter reads no others.
+    text : callable
+        Gives the whole content.
+    say : callable
+        Told once of what keeps it from writing.
+
+    Raises
+    ------
+    MetricsError
+        It cannot be written there.
+    """
+
+    def __init__(self, path: Path, text: Callable[[], bytes], say: Callable[[str], None]) -> None:
+        if path.suffix != ".prom":
+            raise MetricsError(f"the textfile {str(path)!r} is for node_exporter, which reads *.prom: name it so")
+        if problem := files.check_directory(path):
+            raise MetricsError(f"the textfile {str(path)!r} cannot be written: {problem}")
+        self.path = path
+        self._text = text
+        self._say = say
+        self._troubled = False
+        self._over = threading.Event()
+        # Started by `start`, woken and joined by `stop`, which waits for it for 2 s.
+        self._thread = threading.Thread(target=self._write_on, name="engine-metrics-textfile", daemon=True)
+
+    def start(self) -> None:
+        """Write from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write the last state, unless the disk lets us wait for more than 2 s."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_LIMIT)
+
+    def _write_on(self) -> None:
+        while not self._over.is_set():
+            self._write()
+            self._over.wait(PERIOD)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            files.replace(self.path, self._text())
+        except OSError as error:
+            if not self._troubled:
+                self._say(f"metrics: cannot write {str(self.path)!r}: {error.strerror}; goes on trying")
+            self._troubled = True
+        else:
+            self._troubled = False

@@ -1,0 +1,147 @@
+"""Pages of counters that no engine has written."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Mapping, Sequence
+
+from engine.metrics import page
+from engine.metrics.collector import Exporter
+from engine.metrics.members import Member
+
+FIRST = 2048  # where fields begin
+Fields = Mapping[str, int | Sequence[int]]
+
+
+class FakePage:
+    """A page whose fields a test sets.
+
+    Parameters
+    ----------
+    fields : mapping
+        Values by name; the others are 0.
+    more : mapping of str to int
+        Fields of a newer build, and their words.
+    """
+
+    def __init__(self, fields: Fields | None = None, more: Mapping[str, int] | None = None) -> None:
+        self.descriptor = page.make()
+        self._memory = mmap.mmap(self.descriptor, page.BYTES)
+        self._words = memoryview(self._memory).cast("Q")
+        self._at: dict[str, int] = {}
+        table, at = "", FIRST
+        for name, words in {**page.EXPECTED, **(more or {})}.items():
+            table += f"{name} {at} {words}\n"
+            self._at[name] = at // 8
+            at += 8 * words
+        text = table.encode()
+        self._memory[page.TABLE : page.TABLE + len(text)] = text
+        self._memory[: page.HEADER.size] = page.HEADER.pack(page.MAGIC, page.VERSION, page.BYTES, len(text))
+        for name, value in (fields or {}).items():
+            self.set(name, value)
+
+    def set(self, name: str, value: int | Sequence[int]) -> None:
+        """Write a field."""
+        for index, word in enumerate([value] if isinstance(value, int) else value):
+            self._words[self._at[name] + index] = word
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Damage it."""
+        self._memory[offset : offset + len(data)] = data
+
+    def word(self, offset: int, value: int) -> None:
+        """Damage a word of the header."""
+        self.write(offset, struct.pack("=Q", value))
+
+    def close(self) -> None:
+        """Let it go."""
+        self._words.release()
+        self._memory.close()
+        os.close(self.descriptor)
+
+
+def training(rank: int = 0, size: int = 4) -> dict[str, int | list[int]]:
+    """The fields of a rank of a training job with the tuner on: it allreduces, and has broadcast once."""
+
+    def by_algorithm(**values: int) -> list[int]:
+        table = [0] * page.EXPECTED["collectives"]
+        for name, value in values.items():
+            operation, algorithm = name.split("_")
+            algorithms = [each.replace("-", "") for each in page.ALGORITHMS]
+            table[page.OPERATIONS.index(operation) * len(page.ALGORITHMS) + algorithms.index(algorithm)] = value
+        return table
+
+    durations = [0] * page.EXPECTED["collective_durations"]
+    durations[18:24] = [5, 50, 800, 120, 20, 5]
+    durations[page.DURATIONS + 20] = 1
+    return {
+        "state": page.STATES.index("running"),
+        "pid": os.getpid(),
+        "rank": rank,
+        "local_rank": rank,
+        "size": size,
+        "worlds": 1,
+        "started_ns": time.time_ns() - 60 * 10**9,
+        "collectives": by_algorithm(allreduce_oneshot=400, allreduce_twoshot=600, broadcast_shared=1),
+        "collective_bytes": by_algorithm(allreduce_oneshot=400 << 12, allreduce_twoshot=600 << 20, broadcast_shared=9),
+        "collective_tensors": [20_000, 30, 0, 0, 0, 0],
+        "collective_ns": [900_000_000, 1_000_000, 0, 0, 0, 0],
+        "collective_durations": durations,
+        "exposed_ns": 300_000_000,
+        "blocked_ns": 400_000_000,
+        "fused_bytes": 500 << 20,
+        "fusion_capacity": 900 << 20,
+        "queue_ns": 30_000_000,
+        "queued": 1000,
+        "negotiation_ns": 50_000_000,
+        "negotiated": 1000,
+        "lag_ns": 10_000_000 * (rank + 1),
+        "lags": 1000,
+        "submitted": 20_040,
+        "completed": 20_030,
+        "requests": 230,
+        "last_ns": time.monotonic_ns() - 10**9,
+        "fusion_threshold": 64 << 20,
+        "cycle_time_ns": 5_000_000,
+        "stores": 2,
+        "chunk": 512 << 10,
+        "knob_version": 3,
+        "steps": 100,
+        "step_ns": 100 * 50_000_000,
+        "step_durations": [0] * 25 + [90, 10] + [0] * (page.DURATIONS - 27),
+        "cycles": [100, 200, 300, 401],
+        **(
+            {
+                "tuner_phase": page.PHASES.index("searching"),
+                "tuner_searches": 1,
+                "tuner_trials": 7,
+                "tuner_changes": 5,
+                "tuner_changed_ns": time.time_ns() - 10**9,
+                "tuner_score_ps": 51 * 10**9,
+                "tuner_default_ps": 50 * 10**9,
+                "tuner_best_ps": 45 * 10**9,
+            }
+            if rank == 0
+            else {}
+        ),
+    }
+
+
+def member(rank: int, source: FakePage | int | str | None, up: bool = True) -> Member:
+    """A rank with a page."""
+    where = source.descriptor if isinstance(source, FakePage) else source
+    return Member(rank, lambda: where, lambda _: up)
+
+
+def full_exposition(ranks: int = 4, run: str = "fake-1") -> str:
+    """What an endpoint says about a training job with the tuner on: every metric that is defined."""
+    pages = [FakePage(training(rank, ranks)) for rank in range(ranks)]
+    try:
+        members = [member(rank, each) for rank, each in enumerate(pages)]
+        return Exporter(run, members, lambda line: None).text()[0].decode()
+    finally:
+        for each in pages:
+            each.close()
