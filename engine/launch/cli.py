@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,9 @@ from collections.abc import Sequence
 from engine.launch.errors import LaunchError
 from engine.launch.job import JobRun
 from engine.launch.options import parse
+
+# Commands of our own: a first argument, and the module whose `main` takes the others and returns the exit code.
+COMMANDS = {"top": "engine.metrics.top"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,10 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit code: 0; 2 for a job that cannot start; otherwise as `JobRun.run` says.
+        Exit code: 0; 2 for a job that cannot start; otherwise as `JobRun.run`, or the command, says.
     """
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments and arguments[0] in COMMANDS:
+        return int(importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:]))
     try:
-        return JobRun(parse(sys.argv[1:] if argv is None else argv)).run()
+        return JobRun(parse(arguments)).run()
     except LaunchError as error:
         print(f"enginerun: error: {error}", file=sys.stderr)
         return 2

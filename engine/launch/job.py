@@ -91,6 +91,7 @@ class JobRun:
             started = time.time()
             outcome = self._supervise(job, plan(job, allotment, os.environ), program, descriptors, metrics)
             code, lines = self._conclude(outcome, directory, started)
+            lines = self._summary(metrics.pages, time.time() - started, job.settings) + lines
         self._out.drain()
         for line in lines:
             self._say(line)
@@ -170,6 +171,23 @@ class JobRun:
             lines.append(f"ended by {processes.signal_name(outcome.signum)}")
             return 128 + outcome.signum, lines
         return 0, lines
+
+    def _summary(self, pages: Sequence[int], seconds: float, settings: Mapping[str, str]) -> list[str]:
+        """What `--summary` shows; `pages` are the ranks' pages of counters."""
+        if not self._options.summary:
+            return []
+        from engine.metrics.advice import report
+        from engine.metrics.jobs import look_into
+        from engine.metrics.summary import Run
+
+        run = Run(
+            seconds=seconds,
+            size=self._options.size,
+            processors=machine.facts().usable,
+            unix_offset=time.time() - time.monotonic(),
+            tuner_log=settings.get("ENGINE_AUTOTUNE_LOG") or os.environ.get("ENGINE_AUTOTUNE_LOG"),
+        )
+        return report({rank: look_into(descriptor) for rank, descriptor in enumerate(pages)}, run)
 
     @contextlib.contextmanager
     def _directory(self) -> Iterator[Path]:

@@ -44,6 +44,8 @@ class Options:
     grace : float
         Seconds between the stages of an ending.
     timestamps, verbose, quiet : bool
+    summary : bool
+        Say at the end what the run was like.
     horovod : bool
         `import horovod.torch` gives `engine.torch`.
     ignored : tuple of str
@@ -61,6 +63,7 @@ class Options:
     timestamps: bool
     verbose: bool
     quiet: bool
+    summary: bool
     horovod: bool
     ignored: tuple[str, ...]
 
@@ -140,6 +143,7 @@ def parse(arguments: Sequence[str]) -> Options:
         timestamps=given.prefix_output_with_timestamp,
         verbose=given.verbose,
         quiet=given.quiet,
+        summary=given.summary,
         horovod=given.horovod,
         ignored=tuple(given.ignored),
     )
@@ -150,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="enginerun",
         usage="enginerun -np N [options] [--] command [arguments]",
         description="Start a command as N ranks on this host, show their output line by line, and end them together.",
+        epilog="'enginerun top' watches a running job: see 'enginerun top --help'.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -167,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--verbose", action="store_true", help="say what is started")
     add("--quiet", "-q", action="store_true", help="print nothing of its own unless something fails")
+    add("--summary", action="store_true", help="say at the end what the run was like, and what to change")
     add("--version", "-v", action=_Version, nargs=0, help="show the version and exit")
     add("--check-build", "-cb", action=_CheckBuild, nargs=0, help="show what this installation can do and exit")
     _add_placement(parser)

@@ -47,6 +47,8 @@ class Process:
     state : str
         One letter, as in ps: R running, S asleep, T stopped, Z ended and not yet reaped.
     name : str
+    born : int
+        When it was started, in ticks since boot: tells apart processes that have had the same number.
     """
 
     pid: int
@@ -54,6 +56,7 @@ class Process:
     group: int
     state: str
     name: str
+    born: int
 
 
 def processes() -> Iterator[Process]:
@@ -85,8 +88,8 @@ def look(pid: int) -> Process | None:
     except OSError:
         return None
     name, _, rest = text.partition("(")[2].rpartition(") ")
-    state, parent, group = rest.split()[:3]
-    return Process(pid, int(parent), int(group), state, name)
+    fields = rest.split()  # from the third on, as proc(5) counts them
+    return Process(pid, int(fields[1]), int(fields[2]), fields[0], name, int(fields[19]))
 
 
 def descendants(ancestor: int, spared: Collection[int] = ()) -> list[Process]:

@@ -1,0 +1,162 @@
+"""What to change after a run: rules over its figures, each with a condition of its own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from engine.metrics import words
+from engine.metrics.rates import Page
+from engine.metrics.summary import FEW_STEPS, Figures, Run, figures, lines
+
+MUCH = 0.10  # share of the time from which communication is worth a change
+MOSTLY = 0.5  # share of the batches
+SMALL_BATCH = 4 << 20  # bytes of an allreduce, below which its latency counts
+MANY_MISSES = 0.2  # of the submissions; in a steady job only first uses of a name are
+
+
+def report(pages: Mapping[int, Page], run: Run) -> list[str]:
+    """Summarise a run.
+
+    Parameters
+    ----------
+    pages : mapping of int to Snapshot, PageError or None
+        As they were last, by rank; none if nothing was counted.
+    run : Run
+
+    Returns
+    -------
+    list of str
+        Lines to show.
+    """
+    if not pages:
+        return ["summary: there is none, as nothing was counted: leave --no-metrics, or ENGINE_METRICS=0, out"]
+    told = figures(pages, run)
+    return lines(told, advise(told) if told.ranks else [])
+
+
+def advise(told: Figures) -> list[str]:
+    """Say what to change.
+
+    Parameters
+    ----------
+    told : Figures
+
+    Returns
+    -------
+    list of str
+        The most important first; one line that says so if there is nothing, or nothing to judge by.
+    """
+    found = [text for rule in ALWAYS if (text := rule(told)) is not None]
+    if not told.enough:
+        few = f"{words.count(told.steps, 'step')}: at least {FEW_STEPS} are needed to judge the knobs by"
+        return [*found, few if told.steps else "no steps were counted: the knobs are not judged"]
+    found += [text for rule in WITH_STEPS if (text := rule(told)) is not None]
+    if found:
+        return found
+    cost = "" if told.blocked is None else f": communication costs {words.share(told.blocked)} of the time"
+    return [f"nothing{cost}"]
+
+
+def failed(told: Figures) -> str | None:
+    """A rank has failed: that comes before speed."""
+    if not told.failures:
+        return None
+    causes = "; ".join(told.failures)
+    return f"find out first why the job failed ({causes}): the report of the failure is below"
+
+
+def disagreed(told: Figures) -> str | None:
+    """Ranks sent different things."""
+    if not told.mismatches:
+        return None
+    return "the ranks' programs differ: see the MismatchErrors, which name the tensors"
+
+
+def stalled(told: Figures) -> str | None:
+    """Something was overdue."""
+    if not told.warnings:
+        return None
+    return "the job stood still at times: the warnings name the tensors and the ranks that did not bring them"
+
+
+def crowded(told: Figures) -> str | None:
+    """There are more ranks than processors."""
+    if told.run.size <= told.run.processors:
+        return None
+    processors = words.count(told.run.processors, "processor")
+    return f"{told.run.size} ranks share {processors}, and so cannot all compute at once: start fewer ranks"
+
+
+def late(told: Figures) -> str | None:
+    """One rank makes the others wait."""
+    rank = told.straggler
+    if rank is None:
+        return None
+    of_step = f", {words.share(told.lags[rank] / told.step)} of a step" if told.step else ""
+    of_step += " (stalls included)" if told.warnings else ""
+    return (
+        f"look at rank {rank}: it brings its tensors {words.short(told.lags[rank])} after the first rank{of_step}; is "
+        "its share of the data larger, does it write files, does something else run on its processors?"
+    )
+
+
+def renamed(told: Figures) -> str | None:
+    """Names or shapes change from step to step."""
+    if told.misses is None or told.misses <= MANY_MISSES:
+        return None
+    return (
+        f"{words.share(told.misses)} of the tensors came with a new name or shape, each of which has to be agreed on: "
+        "give operations the same names in every step, and pad shapes that vary"
+    )
+
+
+def small_batches(told: Figures) -> str | None:
+    """Batches end at the threshold while they are small, and communication is not hidden."""
+    if not _costly(told.exposed) or told.batch is None or told.batch >= SMALL_BATCH or not _closed_by(told, "full"):
+        return None
+    return (
+        f"allreduces of {words.size(told.batch)} are small and full: a larger --fusion-threshold makes fewer of them; "
+        "--autotune finds how large"
+    )
+
+
+def waits_for_clock(told: Figures) -> str | None:
+    """Batches wait for the cycle time, and the program for the batches."""
+    if not _costly(told.waited) or not _closed_by(told, "cycle_time") or told.straggler is not None:
+        return None
+    knobs = dict(told.knobs)
+    now = f" (it is {knobs['--cycle-time-ms']})" if "--cycle-time-ms" in knobs else ""
+    return (
+        f"most batches are closed because the cycle time is over, while the program waits: lower --cycle-time-ms{now}"
+    )
+
+
+def untuned(told: Figures) -> str | None:
+    """Communication costs much, and nobody has looked for better knobs."""
+    if told.phase != "off" or not _costly(told.blocked):
+        return None
+    if any(rule(told) is not None for rule in (crowded, late, small_batches, waits_for_clock)):
+        return None  # that is to be mended first
+    return f"communication costs {words.share(told.blocked or 0.0)} of the time: --autotune looks for better knobs"
+
+
+def unfinished(told: Figures) -> str | None:
+    """The search was not over."""
+    if told.phase not in ("waiting", "searching") or not _costly(told.blocked):
+        return None
+    return "let the job run longer, or lower --autotune-bayes-opt-max-samples: the tuner had not finished"
+
+
+def _costly(share: float | None) -> bool:
+    return share is not None and share >= MUCH
+
+
+def _closed_by(told: Figures, reason: str) -> bool:
+    """Whether most batches were closed for that reason."""
+    count = sum(told.closed.values())
+    return count > 0 and told.closed.get(reason, 0) > MOSTLY * count
+
+
+Rule = Callable[[Figures], str | None]
+ALWAYS: tuple[Rule, ...] = (failed, disagreed, stalled, crowded)
+WITH_STEPS: tuple[Rule, ...] = (late, renamed, small_batches, waits_for_clock, untuned, unfinished)

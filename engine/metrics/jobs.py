@@ -1,0 +1,375 @@
+"""Find the jobs of this user on this host, and read their pages.
+
+A job of `enginerun` is a process that holds a page for each rank, in the order of ranks. Ranks that were started
+otherwise hold a page of their own each, and belong together if their launcher calls them one job, or started them. A
+page may be held by several processes, as ranks open what the launcher made, and processes that a rank forks inherit it:
+it belongs to the oldest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeGuard
+
+from engine.launch.processes import Process, look, processes
+from engine.metrics.discovery import clean_name
+from engine.metrics.page import NAME, PageError, Snapshot, read
+from engine.metrics.rates import Page, Reading
+from engine.metrics.service import default_name
+
+PROC = Path("/proc")
+# What launchers of others give to all ranks of a job alike.
+LAUNCHERS = (
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE"),
+    *("OMPI_MCA_ess_base_jobid", "PMI_JOBID", "PMI_ID", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
+LINK = f"/memfd:{NAME}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that runs.
+
+    Attributes
+    ----------
+    run : str
+        Its name.
+    pid : int
+        Of the launcher; without one, of its lowest rank.
+    launched : bool
+        Whether it is one of `enginerun`, which holds the pages of all ranks.
+    pages : tuple of Path
+        Where they can be opened; none if the job does not count.
+    processes : tuple of Process
+        Those whose end is the job's: the launcher, or every rank.
+    members : frozenset of int
+        Every process that is known to belong to it.
+    """
+
+    run: str
+    pid: int
+    launched: bool
+    pages: tuple[Path, ...]
+    processes: tuple[Process, ...]
+    members: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A page in the hands of its owner."""
+
+    owner: Process
+    path: Path
+    number: int  # of the descriptor
+
+
+def find() -> list[Job]:
+    """Find the jobs of this user that run now.
+
+    Returns
+    -------
+    list of Job
+        The oldest first.
+    """
+    mine = {process.pid: process for process in _mine()}
+    environments = {pid: environment(pid) for pid in mine}
+    owned, holders = _owned(mine)
+    jobs = []
+    alone: dict[str, list[_Held]] = {}
+    for pages in owned.values():
+        owner = pages[0].owner
+        if _launches(pages, mine, environments):
+            ranks = [pid for pid, variables in environments.items() if _launcher_of(variables) == owner.pid]
+            run = _name(environments, ranks, owner.pid)
+            paths = tuple(held.path for held in pages)
+            jobs.append(Job(run, owner.pid, True, paths, (owner,), frozenset([owner.pid, *ranks])))
+        else:
+            for held in pages:
+                alone.setdefault(_key(owner, environments[owner.pid], look_into(held.path)), []).append(held)
+    for several in alone.values():
+        first = min(several, key=lambda held: (_rank(held.path), held.owner.pid)).owner
+        pids = {held.owner.pid for held in several}
+        run = _name(environments, [first.pid], first.pid)
+        members = frozenset(pid for held in several for pid in holders[held.path]) | pids
+        owners = tuple({held.owner.pid: held.owner for held in several}.values())
+        jobs.append(Job(run, first.pid, False, tuple(held.path for held in several), owners, members))
+    jobs += _uncounted(mine, environments, {pid for job in jobs for pid in job.members})
+    return sorted(jobs, key=lambda job: (min(process.born for process in job.processes), job.pid))
+
+
+class Attached:
+    """A job's pages, held open: they can be read after the job has ended. Close it, or use it in a `with`.
+
+    Parameters
+    ----------
+    job : Job
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._opened: dict[tuple[int, int], int] = {}  # descriptors by what they lead to, in the order of ranks
+        self._join(job.pages)
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the pages."""
+        while self._opened:
+            os.close(self._opened.popitem()[1])
+
+    def read(self) -> Reading:
+        """Read every page, also those of ranks that have joined the job since the last time.
+
+        Returns
+        -------
+        Reading
+            A page that tells no rank has that of its place among the pages.
+        """
+        if not self.job.launched:
+            self._look_again()
+        now = time.monotonic()
+        return Reading(now, by_rank([look_into(descriptor) for descriptor in self._opened.values()]))
+
+    @property
+    def runs(self) -> bool:
+        """Whether the job still runs."""
+        return any(_same(process) for process in self.job.processes)
+
+    def letters(self, reading: Reading) -> dict[int, str]:
+        """The states of the ranks' processes, as in `Process.state`; `X` for those that are gone.
+
+        Nothing is said where the ranks number their processes otherwise than this process does, in a container.
+        """
+        if not _one_numbering(self.job.processes[0].pid):
+            return {}
+        found = {}
+        for rank, page in reading.snapshots.items():
+            process = look(page["pid"])
+            found[rank] = "X" if process is None else process.state
+        return found
+
+    def _join(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            with contextlib.suppress(OSError):  # it has ended in this moment
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                status = os.fstat(descriptor)
+                if self._opened.setdefault((status.st_dev, status.st_ino), descriptor) != descriptor:
+                    os.close(descriptor)
+
+    def _look_again(self) -> None:
+        mine = {process.pid for process in self.job.processes}
+        for job in find():
+            if not job.launched and mine & job.members:
+                self._join(job.pages)
+                known = {process.pid: process for process in (*self.job.processes, *job.processes)}
+                self.job = Job(
+                    self.job.run,
+                    self.job.pid,
+                    False,
+                    (*self.job.pages, *(path for path in job.pages if path not in self.job.pages)),
+                    tuple(known.values()),
+                    self.job.members | job.members,
+                )
+
+
+def look_into(source: int | Path) -> Page:
+    """Read a page, of which it may be an answer that it cannot be read.
+
+    Parameters
+    ----------
+    source : int or Path
+        Its descriptor or path.
+
+    Returns
+    -------
+    Snapshot, PageError or None
+    """
+    try:
+        return read(source)
+    except PageError as error:
+        return error
+
+
+def by_rank(pages: Sequence[Page]) -> dict[int, Page]:
+    """Number pages.
+
+    Parameters
+    ----------
+    pages : sequence of Snapshot, PageError or None
+        In the order of ranks, as far as that is known.
+
+    Returns
+    -------
+    dict of int to Snapshot, PageError or None
+        By the ranks that they tell; the others, and of two that tell the same all but the last, by the first free
+        number from their place on.
+    """
+    told = {page["rank"]: page for page in pages if _tells(page)}
+    numbered: dict[int, Page] = dict(told)
+    for place, page in enumerate(pages):
+        if not _tells(page) or told[page["rank"]] is not page:
+            while place in numbered:
+                place += 1
+            numbered[place] = page
+    return dict(sorted(numbered.items()))
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; none if they cannot be read."""
+    try:
+        data = (PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.decode(errors="replace").partition("=") for entry in data.split(b"\0") if entry)
+    return {name: value for name, _, value in pairs}
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+def _mine() -> Iterator[Process]:
+    for process in processes():
+        with contextlib.suppress(OSError):
+            # Not the directory's owner: that is root for a process that has changed its user.
+            status = (PROC / str(process.pid) / "status").read_bytes()
+            if int(status.partition(b"\nUid:")[2].split(maxsplit=2)[1]) == os.geteuid():
+                yield process
+
+
+def _same(process: Process) -> bool:
+    """Whether that very process still runs."""
+    now = look(process.pid)
+    return now is not None and now.born == process.born and now.state not in "ZX"
+
+
+def _one_numbering(pid: int) -> bool:
+    try:
+        return os.readlink(PROC / str(pid) / "ns/pid") == os.readlink(PROC / "self/ns/pid")
+    except OSError:
+        return True
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+
+
+def _owned(mine: Mapping[int, Process]) -> tuple[dict[int, list[_Held]], dict[Path, set[int]]]:
+    """The pages by their owners, in the order of descriptors; and every process that holds them."""
+    held: dict[tuple[int, int], list[_Held]] = {}
+    for process in mine.values():
+        seen = set()
+        for number in _descriptors(process.pid):
+            path = PROC / str(process.pid) / "fd" / str(number)
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            if (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                held.setdefault((status.st_dev, status.st_ino), []).append(_Held(process, path, number))
+    owned: dict[int, list[_Held]] = {}
+    holders: dict[Path, set[int]] = {}
+    for several in held.values():
+        owner = min(several, key=lambda one: (one.owner.born, one.owner.pid))
+        owned.setdefault(owner.owner.pid, []).append(owner)
+        holders[owner.path] = {one.owner.pid for one in several}
+    for pages in owned.values():
+        pages.sort(key=lambda one: one.number)
+    return owned, holders
+
+
+def _descriptors(pid: int) -> list[int]:
+    """Those of pages into which a process could write; who only reads one is no part of a job."""
+    directory = PROC / str(pid) / "fd"
+    found = []
+    with contextlib.suppress(OSError):  # it has ended
+        for name in os.listdir(directory):
+            with contextlib.suppress(OSError):
+                link = directory / name  # has the permissions with which it was opened
+                if os.readlink(link).startswith(LINK) and link.lstat().st_mode & stat.S_IWUSR:
+                    found.append(int(name))
+    return sorted(found)
+
+
+def _tells(page: Page) -> TypeGuard[Snapshot]:
+    """Whether a page says whose it is."""
+    return isinstance(page, Snapshot) and page.state != "new"
+
+
+def _rank(path: Path) -> int:
+    page = look_into(path)
+    return page["rank"] if isinstance(page, Snapshot) else 1 << 62
+
+
+def _launches(
+    pages: Sequence[_Held], mine: Mapping[int, Process], environments: Mapping[int, Mapping[str, str]]
+) -> bool:
+    """Whether pages are in the hands of a launcher, and not of the rank itself."""
+    owner = pages[0].owner
+    if len(pages) > 1 or any(_launcher_of(variables) == owner.pid for variables in environments.values()):
+        return True
+    page = look_into(pages[0].path)
+    return isinstance(page, Snapshot) and page["pid"] != owner.pid and page["pid"] in mine
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def _launcher_of(variables: Mapping[str, str]) -> int | None:
+    """The launcher that started a process, as it calls its jobs PID-KEY."""
+    pid, dash, key = variables.get("ENGINE_JOB", "").partition("-")
+    return int(pid) if dash and key and pid.isascii() and pid.isdigit() else None
+
+
+def _key(owner: Process, variables: Mapping[str, str], page: Page) -> str:
+    """What the ranks of a job have in common that no launcher of ours has started."""
+    if isinstance(page, Snapshot) and page["size"] == 1:
+        return f"process {owner.pid}"
+    names = ("ENGINE_JOB",) if variables.get("ENGINE_JOB") else LAUNCHERS
+    known = [f"{name}={variables[name]}" for name in names if variables.get(name)]
+    return " ".join(known) if known else f"children of {owner.parent}"
+
+
+def _name(environments: Mapping[int, Mapping[str, str]], ranks: Sequence[int], pid: int) -> str:
+    """A run's name, as it is exported: that which it was given, or that of its program with the launcher's number."""
+    for rank in sorted(ranks):
+        name = environments[rank].get("ENGINE_RUN_NAME", "").strip()
+        if name and name.lower() != "auto":
+            return clean_name(name)
+    for candidate in sorted(ranks) or [pid]:
+        if command := _command(candidate):
+            return default_name(command, pid)
+    return f"run-{pid}"
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        data = (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return []
+    return [part.decode(errors="replace") for part in data.rstrip(b"\0").split(b"\0")] if data else []
+
+
+def _uncounted(
+    mine: Mapping[int, Process],
+    environments: Mapping[int, Mapping[str, str]],
+    counted: set[int],
+) -> Iterator[Job]:
+    """Jobs of `enginerun` that have no pages."""
+    ranks: dict[int, list[int]] = {}
+    for pid, variables in environments.items():
+        launcher = _launcher_of(variables)
+        if launcher is not None and launcher in mine and launcher not in counted and pid not in counted:
+            ranks.setdefault(launcher, []).append(pid)
+    for launcher, members in ranks.items():
+        run = _name(environments, members, launcher)
+        yield Job(run, launcher, True, (), (mine[launcher],), frozenset([launcher, *members]))

@@ -1,0 +1,144 @@
+"""What happened between two readings of a job's pages. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.metrics.page import PageError, Snapshot
+
+Page = Snapshot | PageError | None
+COUNTERS = (
+    *("collectives", "collective_bytes", "collective_ns", "exposed_ns", "lag_ns", "lags", "completed"),
+    *("submitted", "blocked_ns", "steps", "step_ns"),
+)
+# Who is a straggler: later than the first rank by this much in the mean, and by this much more than the other ranks.
+LATE_SECONDS = 1e-3
+LATE_SHARE = 0.05  # of a step
+LATE_TIMES = 2.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The pages of a job's ranks, read together.
+
+    Attributes
+    ----------
+    time : float
+        When, in seconds of a clock that does not go back.
+    pages : mapping of int to Snapshot, PageError or None
+        By rank: what the page said, why it cannot be read, or None as long as nothing is written to it.
+    """
+
+    time: float
+    pages: Mapping[int, Page]
+
+    @property
+    def snapshots(self) -> dict[int, Snapshot]:
+        """Those that could be read."""
+        return {rank: page for rank, page in sorted(self.pages.items()) if isinstance(page, Snapshot)}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one rank did between two readings.
+
+    Attributes
+    ----------
+    seconds : float
+        Between them.
+    steps, collectives, nbytes : float
+        A second.
+    step : float or None
+        Seconds of a step in the mean; None if none ended.
+    blocked, exposed : float
+        Shares of the time: in which the program was blocked in the engine, and of this the part in which a collective
+        was executed.
+    lag : float or None
+        Seconds after the first rank at which this one submitted, in the mean; None if nothing was submitted.
+    """
+
+    seconds: float
+    steps: float
+    collectives: float
+    nbytes: float
+    step: float | None
+    blocked: float
+    exposed: float
+    lag: float | None
+
+
+def rates(before: Reading, after: Reading) -> dict[int, Rates]:
+    """Compare two readings.
+
+    Parameters
+    ----------
+    before, after : Reading
+
+    Returns
+    -------
+    dict of int to Rates
+        Of the ranks whose pages could be read both times. A rank whose counters have begun anew in between, because it
+        is another process, has none; no rank has if no time has passed.
+    """
+    seconds = after.time - before.time
+    earlier = before.snapshots
+    if seconds <= 0:
+        return {}
+    return {
+        rank: _between(earlier[rank], page, seconds)
+        for rank, page in after.snapshots.items()
+        if rank in earlier and not _anew(earlier[rank], page)
+    }
+
+
+def straggler(lags: Mapping[int, float], step: float | None) -> int | None:
+    """Find the rank for which the others wait.
+
+    Parameters
+    ----------
+    lags : mapping of int to float
+        By rank, seconds after the first rank.
+    step : float or None
+        Seconds of a step, if that is known.
+
+    Returns
+    -------
+    int or None
+        None if no rank stands out.
+    """
+    if len(lags) < 2:
+        return None
+    latest = max(lags, key=lambda rank: lags[rank])
+    others = statistics.median(lag for rank, lag in lags.items() if rank != latest)
+    least = max(LATE_SECONDS, LATE_SHARE * (step or 0.0))
+    return latest if lags[latest] - others >= least and lags[latest] >= LATE_TIMES * others else None
+
+
+def pending(page: Snapshot) -> int:
+    """Operations that were submitted and are not done; the two counters need not be of one moment."""
+    return max(0, page["submitted"] - page["completed"])
+
+
+def _anew(before: Snapshot, after: Snapshot) -> bool:
+    """Whether it is another process's page, or one that was written from the start."""
+    return before["pid"] != after["pid"] or any(
+        new < old for name in COUNTERS for old, new in zip(before.fields[name], after.fields[name], strict=True)
+    )
+
+
+def _between(before: Snapshot, after: Snapshot, seconds: float) -> Rates:
+    grown = {name: sum(after.fields[name]) - sum(before.fields[name]) for name in COUNTERS}
+    # A wait that began before the first reading may be counted at its end, all at once.
+    blocked = min(1.0, grown["blocked_ns"] / 1e9 / seconds)
+    return Rates(
+        seconds=seconds,
+        steps=grown["steps"] / seconds,
+        collectives=grown["collectives"] / seconds,
+        nbytes=grown["collective_bytes"] / seconds,
+        step=grown["step_ns"] / 1e9 / grown["steps"] if grown["steps"] else None,
+        blocked=blocked,
+        exposed=min(blocked, grown["exposed_ns"] / 1e9 / seconds),
+        lag=grown["lag_ns"] / 1e9 / grown["lags"] if grown["lags"] else None,
+    )

@@ -1,0 +1,374 @@
+"""What an expert would want to know at the end of a run: figures from the ranks' pages, as ten lines. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.metrics import words
+from engine.metrics.page import ALGORITHMS, DURATIONS, OPERATIONS, PHASES, REASONS, PageError, Snapshot
+from engine.metrics.rates import Page, straggler
+
+FEW_STEPS = 20  # of fewer, the first ones are too large a part to advise by
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the launcher knows of a run.
+
+    Attributes
+    ----------
+    seconds : float
+        From its start to its end.
+    size : int
+        Number of ranks.
+    processors : int
+        That its ranks could keep busy at once.
+    unix_offset : float
+        Unix time less CLOCK_MONOTONIC, in seconds.
+    tuner_log : str or None
+        Where the tuner's log is, if that is known.
+    """
+
+    seconds: float
+    size: int
+    processors: int
+    unix_offset: float
+    tuner_log: str | None = None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the pages of a run say. Times are in seconds, shares from 0 to 1, and None what they do not say.
+
+    Attributes
+    ----------
+    run : Run
+    ranks : int
+        Whose engine has started, and whose page can be read.
+    unreadable : mapping of int to str
+        Why a page cannot be read, by rank.
+    silent : tuple of int
+        Ranks that never started the engine.
+    steps : int
+        Of the rank that made most.
+    step : float or None
+        The mean.
+    step_half, step_most : tuple of float, or None
+        Bounds between which the median and the 95th percentile lie: a page knows powers of two alone.
+    nbytes : float
+        Of tensors in collectives, of one rank in the mean.
+    active : float
+        From the engine's start to the last collective, of one rank in the mean.
+    blocked, exposed, waited : float or None
+        Shares of `active`: in which the program was blocked; of this the part while a collective was executed; the
+        rest, before that, for late ranks and for batches to close.
+    hidden : float or None
+        Share of the time in collectives in which the program was not blocked.
+    lags : mapping of int to float
+        By rank, the mean time after the first rank.
+    batch : float or None
+        Bytes of an allreduce in the mean.
+    tensors : float or None
+        Tensors in one collective in the mean.
+    fill : float or None
+        Of the fusion threshold, in batches of allreduces.
+    closed : mapping of str to int
+        Batches by why they were closed.
+    misses : float or None
+        Share of the submissions that came with their whole description.
+    knobs : sequence of (str, str)
+        In force at the end, as options of `enginerun`.
+    phase : str
+        Of the tuner.
+    trials, changes : int
+        Of the tuner.
+    default_score, best_score : float
+        Its scores; 0: none.
+    warnings, mismatches : int
+        Of stalls, and of tensors about which ranks disagreed.
+    failures : mapping of str to list of int
+        What failed ranks say was the cause.
+    """
+
+    run: Run
+    ranks: int
+    unreadable: Mapping[int, str]
+    silent: tuple[int, ...]
+    steps: int
+    step: float | None
+    step_half: tuple[float, float] | None
+    step_most: tuple[float, float] | None
+    nbytes: float
+    active: float
+    blocked: float | None
+    exposed: float | None
+    waited: float | None
+    hidden: float | None
+    lags: Mapping[int, float]
+    batch: float | None
+    tensors: float | None
+    fill: float | None
+    closed: Mapping[str, int]
+    misses: float | None
+    knobs: Sequence[tuple[str, str]]
+    phase: str
+    trials: int
+    changes: int
+    default_score: float
+    best_score: float
+    warnings: int
+    mismatches: int
+    failures: Mapping[str, list[int]]
+
+    @property
+    def straggler(self) -> int | None:
+        """The rank for which the others waited."""
+        return straggler(self.lags, self.step)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there were steps enough to judge by."""
+        return self.steps >= FEW_STEPS
+
+
+def figures(pages: Mapping[int, Page], run: Run) -> Figures:
+    """Take the figures of a run from its pages.
+
+    Parameters
+    ----------
+    pages : mapping of int to Snapshot, PageError or None
+        As they were last, by rank.
+    run : Run
+
+    Returns
+    -------
+    Figures
+    """
+    read = {rank: page for rank, page in sorted(pages.items()) if isinstance(page, Snapshot) and page.state != "new"}
+    ranks = list(read.values())
+    spans = [(page, span) for page in ranks if (span := _active(page, run)) > 0]
+    blocked = _mean([min(1.0, page["blocked_ns"] / 1e9 / span) for page, span in spans])
+    exposed = _mean([min(1.0, page["exposed_ns"] / 1e9 / span) for page, span in spans])
+    waited = None if blocked is None or exposed is None else max(0.0, blocked - exposed)
+    total = {name: sum(sum(page.fields[name]) for page in ranks) for name in _SUMMED}
+    leader = read.get(0)
+    buckets = [sum(page.fields["step_durations"][k] for page in ranks) for k in range(DURATIONS)]
+    reduced = len(ALGORITHMS) * OPERATIONS.index("allreduce")
+    batches = sum(sum(page.fields["collectives"][reduced : reduced + len(ALGORITHMS)]) for page in ranks)
+    in_them = sum(sum(page.fields["collective_bytes"][reduced : reduced + len(ALGORITHMS)]) for page in ranks)
+    failures: dict[str, list[int]] = {}
+    for rank, page in read.items():
+        if page.state == "failed":
+            failures.setdefault(words.failure(page), []).append(rank)
+    return Figures(
+        run=run,
+        ranks=len(read),
+        unreadable={rank: str(page) for rank, page in sorted(pages.items()) if isinstance(page, PageError)},
+        silent=tuple(
+            rank for rank, page in sorted(pages.items()) if rank not in read and not isinstance(page, PageError)
+        ),
+        steps=max((page["steps"] for page in ranks), default=0),
+        step=_ratio(total["step_ns"] / 1e9, total["steps"]),
+        step_half=percentile(buckets, 0.5),
+        step_most=percentile(buckets, 0.95),
+        nbytes=total["collective_bytes"] / max(1, len(ranks)),
+        active=_mean([span for _, span in spans]) or 0.0,
+        blocked=blocked,
+        exposed=exposed,
+        waited=waited,
+        hidden=None if not total["collective_ns"] else max(0.0, 1 - total["exposed_ns"] / total["collective_ns"]),
+        lags={rank: page["lag_ns"] / 1e9 / page["lags"] for rank, page in read.items() if page["lags"]},
+        batch=_ratio(in_them, batches),
+        tensors=_ratio(total["collective_tensors"], total["collectives"]),
+        fill=_ratio(total["fused_bytes"], total["fusion_capacity"]),
+        closed={} if leader is None else dict(zip(REASONS, leader.fields["cycles"], strict=True)),
+        misses=_ratio(total["requests"], total["submitted"]),
+        knobs=[] if leader is None else words.knobs(leader),
+        phase=PHASES[0] if leader is None else leader.phase,
+        trials=0 if leader is None else leader["tuner_trials"],
+        changes=0 if leader is None else leader["tuner_changes"],
+        default_score=0.0 if leader is None else leader["tuner_default_ps"] / 1e12,
+        best_score=0.0 if leader is None else leader["tuner_best_ps"] / 1e12,
+        warnings=total["stall_warnings"],
+        mismatches=max((page["mismatches"] for page in ranks), default=0),
+        failures=failures,
+    )
+
+
+_SUMMED = (
+    *("steps", "step_ns", "collectives", "collective_bytes", "collective_tensors", "collective_ns", "exposed_ns"),
+    *("fused_bytes", "fusion_capacity", "requests", "submitted", "stall_warnings"),
+)
+
+
+def percentile(buckets: Sequence[int], share: float) -> tuple[float, float] | None:
+    """Find between which bounds a percentile lies.
+
+    Parameters
+    ----------
+    buckets : sequence of int
+        Counts, of durations of less than 2**k ns and not less than 2**(k - 1), and in the last of all longer ones.
+    share : float
+        Above 0, to 1.
+
+    Returns
+    -------
+    tuple of float, or None
+        Seconds; the upper bound of the last bucket is infinite. None if nothing was counted.
+    """
+    wanted, seen = share * sum(buckets), 0
+    for k, count in enumerate(buckets):
+        seen += count
+        if count and seen >= wanted:
+            upper = 2.0**k * 1e-9 if k < len(buckets) - 1 else float("inf")
+            return 2.0 ** (k - 1) * 1e-9 if k else 0.0, upper
+    return None
+
+
+def lines(told: Figures, advice: Sequence[str]) -> list[str]:
+    """Write the summary.
+
+    Parameters
+    ----------
+    told : Figures
+    advice : sequence of str
+        What to change, from `engine.metrics.advice`.
+
+    Returns
+    -------
+    list of str
+        About ten lines.
+    """
+    head = f"summary: {words.count(told.run.size, 'rank')}, {words.clock(told.run.seconds)}"
+    text = [head + _absent(told)]
+    if told.ranks == 0:
+        return [*text, "  nothing was counted: no rank has started the engine"]
+    text += [f"  {name + ':':<16}{value}" for name, value in _rows(told)]
+    return text + [f"  {'to change:' if not index else '':<16}{each}" for index, each in enumerate(advice)]
+
+
+def _rows(told: Figures) -> list[tuple[str, str]]:
+    """The figures, by what they are about."""
+    rows = [("steps", _steps(told)), ("throughput", _throughput(told))]
+    if told.blocked is not None and told.exposed is not None and told.waited is not None:
+        hidden = "" if told.hidden is None else f"; {words.share(told.hidden)} of the collectives' time was hidden"
+        rows.append(
+            (
+                "communication",
+                f"blocked for {words.share(told.blocked)} of the time: {words.share(told.exposed)} in collectives "
+                f"(exposed), {words.share(told.waited)} waiting for late ranks or batches{hidden}",
+            )
+        )
+    rows += [("slowest rank", _slowest(told)), ("fusion", _fusion(told)), ("knobs", _knobs(told))]
+    if told.phase != "off":
+        rows.append(("tuner", _tuner(told)))
+    return [*rows, ("stalls, errors", _wrong(told))]
+
+
+def _steps(told: Figures) -> str:
+    if told.step is None or told.step_half is None or told.step_most is None:
+        return "none were counted: a step is one of engine.DistributedOptimizer"
+    few = "" if told.enough else f" (fewer than {FEW_STEPS}: the first ones weigh much)"
+    if not told.enough:  # of few steps a high percentile is the slowest of them
+        spread = f"the median {_bounds(told.step_half)}"
+    elif told.step_half == told.step_most:
+        spread = f"the median and the 95th percentile {_bounds(told.step_half)}"
+    else:
+        spread = f"the median {_bounds(told.step_half)}, the 95th percentile {_bounds(told.step_most)}"
+    return f"{told.steps}, of {words.short(told.step)} in the mean, {spread}{few}"
+
+
+def _bounds(bounds: tuple[float, float]) -> str:
+    low, high = bounds
+    return f"over {words.short(low)}" if high == float("inf") else f"{words.short(low)} to {words.short(high)}"
+
+
+def _throughput(told: Figures) -> str:
+    if not told.nbytes or not told.active:
+        return "no collective has moved data"
+    steps = ""
+    if told.step:
+        steps = f"; {1 / told.step:.3g} steps/s"
+    return f"{words.size(told.nbytes)} of tensors in {words.clock(told.active)}, " + (
+        f"{words.speed(told.nbytes / told.active)} a rank{steps}"
+    )
+
+
+def _slowest(told: Figures) -> str:
+    if len(told.lags) < 2:
+        return "not known: fewer than two ranks have brought tensors"
+    latest = max(told.lags, key=lambda rank: told.lags[rank])
+    others = statistics.median(lag for rank, lag in told.lags.items() if rank != latest)
+    by = f"{words.short(told.lags[latest])} after the first in the mean, the others {words.short(others)}"
+    return f"{latest}, {by}" if told.straggler is not None else f"none stands out; rank {latest} is last, {by}"
+
+
+def _fusion(told: Figures) -> str:
+    if told.batch is None:
+        return "there were no allreduces"
+    parts = [f"{words.size(told.batch)} an allreduce"]
+    if told.tensors is not None:
+        parts.append(f"{told.tensors:.3g} tensors a collective")
+    if told.fill is not None:
+        parts.append(f"{words.share(told.fill)} of the threshold")
+    count = sum(told.closed.values())
+    if count:
+        names = {"full": "full", "whole_step": "whole step", "awaited": "awaited", "cycle_time": "cycle time"}
+        shares = ", ".join(f"{name} {100 * told.closed[key] / count:.0f} %" for key, name in names.items())
+        parts.append(f"closed because: {shares}")
+    return ", ".join(parts)
+
+
+def _knobs(told: Figures) -> str:
+    return " ".join(f"{name} {value}" for name, value in told.knobs) or "not known"
+
+
+def _tuner(told: Figures) -> str:
+    """What it found. The knobs in force are its best once it watches; while it searches, they may be a trial's."""
+    scores = ""
+    if told.best_score and told.default_score:
+        gain = 1 - told.best_score / told.default_score
+        scores = f", {words.short(told.best_score)} against {words.short(told.default_score)} with those it began with"
+        scores += f" ({100 * gain:.1f} % less)" if gain > 0 else ""
+    if told.phase == "watching":
+        better = told.best_score < told.default_score
+        choice = f"the knobs above are its choice{scores}" if better else "it found nothing faster than the knobs above"
+        return f"{words.count(told.trials, 'trial')}; {choice}"
+    if told.phase == "waiting":
+        return "it waited for steps and made no trial"
+    state = {"searching": "was still searching", "lost": "was lost", "left": "was ended by the program"}
+    log = f"; 'autotune best {told.run.tuner_log}' has its best knobs" if told.run.tuner_log and told.trials else ""
+    return f"{state.get(told.phase, told.phase)} after {words.count(told.trials, 'trial')}{scores}{log}"
+
+
+def _wrong(told: Figures) -> str:
+    parts = []
+    if told.warnings:
+        parts.append(words.count(told.warnings, "warning") + " about stalls")
+    if told.mismatches:
+        parts.append(words.count(told.mismatches, "operation") + " in which ranks disagreed")
+    parts += [f"{words.ranks(ranks)} failed: {cause}" for cause, ranks in told.failures.items()]
+    parts += [f"the page of {words.ranks([rank])} {why}" for rank, why in told.unreadable.items()]
+    return "; ".join(parts) or "none"
+
+
+def _absent(told: Figures) -> str:
+    """Of how many ranks there are figures, if not of all."""
+    if told.silent and told.ranks:
+        return f"; {words.ranks(told.silent)} never started the engine"
+    return ""
+
+
+def _active(page: Snapshot, run: Run) -> float:
+    """Seconds from the engine's start to the last collective of a rank."""
+    return page["last_ns"] / 1e9 + run.unix_offset - page["started_ns"] / 1e9 if page["last_ns"] else 0.0
+
+
+def _mean(numbers: Sequence[float]) -> float | None:
+    return statistics.fmean(numbers) if numbers else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,254 @@
+"""`enginerun top`: watch a running job of this host in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from engine.metrics import words
+from engine.metrics.jobs import Attached, Job, find
+from engine.metrics.rates import Reading, rates
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from engine.metrics.view import Frame
+
+SHORTEST = 0.1  # seconds between two readings
+PIPE_WIDTH = 100
+NARROWEST = 20  # columns for which something is drawn
+
+
+class TopError(Exception):
+    """There is nothing to show. The text says why, and what to do; the exit code is 1."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `enginerun top`.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Those behind `top`.
+
+    Returns
+    -------
+    int
+        Exit code: 0 after the job has ended or the user has left; 1 if there is no job to show.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        from rich.console import Console
+    except ImportError:
+        print("enginerun top: error: it needs rich: pip install 'enginerun[metrics]'", file=sys.stderr)
+        return 1
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    try:
+        with Attached(choose(find(), given.job)) as job, _ended_politely():
+            if given.once:
+                _once(job, console, given.interval)
+            else:
+                _watch(job, console, given.interval)
+    except TopError as error:
+        print(f"enginerun top: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Whoever read has had enough. Python would complain while it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def choose(jobs: Sequence[Job], wanted: str | None) -> Job:
+    """Choose the job to show.
+
+    Parameters
+    ----------
+    jobs : sequence of Job
+        Those that run.
+    wanted : str or None
+        The number of one of its processes, or its name, or how only its name begins; None: the only one.
+
+    Returns
+    -------
+    Job
+
+    Raises
+    ------
+    TopError
+        If there is none, or several, or it does not count.
+    """
+    if wanted is None:
+        fitting = [job for job in jobs if job.pages] or list(jobs)
+        if not fitting:
+            raise TopError(
+                "no job of yours runs on this host. Start one with 'enginerun -np 2 python train.py'; without "
+                "enginerun, a job is seen if it was started with ENGINE_METRICS=1"
+            )
+    else:
+        fitting = [job for job in jobs if job.run == wanted or (wanted.isdecimal() and int(wanted) in job.members)]
+        fitting = fitting or [job for job in jobs if job.run.startswith(wanted)]
+        if not fitting:
+            known = f"; there {'are' if len(jobs) > 1 else 'is'}:\n{_listed(jobs)}" if jobs else ""
+            raise TopError(f"no job of yours on this host has the name or the process {words.plain(wanted)}{known}")
+    if len(fitting) > 1:
+        raise TopError(
+            f"there are several jobs; choose one by its name or a process, as in 'enginerun top {fitting[0].pid}':\n"
+            f"{_listed(fitting)}"
+        )
+    job = fitting[0]
+    if not job.pages:
+        raise TopError(
+            f"the job {words.plain(job.run)} (process {job.pid}) runs without counting: start it without --no-metrics "
+            "and without ENGINE_METRICS=0"
+        )
+    return job
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="enginerun top",
+        description="Watch a running job of this host: who is slow, what communication costs, what stalls. Leave with "
+        "q or Ctrl-C; it leaves by itself when the job ends.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("job", nargs="?", metavar="PID|RUN", help="which job, if there are several: a process of it, or its name")
+    add("--interval", type=_interval, default=1.0, metavar="S", help="seconds between two readings (default 1)")
+    add("--once", action="store_true", help="show what happens in one interval, and end")
+    return parser
+
+
+def _interval(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not SHORTEST <= number <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {SHORTEST} to 3600")
+    return number
+
+
+def _listed(jobs: Sequence[Job]) -> str:
+    """Jobs, a line each."""
+    lines = []
+    for job in jobs:
+        if not job.pages:
+            about = "runs without counting"
+        else:
+            count = len(job.pages)
+            about = f"{count} rank{'s' * (count > 1)}{'' if job.launched else ', without a launcher of ours'}"
+        lines.append(f"  {job.pid:>8}  {words.plain(job.run)}  ({about})")
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _ended_politely() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end it as Ctrl-C does, so that the terminal is left as it was."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _frame(job: Attached, before: Reading | None, now: Reading) -> Frame:
+    from engine.metrics.view import Frame
+
+    return Frame(job.job.run, now, {} if before is None else rates(before, now), job.letters(now), time.time())
+
+
+def _once(job: Attached, console: Console, interval: float) -> None:
+    """Show one interval."""
+    from engine.metrics.view import draw, ending
+
+    before = job.read()
+    time.sleep(interval)
+    running = job.runs
+    frame = _frame(job, before, job.read())
+    console.print(draw(frame, max(NARROWEST, console.width), None))
+    if not running:
+        console.print(ending(frame), markup=False, soft_wrap=True)
+
+
+def _watch(job: Attached, console: Console, interval: float) -> None:
+    """Show the job until it ends, or the user leaves."""
+    from rich.live import Live
+
+    from engine.metrics.view import draw, ending
+
+    before: Reading | None = None
+    # On a terminal the picture is drawn in place. Elsewhere, one follows the other.
+    in_place = console.is_terminal and not console.is_dumb_terminal
+    live = Live(console=console, auto_refresh=False, vertical_overflow="crop") if in_place else None
+    size = console.size
+    with _keys() as keys, live or contextlib.nullcontext():
+        while True:
+            running = job.runs  # before the pages are read, so that what is read last is the end
+            now = job.read()
+            frame = _frame(job, before, now)
+            if live is not None:
+                if console.size != size:  # what is there has been wrapped anew
+                    size = console.size
+                    console.clear()
+                live.update(draw(frame, max(NARROWEST, size.width), size.height), refresh=True)
+            elif before is not None or not running:
+                console.print(draw(frame, max(NARROWEST, console.width), None))
+            if not running:
+                break
+            before = now
+            if _wants_to_leave(keys, interval):
+                return
+    console.print(ending(frame), markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[int | None]:
+    """Have keys come one by one, if there is a terminal whose keys are ours; None otherwise."""
+    try:
+        descriptor = sys.stdin.fileno()
+        ours = os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp()
+    except (AttributeError, OSError, ValueError):  # stdin is closed
+        ours = False
+    if not ours:
+        yield None
+        return
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield descriptor
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _wants_to_leave(keys: int | None, seconds: float) -> bool:
+    """Wait for the key q, but no longer."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if keys is None:
+            time.sleep(left)
+        elif select.select([keys], [], [], left)[0]:
+            typed = os.read(keys, 64)
+            if not typed:  # the terminal is gone
+                return True
+            if b"q" in typed.lower():
+                return True
+    return False

@@ -1,0 +1,313 @@
+"""What `enginerun top` shows of a job: a head, a row for each rank, what is wrong, the tuner. Draws with rich."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from engine.metrics import words
+from engine.metrics.page import PageError, Snapshot
+from engine.metrics.rates import Page, Rates, Reading, pending, straggler
+
+NOTES = 6  # lines about what is wrong, at most
+LEAST_ROWS = 2  # of ranks, for which a low terminal does without other lines
+BAD = ("failed", "gone", "unreadable", "stopped")
+STYLES = {**dict.fromkeys(BAD, "bold red"), "ended": "dim", "starting": "dim"}
+NONE = "-"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What is to be shown.
+
+    Attributes
+    ----------
+    run : str
+    reading : Reading
+    rates : mapping of int to Rates
+        Since the reading before.
+    letters : mapping of int to str
+        States of the ranks' processes, as `jobs.Attached.letters` gives them.
+    now : float
+        Unix time.
+    """
+
+    run: str
+    reading: Reading
+    rates: Mapping[int, Rates]
+    letters: Mapping[int, str]
+    now: float
+
+    def state(self, rank: int) -> str:
+        """One of `starting`, `running`, `stopped`, `gone` (without a word), `ended`, `failed`, `unreadable`."""
+        page = self.reading.pages[rank]
+        if page is None:
+            return "starting"
+        if isinstance(page, PageError):
+            return "unreadable"
+        letter = self.letters.get(rank, "")
+        if page.state in ("running", "new"):
+            if letter in ("X", "Z"):
+                return "gone"
+            if letter in ("T", "t"):
+                return "stopped"
+        return "starting" if page.state == "new" else page.state
+
+    @property
+    def straggler(self) -> int | None:
+        """The rank for which the others wait."""
+        lags = {rank: each.lag for rank, each in self.rates.items() if each.lag is not None}
+        return straggler(lags, self.middle(each.step for each in self.rates.values()))
+
+    @staticmethod
+    def middle(numbers: Iterable[float | None]) -> float | None:
+        """The median of those that there are."""
+        known = [number for number in numbers if number is not None]
+        return statistics.median(known) if known else None
+
+
+def draw(frame: Frame, width: int, height: int | None) -> RenderableType:
+    """Draw a frame.
+
+    Parameters
+    ----------
+    frame : Frame
+    width : int
+        Columns of the terminal.
+    height : int or None
+        Its lines, of which one stays free; None: there is room for everything.
+
+    Returns
+    -------
+    RenderableType
+        No line is longer than `width`, and there are fewer than `height`.
+    """
+    head = [Text(line) for line in _packed(_head(frame), width)]
+    if head:
+        head[0].stylize("bold")
+    tuner = [Text(line) for line in _packed(_tuner(frame), width)]
+    notes = _notes(frame)
+    if len(notes) > NOTES:
+        notes = [*notes[: NOTES - 1], f"and {len(notes) - NOTES + 1} more such lines"]
+    foot = [Text(note[:width], style="red") for note in notes]
+    shown = list(frame.reading.pages)
+    pages = frame.reading.pages
+    shown = list(pages)
+    if height is not None:
+        room = height - 2  # the last line stays free, and the table has a head
+        least = min(len(pages), LEAST_ROWS)
+        for part, kept in ((tuner, 0), (foot, 0), (head, 1)):  # what a low terminal can do without
+            del part[max(kept, len(part) - max(0, len(head) + len(foot) + len(tuner) + least - room)) :]
+        room = max(1, room - len(head) - len(foot) - len(tuner))
+        if len(pages) > room:
+            shown = _worst(frame, max(1, room - 1))
+            left = len(pages) - len(shown)
+            foot.insert(0, Text(f"{left} ranks that are no slower are not shown"[:width], style="dim"))
+    return Group(*head, _table(frame, shown, width), *foot, *tuner)
+
+
+# ---- the head and the tuner -----------------------------------------------------------------------------------------
+
+
+def _head(frame: Frame) -> list[str]:
+    """The job in figures."""
+    pages = frame.reading.snapshots
+    rates = [rate for rank, rate in frame.rates.items() if frame.state(rank) == "running"]
+    sizes = [page["size"] for page in pages.values() if page["size"]]
+    count = len(frame.reading.pages)
+    world = max(sizes, default=count)
+    parts = [words.plain(frame.run), f"{count} rank{'s' * (count != 1)}"]
+    if world != count:
+        parts.append(f"world size {world}")
+    begun = min((page["started_ns"] for page in pages.values() if page["started_ns"]), default=None)
+    if begun is not None:
+        parts.append(f"up {words.clock(frame.now - begun / 1e9)}")
+    parts.append(f"resets {max((max(0, page['worlds'] - 1) for page in pages.values()), default=0)}")
+    if steps := max((page["steps"] for page in pages.values()), default=0):
+        parts.append(f"step {steps}")
+    if not rates:
+        return parts
+    if steps:
+        parts.append(f"{statistics.median(rate.steps for rate in rates):.3g} steps/s")
+    else:
+        parts.append(f"{statistics.median(rate.collectives for rate in rates):.3g} collectives/s")
+    parts.append(f"{statistics.fmean(rate.nbytes for rate in rates) / 1e9:.3f} GB/s a rank")
+    parts.append(f"blocked {words.share(statistics.fmean(rate.blocked for rate in rates))}")
+    parts.append(f"exposed communication {words.share(statistics.fmean(rate.exposed for rate in rates))}")
+    return parts
+
+
+def _tuner(frame: Frame) -> list[str]:
+    """The knobs, and what the tuner does."""
+    page = frame.reading.pages.get(0)
+    if not isinstance(page, Snapshot):
+        return []
+    parts = ["knobs:", *(f"{name.removeprefix('--')} {value}" for name, value in words.knobs(page))]
+    if len(parts) == 1:
+        parts = []
+    if page.phase == "off":
+        return [*parts, "tuner: off"]
+    parts += [f"tuner: {page.phase}", f"trials {page['tuner_trials']}", f"changes {page['tuner_changes']}"]
+    if page["tuner_changed_ns"]:
+        parts.append(f"the last {words.clock(frame.now - page['tuner_changed_ns'] / 1e9)} ago")
+    for name, field in (("score", "tuner_score_ps"), ("default", "tuner_default_ps"), ("best", "tuner_best_ps")):
+        if page[field]:
+            parts.append(f"{name} {words.short(page[field] / 1e12)}")
+    return parts
+
+
+def _packed(parts: Sequence[str], width: int) -> list[str]:
+    """Put parts into as few lines as hold them."""
+    lines: list[str] = []
+    for part in parts:
+        text = part[:width]
+        if lines and not part.startswith("tuner:") and len(lines[-1]) + 2 + len(text) <= width:
+            lines[-1] += ("  " if not lines[-1].endswith(":") else " ") + text
+        else:
+            lines.append(text)
+    return lines
+
+
+def _notes(frame: Frame) -> list[str]:
+    """What is wrong, a line for each thing; ranks with the same in one."""
+    found: dict[str, list[int]] = {}
+    for rank, page in frame.reading.pages.items():
+        state = frame.state(rank)
+        if isinstance(page, PageError):
+            found.setdefault(f"the page of counters {page}", []).append(rank)
+        elif state == "failed" and page is not None:
+            found.setdefault(f"failed: {words.failure(page)}", []).append(rank)
+        elif state == "gone":
+            found.setdefault("the process is gone, without a word", []).append(rank)
+        elif state == "stopped":
+            found.setdefault("the process is stopped; SIGCONT lets it go on", []).append(rank)
+        elif state == "running" and page is not None and page["stalled"]:
+            one = page["stalled"] == 1
+            found.setdefault(
+                f"{page['stalled']} operation{'s' * (not one)} {'is' if one else 'are'} overdue", []
+            ).append(rank)
+    return [f"{words.ranks(ranks)}: {text}" for text, ranks in found.items()]
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One figure of a rank. Where not all fit, those of the highest `spare` go first."""
+
+    head: str
+    wide: str  # the head where there is room
+    width: int
+    spare: int
+    cell: Callable[[Frame, int, Page, Rates | None], str]
+
+
+def _rate(number: float | None, digits: int) -> str:
+    return NONE if number is None else f"{number:.{digits}f}"
+
+
+def _lag(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
+    mark = " <" if rate is not None and rank == frame.straggler else "  "
+    return _rate(None if rate is None or rate.lag is None else 1e3 * rate.lag, 2) + mark
+
+
+def _field(count: Callable[[Snapshot], int]) -> Callable[[Frame, int, Page, Rates | None], str]:
+    return lambda frame, rank, page, rate: str(count(page)) if isinstance(page, Snapshot) else NONE
+
+
+def _speed(figure: Callable[[Rates], float | None], digits: int) -> Callable[[Frame, int, Page, Rates | None], str]:
+    return lambda frame, rank, page, rate: NONE if rate is None else _rate(figure(rate), digits)
+
+
+def _errors(page: Snapshot) -> int:
+    return page["mismatches"] + (page.state == "failed")
+
+
+COLUMNS = (
+    _Column("rank", "rank", 4, 0, lambda frame, rank, page, rate: str(rank)),
+    _Column("steps/s", "steps/s", 7, 5, _speed(lambda rate: rate.steps, 2)),
+    _Column("ms/step", "ms a step", 8, 2, _speed(lambda rate: None if rate.step is None else 1e3 * rate.step, 2)),
+    _Column("block%", "blocked %", 6, 4, _speed(lambda rate: 100 * rate.blocked, 1)),
+    _Column("expos%", "exposed %", 6, 3, _speed(lambda rate: 100 * rate.exposed, 1)),
+    _Column("MB/s", "MB/s", 7, 6, _speed(lambda rate: rate.nbytes / 1e6, 1)),
+    _Column("ops/s", "collectives/s", 8, 12, _speed(lambda rate: rate.collectives, 1)),
+    _Column("lag ms  ", "lag ms  ", 10, 1, _lag),
+    _Column("pend", "pending", 4, 8, _field(pending)),
+    _Column("stall", "stalled", 5, 7, _field(lambda page: page["stalled"])),
+    _Column("err", "errors", 3, 9, _field(_errors)),
+    _Column("new", "cache misses", 6, 11, _field(lambda page: page["requests"])),
+    _Column("pid", "pid", 7, 10, _field(lambda page: page["pid"])),
+    _Column("state", "state", 10, 0, lambda frame, rank, page, rate: frame.state(rank)),
+)
+
+
+def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
+    """The rows of some ranks, in columns that fit."""
+    columns, wide = list(COLUMNS), False
+
+    def needed() -> int:
+        return sum(max(each.width, len(each.wide if wide else each.head)) + 1 for each in columns) - 1
+
+    while needed() > width and max(each.spare for each in columns):
+        columns.remove(max(columns, key=lambda each: each.spare))
+    wide = True
+    wide = needed() <= width
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", collapse_padding=True)
+    for column in columns:
+        name = column.wide if wide else column.head
+        last = column is columns[-1]
+        table.add_column(
+            name,
+            justify="left" if last else "right",
+            no_wrap=True,
+            overflow="crop",
+            width=max(column.width, len(name)),
+        )
+    late = frame.straggler
+    for rank in shown:
+        page, rate, state = frame.reading.pages[rank], frame.rates.get(rank), frame.state(rank)
+        if state in ("ended", "failed", "gone"):
+            rate = None
+        cells = [Text(column.cell(frame, rank, page, rate)) for column in columns]
+        table.add_row(*cells, style=STYLES.get(state, "yellow" if rank == late else ""))
+    return table
+
+
+def _worst(frame: Frame, count: int) -> list[int]:
+    """The ranks to show where there is no room for all: those with something wrong, then the slowest."""
+
+    def badness(rank: int) -> tuple[bool, float, bool]:
+        page, rate = frame.reading.pages[rank], frame.rates.get(rank)
+        overdue = isinstance(page, Snapshot) and page["stalled"] > 0
+        return frame.state(rank) in BAD, (rate.lag or 0.0) if rate is not None else 0.0, overdue
+
+    return sorted(sorted(frame.reading.pages, key=badness, reverse=True)[:count])
+
+
+def ending(frame: Frame) -> str:
+    """How a job has ended, in a line."""
+    found: dict[str, list[int]] = {}
+    for rank, page in frame.reading.pages.items():
+        state = frame.state(rank)
+        text = words.failure(page) if state == "failed" and isinstance(page, Snapshot) else state
+        found.setdefault(
+            {
+                "ended": "ended",
+                "running": "gone without a word",
+                "stopped": "gone without a word",
+                "gone": "gone without a word",
+                "starting": "never started the engine",
+                "unreadable": "not known, as the page of counters cannot be read",
+            }.get(state, f"failed, as {text}"),
+            [],
+        ).append(rank)
+    outcome = "; ".join(f"{words.ranks(ranks)} {text}" for text, ranks in found.items())
+    begun = [page["started_ns"] for page in frame.reading.snapshots.values() if page["started_ns"]]
+    after = f" after {words.clock(frame.now - min(begun) / 1e9)}" if begun else ""
+    return f"{words.plain(frame.run)} is over{after}: {outcome}"

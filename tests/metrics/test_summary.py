@@ -1,0 +1,223 @@
+"""The summary of a run, and what it advises."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from written_pages import snapshot
+
+from engine.metrics import advice, page
+from engine.metrics.rates import Page
+from engine.metrics.summary import FEW_STEPS, Run, figures, lines, percentile
+
+MS = 1_000_000
+RUN = Run(seconds=30.0, size=2, processors=4, unix_offset=1000.0)
+HOW_LONG = 20_000 * MS  # from the start of the engine to the last collective
+
+
+def run_of(size: int = 2, processors: int = 4, log: str | None = None) -> Run:
+    return Run(30.0, size, processors, 1000.0, log)
+
+
+def rank(number: int = 0, **fields: int | list[int]) -> page.Snapshot:
+    """A rank of a healthy run of 20 s and 400 steps of 50 ms, but for some fields."""
+    steps = [0] * page.DURATIONS
+    steps[26] = 400
+    usual: dict[str, int | list[int]] = {
+        "state": 2,
+        "pid": 100 + number,
+        "rank": number,
+        "size": 2,
+        "worlds": 1,
+        "steps": 400,
+        "step_ns": HOW_LONG,
+        "step_durations": steps,
+        "started_ns": 1010 * 10**9,
+        "last_ns": 10 * 10**9 + HOW_LONG,
+        "collectives": [100, 100],
+        "collective_bytes": [4 << 30, 4 << 30],
+        "collective_ns": [2000 * MS],
+        "collective_tensors": [1000],
+        "exposed_ns": 200 * MS,
+        "blocked_ns": 600 * MS,
+        "lags": 100,
+        "lag_ns": 40 * MS,
+        "submitted": 10_000,
+        "requests": 30,
+        "fused_bytes": 4 << 30,
+        "fusion_capacity": 8 << 30,
+        "cycles": [5, 80, 10, 5],
+        "fusion_threshold": 64 << 20,
+        "cycle_time_ns": 5 * MS,
+        "chunk": 512 << 10,
+        "stores": 2,
+    }
+    return snapshot(**usual | fields)
+
+
+def told(run: Run = RUN, **fields: int | list[int]) -> list[str]:
+    """What is advised to a job both of whose ranks have these fields."""
+    return advice.advise(figures({0: rank(0, **fields), 1: rank(1, **fields)}, run))
+
+
+def test_a_healthy_run_in_figures() -> None:
+    found = figures({0: rank(0), 1: rank(1)}, RUN)
+    assert (found.steps, found.step) == (400, 0.05)
+    assert found.step_half == found.step_most == (2**25 / 1e9, 2**26 / 1e9)
+    assert found.nbytes == 8 << 30 and found.active == 20.0
+    assert (found.blocked, found.exposed, found.waited) == (0.03, 0.01, pytest.approx(0.02))
+    assert found.hidden == 0.9 and found.fill == 0.5 and found.batch == (8 << 30) / 200
+    assert found.straggler is None
+
+
+def test_the_summary_has_about_ten_lines_and_its_figures() -> None:
+    text = advice.report({0: rank(0), 1: rank(1, lag_ns=100 * 12 * MS)}, RUN)
+    assert 9 <= len(text) <= 12
+    assert text[0] == "summary: 2 ranks, 0:00:30"
+    shown = "\n".join(text)
+    for figure in (
+        *("400, of 50 ms in the mean", "33.6 ms to 67.1 ms", "8 GiB of tensors", "429 MB/s a rank", "20 steps/s"),
+        *("blocked for 3.0 %", "1.0 % in collectives", "2.0 % waiting", "90.0 %", "1, 12 ms after the first"),
+        *("50.0 % of the threshold", "whole step 80 %", "--fusion-threshold 64M --cycle-time-ms 5 --stores auto"),
+    ):
+        assert figure in shown, figure
+
+
+def test_the_summary_is_about_the_tuners_choice_when_it_has_chosen() -> None:
+    tuned = rank(0, tuner_phase=3, tuner_trials=21, tuner_default_ps=80 * 10**9, tuner_best_ps=60 * 10**9)
+    shown = "\n".join(advice.report({0: tuned, 1: rank(1)}, RUN))
+    assert "21 trials; the knobs above are its choice, 60 ms against 80 ms" in shown and "25.0 % less" in shown
+
+
+def test_a_search_that_found_nothing_faster_says_so() -> None:
+    tuned = rank(0, tuner_phase=3, tuner_trials=19, tuner_default_ps=80 * 10**9, tuner_best_ps=80 * 10**9)
+    shown = "\n".join(advice.report({0: tuned, 1: rank(1)}, RUN))
+    assert "19 trials; it found nothing faster than the knobs above" in shown
+
+
+def test_knobs_of_a_trial_are_not_called_the_best() -> None:
+    tuned = rank(0, tuner_phase=2, tuner_trials=4)
+    shown = "\n".join(advice.report({0: tuned, 1: rank(1)}, run_of(log="here/log.jsonl")))
+    assert "still searching after 4 trials; 'autotune best here/log.jsonl' has its best knobs" in shown
+    assert "its choice" not in shown
+
+
+# ---- advice: each rule where its condition holds, and where it just does not -----------------------------------------
+
+SLOW = {"blocked_ns": 4000 * MS}  # 20 % of the time
+EXPOSED = SLOW | {"exposed_ns": 3000 * MS}
+SMALL = {"collective_bytes": [100 << 20, 100 << 20]}
+FULL = {"cycles": [80, 5, 10, 5]}
+CLOCK = {"cycles": [5, 10, 5, 80]}
+CASES: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
+    ("the job failed (rank 1 died)", None, {"state": 3, "cause": 1, "culprit": 2}, {"state": 2}),
+    ("programs differ", None, {"mismatches": 1}, {"mismatches": 0}),
+    ("stood still", None, {"stall_warnings": 1}, {"stall_warnings": 0}),
+    ("3 ranks share 2 processors", run_of(3, 2), {}, {}),
+    ("with a new name or shape", None, {"requests": 2100}, {"requests": 1900}),
+    ("larger --fusion-threshold", None, EXPOSED | SMALL | FULL, EXPOSED | FULL),
+    ("larger --fusion-threshold", None, EXPOSED | SMALL | FULL, EXPOSED | SMALL | CLOCK),
+    ("larger --fusion-threshold", None, EXPOSED | SMALL | FULL, SMALL | FULL),
+    ("lower --cycle-time-ms (it is 5)", None, SLOW | CLOCK, CLOCK),
+    ("lower --cycle-time-ms", None, SLOW | CLOCK, SLOW | FULL),
+    ("--autotune looks for better knobs", None, SLOW, {"blocked_ns": 1900 * MS}),
+    ("--autotune looks for better knobs", None, SLOW, SLOW | {"tuner_phase": 3}),
+    ("the tuner had not finished", None, SLOW | {"tuner_phase": 2}, SLOW | {"tuner_phase": 3}),
+]
+
+
+@pytest.mark.parametrize(("words", "run", "so", "not_so"), CASES)
+def test_advice_is_given_where_its_condition_holds(words: str, run: Run | None, so: Any, not_so: Any) -> None:
+    assert any(words in line for line in told(run or RUN, **so))
+    assert not any(words in line for line in told(RUN, **not_so))
+
+
+def test_one_late_rank_is_named_with_how_late_it_is() -> None:
+    found = advice.advise(figures({0: rank(0), 1: rank(1, lag_ns=100 * 12 * MS)}, RUN))
+    assert len(found) == 1 and found[0].startswith(
+        "look at rank 1: it brings its tensors 12 ms after the first rank, 24"
+    )
+
+
+def test_ranks_that_are_late_in_turn_are_not_blamed() -> None:
+    found = advice.advise(figures({n: rank(n, lag_ns=(1000 + n) * MS) for n in range(2)}, RUN))
+    assert not any("look at" in line for line in found)
+
+
+def test_where_nothing_is_to_change_that_is_said() -> None:
+    assert told() == ["nothing: communication costs 3.0 % of the time"]
+
+
+def test_of_few_steps_nothing_is_concluded() -> None:
+    few = {"steps": FEW_STEPS - 1, "step_ns": (FEW_STEPS - 1) * 50 * MS, "lag_ns": 100 * 90 * MS}
+    found = told(**EXPOSED | SMALL | FULL | few)
+    assert found == ["19 steps: at least 20 are needed to judge the knobs by"]
+
+
+# ---- runs that went wrong --------------------------------------------------------------------------------------------
+
+
+def test_a_failed_run_is_summarised_up_to_its_end() -> None:
+    pages: dict[int, Page] = {0: rank(0, state=3, cause=1, culprit=2), 1: rank(1, state=1), 2: None}
+    text = advice.report(pages, run_of(3))
+    assert text[0] == "summary: 3 ranks, 0:00:30; rank 2 never started the engine"
+    assert any("rank 0 failed: rank 1 died" in line for line in text)
+
+
+def test_a_page_that_cannot_be_read_is_named_and_the_others_are_used() -> None:
+    descriptor = page.make()
+    os.pwrite(descriptor, b"\xff" * page.BYTES, 0)
+    with pytest.raises(page.PageError) as caught:
+        page.read(descriptor)
+    os.close(descriptor)
+    shown = "\n".join(advice.report({0: rank(0), 1: caught.value}, RUN))
+    assert "the page of rank 1 begins with" in shown and "400, of 50 ms" in shown
+
+
+@pytest.mark.parametrize("pages", [{0: None, 1: None}, {0: rank(0, state=0), 1: None}])
+def test_a_run_without_the_engine_says_so(pages: dict[int, Page]) -> None:
+    assert advice.report(pages, RUN)[1] == "  nothing was counted: no rank has started the engine"
+
+
+def test_a_run_that_did_not_count_says_so() -> None:
+    (line,) = advice.report({}, RUN)
+    assert "--no-metrics" in line
+
+
+def test_a_rank_that_started_and_did_nothing_makes_no_figures_up() -> None:
+    text = advice.report({0: snapshot(state=1, pid=1, size=1, worlds=1, started_ns=1)}, run_of(1))
+    shown = "\n".join(text)
+    assert "none were counted" in shown and "no collective has moved data" in shown and "%" not in shown
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(sorted(page.EXPECTED)), st.integers(0, 2**64 - 1)), max_size=4))
+def test_whatever_pages_hold_there_is_a_summary(contents: list[dict[str, int]]) -> None:
+    text = advice.report({number: snapshot(**content) for number, content in enumerate(contents)}, RUN)
+    assert text and all(line.isprintable() for line in text)
+
+
+@given(st.lists(st.integers(1, 2**38), min_size=1, max_size=200), st.sampled_from([0.5, 0.95, 1.0]))
+def test_a_percentile_lies_between_its_bounds(durations: list[int], share: float) -> None:
+    buckets = [0] * page.DURATIONS
+    for nanoseconds in durations:
+        buckets[min(nanoseconds.bit_length(), page.DURATIONS - 1)] += 1
+    bounds = percentile(buckets, share)
+    assert bounds is not None
+    ordered = sorted(durations)
+    exact = next(value for index, value in enumerate(ordered) if index + 1 >= share * len(ordered)) / 1e9
+    assert bounds[0] <= exact < bounds[1]
+
+
+def test_of_nothing_there_is_no_percentile() -> None:
+    assert percentile([0] * page.DURATIONS, 0.5) is None
+
+
+def test_lines_are_what_the_figures_say() -> None:
+    assert lines(figures({0: rank(0), 1: rank(1)}, RUN), ["one", "two"])[-2:] == [
+        "  to change:      one",
+        "                  two",
+    ]

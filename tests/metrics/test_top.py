@@ -1,0 +1,384 @@
+"""`enginerun top`: in terminals, in pipes, on jobs that are well, ill, or over."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from watched_jobs import ENVIRONMENT
+from written_pages import snapshot
+
+from engine.launch.cli import COMMANDS
+from engine.launch.cli import main as enginerun
+from engine.metrics.jobs import Job
+from engine.metrics.page import PageError
+from engine.metrics.rates import Page, Rates, Reading
+from engine.metrics.top import TopError, choose, main
+from engine.metrics.view import Frame, draw, ending
+
+TOP = [sys.executable, "-m", "engine.launch", "top"]
+DEADLINE = 30.0
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """A terminal of some size in which a program runs."""
+
+    def __init__(self, command: list[str], columns: int, lines: int, **variables: str) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.before = termios.tcgetattr(theirs)
+        self.process = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=ENVIRONMENT | {"TERM": "xterm-256color"} | variables,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self._theirs = theirs
+        self.raw = ""
+
+    @property
+    def text(self) -> str:
+        """What was printed, without escapes."""
+        return ESCAPES.sub("", self.raw)
+
+    def wait_for(self, pattern: str, times: int = 1) -> None:
+        """Wait until something has been printed so often."""
+        end = time.monotonic() + DEADLINE
+        while len(re.findall(pattern, self.text)) < times:
+            assert time.monotonic() < end, f"no {pattern!r} in {self.text!r}"
+            self._read(0.1)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def finish(self) -> int:
+        """Wait for the end, reading all there is."""
+        end = time.monotonic() + DEADLINE
+        while self.process.poll() is None:
+            assert time.monotonic() < end, self.text
+            self._read(0.05)
+        while self._read(0):
+            pass
+        return self.process.returncode
+
+    @property
+    def attributes(self) -> list[Any]:
+        """How the terminal treats keys."""
+        return termios.tcgetattr(self._theirs)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+    def _read(self, seconds: float) -> bool:
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return False
+        self.raw += os.read(self._ours, 1 << 16).decode()
+        return True
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    """Open terminals that are closed after the test."""
+    opened: list[Terminal] = []
+
+    def start(*arguments: str, size: tuple[int, int] = (80, 24), **variables: str) -> Terminal:
+        opened.append(Terminal([*TOP, *arguments], *size, **variables))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def once(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `enginerun top --once` into a pipe."""
+    command = [*TOP, *arguments, "--once", "--interval", "0.3"]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+
+
+# ---- in a terminal ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "ranks", "shown"), [((80, 24), 3, 3), ((200, 60), 40, 40), ((80, 24), 40, None)])
+def test_frames_fit_into_the_terminal(
+    fake_job: Any, terminal: Callable[..., Terminal], size: tuple[int, int], ranks: int, shown: int | None
+) -> None:
+    job = fake_job(ranks)
+    top = terminal(job.name, "--interval", "0.2", size=size)
+    top.wait_for("steps/s  ", times=3)
+    top.type(b"q")
+    assert top.finish() == 0
+    assert max(map(len, re.split(r"[\r\n]+", top.text))) <= size[0]
+    ups = [len(found) // len("\x1b[1A\x1b[2K") for found in re.findall(r"(?:\x1b\[1A\x1b\[2K)+", top.raw)]
+    assert ups and max(ups) < size[1], "a frame is drawn over the last one"
+    frame = ESCAPES.sub("", re.split(r"(?:\x1b\[1A\x1b\[2K)+", top.raw)[-1])
+    rows = re.findall(r"^ *(\d+) .* running", frame, re.MULTILINE)
+    if shown is None:
+        assert f"{ranks - len(rows)} ranks that are no slower are not shown" in frame
+        assert str(ranks - 1) in rows, "the slowest is shown"
+    else:
+        assert rows == [str(rank) for rank in range(shown)]
+    assert "?1049" not in top.raw and "?1000" not in top.raw, "no alternate screen, no mouse"
+
+
+def test_it_shows_who_is_late_and_what_is_overdue(fake_job: Any, terminal: Callable[..., Terminal]) -> None:
+    job = fake_job(3)
+    job.tell("write", 0, "worlds", 2)
+    job.tell("write", 1, "stalled", 2)
+    job.tell("write", 0, "tuner_phase", 2)
+    job.tell("write", 0, "tuner_best_ps", 50 * 10**9)
+    job.tell("write", 2, "lag_ns", 10**15)  # what comes on top is 2 ms for each tensor
+    top = terminal(job.name, "--interval", "0.2")
+    top.wait_for("rank 1: 2 operations are overdue")
+    top.wait_for("tuner: searching .* best 50 ms")
+    top.wait_for("resets 1")
+    top.wait_for(r"fusion-threshold 64M  cycle-time-ms 5")
+    top.wait_for(r"blocked \d+\.\d %")
+
+
+@pytest.mark.parametrize("leave", [b"q", b"Q", b"\x03"])
+def test_it_leaves_at_a_key_and_leaves_the_terminal_as_it_was(
+    fake_job: Any, terminal: Callable[..., Terminal], leave: bytes
+) -> None:
+    job = fake_job(1)
+    top = terminal(job.name, "--interval", "60")
+    top.wait_for("running")
+    top.type(leave)
+    assert top.finish() == 0
+    assert top.attributes == top.before
+    assert top.raw.rstrip().endswith("\x1b[?25h") or top.raw.count("\x1b[?25h") == top.raw.count("\x1b[?25l")
+    assert job.process.poll() is None, "the job is left alone"
+
+
+def test_a_signal_leaves_the_terminal_as_it_was(fake_job: Any, terminal: Callable[..., Terminal]) -> None:
+    top = terminal(fake_job(1).name, "--interval", "60")
+    top.wait_for("running")
+    os.kill(top.process.pid, signal.SIGTERM)
+    assert top.finish() == 0
+    assert top.attributes == top.before and top.raw.count("\x1b[?25h") == top.raw.count("\x1b[?25l") > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [(("end",), "ranks 0-1 ended"), (("fail", 1), "rank 0 failed, as rank 1 died; rank 1 gone")]
+)
+def test_it_leaves_when_the_job_ends_and_says_how(
+    fake_job: Any, terminal: Callable[..., Terminal], command: tuple[Any, ...], said: str
+) -> None:
+    job = fake_job(2)
+    top = terminal(job.name, "--interval", "0.2")
+    top.wait_for("running")
+    job.tell(*command)
+    job.process.communicate(timeout=20)
+    assert top.finish() == 0
+    assert f"{job.name} is over after 0:00:" in top.text and said in top.text
+
+
+def test_stopped_ranks_are_shown_as_stopped(fake_job: Any, terminal: Callable[..., Terminal]) -> None:
+    job = fake_job(2)
+    os.kill(job.ranks[1], signal.SIGSTOP)
+    top = terminal(job.name, "--interval", "0.2")
+    top.wait_for("rank 1: the process is stopped")
+    os.kill(job.ranks[1], signal.SIGKILL)
+    top.wait_for("rank 1: the process is gone, without a word")
+
+
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"LANG": "C", "LC_ALL": "C"}, {"NO_COLOR": "1"}])
+def test_poor_terminals_are_enough(fake_job: Any, terminal: Callable[..., Terminal], variables: dict[str, str]) -> None:
+    job = fake_job(1)
+    top = terminal(job.name, "--interval", "0.2", **variables)
+    top.wait_for("running", times=2)
+    top.type(b"q")
+    assert top.finish() == 0 and top.text.isascii()
+
+
+# ---- in a pipe -------------------------------------------------------------------------------------------------------
+
+
+def test_once_prints_one_table_into_a_pipe(fake_job: Any) -> None:
+    job = fake_job(3)
+    run = once(str(job.pid))
+    assert run.returncode == 0 and run.stderr == "" and "\x1b" not in run.stdout
+    assert len(re.findall(r"^ *\d+ .*running", run.stdout, re.MULTILINE)) == 3
+    row = re.search(r"^ *2 +([0-9.]+) +([0-9.]+) .*running", run.stdout, re.MULTILINE)
+    assert row is not None and float(row[1]) > 1 and float(row[2]) == 50.0
+
+
+def test_many_ranks_go_into_a_pipe_in_full(fake_job: Any) -> None:
+    run = once(fake_job(40).name)
+    assert len(re.findall("running", run.stdout)) == 40 and "not shown" not in run.stdout
+
+
+def test_a_rank_whose_page_cannot_be_read_has_a_row_and_a_reason(fake_job: Any) -> None:
+    job = fake_job(4)
+    for command, rank in (("junk", 1), ("version", 2), ("clear", 3)):
+        job.tell(command, rank)
+    run = once(job.name)
+    assert run.returncode == 0
+    assert [re.search(rf"^ *{rank} .* (\w+) *$", run.stdout, re.MULTILINE)[1] for rank in range(4)] == [  # type: ignore[index]
+        *("running", "unreadable", "unreadable", "starting"),
+    ]
+    assert "rank 1: the page of counters begins with" in run.stdout
+    assert "rank 2: the page of counters is of version 7" in run.stdout
+
+
+def test_it_goes_on_in_a_pipe_until_the_job_ends_without_a_terminal(fake_job: Any) -> None:
+    job = fake_job(1)
+    command = [*TOP, job.name, "--interval", "0.2"]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as top:
+        assert top.stdout is not None
+        for _ in range(2):
+            while "running" not in top.stdout.readline():
+                assert top.poll() is None
+        job.tell("end")
+        job.process.communicate(timeout=20)
+        assert "is over" in top.communicate(timeout=DEADLINE)[0]
+    assert top.returncode == 0
+
+
+def test_a_reader_that_has_had_enough_is_no_error(fake_job: Any) -> None:
+    command = " ".join(TOP) + f" {fake_job(1).name} --interval 0.1 | head -1"
+    run = subprocess.run(command, shell=True, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert run.stderr == "" and "1 rank" in run.stdout
+
+
+# ---- which job -------------------------------------------------------------------------------------------------------
+
+
+def job_of(run: str, pid: int, pages: int = 2) -> Job:
+    paths = tuple(Path(f"/proc/{pid}/fd/{number}") for number in range(pages))
+    return Job(run, pid, True, paths, (), frozenset([pid, pid + 1]))
+
+
+def test_the_only_job_is_chosen_and_a_job_by_process_name_or_beginning() -> None:
+    one, two, dark = job_of("train-10", 10), job_of("tune-20", 20), job_of("dark-30", 30, 0)
+    assert choose([one, dark], None) is one
+    for wanted in ("10", "11", "train-10", "tr"):
+        assert choose([one, two], wanted) is one
+
+
+@pytest.mark.parametrize(
+    ("jobs", "wanted", "said"),
+    [
+        ([], None, "no job of yours runs on this host"),
+        ([], "x", "has the name or the process x"),
+        ([job_of("a", 10), job_of("b", 20)], None, "there are several jobs; choose one .*enginerun top 10"),
+        ([job_of("ab", 10), job_of("ac", 20)], "a", "ac  \\(2 ranks\\)"),
+        ([job_of("ab", 10)], "z\x1b[2J", r"process z\?\[2J; there is:\n +10  ab"),
+        ([job_of("dark", 10, 0)], None, "dark .* without counting: start it without --no-metrics"),
+        ([job_of("a", 10), job_of("dark", 20, 0)], "20", "without counting"),
+    ],
+)
+def test_where_no_job_can_be_chosen_it_says_why(jobs: list[Job], wanted: str | None, said: str) -> None:
+    with pytest.raises(TopError, match=said):
+        choose(jobs, wanted)
+
+
+def test_without_such_a_job_the_exit_code_is_1() -> None:
+    run = once("no-such-job")
+    assert run.returncode == 1 and run.stdout == "" and "no job of yours on this host" in run.stderr
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "x", "1e9"])
+def test_an_interval_that_cannot_be_is_refused(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--interval", interval])
+    assert end.value.code == 2 and "is not a number of seconds from 0.1 to 3600" in capsys.readouterr().err
+
+
+def test_only_the_first_argument_is_a_command_of_ours(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "top" in COMMANDS
+    assert enginerun(["-np", "1", "top-is-no-such-program"]) == 2
+    assert "'top-is-no-such-program' is not found" in capfd.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        enginerun(["top", "--help"])
+    assert end.value.code == 0 and "Watch a running job" in capfd.readouterr().out
+
+
+def test_without_rich_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['rich'] = None; from engine.metrics.top import main; sys.exit(main([]))"
+    run = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert (
+        run.returncode == 1 and run.stderr == "enginerun top: error: it needs rich: pip install 'enginerun[metrics]'\n"
+    )
+
+
+def test_the_launcher_does_not_import_rich() -> None:
+    code = "import sys, engine.launch; sys.exit(sorted({'rich', 'numpy', 'engine_ext'} & set(sys.modules)) or 0)"
+    run = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+
+
+# ---- drawing ---------------------------------------------------------------------------------------------------------
+
+
+def drawn(frame: Frame, width: int, height: int | None) -> list[str]:
+    console = Console(width=width, height=height or 1000, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(draw(frame, width, height))
+    return capture.get().splitlines()
+
+
+def frame_with(pages: dict[int, Page], lags: dict[int, float] | None = None) -> Frame:
+    rates = {rank: Rates(1.0, 20.0, 40.0, 1e9, 0.05, 0.2, 0.1, lag) for rank, lag in (lags or {}).items()}
+    return Frame("a-run", Reading(5.0, pages), rates, {}, 1000.0)
+
+
+@pytest.mark.parametrize("width", [20, 40, 79, 80, 120, 200])
+@pytest.mark.parametrize("height", [6, 12, 24, 60])
+def test_a_frame_of_64_ranks_fits_anywhere(width: int, height: int) -> None:
+    many: dict[int, Page] = {
+        n: snapshot(state=1, rank=n, size=64, worlds=1, stalled=n % 3, chunk=4096, tuner_phase=2, tuner_trials=5)
+        for n in range(64)
+    }
+    lines = drawn(frame_with(many, {n: n / 1000 for n in range(64)}), width, height)
+    assert max(map(len, lines)) <= width
+    assert len(lines) < height
+    assert any(line.split()[0] == "63" for line in lines if line.strip()), "the slowest"
+
+
+def test_the_slowest_and_the_broken_are_shown_where_there_is_no_room_for_all() -> None:
+    many: dict[int, Page] = {n: snapshot(state=1, rank=n, size=64, worlds=1, chunk=4096) for n in range(64)}
+    many[7] = PageError("is damaged")
+    many[9] = snapshot(state=3, rank=9, size=64, worlds=1, cause=1, culprit=10)
+    lags = dict.fromkeys(range(64), 0.001) | {33: 0.04}
+    lines = drawn(frame_with(many, lags), 80, 24)
+    assert len(lines) < 24
+    rows = [line.split() for line in lines if line.rstrip().endswith(("running", "failed", "unreadable"))]
+    assert {"7", "9", "33"} <= {row[0] for row in rows}
+    assert [line for line in lines if "40.00 <" in line and line.lstrip().startswith("33")], "marked as the straggler"
+    assert f"{64 - len(rows)} ranks that are no slower are not shown" in "\n".join(lines)
+    assert "rank 9: failed: rank 9 died" in lines
+
+
+def test_a_name_cannot_draw_on_the_terminal() -> None:
+    frame = Frame("evil\x1b[2J[red]\n", Reading(0.0, {0: None}), {}, {}, 0.0)
+    assert "evil?[2J[red]?" in drawn(frame, 80, 24)[0] and "evil?[2J[red]?" in ending(frame)
+
+
+def test_pages_of_odd_numbers_are_drawn() -> None:
+    names = "state size worlds started_ns tuner_phase cause culprit stalled stores chunk compression tuner_best_ps pid"
+    odd = snapshot(**dict.fromkeys(names.split(), 2**64 - 1))
+    assert max(map(len, drawn(frame_with({0: odd}, {0: 0.0}), 80, 24))) <= 80
+    assert ending(frame_with({0: odd}))

@@ -1,0 +1,41 @@
+"""Pages of counters as a rank would write them, for tests of their readers."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from engine.metrics import page
+
+FIELDS_AT = 2048
+
+
+def content(version: int = page.VERSION, **fields: int | list[int]) -> bytes:
+    """The bytes of a page; fields that are not named are 0."""
+    table, words = "", []
+    for name, count in page.EXPECTED.items():
+        given = fields.pop(name, 0)
+        values = given if isinstance(given, list) else [given]
+        table += f"{name} {FIELDS_AT + 8 * len(words)} {count}\n"
+        words += values + [0] * (count - len(values))
+    assert not fields, fields
+    head = page.HEADER.pack(page.MAGIC, version, page.BYTES, len(table)).ljust(page.TABLE, b"\0")
+    body = (head + table.encode()).ljust(FIELDS_AT, b"\0") + struct.pack(f"{len(words)}Q", *words)
+    return body.ljust(page.BYTES, b"\0")
+
+
+def fill(descriptor: int, **fields: int | list[int]) -> None:
+    """Write a page."""
+    os.pwrite(descriptor, content(**fields), 0)  # type: ignore[arg-type]
+
+
+def snapshot(**fields: int | list[int]) -> page.Snapshot:
+    """What `page.read` gives for such a page."""
+    descriptor = page.make()
+    try:
+        fill(descriptor, **fields)
+        found = page.read(descriptor)
+        assert found is not None
+        return found
+    finally:
+        os.close(descriptor)
