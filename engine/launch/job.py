@@ -127,6 +127,8 @@ class JobRun:
                 self._keep = self._options.directory is not None
                 raise
             outcome = supervisor.run()
+            if outcome.failed and outcome.signum is None:
+                metrics.await_scrape(wakeup)
             metrics.stop()  # while signals cannot end us, and the guardian would clean up
         guardian.dismiss()
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
+import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +27,8 @@ from engine.metrics.service import ADDRESS, Service, Wanted, default_name
 if TYPE_CHECKING:
     from engine.launch.supervisor import Supervisor
 
+LOOK = 0.05  # seconds
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -123,6 +129,23 @@ class Metrics:
             raise LaunchError(str(error)) from error
         for line in [*self._service.warnings, *([] if self._quiet else self._service.news)]:
             self._say(line)
+
+    def await_scrape(self, wakeup: socket.socket) -> None:
+        """After a failure: let whoever scrapes this job see how it ended, so that an alert can say so.
+
+        Parameters
+        ----------
+        wakeup : socket.socket
+            Signals that come end it.
+        """
+        seconds = 0.0 if self._service is None else self._service.end()
+        if self._service is None or not seconds:
+            return
+        began = time.monotonic()
+        self._say(f"metrics: Prometheus may see the failure, within {seconds:.0f} s; a signal ends that")
+        while time.monotonic() < began + seconds and not self._service.scraped_since(began):
+            if select.select([wakeup], [], [], LOOK)[0] and set(wakeup.recv(4096)) & set(ENDING):
+                return
 
     def stop(self) -> None:
         """Serve no longer; remove what pointed to it."""

@@ -59,6 +59,11 @@ class Outcome:
     ends: list[End]
     signum: int | None
 
+    @property
+    def failed(self) -> bool:
+        """Whether a rank has."""
+        return any(end.code != 0 for end in self.ends)
+
 
 @contextlib.contextmanager
 def signals() -> Iterator[socket.socket]:

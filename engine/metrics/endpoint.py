@@ -33,6 +33,9 @@ PAUSE = 0.1  # seconds, when no connection can be taken
 LINGER = 1.0  # seconds in which a refused client may finish sending, so that it reads the answer
 LINGER_BYTES = 1 << 20
 STOP_LIMIT = 1.0
+KNOWN_PERIOD = 1.5  # of the time between scrapes, in which one is expected
+UNKNOWN_PERIOD = 20.0  # seconds in which one is expected after the only one
+LONGEST_PERIOD = 30.0
 BUSY = (
     b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\nRetry-After: 1\r\n\r\n503 too many connections\n"
 )
@@ -76,6 +79,7 @@ class Endpoint:
         self._reading, self._writing = socket.socketpair()
         self._connections: dict[socket.socket, float] = {}  # with the time at which each ends
         self._lock = threading.Lock()
+        self._scrapes: list[float] = []  # the last two that were answered: when they came
         self._stopped = False
         # Started by `start`, woken and joined by `stop`.
         self._thread = threading.Thread(target=self._serve, name="engine-metrics", daemon=True)
@@ -92,9 +96,24 @@ class Endpoint:
         """Whether `stop` was called: what is not answered yet shall not be."""
         return self._stopped
 
+    @property
+    def patience(self) -> float:
+        """Seconds in which a scrape should come; 0 if none has come so far."""
+        if len(self._scrapes) < 2:
+            return UNKNOWN_PERIOD if self._scrapes else 0.0
+        return min(LONGEST_PERIOD, KNOWN_PERIOD * (self._scrapes[-1] - self._scrapes[-2]))
+
+    def scraped_since(self, time: float) -> bool:
+        """Whether a scrape has been answered that came after a time, in seconds of CLOCK_MONOTONIC."""
+        return bool(self._scrapes) and self._scrapes[-1] > time
+
     def start(self) -> None:
         """Answer from now on. Connections that came before have waited."""
         self._thread.start()
+
+    def note_scrape(self, came: float) -> None:
+        """Remember a scrape that was answered."""
+        self._scrapes = [*self._scrapes[-1:], came]
 
     def stop(self) -> None:
         """Stop listening and end what is open. Waits for no client."""
@@ -204,6 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer by path."""
         endpoint, path = self._endpoint, self.path.partition("?")[0]
         if path == "/metrics":
+            came = time.monotonic()
             try:
                 body, kind = endpoint.exposition(self._header("Accept"))
             except Exception:
@@ -214,6 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
                 body, headers = gzip.compress(body, compresslevel=1), headers | {"Content-Encoding": "gzip"}
             if not endpoint.stopped:
                 self._reply(HTTPStatus.OK, body, headers)
+                endpoint.note_scrape(came)
         elif path == "/sd":
             text = discovery.document(self._reached(), endpoint.run)
             self._reply(HTTPStatus.OK, text, {"Content-Type": "application/json"})

@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.config import Config
 from engine.logs import logger
 from engine.metrics import page
+from engine.metrics.page import PageError
 
 VARIABLE = "ENGINE_COUNTERS"  # the path of the page that the launcher has made for this rank
 
@@ -50,11 +51,16 @@ def open_page(environ: Mapping[str, str]) -> int:
 def _open(path: str | None) -> int:
     if path:
         try:
-            if Path(os.readlink(path)).name.startswith(f"memfd:{page.NAME}"):
+            if not Path(os.readlink(path)).name.startswith(f"memfd:{page.NAME}"):
+                raise PageError("is no page of counters")
+            snapshot = page.read(path)
+            if snapshot is None or snapshot["pid"] == os.getpid():
                 return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            logger.warning("metrics: %s is no page of counters; the launcher will not see this rank's", path)
+            logger.debug("metrics: %s is the page of process %d, which started this one", path, snapshot["pid"])
         except OSError as error:
             logger.warning("metrics: cannot open %s: %s; the launcher will not see this rank's", path, error.strerror)
+        except PageError as error:
+            logger.warning("metrics: %s %s; the launcher will not see this rank's", path, error)
     return page.make()
 
 

@@ -55,12 +55,12 @@ class Snapshot:
     @property
     def state(self) -> str:
         """`new` until the rank's engine has started, then `running`, `ended` or `failed`."""
-        return _word(STATES, self["state"])
+        return word(STATES, self["state"])
 
     @property
     def phase(self) -> str:
         """Of the tuner; `off` on other ranks than 0."""
-        return _word(PHASES, self["tuner_phase"])
+        return word(PHASES, self["tuner_phase"])
 
 
 def make() -> int:
@@ -146,7 +146,8 @@ def _places(table: bytes) -> list[tuple[str, int, int]]:
     return [(name, *place) for name, place in places.items()]
 
 
-def _word(words: tuple[str, ...], number: int) -> str:
+def word(words: tuple[str, ...], number: int) -> str:
+    """What a number in a page means."""
     return words[number] if number < len(words) else f"unknown ({number})"
 
 

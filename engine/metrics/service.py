@@ -125,6 +125,21 @@ class Service:
         if self._textfile is not None:
             self._textfile.start()
 
+    def end(self) -> float:
+        """Say from now on that the job is over.
+
+        Returns
+        -------
+        float
+            Seconds in which whoever scrapes it should come to see that; 0 if nobody does.
+        """
+        self._over = True
+        return 0.0 if self._endpoint is None else self._endpoint.patience
+
+    def scraped_since(self, time: float) -> bool:
+        """Whether somebody has come after a time, in seconds of CLOCK_MONOTONIC."""
+        return self._endpoint is not None and self._endpoint.scraped_since(time)
+
     def stop(self) -> None:
         """Take the announcement away, stop listening, and write the textfile's last state. Waits for no client."""
         self._over = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.launch.policy import format_set
-from engine.metrics.page import CAUSES, COMPRESSIONS, STORES, Snapshot
+from engine.metrics.page import CAUSES, COMPRESSIONS, STORES, Snapshot, word
 
 UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
@@ -55,9 +55,9 @@ def knobs(page: Snapshot) -> list[tuple[str, str]]:
     return [
         ("--fusion-threshold", exact(page["fusion_threshold"])),
         ("--cycle-time-ms", f"{page['cycle_time_ns'] / 1e6:.6g}"),
-        ("--stores", _of(STORES, page["stores"])),
+        ("--stores", word(STORES, page["stores"])),
         ("--chunk-bytes", exact(page["chunk"])),
-        ("--compression", _of(COMPRESSIONS, page["compression"])),
+        ("--compression", word(COMPRESSIONS, page["compression"])),
     ]
 
 
@@ -79,10 +79,6 @@ def failure(page: Snapshot) -> str:
 def plain(text: str) -> str:
     """Text that a terminal shows as it is."""
     return "".join(each if each.isascii() and each.isprintable() else "?" for each in text)
-
-
-def _of(names: tuple[str, ...], number: int) -> str:
-    return names[number] if number < len(names) else f"unknown ({number})"
 
 
 def count(number: int, noun: str) -> str:
