@@ -1,4 +1,4 @@
-"""`python -m benchmarks collective | training | sets | timeline | compression | autotune | autotune-jobs | ..."""
+"""`python -m benchmarks collective | training | sets | observing | compression | autotune | autotune-jobs | ..."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import acceptance, compression, sets, timeline
+from benchmarks import acceptance, compression, observing, sets
 from benchmarks.autotune import jobs, jobs_report
 from benchmarks.autotune import report as autotune_report
 from benchmarks.autotune import run as autotune
@@ -65,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     four.add_argument("--rounds", type=int, help="rounds in which the contenders take turns")
     four.add_argument("--contenders", nargs="+", choices=sets.NAMES)
 
-    five = commands.add_parser("timeline", help="what a timeline costs 2000 tensors of 1 KiB, on and off")
-    five.add_argument("--workloads", nargs="+", choices=timeline.WORKLOADS)
+    five = commands.add_parser("observing", help="what a timeline, and what metrics cost 2000 tensors of 1 KiB")
+    five.add_argument("--workloads", nargs="+", choices=observing.WORKLOADS)
     five.add_argument(
         "--against", metavar="DIR", help="also another build of the engine, from `pip install --target DIR`"
     )
@@ -183,13 +183,13 @@ def _sets(options: argparse.Namespace, console: Console) -> None:
     _show(console, sets.tables(content), path, sets.picture(content))
 
 
-def _timeline(options: argparse.Namespace, console: Console) -> None:
+def _observing(options: argparse.Namespace, console: Console) -> None:
     changes = {name: getattr(options, name) for name in ("against", "rounds") if getattr(options, name)}
     if options.workloads:
         changes["workloads"] = tuple(options.workloads)
-    path = timeline.run(timeline.Settings(**changes), console)
-    content = records.read("timeline") or {}
-    _show(console, timeline.tables(content), path, timeline.picture(content))
+    path = observing.run(observing.Settings(**changes), console)
+    content = records.read("observing") or {}
+    _show(console, observing.tables(content), path, observing.picture(content))
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:
@@ -201,7 +201,7 @@ def _report(options: argparse.Namespace, console: Console) -> None:
         (one, collective_report),
         (two, training_report),
         (records.read("sets"), sets),
-        (records.read("timeline"), timeline),
+        (records.read("observing"), observing),
         (records.read("autotune"), autotune_report),
         (records.read("autotune-jobs"), jobs_report),
         (records.read("compression"), compression),
@@ -244,8 +244,8 @@ def main() -> None:
                 _training(options, console)
             if options.command == "sets":
                 _sets(options, console)
-            if options.command == "timeline":
-                _timeline(options, console)
+            if options.command == "observing":
+                _observing(options, console)
             if options.command == "autotune":
                 _autotune(options, console)
             if options.command == "autotune-jobs":

@@ -111,6 +111,13 @@ def truth(value: Any) -> bool:
     return words[text]
 
 
+def text(value: Any) -> str:
+    """Some text."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a text")
+    return value.strip()
+
+
 def path(value: Any) -> Path:
     """A path, made absolute."""
     if not isinstance(value, str | os.PathLike) or not str(value).strip() or "\0" in str(value):
@@ -249,6 +256,45 @@ class Config:
         "bytes",
         size,
         "What a rank's timeline may grow to.",
+    )
+    metrics: bool = setting(
+        False,
+        "",
+        truth,
+        "Count what the engine does, for `enginerun top`, Prometheus and the summary; enginerun switches it on.",
+    )
+    metrics_port: int | None = setting(
+        None,
+        "",
+        _optional(whole(0, 65535), "none"),
+        "Serve metrics of this host's ranks to Prometheus there; 0 is any free port.",
+        none="none",
+    )
+    metrics_address: str = setting(
+        "127.0.0.1",
+        "",
+        text,
+        "The address on which they are served.",
+    )
+    metrics_file_sd: Path | None = setting(
+        None,
+        "",
+        _optional(path, "none"),
+        "Tell Prometheus there, in a file or a directory, where they are served.",
+        none="none",
+    )
+    metrics_textfile: Path | None = setting(
+        None,
+        "",
+        _optional(path, "none"),
+        "Write metrics to this file, for node_exporter's textfile collector.",
+        none="none",
+    )
+    run_name: str | None = setting(
+        None,
+        "",
+        _optional(text, "auto"),
+        "What metrics call the run; auto is made of the program's name and a process's number.",
     )
     autotune: bool = setting(
         False,

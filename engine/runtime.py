@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from engine import config, logs
 from engine.errors import ConfigError, EngineError, ForkedError, NotInitializedError
 from engine.launch.machine import cpu_quota
+from engine.metrics import local
 from engine.native import core, setup
 from engine.process_sets import ProcessSet, Registry
 from engine.rendezvous import Gathered, gather
@@ -96,7 +97,7 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         world = detect(environ)
         logs.configure(config.Config(**given).log_level, world.rank)
         _generation += 1
-        _running = _start(world, given, _generation)
+        _running = _start(world, given, _generation, environ)
         atexit.register(shutdown)
     if isinstance(process_sets, str):
         if process_sets != "dynamic":
@@ -109,12 +110,14 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
 
 
-def _start(world: World, given: dict[str, Any], generation: int) -> _Running:
+def _start(world: World, given: dict[str, Any], generation: int, environ: Mapping[str, str]) -> _Running:
     settings = config.Config(**given)
     setup.use_kernels(settings.kernels)
     # Before the ranks meet: a timeline that cannot be written is an error while it can be mended.
     timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
     known = _knobs_of_a_log(world, settings)
+    page = local.open_page(environ) if local.wanted(settings) else -1
+    beginning = local.begin(page, world.rank, world.size, world.local_rank) if page >= 0 else {}
 
     def create() -> tuple[int, int]:
         control = setup.create_segment(world.size, generation)
@@ -140,7 +143,9 @@ def _start(world: World, given: dict[str, Any], generation: int) -> _Running:
         stores=settings.stores,
         chunk_bytes=settings.chunk_bytes,
         compression=settings.compression,
+        counters=page,
     )
+    engine.tell(**beginning)
     sets = Registry(engine, settings.shutdown_timeout)
     watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
     watch.start()

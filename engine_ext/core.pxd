@@ -2,6 +2,7 @@ from libc.stdint cimport uint64_t
 
 from engine_ext.bindings.memory cimport Memory
 from engine_ext.bindings.view cimport View
+from engine_ext.control.counters cimport counters_page
 from engine_ext.control.driver cimport Name
 from engine_ext.control.state cimport State
 from engine_ext.control.table cimport Op
@@ -28,6 +29,7 @@ cdef class Engine:
     cdef readonly tuple numbers     # all of the engine's ranks in the world
     cdef readonly Engine world      # of a process set; None: this is the world's
     cdef dict settings
+    cdef counters_page* page        # mapped; of the world, else NULL
     cdef int control                # the world's memory file
     cdef uint64_t end               # of what lies in it
     cdef uint64_t formed            # process sets so far
@@ -39,6 +41,7 @@ cdef class Engine:
     cdef bint closed
 
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset) except -1
+    cdef int count_into(self, int page) except -1
     cdef int check(self) except -1
     cdef int between_ticks(self, Op* op) except -1
     cdef void count_blocked(self, int one) noexcept

@@ -47,9 +47,11 @@ class Engine:
         stores: str,
         chunk_bytes: int,
         compression: str,
+        counters: int = -1,
     ) -> None:
         """`peers`: a pidfd per rank, own included. Seconds for stall times, 0 is never. `stores`: auto, cached,
-        streaming. `compression`: none, fp16, bf16.
+        streaming. `compression`: none, fp16, bf16. `counters`: the descriptor of a page to count into (counters.h),
+        which stays the caller's; -1: nothing is counted.
         """
     rank: int
     size: int
@@ -57,6 +59,13 @@ class Engine:
     numbers: tuple[int, ...]
     world: Engine | None
 
+    def count(self, on: bool) -> None:
+        """For benchmarks: count, or do not for a while. Nothing is in flight, and there are no process sets."""
+    def tell(self, **fields: int) -> None:
+        """Set fields of the page of counters, by the names in counters.h. Without a page nothing happens.
+
+        Raises ValueError for what is no field of one word.
+        """
     def form(self, numbers: tuple[int, ...]) -> Engine | None:
         """Collective over the world: an engine for these ranks among themselves, None on the others. It fails with the
         world. Its ranks count from 0 and are called `numbers` in messages and as roots.

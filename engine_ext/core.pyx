@@ -21,6 +21,9 @@ from engine_ext.bindings.arguments cimport (
 from engine_ext.bindings.memory cimport Memory, Part
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.coordinator cimport Knobs, coordinator_close, coordinator_open
+from engine_ext.control.counters cimport (
+    COUNTED_ENDED, COUNTED_RUNNING, counters_map, counters_page, counters_put, counters_step, counters_unmap,
+)
 from engine_ext.control.describe cimport kind_name
 from engine_ext.control.driver cimport (
     Goal, Name, driver_await, driver_call, driver_join, driver_pin, driver_start, driver_stop,
@@ -33,6 +36,7 @@ from engine_ext.control.layout cimport (
 )
 from engine_ext.control.marks cimport marks_add, marks_close, marks_open
 from engine_ext.control.monitor cimport monitor_wait
+from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.segment cimport (
     abort_world, away, ring_others, segment_append, segment_map, segment_unmap, segment_within,
 )
@@ -50,8 +54,8 @@ from engine_ext.observe cimport (
     COMPRESSIONS, STORES, counters_of, definitions_of, history_of, knobs_of, overdue_of, pending_of, ranks_of, steps_of,
 )
 from engine_ext.platform.atomics cimport (
-    add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, or32, store32_release, store_release,
-    swap_pointer,
+    add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, or32, store32_release,
+    store_relaxed, store_release, swap_pointer,
 )
 from engine_ext.setup cimport kernel_level
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
@@ -198,7 +202,7 @@ cdef class Engine:
         self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, fusion_threshold, cycle_time_ms, stall_warning,
-                 stall_limit, spin_us, stores, chunk_bytes, compression):
+                 stall_limit, spin_us, stores, chunk_bytes, compression, int counters=-1):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -216,7 +220,7 @@ cdef class Engine:
         self.settings = {
             "fusion_threshold": fusion_threshold, "cycle_time_ms": cycle_time_ms, "stall_warning": stall_warning,
             "stall_limit": stall_limit, "spin_us": spin_us, "stores": stores,
-            "chunk_bytes": chunk_bytes, "compression": compression,
+            "chunk_bytes": chunk_bytes, "compression": compression, "counters": counters,
         }
         self.open(rank, tuple(range(size)), None, 0)
 
@@ -232,6 +236,8 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         madvise(e.alive, PAGE, MADV_WIPEONFORK)
         e.alive[0] = 1
+        if world is None and self.settings["counters"] >= 0:
+            self.count_into(self.settings["counters"])
         memset(&knobs, 0, sizeof(Knobs))
         knobs.fusion_threshold, knobs.cycle_time_ms = self.settings["fusion_threshold"], self.settings["cycle_time_ms"]
         knobs.stores, knobs.chunk = STORES.index(self.settings["stores"]), self.settings["chunk_bytes"]
@@ -252,12 +258,14 @@ cdef class Engine:
             for r in range(size):
                 e.segment.numbers[r] = numbers[r]
             segment_within(&e.segment, &world.state.segment)
-            self.world, e.world = world, world.state
+            self.world, e.world, e.page = world, world.state, world.state.page
         if (table_open(&e.table, &e.segment) != Status.OK
                 or executor_open(&e.executor, &e.segment, &e.arena, engine_kernels_get(kernel_level())) != Status.OK
                 or (rank == 0 and coordinator_open(&e.coordinator, &e.segment, &knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
-        e.coordinator.trace = &e.trace
+        e.coordinator.trace, e.coordinator.page = &e.trace, e.page
+        if rank == 0 and e.page != NULL:
+            store32_release(&e.segment.coordinator.recording, 1)
         status = driver_start(e)
         if status:
             raise OSError(status, "cannot start the engine thread")
@@ -266,6 +274,37 @@ cdef class Engine:
             e.beside, e.world.sets = e.world.sets, e
             pthread_mutex_unlock(&e.world.lock)
         return 0
+
+    cdef int count_into(self, int page) except -1:
+        """Count into the memory of a descriptor, which stays the caller's."""
+        cdef int status = counters_map(page, &self.page)
+        if status == -EPROTO:
+            raise IncompatibleRanksError("the page of counters is of another layout than this build's")
+        if status < 0:
+            raise OSError(-status, "cannot map the page of counters")
+        self.state.page = self.page
+        return 0
+
+    def count(self, bint on):
+        """For benchmarks: count, or do not for a while. Nothing is in flight, and there are no process sets."""
+        cdef State* e = self.state
+        cdef counters_page* page = self.page if on else NULL
+        self.check()
+        pthread_mutex_lock(&e.lock)
+        e.page = e.coordinator.page = page
+        memset(&e.overlap, 0, sizeof(Overlap))
+        pthread_mutex_unlock(&e.lock)
+        if self.rank == 0:
+            store32_release(&e.segment.coordinator.recording, page != NULL)
+
+    def tell(self, **fields):
+        cdef bytes name
+        if self.page == NULL:
+            return
+        for word, value in fields.items():
+            name = word.encode()
+            if counters_put(self.page, name, <uint64_t>value) < 0:
+                raise ValueError(f"{word} is no field of one word on the page of counters")
 
     def form(self, tuple numbers):
         """An engine for some ranks of the world, among themselves; None on the others. Collective over the world."""
@@ -315,6 +354,8 @@ cdef class Engine:
             for descriptor in (e.events_fd, self.control):
                 if descriptor >= 0:
                     close_descriptor(descriptor)
+            if self.world is None:
+                counters_unmap(self.page)
             munmap(e.alive, PAGE)
         free(e.peers)
         free(e.batch)
@@ -841,6 +882,10 @@ cdef class Engine:
             pthread_mutex_lock(&e.lock)
             trace_step(&e.trace, now_ns())
             pthread_mutex_unlock(&e.lock)
+        if e.page != NULL:
+            pthread_mutex_lock(&e.lock)
+            e.step_begun = counters_step(e.page, e.step_begun)
+            pthread_mutex_unlock(&e.lock)
         if e.marks.ring != NULL:    # set once, under the GIL
             pthread_mutex_lock(&e.lock)
             marks_add(&e.marks, number, e.seen.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
@@ -943,6 +988,8 @@ cdef class Engine:
                 (<Part>part).detached = True
             arena_close(&e.arena)
             self.shared = []
+            if self.world is None and e.page != NULL and load_relaxed(e.page.state) == COUNTED_RUNNING:
+                store_relaxed(e.page.state, COUNTED_ENDED)
             if self.world is None:
                 raise_event(e, EVENT_CLOSED)
                 close_descriptor(self.control)

@@ -262,7 +262,7 @@ cdef class Tracer:
     def stop(self):
         cdef State* e = self.state()
         if e.segment.rank == 0:
-            store32_relaxed(&e.segment.coordinator.recording, 0)
+            store32_relaxed(&e.segment.coordinator.recording, e.page != NULL)
         pthread_mutex_lock(&e.lock)
         trace_stop(&e.trace, now_ns())
         pthread_mutex_unlock(&e.lock)

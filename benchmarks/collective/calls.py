@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common.worker import Worker, timeline
+from benchmarks.common.worker import Worker, watched
 
 ELEMENTS = 256
 """Elements of each tensor: 1 KiB of float32."""
@@ -30,7 +30,7 @@ class Hooks:
         return [seconds / self._count for seconds in steps][request["warmup"] :]
 
     def steps(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take untimed and timed steps to the reduction's end, the timed ones with `timeline` while one is made.
+        """Take untimed and timed steps to the reduction's end, the timed ones `watched` as the request says.
 
         Nothing else runs between timed steps: the gradients stay zero, and the ranks meet once.
 
@@ -45,7 +45,7 @@ class Hooks:
         for gradient in self._gradients:
             gradient.zero_()
         pairs, finish, clock = self._pairs, self._group.finish, time.perf_counter
-        with timeline(request["timeline"]):
+        with watched(request.get("watched", "")):
             self._worker.meet()
             used = time.process_time()
             marks = [clock()]

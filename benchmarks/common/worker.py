@@ -27,17 +27,18 @@ Handler = Callable[[dict[str, Any]], Any]
 
 
 @contextlib.contextmanager
-def timeline(recorded: bool) -> Iterator[None]:
-    """Make a timeline of what the block does, or do not."""
-    if not recorded:
-        yield
-        return
-    engine = importlib.import_module("engine")
-    engine.start_timeline(paths.out("timeline"))
+def watched(how: str) -> Iterator[None]:
+    """Make a `timeline` of what the block does, or do (`counted`) or do not (`paused`) count it; or nothing."""
+    if how == "timeline":
+        engine = importlib.import_module("engine")
+        engine.start_timeline(paths.out("timeline"))
+    elif how in ("counted", "paused"):
+        importlib.import_module("engine.runtime").engine().count(how == "counted")
     try:
         yield
     finally:
-        engine.stop_timeline()
+        if how == "timeline":
+            engine.stop_timeline()
 
 
 class Meeting:

@@ -18,7 +18,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common.worker import Worker, timeline
+from benchmarks.common.worker import Worker, watched
 from benchmarks.training.models import WORKLOADS, Workload
 
 BATCHES = 8
@@ -84,7 +84,7 @@ class Rank:
             written at a timeline's end.
         """
         step, clock = self._variants[request["variant"]].step, time.perf_counter
-        with timeline(request["variant"] == "engine_timeline"):
+        with watched("timeline" if request["variant"] == "engine_timeline" else request.get("watched", "")):
             self._worker.meet()
             for _ in range(request["warmup"]):
                 step()

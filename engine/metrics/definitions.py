@@ -1,4 +1,4 @@
-"""Every metric, once: name, type, labels and meaning. What is exported, drawn, alerted on and documented is named here."""
+"""Every metric, once: name, type, labels and meaning. What is exported, drawn or documented is named here."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Metric:
     labels : tuple of str
         Besides `run` and `rank`.
     scope : str
-        `rank`: of every rank; `leader`: of rank 0, about the whole job; `tuner`: of rank 0, while it tunes; `host`: of the
-        endpoint, without the label `rank`.
+        `rank`: of every rank; `leader`: of rank 0, about the whole job; `tuner`: of rank 0, while it tunes; `host`: of
+        the endpoint, without the label `rank`.
     """
 
     name: str

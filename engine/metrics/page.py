@@ -1,7 +1,7 @@
 """A rank's page of counters, as others read it (engine_ext/control/counters.h, which says what each field counts).
 
-The page is memory without a name in any file system: made by the launcher, or by the rank itself, and gone with the last
-process that holds it. It says itself where its fields lie, so a reader needs no extension.
+The page is memory without a name in any file system: made by the launcher, or by the rank itself, and gone with the
+last process that holds it. It says itself where its fields lie, so a reader needs no extension.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Snapshot:
     Attributes
     ----------
     fields : dict of str to list of int
-        By the names of counters.h. All words are read one by one while the rank writes: each is right, and they need not
-        be of one moment.
+        By the names of counters.h. All words are read one by one while the rank writes: each is right, and they need
+        not be of one moment.
     """
 
     fields: dict[str, list[int]]
@@ -123,8 +123,8 @@ def _parse(view: memoryview) -> Snapshot | None:
         fields = {}
         try:
             for line in bytes(view[TABLE : TABLE + table]).decode("ascii").splitlines():
-                name, offset, count = line.split(" ")
-                first, count = int(offset), int(count)
+                name, *numbers = line.split(" ")
+                first, count = map(int, numbers)
                 if first % 8 or count < 1 or not TABLE + table <= first <= BYTES - 8 * count:
                     raise ValueError
                 fields[name] = words[first // 8 : first // 8 + count].tolist()

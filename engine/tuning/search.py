@@ -22,6 +22,7 @@ from engine.tuning.job import job, model
 from engine.tuning.knobs import KNOBS, Knobs, misfit, space_of, within, words
 from engine.tuning.listener import Listener
 from engine.tuning.process import TunerError, TunerProcess
+from engine.tuning.progress import Progress
 from engine.tuning.steps import Changed, Sample, Score, Steps
 
 PERIOD = 0.2  # seconds between two looks while searching
@@ -83,9 +84,11 @@ class Tuning:
         self._about = dict(about)
         self._sets = sets
         self._steps = Steps(engine)
+        self._progress = Progress(engine)
         self._process: TunerProcess | None = None
         self._turning = threading.Lock()  # knobs, and that this is over
         self._ending = threading.Event()
+        self._progress.enter("waiting")
         self._state = "before the first trial"  # what the job's end would end; empty: nothing
         self._trials = 0
         self._thread = threading.Thread(target=self._run, name="engine-tuning", daemon=True)
@@ -117,6 +120,7 @@ class Tuning:
     def leave_knobs(self) -> None:
         """The program turns the knobs itself from now on."""
         self._end()
+        self._progress.enter("left")
         if self._state:
             logger.warning("autotune: the tuning ends here, because engine.set_knobs was called")
         self._state = ""
@@ -149,6 +153,7 @@ class Tuning:
         except (_Ended, EngineError):
             return
         self._state = ""
+        self._progress.enter("lost")
         logger.warning("autotune: %s; training goes on with %s", error, words(self._best))
 
     def _survey(self) -> None:
@@ -191,9 +196,11 @@ class Tuning:
             log=None if settings.autotune_log is None else str(settings.autotune_log),
             about=self._about | {"score": score.unit},
         )
+        self._progress.search()
         while True:
             if answer["type"] == "trial":
                 samples, status = self._measure(answer)
+                self._progress.trial(statistics.median(sample.value for sample in samples), whole=status == "ok")
                 self._turn(self._best)
                 told = {
                     "status": status,
@@ -282,6 +289,7 @@ class Tuning:
         self._best = self._checked(trial.get("best"))
         self._turn(self._checked(trial.get("knobs")))
         if not self._state:
+            self._progress.search()
             logger.info("autotune: steps are no longer as fast, or as slow, as they were: searching again")
         self._trials += 1
         self._state = f"in trial {self._trials}"
@@ -320,6 +328,7 @@ class Tuning:
         self._turn(self._best)
         self._state = ""
         gain, sure, log = done.get("gain"), done.get("sure"), done.get("log")
+        self._progress.conclude(gain if isinstance(gain, float) else None)
         if isinstance(gain, float) and isinstance(sure, float):
             subject, spent = self._steps.score.subject, self._steps.score.spent
             found = f"{subject} takes {gain:.0%} less {spent} than before" + (f" (at least {sure:.0%})" * (sure > 0))
@@ -345,6 +354,7 @@ class Tuning:
             except (TypeError, ValueError) as error:
                 raise TunerError(f"the tuner's process has sent knobs that cannot be: {error}") from None
             self._running = knobs
+            self._progress.turn()
 
     def _sleep(self, seconds: float) -> None:
         if self._ending.wait(seconds):

@@ -1,10 +1,11 @@
-"""For a timeline: which entries are recorded, and who brought each of their tensors last.
+"""Which entries a timeline records, who brought each of their tensors last, and what is counted of arrivals.
 
 A rank says when it submitted in its request, or beside its bit while `recording` is set; the clock is the host's. Entries are
 recorded as long as rank 0's budget of lines lasts, the same ones on every rank. The caller holds rank 0's driver role.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
+from engine_ext.control.counters cimport tally
 from engine_ext.control.layout cimport rank_page
 from engine_ext.control.trace cimport TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, budget_has
 from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
@@ -57,3 +58,18 @@ cdef void arrivals_append(Coordinator* c, engine_entry* entry, const int32_t* id
         name.ready = 0
     c.recorded.level -= TRACE_LINES_ENTRY + TRACE_LINES_TENSOR * <double>entry.items
     arrivals_decide(c, entry.closed)
+
+
+cdef void arrivals_count(Coordinator* c, engine_entry* entry, const Name* last) noexcept nogil:
+    """Say on an entry when the first rank brought the last of its members: each rank counts by how much it was later."""
+    cdef uint64_t earliest = <uint64_t>-1
+    cdef int r
+    if last.first:
+        return
+    for r in range(c.segment.size):
+        if not c.joined[r]:
+            earliest = min(earliest, load_relaxed(&c.segment.pages[r].brought[last.id]))
+    entry.earliest = earliest if earliest != <uint64_t>-1 else 0
+    if entry.earliest:
+        tally(c.page.negotiation_ns, now_ns() - entry.earliest)
+        tally(c.page.negotiated, 1)

@@ -8,8 +8,9 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from engine_ext.control.agreement cimport bringer
-from engine_ext.control.arrivals cimport arrivals_append
+from engine_ext.control.arrivals cimport arrivals_append, arrivals_count
 from engine_ext.control.coordinator cimport Coordinator, Name, stamp, wire_now
+from engine_ext.control.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP, tally
 from engine_ext.control.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH,
     ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER,
@@ -51,14 +52,15 @@ cdef bint somebody_waits(Coordinator* c) noexcept nogil:
     return False
 
 
-cdef bint due(Coordinator* c) noexcept nogil:
+cdef int due(Coordinator* c) noexcept nogil:
+    """Why the open batch closes now: one of CLOSED_*, or -1: it does not."""
     if c.queue_bytes >= c.knobs.fusion_threshold or c.queue_count >= BATCH_ITEMS:
-        return True
+        return CLOSED_FULL
     if c.step_items < c.usual_items <= c.step_items + <uint64_t>c.queue_count:
-        return True             # all that a step brings is there
+        return CLOSED_WHOLE_STEP
     if somebody_waits(c):
-        return True
-    return now_ns() - c.queue_since >= <uint64_t>(c.knobs.cycle_time_ms * 1e6)
+        return CLOSED_AWAITED
+    return CLOSED_CYCLE_TIME if now_ns() - c.queue_since >= <uint64_t>(c.knobs.cycle_time_ms * 1e6) else -1
 
 
 cdef inline bint travels_alone(const engine_meta* meta) noexcept nogil:
@@ -130,6 +132,8 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         c.queued[ids[i] >> 6] &= ~(<uint64_t>1 << (ids[i] & 63))
     if recorded:
         arrivals_append(c, entry, ids)
+    if c.page != NULL and entry.type == ENTRY_BATCH:
+        arrivals_count(c, entry, name)
     c.queue_bytes -= nbytes
     c.step_items += <uint64_t>items
     stamp(c, entry)
@@ -146,7 +150,8 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
     cdef uint64_t nbytes
     cdef Name* first
     cdef Name* name
-    if not due(c):
+    cdef int reason = due(c)
+    if reason < 0:
         return True
     while c.queue_count:
         first = c.by_id[c.queue[0]]
@@ -168,4 +173,6 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
             return False
         memcpy(c.queue, c.rest, <size_t>kept * sizeof(int32_t))
         c.queue_count = kept
+    if c.page != NULL:
+        tally(&c.page.cycles[reason], 1)
     return True

@@ -1,6 +1,7 @@
 """The coordinator: what runs next, and who is late. A function of rank 0 that never waits."""
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
+from engine_ext.control.counters cimport counters_page
 from engine_ext.control.layout cimport WIRE_TUNED, engine_entry, engine_meta, meta_reduces
 from engine_ext.control.schedule cimport Writer
 from engine_ext.control.segment cimport Segment
@@ -45,6 +46,7 @@ cdef struct Name:
     uint64_t ready              # nanoseconds: when all had brought it, in a round that is recorded; or 0
     uint64_t arrival            # then, who was last: see arrivals.pyx
     uint64_t closed             # when it last travelled in a recorded entry
+    bint first                  # queued by requests: no rank has said beside a bit when it brought it
 
 cdef struct Coordinator:
     Segment* segment
@@ -81,6 +83,7 @@ cdef struct Coordinator:
     uint64_t step_items         # tensors scheduled since it
     uint64_t usual_items        # tensors scheduled in the step before
     const Trace* trace          # rank 0's, from which it learns how much to record
+    counters_page* page         # rank 0's, or NULL
     Budget recorded             # lines of the timeline
     bint recording              # what becomes ready now
 

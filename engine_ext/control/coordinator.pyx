@@ -259,7 +259,7 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
     if c.queue_count == 0:
         c.queue_since = now_ns()
         arrivals_decide(c, c.queue_since)
-    name.ready = 0
+    name.ready, name.first = 0, first
     if c.recording:
         arrivals_note(c, name)
     c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)

@@ -93,9 +93,11 @@ typedef struct counters_page {
 } counters_page;
 _Static_assert(offsetof(counters_page, state) == COUNTERS_FIELDS && sizeof(counters_page) <= COUNTERS_BYTES, "a page has room");
 
-/* Write the header and the table, the magic last: who sees it sees the rest. */
-static inline void counters_format(counters_page *page) {
+/* Write the header and the table of a new page, the magic last: who sees it sees the rest. Whether it is, or was, one of ours. */
+static inline int counters_format(counters_page *page) {
   size_t at = 0;
+  if (page->magic != 0)
+    return page->magic == COUNTERS_MAGIC && page->version == COUNTERS_VERSION && page->bytes == COUNTERS_BYTES;
 #define FIELD(name, words)                                                                                              \
   at += (size_t)snprintf(page->table + at, sizeof page->table - at, "%s %zu %d\n", #name, offsetof(counters_page, name), \
                          (int)(words));
@@ -105,9 +107,19 @@ static inline void counters_format(counters_page *page) {
   page->bytes = COUNTERS_BYTES;
   page->table_bytes = at;
   __atomic_store_n(&page->magic, COUNTERS_MAGIC, __ATOMIC_RELEASE);
+  return 1;
 }
 
-static inline void count(uint64_t *word, uint64_t n) { __atomic_fetch_add(word, n, __ATOMIC_RELAXED); }
+/* A field of one word, or NULL. */
+static inline uint64_t *counters_field(counters_page *page, const char *name) {
+#define FIELD(field, words) \
+  if ((words) == 1 && strcmp(name, #field) == 0) return page->field;
+  COUNTERS_LAYOUT(FIELD, FIELD)
+#undef FIELD
+  return NULL;
+}
+
+static inline void tally(uint64_t *word, uint64_t n) { __atomic_fetch_add(word, n, __ATOMIC_RELAXED); }
 static inline int duration_bucket(uint64_t ns) {
   int k = ns ? 64 - __builtin_clzll(ns) : 0;
   return k < DURATIONS ? k : DURATIONS - 1;

@@ -11,11 +11,13 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
+from engine_ext.control.counters cimport tally
 from engine_ext.control.execute cimport fail_everything, run_schedule, wake_waiters
 from engine_ext.control.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
 )
 from engine_ext.control.marks cimport marks_busy
+from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.segment cimport ring, ring_others, ring_unfenced
 from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State, pthread_mutex_lock, pthread_mutex_unlock, pthread_t
@@ -213,6 +215,10 @@ cdef int submit(State* e, const Name* name, Op* op, int32_t* id) noexcept nogil:
         status = table_submit(&e.table, record, op) if record != NULL else Status.NO_MEMORY
         if status == Status.OK:
             id[0] = record.id
+            if e.page != NULL:
+                tally(e.page.submitted, 1)
+                if op.requested:
+                    tally(e.page.requests, 1)
     pthread_mutex_unlock(&e.lock)
     return status
 
@@ -325,19 +331,24 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
 
 
 cdef inline uint32_t begin_wait(State* e, uint64_t now) noexcept nogil:
-    """For the timeline: a caller is blocked from `now` on. Returns what end_wait wants to know."""
+    """For the timeline and the counters: a caller is blocked from `now` on. Returns what end_wait wants to know."""
     cdef uint32_t recording = 0
-    if load32_relaxed(&e.trace.on):
+    if load32_relaxed(&e.trace.on) or e.page != NULL:
         pthread_mutex_lock(&e.lock)
         recording = trace_wait_begins(&e.trace, now)
+        if e.page != NULL:
+            overlap_wait_begins(&e.overlap, now)
         pthread_mutex_unlock(&e.lock)
     return recording
 
 
 cdef inline void end_wait(State* e, uint32_t recording, uint64_t now) noexcept nogil:
-    if recording:
+    if recording or e.page != NULL:
         pthread_mutex_lock(&e.lock)
-        trace_wait_ends(&e.trace, recording, now)
+        if recording:
+            trace_wait_ends(&e.trace, recording, now)
+        if e.page != NULL:
+            tally(e.page.blocked_ns, overlap_wait_ends(&e.overlap, now))
         pthread_mutex_unlock(&e.lock)
 
 

@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc, realloc
 from libc.string cimport memcpy, memset, strncpy
 
+from engine_ext.control.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, tally
 from engine_ext.control.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
     ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK,
@@ -10,10 +11,11 @@ from engine_ext.control.layout cimport (
 )
 from engine_ext.control.marks cimport SOURCE_TRAFFIC, marks_add, marks_pass
 from engine_ext.control.members cimport members_heard, members_tell
+from engine_ext.control.overlap cimport overlap_entry_begins, overlap_entry_ends
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
 from engine_ext.control.segment cimport Segment, abort_world, ring
 from engine_ext.control.state cimport (
-    EVENT_ABORT, HISTORY, HISTORY_NAME, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
+    EVENT_ABORT, EVENT_STALL, HISTORY, HISTORY_NAME, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
@@ -27,8 +29,8 @@ from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_UINT8
 from engine_ext.data.plan cimport Piece, Plan, plan_add, plan_append, plan_clear
 from engine_ext.data.scatter cimport scatter_chunks
 from engine_ext.platform.atomics cimport (
-    FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_pointer, load_relaxed, now_ns, or32,
-    store32_release, store_relaxed, store_release,
+    FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_acquire, load_pointer, load_relaxed,
+    now_ns, or32, store32_release, store_relaxed, store_release,
 )
 from engine_ext.transport.arena cimport arena_privatise
 
@@ -39,6 +41,8 @@ cdef extern from "<unistd.h>" nogil:
 cdef void raise_event(State* e, int event) noexcept nogil:
     """Give the monitor thread, of which there is one for a world and its process sets, something to do."""
     cdef uint64_t one = 1
+    if event == EVENT_STALL and e.page != NULL:
+        tally(e.page.stall_warnings, 1)
     or32(&e.world.events, <unsigned int>event)
     write(e.world.events_fd, &one, 8)
 
@@ -69,6 +73,7 @@ cdef void fail_everything(State* e) noexcept nogil:
     """The world has failed: complete all that is in flight with that, and share nothing any more."""
     cdef Op* op
     cdef State* part
+    cdef uint64_t failed = 0, word = load_acquire(e.segment.abort)
     cdef int door
     e.executor.active, e.entry = False, NULL
     arena_privatise(&e.arena)
@@ -78,6 +83,7 @@ cdef void fail_everything(State* e) noexcept nogil:
         op = e.table.inflight
         table_finish(&e.table, op, Status.FAILED_WORLD)
         complete(e, op)
+        failed += 1
     part = e.sets
     while part != NULL:                 # whoever sleeps in a process set of this rank
         for door in range(1, DOORS):
@@ -85,6 +91,12 @@ cdef void fail_everything(State* e) noexcept nogil:
             futex_wake(&part.segment.mine.door[door], 1 << 30)
         part = part.beside
     pthread_mutex_unlock(&e.lock)
+    if e.page != NULL:
+        tally(e.page.completed, failed)
+        if word and e.world == e:
+            store_relaxed(e.page.culprit, word & 0xFFFF)
+            store_relaxed(e.page.cause, word >> 16 & 0xFFFF)
+            store_relaxed(e.page.state, COUNTED_FAILED)
     wake_waiters(e)
     raise_event(e, EVENT_ABORT)
 
@@ -115,6 +127,8 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
         record = e.table.by_id[ids[i]]
         if record != NULL and record.inflight == NULL and e.joined:
             table_stand_in(&e.table, record)
+            if e.page != NULL:
+                tally(e.page.submitted, 1)
         if record == NULL or record.inflight == NULL:
             whole = False
             break
@@ -311,7 +325,12 @@ cdef bint plan_batch(State* e, const engine_entry* entry) noexcept nogil:
 
 cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil:
     """Complete every operation in `batch`."""
+    cdef Op* last = e.batch[entry.items - 1]
     cdef int32_t i
+    if e.page != NULL:
+        tally(e.page.completed, entry.items)
+        if entry.earliest and not load32_relaxed(&last.flags) & OP_STAND_IN:
+            counters_arrival(e.page, entry, last.submitted, e.history[(e.rows - 1) % HISTORY].started)
     pthread_mutex_lock(&e.lock)
     if entry.closed and load32_relaxed(&e.trace.on):
         trace_entry(&e.trace, entry, e.batch, &e.executor, e.history[(e.rows - 1) % HISTORY].started)
@@ -344,6 +363,9 @@ cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
     elif e.joined and entry.id >= 0:
         table_toggle(&e.table, entry.id)            # as if this rank had brought it
     pthread_mutex_unlock(&e.lock)
+    if e.page != NULL:
+        tally(e.page.mismatches, 1)
+        tally(e.page.completed, op != NULL)
     if op != NULL:
         complete(e, op)
         wake_waiters(e)
@@ -384,13 +406,27 @@ cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
     store_relaxed(&e.seen.fusion_threshold, entry.fusion_threshold)     # submissions look without the lock
     e.seen.cycle_time_ms, e.seen.stores, e.seen.chunk = entry.cycle_time_ms, entry.stores_knob, entry.chunk_knob
     e.seen.compression = entry.compression_knob
+    if e.page != NULL and e.world == e:
+        count_knobs(e)
+
+
+cdef void count_knobs(State* e) noexcept nogil:
+    store_relaxed(e.page.knob_version, e.seen.version)
+    store_relaxed(e.page.fusion_threshold, e.seen.fusion_threshold)
+    store_relaxed(e.page.cycle_time_ns, <uint64_t>(e.seen.cycle_time_ms * 1e6))
+    store_relaxed(e.page.stores, e.seen.stores)
+    store_relaxed(e.page.chunk, e.seen.chunk)
+    store_relaxed(e.page.compression, e.seen.compression)
 
 
 cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     """Done with an entry: the last words about it, and on to the next."""
     cdef Row* row = &e.history[(e.rows - 1) % HISTORY]
+    cdef uint64_t exposed = 0
     pthread_mutex_lock(&e.lock)
     row.ended = now_ns()
+    if e.page != NULL and entry.type == ENTRY_BATCH:
+        exposed = overlap_entry_ends(&e.overlap, row.ended)
     if entry.type == ENTRY_BATCH and load32_relaxed(&e.trace.on):
         trace_entry_ends(&e.trace, entry, row.ended)
     pthread_mutex_unlock(&e.lock)
@@ -398,6 +434,8 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     if entry.type == ENTRY_BATCH:
         count_up(&e.counters.nbytes, entry.bytes)
         count_up(&e.counters.busy_ns, row.ended - row.started)
+        if e.page != NULL:
+            counters_entry(e.page, entry, row.started, row.ended, exposed)
         if e.segment.rank == 0 and entry.algorithm == ALGORITHM_TWO_SHOT:
             stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores, row.ended - row.started)
     if e.marks.due:                     # written by the role's holder alone
@@ -464,6 +502,8 @@ cdef bint run_schedule(State* e) noexcept nogil:
             remember(e, entry)
             if load32_relaxed(&e.trace.on):
                 trace_entry_begins(&e.trace, now_ns())
+            if e.page != NULL:
+                overlap_entry_begins(&e.overlap, e.history[(e.rows - 1) % HISTORY].started)
             note_knobs(e, entry)
             pthread_mutex_unlock(&e.lock)
             if apply(e, entry):

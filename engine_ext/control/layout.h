@@ -15,7 +15,7 @@
 #include "engine_ext/data/kernels.h"
 
 enum {
-  ENGINE_PROTOCOL = 8,
+  ENGINE_PROTOCOL = 9,
   MAX_RANKS = 256,
   MAX_DIMS = 12,
   DIM_SPARSE = 10,             /* in dims of a sparse tensor; every dtype's number is below it */
@@ -97,6 +97,7 @@ typedef struct engine_entry {
   uint32_t chunk_knob;
   int32_t id, name_bytes;      /* JOINED: id is the last rank to join; BATCH: see ENTRY_MEMBERS */
   uint64_t closed;             /* nanoseconds: when a recorded BATCH or SKIP was closed; 0: it is not recorded */
+  uint64_t earliest;           /* nanoseconds: when the first rank submitted the last member of a BATCH; 0: nobody counts */
   engine_meta meta;            /* of every member */
   /* BATCH, SKIP: uint32 ids[items], padded to 8; an allgather adds uint64 rows[size]. DEFINE: the name. ERROR: name, text.
      With `closed`, the last words are uint64 arrivals[items], see arrivals.pyx. */
@@ -111,7 +112,7 @@ typedef struct segment_header {
 typedef struct coordinator_page {
   _Alignas(64) uint64_t tail;
   _Alignas(64) uint64_t drained[MAX_RANKS];
-  _Alignas(64) uint32_t recording; /* a timeline is made: every rank says when it submits */
+  _Alignas(64) uint32_t recording; /* a timeline is made, or arrivals are counted: every rank says when it submits */
 } coordinator_page;
 
 typedef struct rank_page {

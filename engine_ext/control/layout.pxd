@@ -44,7 +44,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint8_t stores_knob, compression_knob
         uint32_t chunk_knob
         int32_t id, name_bytes
-        uint64_t closed
+        uint64_t closed, earliest
         engine_meta meta
 
     ctypedef struct segment_header:

@@ -12,7 +12,7 @@ from engine_ext.control.layout cimport CAUSE_DIED
 from engine_ext.control.segment cimport abort_world
 from engine_ext.control.stall cimport stall_watch
 from engine_ext.control.state cimport EVENT_CLOSED, State, pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.platform.atomics cimport load32_acquire, now_ns
+from engine_ext.platform.atomics cimport load32_acquire, now_ns, store_relaxed
 
 cdef extern from "<poll.h>" nogil:
     cdef struct pollfd:
@@ -39,14 +39,17 @@ cdef enum:
 cdef int patience(State* e) noexcept nogil:
     """Look after what is in flight in this process: how long until the next look, in milliseconds."""
     cdef uint64_t now = now_ns()
-    cdef uint64_t again = stall_watch(e, now)
+    cdef uint64_t again = stall_watch(e, now), overdue = e.overdue_count
     cdef State* part
     pthread_mutex_lock(&e.lock)         # no process set ends meanwhile
     part = e.sets
     while part != NULL:
         again = min(again, stall_watch(part, now))
+        overdue += part.overdue_count
         part = part.beside
     pthread_mutex_unlock(&e.lock)
+    if e.page != NULL:
+        store_relaxed(e.page.stalled, overdue)
     return <int>min((again - now) // 1000000 + 1, <uint64_t>LONGEST_MS)
 
 

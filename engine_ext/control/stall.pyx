@@ -21,6 +21,7 @@ cdef enum:
     TEXT_BYTES = REASON_BYTES
     AGAIN_NS = 100000000        # what is overdue, and nobody's fault yet, is looked at this often
     ANSWER_NS = 300000000       # in which rank 0 says who keeps whom waiting, instead of a rank that knows its own half only
+    COUNT_AGAIN_NS = 1000000000     # how old the count of overdue operations may become
     GRACE_NS = 1000000000       # in which it says who has not requested a new name, which no other rank knows
 
 
@@ -222,6 +223,7 @@ cdef uint64_t stall_watch(State* e, uint64_t now) noexcept nogil:
     """Look after all that this rank has in flight, whether a thread waits for it or not: report what is overdue, once, and end
     the world when the stall limit is over. When to look again; the end of time after a failure."""
     cdef uint64_t oldest = 0, unreported = 0, again = <uint64_t>-1
+    cdef uint32_t overdue = 0
     cdef bint news
     cdef Op* first = NULL
     cdef Op* op
@@ -231,6 +233,7 @@ cdef uint64_t stall_watch(State* e, uint64_t now) noexcept nogil:
     op = e.table.inflight                       # newest first
     while op != NULL:
         oldest = op.submitted
+        overdue += e.stall_warning_ns != 0 and oldest + e.stall_warning_ns <= now
         if oldest > e.reported:
             unreported, first = oldest, op
         op = op.next
@@ -240,6 +243,7 @@ cdef uint64_t stall_watch(State* e, uint64_t now) noexcept nogil:
         if e.segment.mine.overdue & 1 == 0:
             say_overdue(e, first, False)
     pthread_mutex_unlock(&e.lock)
+    e.overdue_count = overdue
     if news:
         if e.segment.rank != 0:
             raise_event(e, EVENT_STALL)
@@ -251,4 +255,6 @@ cdef uint64_t stall_watch(State* e, uint64_t now) noexcept nogil:
         again = (unreported if unreported else now) + e.stall_warning_ns
     if e.stall_limit_ns:
         again = min(again, (oldest if oldest else now) + e.stall_limit_ns)
+    if overdue and e.page != NULL:
+        again = min(again, now + COUNT_AGAIN_NS)
     return max(again, now + AGAIN_NS)

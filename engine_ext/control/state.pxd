@@ -2,8 +2,10 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.coordinator cimport Coordinator, Knobs
+from engine_ext.control.counters cimport counters_page
 from engine_ext.control.layout cimport MAX_RANKS, REASON_BYTES, engine_entry
 from engine_ext.control.marks cimport Marks
+from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.segment cimport Segment
 from engine_ext.control.table cimport Op, Table
 from engine_ext.control.trace cimport Trace
@@ -119,3 +121,7 @@ cdef struct State:
     uint64_t rows
     Trace trace                 # written under the lock
     Marks marks                 # rank 0
+    counters_page* page         # of the process; NULL: nothing is counted
+    Overlap overlap             # while there is a page; under the lock
+    uint64_t step_begun         # the same
+    uint32_t overdue_count      # operations in flight that were overdue at the monitor's last look

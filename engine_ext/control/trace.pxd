@@ -5,6 +5,7 @@ Written under the engine's lock, read without it (tracer.pyx) by one thread at a
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from engine_ext.control.layout cimport engine_entry
+from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.table cimport Op
 from engine_ext.data.executor cimport Executor
 
@@ -66,12 +67,8 @@ cdef struct Trace:
     uint64_t tail               # atomic: bytes read; the writer acquires
     uint32_t names              # numbers given
     uint32_t names_before       # of which in earlier recordings
-    Totals totals
-    uint32_t blocked            # callers in a wait now
-    uint64_t blocked_since
-    bint in_entry               # since this recording began
-    uint64_t entry_begun
-    uint64_t entry_blocked      # blocked_ns then
+    Totals totals               # without the times, which are in `overlap`
+    Overlap overlap             # since this recording began
     uint64_t step_begun
     Budget spans                # waits and steps
 

@@ -9,6 +9,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from engine_ext.control.layout cimport ENTRY_BATCH
+from engine_ext.control.overlap cimport (
+    Overlap, overlap_blocked, overlap_entry_begins, overlap_entry_ends, overlap_wait_begins, overlap_wait_ends,
+)
 from engine_ext.control.table cimport Record
 from engine_ext.platform.atomics cimport (
     load_acquire, load_relaxed, now_ns, store32_release, store_relaxed, store_release,
@@ -27,8 +30,9 @@ cdef int trace_start(Trace* t, uint64_t now, uint64_t rate, uint64_t saved) noex
         if t.ring == NULL:
             return -1
     memset(&t.totals, 0, sizeof(Totals))
+    memset(&t.overlap, 0, sizeof(Overlap))
     t.recordings += 1
-    t.names_before, t.since, t.blocked, t.in_entry, t.step_begun = t.names, now, 0, False, now
+    t.names_before, t.since, t.step_begun = t.names, now, now
     t.saved_since = now - min(now, saved)
     t.spans.level, t.spans.filled = 0, t.saved_since
     store_relaxed(&t.rate, rate)
@@ -37,7 +41,7 @@ cdef int trace_start(Trace* t, uint64_t now, uint64_t rate, uint64_t saved) noex
 
 
 cdef void trace_stop(Trace* t, uint64_t now) noexcept nogil:
-    t.totals, t.blocked = trace_totals(t, now), 0
+    t.totals, t.overlap.blocked = trace_totals(t, now), 0
     store32_release(&t.on, 0)
 
 
@@ -142,34 +146,20 @@ cdef void trace_step(Trace* t, uint64_t now) noexcept nogil:
     t.step_begun = now
 
 
-# ---- overlap ----------------------------------------------------------------------------------------------------------------
-
-cdef uint64_t blocked_until(const Trace* t, uint64_t now) noexcept nogil:
-    """For how long some caller has been blocked, up to now."""
-    return t.totals.blocked_ns + (now - t.blocked_since if t.blocked and now > t.blocked_since else 0)
-
-
 cdef uint32_t trace_wait_begins(Trace* t, uint64_t now) noexcept nogil:
     """A caller is blocked. Returns the recording that knows of it, or 0."""
     if t.on:
-        if t.blocked == 0:
-            t.blocked_since = max(now, t.since)
-        t.blocked += 1
+        overlap_wait_begins(&t.overlap, max(now, t.since))
     return t.on
 
 
 cdef void trace_wait_ends(Trace* t, uint32_t recording, uint64_t now) noexcept nogil:
-    if recording != t.on:                       # it began in an earlier recording
-        return
-    t.blocked -= 1
-    if t.blocked == 0 and now > t.blocked_since:
-        t.totals.blocked_ns += now - t.blocked_since
-        if now - t.blocked_since >= SHORTEST_WAIT:
-            span(t, RecordType.RECORD_WAIT, t.blocked_since, now)
+    if recording == t.on and overlap_wait_ends(&t.overlap, now) >= SHORTEST_WAIT:      # else it began in an earlier recording
+        span(t, RecordType.RECORD_WAIT, t.overlap.blocked_since, now)
 
 
 cdef void trace_entry_begins(Trace* t, uint64_t now) noexcept nogil:
-    t.in_entry, t.entry_begun, t.entry_blocked = True, now, blocked_until(t, now)
+    overlap_entry_begins(&t.overlap, now)
 
 
 cdef void trace_entry_ends(Trace* t, const engine_entry* entry, uint64_t now) noexcept nogil:
@@ -177,15 +167,13 @@ cdef void trace_entry_ends(Trace* t, const engine_entry* entry, uint64_t now) no
     t.totals.entries += 1
     t.totals.tensors += entry.items
     t.totals.nbytes += entry.bytes
-    if t.in_entry:
-        t.totals.busy_ns += now - t.entry_begun
-        t.totals.exposed_ns += min(now - t.entry_begun, blocked_until(t, now) - t.entry_blocked)
-        t.in_entry = False
+    overlap_entry_ends(&t.overlap, now)
 
 
 cdef Totals trace_totals(Trace* t, uint64_t now) noexcept nogil:
     """As they stand, a wait in progress included."""
     cdef Totals totals = t.totals
     if t.on:
-        totals.blocked_ns = blocked_until(t, now)
+        totals.blocked_ns, totals.busy_ns = overlap_blocked(&t.overlap, now), t.overlap.busy_ns
+        totals.exposed_ns = t.overlap.exposed_ns
     return totals

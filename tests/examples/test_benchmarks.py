@@ -27,7 +27,7 @@ sys.path.append(str(ROOT))  # last: the sources beside the benchmarks have no ex
 from rich.console import Console
 
 from benchmarks import __main__ as command
-from benchmarks import sets, timeline
+from benchmarks import observing, sets
 from benchmarks.autotune import report as autotune_report
 from benchmarks.autotune import run as autotune
 from benchmarks.collective import operations, run, worker
@@ -125,14 +125,14 @@ def test_sets_are_measured_beside_the_world(console: Console) -> None:
     assert sets.picture(content).exists()
 
 
-def test_a_timeline_is_on_only_where_it_is_said(console: Console) -> None:
+def test_jobs_are_watched_only_where_it_is_said(console: Console) -> None:
     steps = (("hooks", 2), ("training", 1))
-    settings = timeline.Settings(workloads=("hooks",), tensors=50, rounds=2, warmup=1, steps=steps)
-    content = json.loads(timeline.run(settings, console).read_text())
-    assert [row["variant"] for row in content["results"]] == ["never", "off", "on"]
+    settings = observing.Settings(workloads=("hooks",), tensors=50, rounds=2, warmup=1, steps=steps)
+    content = json.loads(observing.run(settings, console).read_text())
+    assert [row["variant"] for row in content["results"]] == ["never", "off", "on", "paused", "counted"]
     assert all(len(row["processor"]) == 2 and min(row["processor"]) > 0 for row in content["results"])
-    assert "| gradient hooks alone, never on |" in text(timeline.tables(content))
-    assert timeline.picture(content).exists()
+    assert "| gradient hooks alone, never watched |" in text(observing.tables(content))
+    assert observing.picture(content).exists()
 
 
 def test_policies_search_for_a_known_bottom(console: Console) -> None:
@@ -153,7 +153,7 @@ def test_policies_search_for_a_known_bottom(console: Console) -> None:
 def test_another_build_is_the_one_that_runs(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "__init__.py").write_text("place = 'there'")
-    variables = {**os.environ, **timeline.other_build(str(tmp_path))}
-    program = "import engine, benchmarks.timeline; print(engine.place)"
+    variables = {**os.environ, **observing.other_build(str(tmp_path))}
+    program = "import engine, benchmarks.observing; print(engine.place)"
     done = subprocess.run([sys.executable, "-P", "-c", program], env=variables, text=True, capture_output=True)
     assert done.stdout == "there\n", done.stderr

@@ -1,4 +1,5 @@
-"""What a timeline costs, on and off: time and processor time of a step that brings 2000 tensors of 1 KiB."""
+"""What it costs to be watched: time and processor time of a step that brings 2000 tensors of 1 KiB, with a timeline,
+and with metrics."""
 
 from __future__ import annotations
 
@@ -24,13 +25,17 @@ from benchmarks.common.tables import Table, duration
 from benchmarks.training.run import summary
 
 WORKLOADS = {"hooks": "gradient hooks alone", "training": "training step"}
-NEVER, OFF, ON, OTHER = "never", "off", "on", "other"
+NEVER, OFF, ON, PAUSED, COUNTED, OTHER = "never", "off", "on", "paused", "counted", "other"
 VARIANTS = {
-    NEVER: "never on",
-    OFF: "off, was on before",
-    ON: "on",
-    OTHER: "another build, never on",
+    NEVER: "never watched",
+    OFF: "timeline off, was on before",
+    ON: "timeline on",
+    PAUSED: "metrics paused",
+    COUNTED: "metrics on",
+    OTHER: "another build, never watched",
 }
+BASES = {COUNTED: PAUSED}
+"""What a variant is compared with, where that is another than the one that is never watched: one of the same job."""
 MODULES = {
     "hooks": ("benchmarks.collective.worker", ["--contender", "engine", "--largest", "4096"]),
     "training": ("benchmarks.training.worker", ["--workload", "tiny", "--engine"]),
@@ -53,22 +58,24 @@ class Settings:
 
 
 class _Variants:
-    """Two jobs, of which one has never made a timeline, and perhaps a third of another build."""
+    """A job that is never watched, one with timelines, one with metrics, and perhaps one of another build."""
 
     def __init__(self, settings: Settings, workload: str, stack: contextlib.ExitStack) -> None:
         self._settings = settings
         self._workload = workload
         module, arguments = MODULES[workload]
         self._groups: dict[str, Group] = {}
-        for name in (NEVER, ON, *([OTHER] if settings.against else [])):
-            label = f"timeline-{workload}-{name}"
-            variables = other_build(settings.against) if name == OTHER else {}
+        for name in (NEVER, ON, COUNTED, *([OTHER] if settings.against else [])):
+            label = f"observing-{workload}-{name}"
+            variables = {"ENGINE_METRICS": str(int(name == COUNTED))}
+            if name == OTHER:
+                variables |= other_build(settings.against)
             group = Group(label, settings.ranks, module, arguments, "engine", binding.available(), variables)
             self._groups[name] = stack.enter_context(group)
             if workload == "training":
                 for variant in ("engine", "engine_timeline")[: 2 if name == ON else 1]:
                     group.ask({"do": "build", "variant": variant})
-        self._groups[OFF] = self._groups[ON]
+        self._groups[OFF], self._groups[PAUSED] = self._groups[ON], self._groups[COUNTED]
 
     @property
     def names(self) -> list[str]:
@@ -78,9 +85,10 @@ class _Variants:
     def block(self, name: str) -> list[dict[str, Any]]:
         """Take some steps of a variant; return each rank's times."""
         steps, warmup = dict(self._settings.steps)[self._workload], self._settings.warmup
-        request: dict[str, Any] = {"do": "steps", "tensors": self._settings.tensors, "timeline": name == ON}
+        request: dict[str, Any] = {"do": "steps", "tensors": self._settings.tensors}
         if self._workload == "training":
             request = {"do": "block", "variant": "engine_timeline" if name == ON else "engine"}
+        request["watched"] = {ON: "timeline", COUNTED: "counted", PAUSED: "paused"}.get(name, "")
         return self._groups[name].ask({**request, "steps": steps, "warmup": warmup})
 
 
@@ -92,12 +100,12 @@ def other_build(place: str) -> dict[str, str]:
 
 
 def run(settings: Settings, console: Console) -> Path:
-    """Measure, and write `out/timeline.json`."""
+    """Measure, and write `out/observing.json`."""
     before = environment.record()
     begun = time.perf_counter()
     results = [row for workload in settings.workloads for row in _workload(settings, workload, console)]
     seconds = round(time.perf_counter() - begun, 1)
-    return records.write("timeline", asdict(settings), before, {"results": results, "seconds": seconds})
+    return records.write("observing", asdict(settings), before, {"results": results, "seconds": seconds})
 
 
 def _workload(settings: Settings, workload: str, console: Console) -> Iterator[dict[str, Any]]:
@@ -119,11 +127,11 @@ def _workload(settings: Settings, workload: str, console: Console) -> Iterator[d
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """Return the table of `out/timeline.json`."""
+    """Return the table of `out/observing.json`."""
     settings = content["settings"]
     table = Table(
-        f"A timeline's cost, {settings['ranks']} ranks: a step with {settings['tensors']} tensors of 1 KiB",
-        ["workload, timeline", "step, median", "p99", "ratio", "processor time", "ratio of processor times"],
+        f"What it costs to be watched, {settings['ranks']} ranks: a step with {settings['tensors']} tensors of 1 KiB",
+        ["workload, variant", "step, median", "p99", "ratio", "processor time", "ratio of processor times"],
     )
     for row, base in _with_base(content["results"]):
         ratios = [_bracketed(stats.ratio(row[kind], base[kind])) for kind in ("rounds", "processor")]
@@ -138,7 +146,8 @@ def tables(content: dict[str, Any]) -> list[Table]:
             ]
         )
     table.note = (
-        f"Ratios to `{VARIANTS[NEVER]}`; brackets: 95 % bootstrap interval over {settings['rounds']} rounds in which "
+        f"Ratios to `{VARIANTS[NEVER]}`, of `{VARIANTS[COUNTED]}` to `{VARIANTS[PAUSED]}`; "
+        f"brackets: 95 % bootstrap interval over {settings['rounds']} rounds in which "
         f"the variants take turns. {environment.describe(content['environment'])}"
     )
     return [table]
@@ -162,21 +171,21 @@ def picture(content: dict[str, Any]) -> Path:
         axes.axhline(1.0, color="0.5", linewidth=1)
         axes.set_title(WORKLOADS[workload])
         axes.margins(x=0.3)
-    panels[0][0].set_ylabel(f"of the same where a timeline was {VARIANTS[NEVER]}")
+    panels[0][0].set_ylabel(f"of the same, {VARIANTS[NEVER]} (with metrics: paused)")
     panels[0][0].legend()
     settings = content["settings"]
-    figure.suptitle(f"{settings['tensors']} tensors of 1 KiB, {settings['ranks']} ranks: what a timeline costs")
-    path = paths.out("timeline.png")
+    figure.suptitle(f"{settings['tensors']} tensors of 1 KiB, {settings['ranks']} ranks: what it costs to be watched")
+    path = paths.out("observing.png")
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
 
 
 def _with_base(results: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Pair each row with that of its workload in which a timeline was never on."""
-    bases = {row["workload"]: row for row in results if row["variant"] == NEVER}
+    """Pair each row with the one of its workload that it is compared with."""
+    rows = {(row["workload"], row["variant"]): row for row in results}
     for row in results:
-        yield row, bases[row["workload"]]
+        yield row, rows[row["workload"], BASES.get(row["variant"], NEVER)]
 
 
 def _bracketed(interval: Interval) -> str:

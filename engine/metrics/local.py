@@ -1,0 +1,83 @@
+"""This process's own page of counters. Several worlds, one after the other, count into the same one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.config import Config
+from engine.logs import logger
+from engine.metrics import page
+
+VARIABLE = "ENGINE_COUNTERS"  # the path of the page that the launcher has made for this rank
+
+_own: tuple[int, int] | None = None  # its descriptor, and the process that opened it
+
+
+def wanted(settings: Config) -> bool:
+    """Whether anybody wants this process to count."""
+    served = settings.metrics_port, settings.metrics_textfile, settings.metrics_file_sd
+    return settings.metrics or any(each is not None for each in served)
+
+
+def open_page(environ: Mapping[str, str]) -> int:
+    """Open the launcher's page, or make one.
+
+    Parameters
+    ----------
+    environ : mapping
+        Of the process.
+
+    Returns
+    -------
+    int
+        The descriptor, the same one each time. It stays open, so that others find the page in /proc.
+
+    Raises
+    ------
+    OSError
+        No memory can be made.
+    """
+    global _own
+    if _own is not None and _own[1] == os.getpid():
+        return _own[0]
+    _own = (_open(environ.get(VARIABLE)), os.getpid())
+    return _own[0]
+
+
+def _open(path: str | None) -> int:
+    if path:
+        try:
+            if Path(os.readlink(path)).name.startswith(f"memfd:{page.NAME}"):
+                return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            logger.warning("metrics: %s is no page of counters; the launcher will not see this rank's", path)
+        except OSError as error:
+            logger.warning("metrics: cannot open %s: %s; the launcher will not see this rank's", path, error.strerror)
+    return page.make()
+
+
+def begin(descriptor: int, rank: int, size: int, local_rank: int) -> dict[str, int]:
+    """What the page is to say about a rank that starts, by field.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of the page, which an earlier world of this process may have used.
+    rank, size, local_rank : int
+        In the new world.
+    """
+    before = page.read(descriptor)
+    return {
+        "pid": os.getpid(),
+        "rank": rank,
+        "size": size,
+        "local_rank": local_rank,
+        "worlds": 1 + (before["worlds"] if before else 0),
+        "started_ns": (before["started_ns"] if before else 0) or time.time_ns(),
+        "cause": 0,
+        "culprit": 0,
+        "tuner_phase": 0,
+        "state": page.STATES.index("running"),
+    }

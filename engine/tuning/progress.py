@@ -1,0 +1,73 @@
+"""What the page of counters tells of the tuner: phase, trials, changes, scores."""
+
+from __future__ import annotations
+
+import time
+
+from engine.metrics.page import PHASES
+from engine.native import core
+
+
+class Progress:
+    """Of one job's tuning, over all its searches.
+
+    Parameters
+    ----------
+    engine : core.Engine
+        Of rank 0.
+    """
+
+    def __init__(self, engine: core.Engine) -> None:
+        self._engine = engine
+        self._searches = self._trials = self._changes = 0
+        self._default = self._best = 0.0
+
+    def enter(self, phase: str) -> None:
+        """Go on to one of PHASES."""
+        self._engine.tell(tuner_phase=PHASES.index(phase))
+
+    def search(self) -> None:
+        """Begin a search."""
+        self._searches += 1
+        self._default = self._best = 0.0
+        self._engine.tell(tuner_searches=self._searches, tuner_default_ps=0, tuner_best_ps=0, tuner_score_ps=0)
+        self.enter("searching")
+
+    def turn(self) -> None:
+        """Put another setting into force."""
+        self._changes += 1
+        self._engine.tell(tuner_changes=self._changes, tuner_changed_ns=time.time_ns())
+
+    def trial(self, score: float, *, whole: bool) -> None:
+        """End a trial.
+
+        Parameters
+        ----------
+        score : float
+            Seconds of a step, or of a byte.
+        whole : bool
+            Whether it was not cut short.
+        """
+        self._trials += 1
+        self._default = self._default or score
+        if whole:
+            self._best = min(self._best or score, score)
+        self._tell(score)
+
+    def conclude(self, gain: float | None) -> None:
+        """End a search, with what the deployed setting takes less than the default, as a share; None: nothing."""
+        self._best = self._default * (1.0 - (gain or 0.0))
+        self._engine.tell(tuner_best_ps=_picoseconds(self._best))
+        self.enter("watching")
+
+    def _tell(self, score: float) -> None:
+        self._engine.tell(
+            tuner_trials=self._trials,
+            tuner_score_ps=_picoseconds(score),
+            tuner_default_ps=_picoseconds(self._default),
+            tuner_best_ps=_picoseconds(self._best),
+        )
+
+
+def _picoseconds(seconds: float) -> int:
+    return round(max(seconds, 0.0) * 1e12)

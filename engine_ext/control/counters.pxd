@@ -1,0 +1,65 @@
+"""The page of counters (counters.h). `page` is NULL where nothing is counted: one branch.
+
+Several engines of a process, the world's and those of process sets, count into one page: by atomic additions.
+"""
+from libc.stdint cimport uint64_t
+
+from engine_ext.control.layout cimport engine_entry
+
+cdef extern from "engine_ext/control/counters.h" nogil:
+    enum: COUNTERS_BYTES, ALGORITHMS, DURATIONS
+    enum: COUNTED_NEW, COUNTED_RUNNING, COUNTED_ENDED, COUNTED_FAILED
+    enum: CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_REASONS
+
+    ctypedef struct counters_page:
+        uint64_t* state
+        uint64_t* pid
+        uint64_t* rank
+        uint64_t* size
+        uint64_t* local_rank
+        uint64_t* worlds
+        uint64_t* started_ns
+        uint64_t* cause
+        uint64_t* culprit
+        uint64_t* collectives
+        uint64_t* collective_bytes
+        uint64_t* collective_tensors
+        uint64_t* collective_ns
+        uint64_t* collective_durations
+        uint64_t* exposed_ns
+        uint64_t* fused_bytes
+        uint64_t* fusion_capacity
+        uint64_t* queue_ns
+        uint64_t* queued
+        uint64_t* negotiation_ns
+        uint64_t* negotiated
+        uint64_t* lag_ns
+        uint64_t* lags
+        uint64_t* completed
+        uint64_t* mismatches
+        uint64_t* last_ns
+        uint64_t* knob_version
+        uint64_t* fusion_threshold
+        uint64_t* cycle_time_ns
+        uint64_t* stores
+        uint64_t* chunk
+        uint64_t* compression
+        uint64_t* submitted
+        uint64_t* requests
+        uint64_t* blocked_ns
+        uint64_t* steps
+        uint64_t* step_ns
+        uint64_t* step_durations
+        uint64_t* cycles
+        uint64_t* stall_warnings
+        uint64_t* stalled
+
+    void tally(uint64_t* word, uint64_t n)
+
+cdef int counters_map(int fd, counters_page** page) noexcept nogil
+cdef void counters_unmap(counters_page* page) noexcept nogil
+cdef int counters_put(counters_page* page, const char* name, uint64_t value) noexcept nogil
+cdef void counters_entry(counters_page* page, const engine_entry* entry, uint64_t started, uint64_t ended,
+                         uint64_t exposed) noexcept nogil
+cdef void counters_arrival(counters_page* page, const engine_entry* entry, uint64_t submitted, uint64_t started) noexcept nogil
+cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil

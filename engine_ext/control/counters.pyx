@@ -1,0 +1,81 @@
+"""Counting into a page that others read (counters.h)."""
+from libc.errno cimport EINVAL, EPROTO, errno
+from libc.stdint cimport uint64_t
+
+from engine_ext.control.layout cimport KIND_ALLREDUCE
+from engine_ext.platform.atomics cimport now_ns, store_relaxed
+
+cdef extern from "<sys/mman.h>" nogil:
+    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MADV_DONTFORK
+    void* MAP_FAILED
+    void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
+    int munmap(void* addr, size_t length)
+    int madvise(void* addr, size_t length, int advice)
+
+cdef extern from "engine_ext/control/counters.h" nogil:
+    int counters_format(counters_page* page)
+    uint64_t* counters_field(counters_page* page, const char* name)
+    int duration_bucket(uint64_t ns)
+
+
+cdef int counters_map(int fd, counters_page** page) noexcept nogil:
+    """Map a page, which is formatted if it is new. 0, a negative errno, or -EPROTO for a page of another build."""
+    cdef void* memory = mmap(NULL, COUNTERS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+    if memory == MAP_FAILED:
+        return -errno
+    madvise(memory, COUNTERS_BYTES, MADV_DONTFORK)
+    if not counters_format(<counters_page*>memory):
+        munmap(memory, COUNTERS_BYTES)
+        return -EPROTO
+    page[0] = <counters_page*>memory
+    return 0
+
+
+cdef void counters_unmap(counters_page* page) noexcept nogil:
+    if page != NULL:
+        munmap(page, COUNTERS_BYTES)
+
+
+cdef int counters_put(counters_page* page, const char* name, uint64_t value) noexcept nogil:
+    """Set a field of one word by its name. 0, or -EINVAL for a name that is none."""
+    cdef uint64_t* word = counters_field(page, name)
+    if word == NULL:
+        return -EINVAL
+    store_relaxed(word, value)
+    return 0
+
+
+cdef void counters_entry(counters_page* page, const engine_entry* entry, uint64_t started, uint64_t ended,
+                         uint64_t exposed) noexcept nogil:
+    """An entry that moved data has ended."""
+    cdef int kind = entry.kind, which = kind * ALGORITHMS + entry.algorithm
+    cdef uint64_t ns = ended - started
+    tally(&page.collectives[which], 1)
+    tally(&page.collective_bytes[which], entry.bytes)
+    tally(&page.collective_tensors[kind], entry.items)
+    tally(&page.collective_ns[kind], ns)
+    tally(&page.collective_durations[kind * DURATIONS + duration_bucket(ns)], 1)
+    if exposed:
+        tally(page.exposed_ns, exposed)
+    if kind == KIND_ALLREDUCE:
+        tally(page.fused_bytes, entry.bytes)
+        tally(page.fusion_capacity, max(entry.bytes, entry.fusion_threshold))
+    store_relaxed(page.last_ns, ended)
+
+
+cdef void counters_arrival(counters_page* page, const engine_entry* entry, uint64_t submitted, uint64_t started) noexcept nogil:
+    """A sampled entry has ended, whose sampled tensor this rank brought at `submitted`."""
+    tally(page.queue_ns, started - min(started, submitted))
+    tally(page.queued, 1)
+    tally(page.lag_ns, submitted - min(submitted, entry.earliest))
+    tally(page.lags, 1)
+
+
+cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil:
+    """A step has ended that began at `begun`, 0 for the first. When the next one begins: now."""
+    cdef uint64_t now = now_ns()
+    tally(page.steps, 1)
+    if begun:
+        tally(page.step_ns, now - begun)
+        tally(&page.step_durations[duration_bucket(now - begun)], 1)
+    return now

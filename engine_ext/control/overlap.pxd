@@ -1,0 +1,44 @@
+"""How much of the time in which entries are executed some caller is blocked, and how much of it computing hides."""
+from libc.stdint cimport uint32_t, uint64_t
+
+cdef struct Overlap:            # nanoseconds, as all times here; under the engine's lock
+    uint64_t blocked_ns         # some caller was blocked
+    uint64_t busy_ns            # an entry was executed
+    uint64_t exposed_ns         # both
+    uint32_t blocked            # callers in a wait now
+    uint64_t blocked_since
+    bint in_entry
+    uint64_t entry_begun
+    uint64_t entry_blocked      # blocked_ns then
+
+cdef inline uint64_t overlap_blocked(const Overlap* o, uint64_t now) noexcept nogil:
+    """For how long some caller has been blocked, up to now."""
+    return o.blocked_ns + (now - o.blocked_since if o.blocked and now > o.blocked_since else 0)
+
+cdef inline void overlap_wait_begins(Overlap* o, uint64_t now) noexcept nogil:
+    if o.blocked == 0:
+        o.blocked_since = now
+    o.blocked += 1
+
+cdef inline uint64_t overlap_wait_ends(Overlap* o, uint64_t now) noexcept nogil:
+    """How long nobody but this caller and its overlapping ones have been blocked, if this was the last of them; else 0."""
+    cdef uint64_t lasted = 0
+    o.blocked -= 1
+    if o.blocked == 0 and now > o.blocked_since:
+        lasted = now - o.blocked_since
+        o.blocked_ns += lasted
+    return lasted
+
+cdef inline void overlap_entry_begins(Overlap* o, uint64_t now) noexcept nogil:
+    o.in_entry, o.entry_begun, o.entry_blocked = True, now, overlap_blocked(o, now)
+
+cdef inline uint64_t overlap_entry_ends(Overlap* o, uint64_t now) noexcept nogil:
+    """What of the entry was exposed; 0 if its beginning was not seen."""
+    cdef uint64_t exposed
+    if not o.in_entry:
+        return 0
+    exposed = min(now - o.entry_begun, overlap_blocked(o, now) - o.entry_blocked)
+    o.in_entry = False
+    o.busy_ns += now - o.entry_begun
+    o.exposed_ns += exposed
+    return exposed
