@@ -102,9 +102,8 @@ def _annotations(dashboard: Dashboard) -> Iterator[builders.AnnotationQuery]:
             .datasource(SOURCE)
             .enable(True)
             .icon_color(color)
-            .expr(expr)
+            .target(prometheus.Dataquery().ref_id("Anno").datasource(SOURCE).expr(expr).interval("5s").range())
             .title_format(title)
-            .step("5s")
             .use_value_for_time(at_value)
         )
 
@@ -131,7 +130,10 @@ def _placed(dashboard: Dashboard) -> Iterator[models.Panel | models.RowPanel]:
             if column + panel.width > WIDE:
                 line, column, deepest = line + deepest, 0, 0
             place = models.GridPos(h=panel.height, w=panel.width, x=column, y=line)
-            yield _KINDS[panel.kind](panel).id(number).grid_pos(place).build()
+            made = _KINDS[panel.kind](panel).id(number).grid_pos(place).build()
+            if panel.kind == "table":
+                made.options.footer = None  # the SDK's default is of a schema before 13
+            yield made
             number, column, deepest = number + 1, column + panel.width, max(deepest, panel.height)
         line += deepest
 

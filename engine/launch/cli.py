@@ -24,10 +24,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit code: 0; 2 for a job that cannot start; otherwise as `JobRun.run` says.
     """
+    arguments = sys.argv[1:] if argv is None else argv
     try:
-        return JobRun(parse(sys.argv[1:] if argv is None else argv)).run()
+        if list(arguments[:1]) == [
+            "dashboards"
+        ]:  # a program of that name comes after options: there is no job without -np
+            return _dashboards(arguments[1:])
+        return JobRun(parse(arguments)).run()
     except LaunchError as error:
         print(f"enginerun: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before the ranks are started, or while their last output waits for its reader
         return 128 + signal.SIGINT
+
+
+def _dashboards(arguments: Sequence[str]) -> int:
+    from engine.metrics.dashboards import ExportError, main
+
+    try:
+        return main(arguments)
+    except ExportError as error:
+        raise LaunchError(str(error)) from error

@@ -146,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="enginerun",
         usage="enginerun -np N [options] [--] command [arguments]",
         description="Start a command as N ranks on this host, show their output line by line, and end them together.",
+        epilog="'enginerun dashboards export DIR' writes dashboards for Grafana, and rules for Prometheus.",
         allow_abbrev=False,
     )
     add = parser.add_argument
