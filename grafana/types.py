@@ -52,7 +52,7 @@ def source(dashboards: list[dict[str, Any]]) -> str:
     lines = [HEAD % "\n".join(imports)]
     for board in dashboards:
         name = board["uid"].replace("-", "_")
-        # Panels come below. Variables and annotations have keys of the SDK and of the data source that these types lack.
+        # Panels come below. Variables and annotations have keys of the SDK and the data source that these types lack.
         whole = {**board, "panels": [], "templating": {"list": []}, "annotations": {"list": []}}
         lines.append(f"export const {name}: Text<Partial<Dashboard>> = {json.dumps(whole)};")
         for panel in board["panels"]:
