@@ -82,8 +82,9 @@ def export(directory: Path, *, force: bool = False) -> tuple[list[Path], list[Pa
     if any(character in str(root) for character in '"\\\n$'):
         raise ExportError(f"the name {str(root)!r} has a character that Grafana's configuration cannot hold")
     wanted = {root / name: text.replace(PLACE, str(root)) for name, text in contents().items()}
+    differing: list[Path] = []
+    same: list[Path] = []
     try:
-        differing, same = [], []
         for path, text in wanted.items():
             if path.exists() or path.is_symlink():
                 (same if path.is_file() and path.read_bytes() == text.encode() else differing).append(path)

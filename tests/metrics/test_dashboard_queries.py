@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from prometheus_server import Programs, Server
+from prometheus_server import ROOT, Programs, Server
 from synthetic_run import MINUTES, NAME, STEP, history
 
 from grafana.queries import Asked, panel_queries
@@ -42,6 +44,24 @@ def test_another_run_has_no_such_series(server: Server) -> None:
     """The variable is in every query: one run's panels never show another's."""
     other = [asked.label() for asked in ASKED if server.query(asked.expr("another"), at=END - STEP)]
     assert other == ["Run overview / Alerts / firing"]  # none: 0
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "grafana/dashboards").glob("*.json")), ids=lambda path: path.stem)
+def test_the_files_are_answered_as_well(server: Server, path: Path) -> None:
+    """What the preview draws: the queries of the JSON, with legends, tables and annotations."""
+    preview = pytest.importorskip("grafana.preview.__main__", reason="needs Pillow")
+    board = preview.answered(json.loads(path.read_text()), preview.Source(server.url, NAME, END - STEP, MINUTES))
+    for panel in board["panels"]:
+        if panel["type"] not in ("row", "table"):
+            assert panel["series"], panel["title"]
+            names = [series["name"] for series in panel["series"]]
+            assert len(set(names)) == len(names) and all(names), names
+    tables = {panel["title"]: panel["rows"] for panel in board["panels"] if panel["type"] == "table"}
+    if "ranks" in path.stem:
+        (panel,) = (panel for panel in board["panels"] if panel["title"] == "Ranks")
+        columns = set(panel["transformations"][-1]["options"]["indexByName"])
+        assert len(tables["Ranks"]) == 4 and all(columns <= row.keys() for row in tables["Ranks"])
+    assert len([mark for mark in board["marks"] if mark["color"] == "blue"]) == 25  # changes of the knobs
 
 
 def test_one_rank_can_be_chosen(server: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,20 @@ def test_a_program_called_dashboards_can_be_run(tmp_path: Path) -> None:
 def test_the_files_are_those_of_the_sources() -> None:
     sources = {name: (ROOT / "grafana" / name).read_text() for name in NAMES}
     assert dashboards.contents() == sources
+
+
+def test_they_are_found_by_the_sources_that_were_never_installed(tmp_path: Path) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from engine.metrics import dashboards as d; print(d._source())"
+    done = subprocess.run([sys.executable, "-P", "-c", code, ROOT], cwd=tmp_path, text=True, capture_output=True)
+    assert done.stdout.strip() == str(ROOT / "grafana"), done.stderr
+
+
+def test_an_installation_without_them_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dashboards, "PARTS", (*dashboards.PARTS, "nonsense"))
+    assert main(["dashboards", "export", str(tmp_path)]) == 2
+    assert "this installation has no dashboards" in capsys.readouterr().err
 
 
 def test_prometheus_accepts_the_configuration_by_file_and_by_http(prometheus: Programs, tmp_path: Path) -> None:
