@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from engine import runtime
+from engine.metrics import page
 from engine.native import core, setup
 from engine.process_sets import global_process_set
 
@@ -44,12 +45,14 @@ class ThreadWorld:
     def __init__(self, size: int, **settings: Any) -> None:
         self.size = size
         self.engines: list[core.Engine] = []
+        self.pages = [page.make() for _ in range(size)]
         control = setup.create_segment(size, next(_generations))
         arena = setup.create_arena()
         try:
             for rank in range(size):
                 peers = [os.pidfd_open(os.getpid()) for _ in range(size)]
-                engine = core.Engine(rank, size, os.dup(control), os.dup(arena), peers, **{**SETTINGS, **settings})
+                chosen = {**SETTINGS, "counters": self.pages[rank], **settings}
+                engine = core.Engine(rank, size, os.dup(control), os.dup(arena), peers, **chosen)
                 self.engines.append(engine)
         finally:
             os.close(control)
@@ -103,8 +106,13 @@ class ThreadWorld:
             del _here.engine
 
     def close(self, timeout: float = 5.0) -> None:
-        """Close all engines, at once, as ranks do."""
+        """Close all engines, at once, as ranks do; by then their pages agree on what was done."""
         self.run(lambda rank: self.engines[rank].close(timeout))
+        descriptors, self.pages = self.pages, []
+        snapshots = [page.read(descriptor) for descriptor in descriptors]
+        for descriptor in descriptors:
+            os.close(descriptor)
+        assert all(each is not None and each["submitted"] == each["completed"] for each in snapshots)
 
     def __enter__(self) -> ThreadWorld:
         return self

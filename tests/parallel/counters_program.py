@@ -1,0 +1,168 @@
+"""What ranks do while they count, and what their pages say."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import engine
+from engine.metrics import page
+
+Fields = dict[str, list[int]]
+
+
+def pages() -> list[Path]:
+    """The pages of counters that this process holds."""
+    links = Path("/proc/self/fd").iterdir()
+    return [link for link in links if os.path.lexists(link) and f"memfd:{page.NAME}" in os.readlink(link)]
+
+
+def own() -> Fields:
+    (path,) = pages()
+    snapshot = page.read(path)
+    assert snapshot is not None
+    return snapshot.fields
+
+
+def every_kind() -> dict[str, Any]:
+    """Each collective, so often that its numbers tell it apart."""
+    engine.init(metrics=True, cycle_time_ms=0)
+    before = own()
+    rank, size = engine.rank(), engine.size()
+    for _ in range(2):
+        engine.allreduce(np.ones(1 << 18, np.float32), name="large")
+    for _ in range(3):
+        engine.allreduce(np.ones(4, np.float64), name="small")
+    for _ in range(4):
+        engine.broadcast(np.ones(10, np.int32), 0, name="sent")
+    for _ in range(5):
+        engine.allgather(np.ones((rank + 1, 2), np.float32), name="gathered")
+    for _ in range(6):
+        engine.alltoall(np.ones(size * 3, np.float32), name="exchanged")
+    for _ in range(7):
+        engine.reducescatter(np.ones((size * 2, 5), np.float32), name="scattered")
+    for _ in range(8):
+        engine.barrier()
+    rows = [row for row in engine.runtime.engine().history() if row["type"] == "batch"]
+    history = dict(Counter(f"{row['kind']}, {row['algorithm']}" for row in rows))
+    return {"before": before, "after": own(), "counters": engine.counters(), "history": history}
+
+
+def late(slow: int, delay: float, steps: int) -> Fields:
+    """`slow` brings its tensors `delay` seconds after the others."""
+    engine.init(metrics=True)
+    for _ in range(steps):
+        engine.barrier()
+        if engine.rank() == slow:
+            time.sleep(delay)
+        engine.allreduce(np.ones(100, np.float32), name="tensor")
+    return own()
+
+
+def steps(count: int, seconds: float) -> dict[str, Any]:
+    """Optimizer steps of a known length, of which half the time is spent in the engine."""
+    engine.init(metrics=True)
+    native = engine.runtime.engine()
+    engine.barrier()
+    native.mark_step()
+    began = time.monotonic()
+    for _ in range(count):
+        time.sleep(seconds / 2)
+        if engine.rank() == 0:
+            time.sleep(seconds / 2)
+        engine.allreduce(np.ones(1000, np.float32), name="tensor")
+        native.mark_step()
+    return {"fields": own(), "seconds": time.monotonic() - began}
+
+
+def off() -> tuple[int, int]:
+    """How many pages there are without and, in a second world, with metrics."""
+    engine.init()
+    engine.allreduce(np.ones(3, np.float32))
+    without = len(pages())
+    engine.shutdown()
+    engine.init(metrics=True)
+    engine.allreduce(np.ones(3, np.float32))
+    return without, len(pages())
+
+
+def worlds() -> Fields:
+    """Two worlds, one after the other, with a process set in the second."""
+    for number in range(2):
+        engine.init(metrics=True)
+        engine.allreduce(np.ones(3, np.float32), name=f"world.{number}")
+        if number == 0:
+            engine.shutdown()
+    pair = engine.add_process_set([0, 1])
+    if pair.included():
+        for _ in range(10):
+            engine.allreduce(np.ones(5, np.float32), name="set", process_set=pair)
+    engine.barrier()
+    return own()
+
+
+def mismatch() -> Fields:
+    engine.init(metrics=True)
+    for _ in range(3):
+        try:
+            engine.allreduce(np.ones(2 + engine.rank(), np.float32), name="tensor")
+        except engine.errors.MismatchError:
+            continue
+        raise AssertionError("no mismatch")
+    return own()
+
+
+def stalled() -> list[Fields]:
+    """Rank 1 withholds a tensor for some seconds. What the others say meanwhile, and after."""
+    engine.init(metrics=True, stall_warning=0.5)
+    engine.allreduce(np.ones(2, np.float32), name="tensor")
+    found = []
+    if engine.rank() == 1:
+        time.sleep(3.0)
+        engine.allreduce(np.ones(2, np.float32), name="tensor")
+    else:
+        handle = engine.allreduce_async(np.ones(2, np.float32), name="tensor")
+        deadline = time.monotonic() + 20.0
+        while not own()["stalled"][0]:
+            assert time.monotonic() < deadline, "nothing is counted as stalled"
+            time.sleep(0.05)
+        found.append(own())
+        engine.synchronize(handle)
+    deadline = time.monotonic() + 20.0
+    while own()["stalled"][0]:
+        assert time.monotonic() < deadline, "it is still counted as stalled"
+        time.sleep(0.05)
+    found.append(own())
+    return found
+
+
+def joined() -> Fields:
+    """Rank 0 goes on for three tensors after the others have joined."""
+    engine.init(metrics=True)
+    for _ in range(3 if engine.rank() == 0 else 1):
+        engine.allreduce(np.ones(4, np.float32), name="tensor")
+    engine.join()
+    return own()
+
+
+def bereaved() -> None:
+    """Ranks wait for one that is killed; one of them looks at everybody's page, then and after."""
+    engine.init(metrics=True)
+    engine.allreduce(np.ones(4, np.float32), name="tensor")
+    Path(f"ready.{engine.rank()}").touch()
+    if engine.rank() == 1:
+        time.sleep(600)
+    try:
+        engine.allreduce(np.ones(4, np.float32), name="tensor")
+    except engine.errors.WorldError:
+        fields = own()
+        assert fields["state"] == [page.STATES.index("failed")]
+        assert fields["cause"] == [page.CAUSES.index("died")] and fields["culprit"] == [2]
+        assert fields["submitted"] == fields["completed"]
+        Path(f"known.{engine.rank()}").touch()
+        raise
