@@ -75,6 +75,17 @@ sanitize-threads: $(VENV)/.installed-dev ## Run ranks as threads of one process 
 	    TSAN_OPTIONS="exitcode=66 history_size=7" \
 	    $(BIN)/python -P -m pytest -o timeout=0 -o faulthandler_timeout=0 tests/parallel/test_threads.py
 
+.PHONY: prometheus
+prometheus: $(VENV)/.installed-dev ## Fetch Debian's Prometheus for the tests; nothing is installed
+	@$(BIN)/python tests/metrics/prometheus_server.py
+
+# Its sources are in the root, and `engine` must be the installed one.
+GRAFANA := PYTHONPATH="$(CURDIR)" $(BIN)/python -P -m
+.PHONY: dashboards
+dashboards: $(VENV)/.installed-dev ## Write the dashboards anew from their sources, and compile them against Grafana's types
+	@$(GRAFANA) grafana
+	@$(GRAFANA) grafana.types
+
 # EXAMPLES programs are drawn for each number of ranks; then jobs with late and dying ranks run for MINUTES.
 EXAMPLES ?= 2000
 MINUTES ?= 10

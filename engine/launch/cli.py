@@ -11,8 +11,9 @@ from engine.launch.errors import LaunchError
 from engine.launch.job import JobRun
 from engine.launch.options import parse
 
-# Commands of our own: a first argument, and the module whose `main` takes the others and returns the exit code.
-COMMANDS = {"top": "engine.metrics.top"}
+# Commands of our own: a first argument, and the module whose `main` takes the others and returns the exit code. Programs of
+# these names come after options: there is no job without -np.
+COMMANDS = {"dashboards": "engine.metrics.dashboards", "top": "engine.metrics.top"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,9 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0; 2 for a job that cannot start; otherwise as `JobRun.run`, or the command, says.
     """
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments and arguments[0] in COMMANDS:
-        return int(importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:]))
     try:
+        if arguments and arguments[0] in COMMANDS:
+            return int(importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:]))
         return JobRun(parse(arguments)).run()
     except LaunchError as error:
         print(f"enginerun: error: {error}", file=sys.stderr)

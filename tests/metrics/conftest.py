@@ -1,11 +1,17 @@
-"""Jobs that hold pages of counters, for tests of who reads them."""
+"""What the tests of metrics share: jobs that hold pages of counters, the sources of the dashboards, and a Prometheus."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))  # `grafana` is not installed; what is installed comes first
+
+from prometheus_server import Programs, Unavailable, find
 from watched_jobs import FakeJob
 
 
@@ -21,3 +27,12 @@ def fake_job() -> Iterator[Callable[..., FakeJob]]:
     yield start
     for job in started:
         job.process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="session")
+def prometheus() -> Programs:
+    """The programs of a real Prometheus."""
+    try:
+        return find()
+    except Unavailable as error:
+        pytest.skip(f"needs Prometheus: {error}")

@@ -36,9 +36,17 @@ def test_wheel_is_typed_and_licensed(wheel_names: list[str]) -> None:
     assert any(re.fullmatch(r"[^/]+\.dist-info/licenses/LICENSE", name) for name in wheel_names)
 
 
+def test_wheel_holds_the_dashboards_and_not_their_sources(wheel_names: list[str], tree: Path) -> None:
+    data = {path for suffix in ("json", "yml") for path in (tree / "grafana").rglob(f"*.{suffix}")}
+    assert len(data) == 9
+    installed = {name for name in wheel_names if "grafana" in name}
+    assert installed == {f"engine/metrics/{path.relative_to(tree)}" for path in data}
+
+
 def test_wheel_holds_nothing_else(wheel_names: list[str]) -> None:
     expected = re.compile(
-        r"(autotune|engine|engine_ext)/([\w/]+\.(py|pyi|so)|[\w/]+\.cpython-[\w-]+\.so|py\.typed)|[^/]+\.dist-info/.+"
+        r"(autotune|engine|engine_ext)/([\w/]+\.(py|pyi|so)|[\w/]+\.cpython-[\w-]+\.so|py\.typed)"
+        r"|engine/metrics/grafana/[\w/-]+\.(json|yml)|[^/]+\.dist-info/.+"
     )
     assert [name for name in wheel_names if not expected.fullmatch(name)] == []
 

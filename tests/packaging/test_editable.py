@@ -72,6 +72,13 @@ def test_an_edit_is_built_before_it_is_imported(
     assert editable.python_says(MARKS) == expected
 
 
+def test_dashboards_are_found(editable: Environment, tree: Path) -> None:
+    code = (
+        "from engine.metrics.dashboards import contents; print(contents()['dashboards/enginerun-ranks.json'], end='')"
+    )
+    assert editable.python_says(code) == (tree / "grafana/dashboards/enginerun-ranks.json").read_text().rstrip("\n")
+
+
 def test_a_new_python_file_is_seen(editable: Environment, tree: Path) -> None:
     (tree / "engine/launch/fresh.py").write_text("fresh = 5\n")
     assert editable.python_says("from engine.launch.fresh import fresh; print(fresh)") == "5"

@@ -17,6 +17,11 @@ def test_installed_package_is_used_from_anywhere_else(installed: Environment) ->
         assert Path(path).is_relative_to(installed.path)
 
 
+def test_dashboards_are_written_from_the_wheel(installed: Environment) -> None:
+    installed.python_says("from engine.launch.cli import main; main(['dashboards', 'export', 'monitoring'])")
+    assert (installed.cwd / "monitoring/dashboards/enginerun-ranks.json").stat().st_size > 10_000
+
+
 def test_every_extension_module_imports_by_itself(installed: Environment) -> None:
     """In any order, and with every symbol bound: nothing that a module calls was left out of it."""
     packages = Path(installed.python_says("import engine_ext; print(engine_ext.__path__[0])")).parent

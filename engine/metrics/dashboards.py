@@ -1,0 +1,133 @@
+"""`enginerun dashboards export DIR`: the dashboards, rules and configuration for Prometheus and Grafana, as files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from engine.launch.errors import LaunchError
+
+PLACE = "@DIRECTORY@"  # in a file: where the files are
+TARGETS = "runs"  # the directory that prometheus.yml looks into
+PARTS = ("dashboards", "prometheus.yml", "provisioning", "rules")
+
+
+class ExportError(LaunchError):
+    """The files cannot be found or written."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `enginerun dashboards`.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        After `dashboards`.
+
+    Returns
+    -------
+    int
+        0.
+
+    Raises
+    ------
+    ExportError
+    SystemExit
+        After `--help`, and with 2 for arguments that make no sense.
+    """
+    parser = argparse.ArgumentParser(
+        prog="enginerun dashboards",
+        description="Grafana dashboards, recording rules, alerts and configuration for Prometheus and Grafana.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(required=True, metavar="export")
+    command = commands.add_parser("export", help="write them into a directory", allow_abbrev=False)
+    command.add_argument("directory", metavar="DIR", type=Path)
+    command.add_argument("--force", action="store_true", help="write over files that differ")
+    given = parser.parse_args(arguments)
+    written, same = export(given.directory, force=given.force)
+    for path in written:
+        print(f"wrote {path}")
+    if same:
+        print(f"{len(same)} files were there already, and as they should be")
+    root = given.directory
+    print(f"prometheus --config.file={root / 'prometheus.yml'} --storage.tsdb.path={root / 'data'}")
+    print(f"enginerun -np 4 --metrics-port 9400 --metrics-file-sd {root / TARGETS} python train.py")
+    return 0
+
+
+def export(directory: Path, *, force: bool = False) -> tuple[list[Path], list[Path]]:
+    """Write the files.
+
+    Parameters
+    ----------
+    directory : Path
+        Made if it is not there. Other files in it are left alone.
+    force : bool
+        Write over files that differ.
+
+    Returns
+    -------
+    written, same : list of Path
+        Files that were written, and those that were there with this content.
+
+    Raises
+    ------
+    ExportError
+        A file with other content is there and `force` is not given: then nothing is written. Or the directory cannot
+        be written to.
+    """
+    root = directory.absolute()
+    if any(character in str(root) for character in '"\\\n$'):
+        raise ExportError(f"the name {str(root)!r} has a character that Grafana's configuration cannot hold")
+    wanted = {root / name: text.replace(PLACE, str(root)) for name, text in contents().items()}
+    differing: list[Path] = []
+    same: list[Path] = []
+    try:
+        for path, text in wanted.items():
+            if path.exists() or path.is_symlink():
+                (same if path.is_file() and path.read_bytes() == text.encode() else differing).append(path)
+        if differing and not force:
+            names = ", ".join(str(path.relative_to(root)) for path in differing)
+            raise ExportError(f"{root} has files with other content: {names}; --force writes over them")
+        written = [path for path in wanted if path not in same]
+        for path in written:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted[path], encoding="utf-8")
+        (root / TARGETS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(f"cannot write {str(error.filename or root)!r}: {error.strerror}") from error
+    return written, same
+
+
+def contents() -> dict[str, str]:
+    """The files: their text by their name below the directory.
+
+    Raises
+    ------
+    ExportError
+        This installation lacks them.
+    """
+    source = _source()
+    return {name: file.read_text(encoding="utf-8") for part in PARTS for name, file in _files(source / part, part)}
+
+
+def _source() -> Traversable:
+    """Where they are: beside this module when it is installed, in the root of the sources when it is run from there."""
+    installed = resources.files("engine.metrics") / "grafana"
+    for found in (installed, Path(__file__).parents[2] / "grafana"):
+        if all((found / part).is_file() or (found / part).is_dir() for part in PARTS):
+            return found
+    raise ExportError("this installation has no dashboards: install enginerun again")
+
+
+def _files(place: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
+    if place.is_file():
+        yield name, place
+        return
+    for child in sorted(place.iterdir(), key=lambda child: child.name):
+        if child.is_dir() or child.name.endswith((".json", ".yml")):
+            yield from _files(child, f"{name}/{child.name}")

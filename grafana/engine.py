@@ -1,0 +1,219 @@
+"""Engine: what happens between a gradient's submission and its mean."""
+
+from __future__ import annotations
+
+from grafana.common import BIG, LONG, RUN, Dashboard, Panel, Query, mean, quantile, rate
+from grafana.words import COMPRESSION_WORDS, STORE_WORDS
+
+
+def knob(name: str, high: float, low: float = 0) -> Query:
+    """A knob's value."""
+    return Query(f'max by (name) (engine_knob{{{RUN}, name="{name}"}})', "{{name}}", low, high)
+
+
+FILL = (
+    f"sum by (run) ({rate('engine_fused_bytes_total')})"
+    f" / (sum by (run) ({rate('engine_fusion_capacity_bytes_total')}) > 0)"
+)
+REDUCED = RUN + ', op="allreduce"'
+PER_BATCH = (
+    f"sum by (run) ({rate('engine_collective_bytes_total', REDUCED)})"
+    f" / (sum by (run) ({rate('engine_collectives_total', REDUCED)}) > 0)"
+)
+TENSORS_PER_BATCH = (
+    f"sum by (run) ({rate('engine_collective_tensors_total', REDUCED)})"
+    f" / (sum by (run) ({rate('engine_collectives_total', REDUCED)}) > 0)"
+)
+
+FUSION = (
+    Panel(
+        "timeseries",
+        "Fusion fill",
+        "Bytes in batches of allreduces over the bytes for which they had room. Low with many batches closed by "
+        "the cycle "
+        "time: a longer cycle time or a smaller threshold may do better.",
+        "percentunit",
+        (Query(FILL, "fill", 0, 1.1),),
+        top=1,
+    ),
+    Panel(
+        "timeseries",
+        "Size of a batch",
+        "Mean bytes in an allreduce, fused ones as one, beside the fusion threshold.",
+        "bytes",
+        (Query(PER_BATCH, "batch", 1, BIG), knob("fusion_threshold_bytes", BIG)),
+    ),
+    Panel(
+        "timeseries",
+        "Tensors in a batch",
+        "Mean tensors in an allreduce. 1 is no fusion at all.",
+        "short",
+        (Query(TENSORS_PER_BATCH, "tensors", 1, 1e5),),
+    ),
+)
+LATENCY = (
+    Panel(
+        "timeseries",
+        "Latency by operation",
+        "Median and 95 % quantile of the time from the start of a collective to its end on a rank. Buckets are "
+        "fourfold "
+        "of each other, so these are coarse; the mean below is exact.",
+        "s",
+        (
+            Query(quantile(0.5, "engine_collective_duration_seconds", "op") + " >= 0", "{{op}}, median", 0, LONG),
+            Query(quantile(0.95, "engine_collective_duration_seconds", "op") + " >= 0", "{{op}}, 95 %", 0, LONG),
+        ),
+        width=12,
+    ),
+    Panel(
+        "heatmap",
+        "Distribution of allreduce times",
+        "Allreduces a second by how long they took, over all ranks.",
+        "s",
+        (
+            Query(
+                f"sum by (le) ({rate('engine_collective_duration_seconds_bucket', REDUCED)})",
+                "{{le}}",
+                0,
+                1e7,
+                heatmap=True,
+            ),
+        ),
+        width=12,
+    ),
+    Panel(
+        "timeseries",
+        "Mean latency by operation",
+        "Time from the start of a collective to its end on a rank.",
+        "s",
+        (Query(mean("engine_collective_duration_seconds", "op"), "{{op}}", 0, LONG),),
+    ),
+    Panel(
+        "timeseries",
+        "From submission to the start",
+        "Negotiation: from the first rank's submission to the closing of the batch. Queue: from a tensor's "
+        "submission to "
+        "the start of its collective.",
+        "s",
+        (
+            Query(mean("engine_negotiation_duration_seconds", "run"), "negotiation", 0, LONG),
+            Query(mean("engine_queue_duration_seconds", "run"), "queue", 0, LONG),
+        ),
+    ),
+    Panel(
+        "timeseries",
+        "Executing collectives",
+        "Share of the time in which a rank executes a collective, and the part of it that is exposed: the "
+        "program waits.",
+        "percentunit",
+        (
+            Query(
+                f"avg by (run) (sum by (run, rank) ({rate('engine_collective_duration_seconds_sum')}))", "busy", 0, 1.5
+            ),
+            Query(f"avg by (run) ({rate('engine_exposed_seconds_total')})", "exposed", 0, 1.1),
+        ),
+    ),
+)
+FLOW = (
+    Panel(
+        "timeseries",
+        "Collectives a second",
+        "Executed collectives of one rank, by operation and algorithm, fused ones as one.",
+        "ops",
+        (Query(f"avg by (op, algorithm) ({rate('engine_collectives_total')} > 0)", "{{op}}, {{algorithm}}", 0, 1e7),),
+        stacked=True,
+    ),
+    Panel(
+        "timeseries",
+        "Bytes a second",
+        "Bytes of tensors in collectives of one rank, by operation and algorithm, as they travel.",
+        "Bps",
+        (
+            Query(
+                f"avg by (op, algorithm) ({rate('engine_collective_bytes_total')} > 0)", "{{op}}, {{algorithm}}", 0, BIG
+            ),
+        ),
+        stacked=True,
+    ),
+    Panel(
+        "timeseries",
+        "Batches by reason",
+        "Why batches were closed: full; the whole step was there; somebody waited; the cycle time was over.",
+        "ops",
+        (Query(f"sum by (reason) ({rate('engine_cycles_total')})", "{{reason}}", 0, 1e7),),
+        stacked=True,
+    ),
+    Panel(
+        "timeseries",
+        "Submissions and cache misses",
+        "Operations that one rank submits a second, and those that had to bring their whole description. Misses "
+        "should be "
+        "0 after the first step: new names or changing shapes cost a message each.",
+        "ops",
+        (
+            Query(f"avg by (run) ({rate('engine_submissions_total')})", "submissions", 0, 1e7),
+            Query(f"avg by (run) ({rate('engine_cache_misses_total')})", "misses", 0, 1e7),
+        ),
+        width=12,
+    ),
+    Panel(
+        "timeseries",
+        "Operations pending",
+        "Submitted and not done, over all ranks: the mean and the most.",
+        "short",
+        (
+            Query(f"avg by (run) (engine_pending_tensors{{{RUN}}})", "mean", 0, 1e6),
+            Query(f"max by (run) (engine_pending_tensors{{{RUN}}})", "most", 0, 1e6),
+        ),
+        width=12,
+    ),
+)
+KNOBS = (
+    Panel(
+        "stat",
+        "Fusion threshold",
+        "Bytes at which a batch is full.",
+        "bytes",
+        (knob("fusion_threshold_bytes", BIG),),
+        width=5,
+        height=5,
+        base="blue",
+    ),
+    Panel(
+        "stat",
+        "Cycle time",
+        "How long a batch waits for more.",
+        "s",
+        (knob("cycle_time_seconds", 10),),
+        width=5,
+        height=5,
+        base="blue",
+    ),
+    Panel("stat", "Chunk", "Bytes of a chunk.", "bytes", (knob("chunk_bytes", BIG),), width=5, height=5, base="blue"),
+    Panel(
+        "stat",
+        "Stores",
+        "How results are written: through the cache or around it.",
+        "short",
+        (knob("stores", 2),),
+        width=5,
+        height=5,
+        words=STORE_WORDS,
+    ),
+    Panel(
+        "stat",
+        "Compression",
+        "What travels instead of 32-bit floats.",
+        "short",
+        (knob("compression", 2),),
+        width=4,
+        height=5,
+        words=COMPRESSION_WORDS,
+    ),
+)
+DASHBOARD = Dashboard(
+    "enginerun-engine",
+    "Engine",
+    "What happens between a tensor's submission and its result: fusion, latencies, batches, knobs.",
+    (("Fusion", FUSION), ("Latency", LATENCY), ("Flow", FLOW), ("Knobs in force", KNOBS)),
+)

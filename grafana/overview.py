@@ -1,0 +1,200 @@
+"""Run overview: is it healthy, and how fast is it against what it could be?"""
+
+from __future__ import annotations
+
+from grafana.common import BIG, LONG, RUN, Dashboard, Panel, Query, mean, rate
+from grafana.words import PHASE_WORDS
+
+STEP = mean("engine_step_duration_seconds", "run")
+FLOOR = (
+    f"clamp_min(sum by (run) ({rate('engine_step_duration_seconds_sum')})"
+    f" - sum by (run) ({rate('engine_exposed_seconds_total')}), 0)"
+    f" / (sum by (run) ({rate('engine_step_duration_seconds_count')}) > 0)"
+)
+EXPOSED = f"avg by (run) ({rate('engine_exposed_seconds_total')})"
+STEPS = f"avg by (run) ({rate('engine_step_duration_seconds_count')})"
+BYTES = f"avg by (run) (sum by (run, rank) ({rate('engine_collective_bytes_total')}))"
+
+HEALTH = (
+    Panel(
+        "stat",
+        "Ranks up",
+        "Ranks whose process runs. Fewer than the ranks of the job: one has ended or died.",
+        "short",
+        (
+            Query(f"sum(engine_rank_up{{{RUN}}})", "up", 1, 4096),
+            Query(f"max(engine_world_size{{{RUN}}})", "of", 1, 4096),
+        ),
+        width=4,
+        height=5,
+        base="blue",
+    ),
+    Panel(
+        "stat",
+        "Ranks missing",
+        "Ranks of the job that are not up. Anything but 0 needs a look at the launcher's report.",
+        "short",
+        (Query(f"max(engine_world_size{{{RUN}}}) - sum(engine_rank_up{{{RUN}}})", "missing", 0, 0),),
+        width=3,
+        height=5,
+        thresholds=((1, "red"),),
+    ),
+    Panel(
+        "stat",
+        "Alerts",
+        "Alerts that fire for this run. The table below names them; docs/dashboards.md says what to do.",
+        "short",
+        (Query(f'count(ALERTS{{{RUN}, alertstate="firing"}}) or vector(0)', "firing", 0, 100),),
+        width=3,
+        height=5,
+        thresholds=((1, "red"),),
+    ),
+    Panel(
+        "stat",
+        "Errors",
+        "Failed collectives and failures of the job that any rank has seen since it started.",
+        "short",
+        (Query(f"sum(engine_errors_total{{{RUN}}})", "errors", 0, 0),),
+        width=3,
+        height=5,
+        thresholds=((1, "red"),),
+    ),
+    Panel(
+        "stat",
+        "Stalled operations",
+        "Operations that are overdue: some rank has not brought its part.",
+        "short",
+        (Query(f"sum(engine_stalled_tensors{{{RUN}}})", "stalled", 0, 0),),
+        width=3,
+        height=5,
+        thresholds=((1, "orange"), (10, "red")),
+    ),
+    Panel(
+        "stat",
+        "Since the last collective",
+        "How long ago any rank last finished a collective. It grows in a stall, and while the program does "
+        "something else.",
+        "s",
+        (Query(f"clamp_min(time() - max(engine_last_collective_timestamp_seconds{{{RUN}}} > 0), 0)", "ago", 0, LONG),),
+        width=4,
+        height=5,
+        thresholds=((30, "orange"), (120, "red")),
+    ),
+    Panel(
+        "stat",
+        "Tuner",
+        "What the tuner does. Without one there is nothing here.",
+        "short",
+        (Query(f"max(engine_autotune_phase{{{RUN}}})", "phase", 1, 3),),
+        width=4,
+        height=5,
+        words=PHASE_WORDS,
+    ),
+)
+SPEED = (
+    Panel(
+        "timeseries",
+        "Step time against its floor",
+        "Mean time of an optimizer step over all ranks, and what would be left of it without exposed communication. "
+        "The gap is what faster communication or better knobs can win at most.",
+        "s",
+        (Query(STEP, "step", 1e-6, LONG), Query(FLOOR, "floor", 0, LONG)),
+        width=12,
+    ),
+    Panel(
+        "timeseries",
+        "Exposed communication",
+        "Share of the time in which ranks were blocked while a collective was executed: communication that backward "
+        "did not hide.",
+        "percentunit",
+        (Query(EXPOSED, "exposed", 0, 1.1),),
+        width=6,
+        thresholds=((0.1, "orange"), (0.3, "red")),
+        top=1,
+    ),
+    Panel(
+        "timeseries",
+        "Steps a second",
+        "Optimizer steps a second of one rank; all ranks step together.",
+        "ops",
+        (Query(STEPS, "steps", 1e-3, 1e5),),
+        width=6,
+    ),
+    Panel(
+        "timeseries",
+        "Throughput",
+        "Bytes of tensors in collectives, a second and rank, as they travel: compression lowers it.",
+        "Bps",
+        (
+            Query(
+                f"avg by (run, op) (sum by (run, rank, op) ({rate('engine_collective_bytes_total')}) > 0)",
+                "{{op}}",
+                1,
+                BIG,
+            ),
+            Query(BYTES, "all", 1, BIG),
+        ),
+        width=12,
+    ),
+    Panel(
+        "timeseries",
+        "Slowest and fastest rank to arrive",
+        "Mean time after the first rank at which ranks submit their tensors: the latest rank and the earliest. "
+        "One rank "
+        "far behind the others is a straggler; the Ranks dashboard says which.",
+        "s",
+        (
+            Query(f"max by (run) ({mean('engine_arrival_lag_seconds', 'run, rank')})", "latest", 0, LONG),
+            Query(f"min by (run) ({mean('engine_arrival_lag_seconds', 'run, rank')})", "earliest", 0, LONG),
+        ),
+        width=12,
+    ),
+)
+TROUBLE = (
+    Panel(
+        "states",
+        "Ranks over time",
+        "Which rank's process ran when.",
+        "short",
+        (Query(f"max by (rank) (engine_rank_up{{{RUN}}})", "rank {{rank}}", 1, 1),),
+        width=8,
+        words={0: ("down", "red"), 1: ("up", "green")},
+    ),
+    Panel(
+        "timeseries",
+        "Errors and stall warnings",
+        "How many came in the last interval, by kind. A flat line at 0 is what it should be.",
+        "short",
+        (
+            Query(f"sum by (kind) (increase(engine_errors_total{{{RUN}}}[$__rate_interval]))", "{{kind}}", 0, 0),
+            Query(
+                f"sum by (run) (increase(engine_stall_warnings_total{{{RUN}}}[$__rate_interval]))",
+                "stall warning",
+                0,
+                0,
+            ),
+        ),
+        width=8,
+    ),
+    Panel(
+        "table",
+        "Alerts that are pending or fire",
+        "Empty when all is well. What to do about each is in docs/dashboards.md.",
+        "short",
+        (Query(f"ALERTS{{{RUN}}}", "", 1, 1, expected=False),),
+        width=8,
+        columns={
+            "alertname": ("alert", ""),
+            "alertstate": ("state", ""),
+            "severity": ("severity", ""),
+            "rank": ("rank", ""),
+            "kind": ("kind", ""),
+        },
+    ),
+)
+DASHBOARD = Dashboard(
+    "enginerun-overview",
+    "Run overview",
+    "Is the run healthy, and how fast is it against its floor?",
+    (("Health", HEALTH), ("Speed", SPEED), ("Trouble", TROUBLE)),
+)

@@ -1,0 +1,1 @@
+"""Pictures of the dashboards from their JSON and a Prometheus, without Grafana."""

@@ -1,0 +1,137 @@
+"""`python -m grafana.preview URL RUN`: a picture of each dashboard, from its JSON and a Prometheus, by Chromium."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+from PIL import Image
+
+HERE = Path(__file__).parent
+POINTS = 120  # of a line
+LINE = 33  # pixels of a line of the grid, as in page.html
+WIDTH, HEADER = 1248, 66
+
+
+class Source:
+    """A Prometheus, and the time that is drawn."""
+
+    def __init__(self, url: str, run: str, end: float, minutes: float) -> None:
+        self.url, self.run, self.end, self.start = url.rstrip("/"), run, end, end - 60 * minutes
+        self.step = max(5.0, (self.end - self.start) / POINTS)
+
+    def filled_in(self, expr: str) -> str:
+        interval = f"{max(20, round(self.step + 5))}s"
+        return expr.replace("$run", self.run).replace("$rank", ".*").replace("$__rate_interval", interval)
+
+    def _ask(self, path: str, **parameters: Any) -> list[dict[str, Any]]:
+        with urlopen(f"{self.url}/api/v1/{path}?{urlencode(parameters)}", timeout=60) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return found
+
+    def over_time(self, expr: str) -> list[dict[str, Any]]:
+        return self._ask("query_range", query=self.filled_in(expr), start=self.start, end=self.end, step=self.step)
+
+    def now(self, expr: str) -> list[dict[str, Any]]:
+        return self._ask("query", query=self.filled_in(expr), time=self.end)
+
+
+def answered(board: dict[str, Any], source: Source) -> dict[str, Any]:
+    """The dashboard with the answers to its queries."""
+    for panel in board["panels"]:
+        if panel["type"] == "table":
+            panel["rows"] = list(_rows(panel, source))
+        elif panel["type"] != "row":
+            panel["series"] = [
+                {
+                    "name": _name(target["legendFormat"], one["metric"]),
+                    "values": [[t, float(v)] for t, v in one["values"]],
+                }
+                for target in panel["targets"]
+                for one in source.over_time(target["expr"])
+            ]
+    marks = [
+        {"color": mark["iconColor"], "time": moment}
+        for mark in board["annotations"]["list"]
+        for moment in sorted(set(_moments(mark, source)))
+    ]
+    return {**board, "marks": marks, "run": source.run, "start": source.start, "end": source.end, "step": source.step}
+
+
+def _name(legend: str, labels: dict[str, str]) -> str:
+    if not legend:
+        return ", ".join(f"{name}={value}" for name, value in labels.items()) or "value"
+    return re.sub(r"{{\s*(\w+)\s*}}", lambda match: labels.get(match[1], ""), legend)
+
+
+def _rows(panel: dict[str, Any], source: Source) -> Iterator[dict[str, Any]]:
+    """What the transformation `merge` makes of the queries: one row for what has the same labels."""
+    rows: list[dict[str, Any]] = []
+    alone = len(panel["targets"]) == 1
+    for target in panel["targets"]:
+        for one in source.now(target["expr"]):
+            value = {"Value" if alone else f"Value #{target['refId']}": float(one["value"][1])}
+            same = [row for row in rows if all(row.get(name, text) == text for name, text in one["metric"].items())]
+            if same and not alone:
+                same[0].update(value)
+            else:
+                rows.append({**one["metric"], **value})
+    return iter(sorted(rows, key=lambda row: int(row.get("rank", 0))))
+
+
+def _moments(mark: dict[str, Any], source: Source) -> Iterator[float]:
+    for one in source.over_time(mark["target"]["expr"]):
+        for moment, value in one["values"]:
+            at = float(value) / 1000 if mark.get("useValueForTime") else moment
+            if source.start <= at <= source.end:
+                yield at
+
+
+def draw(board: dict[str, Any], chromium: str, target: Path) -> None:
+    """Have the page drawn."""
+    lines = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
+    page = (HERE / "page.html").read_text().replace("/*BOARD*/null", json.dumps(board).replace("</", "<\\/"))
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        (place / "page.html").write_text(page)
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1"]
+        options += [f"--user-data-dir={place / 'profile'}", f"--window-size={WIDTH},{HEADER + lines * LINE}"]
+        command = [chromium, *options, f"--screenshot={place / 'page.png'}", f"file://{place / 'page.html'}"]
+        done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+        if not (place / "page.png").exists():
+            raise RuntimeError(f"{chromium} has drawn nothing:\n{done.stdout[-2000:]}")
+        # Few colours are in it: a palette makes the file a third as large.
+        Image.open(place / "page.png").convert("RGB").quantize(128).save(target, optimize=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m grafana.preview", description=__doc__)
+    parser.add_argument("url", help="of a Prometheus, such as http://127.0.0.1:9090")
+    parser.add_argument("run", help="name of the run")
+    parser.add_argument("--end", type=float, default=time.time(), help="unix time at which the picture ends (now)")
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--about", default="a job", help="what kind of run it is, for the label")
+    parser.add_argument("--chromium", default="chromium")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    given = parser.parse_args()
+    source = Source(given.url, given.run, given.end, given.minutes)
+    given.out.mkdir(parents=True, exist_ok=True)
+    for path in sorted((HERE.parent / "dashboards").glob("*.json")):
+        target = given.out / f"dashboard-{path.stem.removeprefix('enginerun-')}.png"
+        draw({**answered(json.loads(path.read_text()), source), "about": given.about}, given.chromium, target)
+        print(target)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

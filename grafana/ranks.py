@@ -1,0 +1,158 @@
+"""Ranks: who holds the others up?"""
+
+from __future__ import annotations
+
+from grafana.common import LONG, RANKS, RUN, Dashboard, Panel, Query, mean, rate
+
+LAG = mean("engine_arrival_lag_seconds", "run, rank", RANKS)
+BY_RANK = "rank {{rank}}"
+
+LATE = (
+    Panel(
+        "heatmap",
+        "Arrival lag by rank",
+        "How long after the first rank each rank submitted its tensors, in the mean. A row that is bright and stays "
+        "bright is a straggler: the others wait for it.",
+        "s",
+        (Query(LAG, BY_RANK, 0, LONG),),
+        width=12,
+        height=9,
+    ),
+    Panel(
+        "timeseries",
+        "Arrival lag by rank and host",
+        "The same figures as lines, with each rank's host. Ranks that take turns at being late are noise; one "
+        "rank that "
+        "always is has less processor, memory or input than the others.",
+        "s",
+        (
+            Query(
+                f"({LAG}) * on (run, rank) group_left (host) max by (run, rank, host) (engine_rank_info{{{RANKS}}})",
+                "rank {{rank}} on {{host}}",
+                0,
+                LONG,
+            ),
+        ),
+        width=12,
+        height=9,
+    ),
+    Panel(
+        "timeseries",
+        "Lag as a share of the step",
+        "Mean arrival lag over the mean time of a step. The straggler alert fires above a tenth, if others are "
+        "not late "
+        "as well.",
+        "percentunit",
+        (
+            Query(
+                f"({LAG}) / on (run) group_left () ({mean('engine_step_duration_seconds', 'run')})",
+                BY_RANK,
+                0,
+                10,
+            ),
+        ),
+        width=12,
+        thresholds=((0.1, "red"),),
+    ),
+    Panel(
+        "timeseries",
+        "Blocked in the engine",
+        "Share of the time in which the program waited for the engine. A straggler waits least: the others wait "
+        "for it.",
+        "percentunit",
+        (Query(f"sum by (rank) ({rate('engine_blocked_seconds_total', RANKS)})", BY_RANK, 0, 1.1),),
+        width=12,
+        top=1,
+    ),
+)
+TIMES = (
+    Panel(
+        "timeseries",
+        "Step time",
+        "Mean time of a step. Ranks step together, so that this is alike for all, and says nothing of who is slow.",
+        "s",
+        (Query(mean("engine_step_duration_seconds", "rank", RANKS), BY_RANK, 1e-6, LONG),),
+    ),
+    Panel(
+        "timeseries",
+        "Exposed communication",
+        "Share of the time in which the rank was blocked while a collective was executed.",
+        "percentunit",
+        (Query(f"sum by (rank) ({rate('engine_exposed_seconds_total', RANKS)})", BY_RANK, 0, 1.1),),
+        top=1,
+    ),
+    Panel(
+        "timeseries",
+        "Time in the queue",
+        "Mean time from a tensor's submission to the start of its collective. Long on ranks that are early.",
+        "s",
+        (Query(mean("engine_queue_duration_seconds", "rank", RANKS), BY_RANK, 0, LONG),),
+    ),
+    Panel(
+        "timeseries",
+        "Operations pending",
+        "Submitted and not done.",
+        "short",
+        (Query(f"sum by (rank) (engine_pending_tensors{{{RANKS}}})", BY_RANK, 0, 1e6),),
+        width=12,
+    ),
+    Panel(
+        "states",
+        "Rank up",
+        "Which rank's process ran when.",
+        "short",
+        (Query(f"max by (rank) (engine_rank_up{{{RANKS}}})", BY_RANK, 1, 1),),
+        width=12,
+        words={0: ("down", "red"), 1: ("up", "green")},
+    ),
+)
+TABLE = (
+    Panel(
+        "table",
+        "Ranks",
+        "Each rank's process and its present figures.",
+        "short",
+        (
+            Query(f"max by (rank, host, local_rank, pid, version, transport) (engine_rank_info{{{RANKS}}})", "", 1, 1),
+            Query(f"max by (rank) (engine_rank_up{{{RANKS}}})", "", 1, 1),
+            Query(mean("engine_arrival_lag_seconds", "rank", RANKS), "", 0, LONG),
+            Query(f"sum by (rank) ({rate('engine_blocked_seconds_total', RANKS)})", "", 0, 1.1),
+            Query(f"sum by (rank) (engine_pending_tensors{{{RANKS}}})", "", 0, 1e6),
+            Query(f"sum by (rank) (engine_errors_total{{{RANKS}}})", "", 0, 0),
+            Query(f"max by (rank) (engine_resets_total{{{RANKS}}})", "", 0, 0),
+            Query(f"time() - max by (rank) (engine_start_timestamp_seconds{{{RANKS}}} > 0)", "", 0, 1e8),
+        ),
+        width=24,
+        columns={
+            "rank": ("rank", ""),
+            "host": ("host", ""),
+            "local_rank": ("local rank", ""),
+            "pid": ("process", ""),
+            "transport": ("transport", ""),
+            "version": ("version", ""),
+            "Value #B": ("up", "bool_yes_no"),
+            "Value #C": ("arrival lag", "s"),
+            "Value #D": ("blocked", "percentunit"),
+            "Value #E": ("pending", "short"),
+            "Value #F": ("errors", "short"),
+            "Value #G": ("resets", "short"),
+            "Value #H": ("running for", "s"),
+        },
+    ),
+    Panel(
+        "heatmap",
+        "Distribution of step times",
+        "Steps a second by how long they took, over all ranks. A second band above the first is a step that is slow "
+        "now and then: checkpoints, evaluation, a loader that runs dry.",
+        "s",
+        (Query(f"sum by (le) ({rate('engine_step_duration_seconds_bucket', RUN)})", "{{le}}", 0, 1e6, heatmap=True),),
+        width=24,
+    ),
+)
+DASHBOARD = Dashboard(
+    "enginerun-ranks",
+    "Ranks",
+    "Which rank holds the others up?",
+    (("Who is late", LATE), ("Where their time goes", TIMES), ("Who they are", TABLE)),
+    by_rank=True,
+)

@@ -1,0 +1,44 @@
+"""Each panel is what Grafana's own types of its kind ask for, says the TypeScript compiler."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from prometheus_server import ROOT
+
+from grafana.types import Unavailable, compile_strictly, source
+
+pytestmark = pytest.mark.timeout(700)  # npm fetches at the first time
+
+
+def boards() -> list[dict[str, object]]:
+    return [json.loads(path.read_text()) for path in sorted((ROOT / "grafana/dashboards").glob("*.json"))]
+
+
+def compiled(program: str) -> str:
+    try:
+        return compile_strictly(program)
+    except Unavailable as error:
+        pytest.skip(f"needs node, and npm with its registry: {error}")
+
+
+def test_panels_are_of_their_types() -> None:
+    assert compiled(source(boards())) == ""
+
+
+def test_panels_of_other_types_are_refused() -> None:
+    program = source(boards())
+    changes = {
+        '"graphMode": "area"': '"graphMode": "arena"',
+        '"showHeader"': '"showHeaders"',
+        '"lineWidth"': '"lineWidths"',
+        '"color": "green"': '"colour": "green"',
+        '"description"': '"descriptions"',
+    }
+    for old, new in changes.items():
+        assert old in program
+        program = program.replace(old, new)
+    said = compiled(program)
+    for word in ("arena", "showHeaders", "lineWidths", "colour", "descriptions"):
+        assert f'"{word}"' in said

@@ -1,0 +1,140 @@
+"""The proof: a real job of four ranks with the tuner, found by a real Prometheus through file_sd. Every query of every
+panel and every rule is asked; then one rank is slowed down, and one is killed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_server import Programs, Server
+
+pytest.importorskip("torch", reason="needs torch")
+pytest.importorskip("prometheus_client", reason="needs prometheus_client")
+
+import real_training
+from ranks import Job, start_ranks
+
+from grafana.queries import Asked, hurried, panel_queries
+
+RULES = Path(__file__).parents[2] / "grafana" / "rules"
+NAME = "proof"
+HURRY = 12.0  # the rules' minutes are five seconds
+INTERVAL = "5s"
+CONFIG = """
+global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
+rule_files: [{rules}/*.yml]
+scrape_configs:
+  - job_name: enginerun
+    file_sd_configs: [{{files: ["{targets}/*.json"], refresh_interval: 1s}}]
+"""
+OPTIONS = """
+    --metrics-port 0 --metrics-file-sd {targets} --run-name proof --autotune
+    --autotune-steps-per-sample 10 --autotune-warmup-samples 1 --autotune-bayes-opt-max-samples 12
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The job, and the server that watches it."""
+
+    server: Server
+    job: Job
+    targets: Path
+
+    def until(self, condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.job.process.poll() is None, f"the job has ended:\n{self.job.result()}"
+            assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{self.job.result()}"
+            time.sleep(0.25)
+
+    def firing(self, alert: str) -> set[str]:
+        """The ranks that an alert fires for."""
+        answer = self.server.query(f'ALERTS{{alertname="{alert}", alertstate="firing", run="{NAME}"}}')
+        return {labels["rank"] for labels, _ in answer}
+
+
+@pytest.fixture(scope="module")
+def run(prometheus: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    directory = tmp_path_factory.mktemp("prometheus")
+    targets, rules = directory / "targets", directory / "rules"
+    targets.mkdir()
+    rules.mkdir()
+    for path in RULES.glob("*.yml"):
+        (rules / path.name).write_text(hurried(path.read_text(), HURRY))
+        prometheus.tool("check", "rules", rules / path.name)
+    config = CONFIG.format(rules=rules, targets=targets)
+    options = OPTIONS.format(targets=targets).split()
+    with (
+        Server(prometheus, directory, config) as server,
+        start_ranks(4, real_training.train, timeout=240.0, options=options) as job,
+    ):
+        yield Run(server, job, targets)
+
+
+@pytest.mark.timeout(200)
+def test_file_sd_leads_to_every_rank(run: Run) -> None:
+    run.until(lambda: len(run.server.query(f'engine_rank_up{{run="{NAME}"}} == 1')) == 4, "four ranks are up")
+    (target,) = run.server.api("targets")["activeTargets"]
+    assert target["health"] == "up" and target["lastError"] == ""
+    run.until(
+        lambda: run.server.query(f'engine_autotune_phase{{run="{NAME}"}} == 3'), "the tuner has searched", seconds=150.0
+    )
+    assert run.server.query(f'engine_autotune_trials_total{{run="{NAME}"}}')[0][1] >= 3
+    sizes = {labels["rank"]: value for labels, value in run.server.query("engine_world_size")}
+    assert sizes == {"0": 4.0, "1": 4.0, "2": 4.0, "3": 4.0}
+
+
+@pytest.mark.parametrize("asked", list(panel_queries()), ids=Asked.label)
+def test_every_panel_has_an_answer_in_a_sane_range(run: Run, asked: Asked) -> None:
+    """A misspelt metric is a success with no series."""
+    expr = asked.expr(NAME, interval=INTERVAL)
+    end = time.time()
+    now = [value for _, value in run.server.query(expr)]
+    over_time = run.server.query_range(expr, end - 10, end, 1)
+    if asked.query.expected:
+        assert now or over_time, f"no series: {expr}"
+    values = [*now, *(value for _, series in over_time for value in series)]
+    assert all(math.isfinite(value) and asked.query.low <= value <= asked.query.high for value in values), values
+
+
+def test_every_rule_works_and_no_alert_fires(run: Run) -> None:
+    rules = [rule for group in run.server.api("rules")["groups"] for rule in group["rules"]]
+    assert len(rules) > 10
+    assert {rule["name"]: rule.get("lastError", "") for rule in rules if rule["health"] != "ok"} == {}
+    recorded = [rule["name"] for rule in rules if rule["type"] == "recording"]
+    assert [name for name in recorded if not run.server.query(f'{{__name__="{name}", run="{NAME}"}}')] == []
+    firing = [rule["name"] for rule in rules if rule["type"] == "alerting" and rule["state"] == "firing"]
+    assert firing == []
+
+
+@pytest.mark.timeout(100)
+def test_the_slowed_rank_is_the_straggler_and_no_other(run: Run) -> None:
+    (run.job.directory / "slow.2").touch()
+    run.until(lambda: run.firing("EngineStraggler"), "the straggler is reported")
+    deadline = time.monotonic() + 4.0
+    while time.monotonic() < deadline:  # and stays so
+        assert run.firing("EngineStraggler") == {"2"}
+        time.sleep(0.5)
+    (run.job.directory / "slow.2").unlink()
+    run.until(lambda: not run.firing("EngineStraggler"), "it is over")
+
+
+@pytest.mark.timeout(100)
+def test_the_killed_rank_is_down_and_no_other(run: Run) -> None:
+    os.kill(run.job.pid(3), signal.SIGKILL)
+    deadline = time.monotonic() + 30.0
+    while not run.firing("EngineRankDown"):
+        assert time.monotonic() < deadline, f"nobody is down:\n{run.job.result()}"
+        time.sleep(0.2)
+    assert run.firing("EngineRankDown") == {"3"}
+    finished = run.job.finish(check=False)
+    assert finished.code == 128 + signal.SIGKILL
+    assert list(run.targets.iterdir()) == [], "the announcement is taken away"
