@@ -11,8 +11,8 @@ from engine.launch.errors import LaunchError
 from engine.launch.job import JobRun
 from engine.launch.options import parse
 
-# Commands of our own: a first argument, and the module whose `main` takes the others and returns the exit code. Programs of
-# these names come after options: there is no job without -np.
+# Commands of our own: a first argument, and the module whose `main` takes the others and returns the exit code. A
+# program of such a name comes after options: there is no job without -np.
 COMMANDS = {"dashboards": "engine.metrics.dashboards", "top": "engine.metrics.top"}
 
 

@@ -1,4 +1,4 @@
-"""What the tests of metrics share: jobs that hold pages of counters, the sources of the dashboards, and a Prometheus."""
+"""What the tests of metrics share: jobs that hold pages of counters, the dashboards' sources, and a Prometheus."""
 
 from __future__ import annotations
 
