@@ -154,8 +154,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="enginerun",
         usage="enginerun -np N [options] [--] command [arguments]",
         description="Start a command as N ranks on this host, show their output line by line, and end them together.",
-        epilog="'enginerun top' watches a running job; 'enginerun dashboards export DIR' writes dashboards for Grafana and "
-        "rules for Prometheus. Both have --help.",
+        epilog="'enginerun top' watches a running job; 'enginerun dashboards export DIR' writes dashboards for Grafana "
+        "and rules for Prometheus. Both have --help.",
         allow_abbrev=False,
     )
     add = parser.add_argument
