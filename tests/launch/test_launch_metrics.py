@@ -19,6 +19,7 @@ from engine.launch import cli
 from engine.launch.errors import LaunchError
 from engine.launch.options import parse
 from engine.metrics import page
+from engine.metrics.endpoint import UNKNOWN_PERIOD
 
 WAIT = "touch(f'up.{rank}'); wait_for('end')"
 
@@ -86,6 +87,40 @@ def test_nothing_points_to_a_job_that_has_ended(launcher, end):
         lines = textfile.read_text().splitlines()
         assert [line.rsplit(" ")[-1] for line in lines if line.startswith("engine_job_active")] == ["0.0"]
         assert [line.rsplit(" ")[-1] for line in lines if line.startswith("engine_rank_up")] == ["0.0", "0.0"]
+
+
+FAIL = "touch(f'{os.getpid()}.pid'); touch(f'up.{rank}'); wait_for('die'); sys.exit(3)"
+
+
+@pytest.mark.parametrize("then", ["scrape", "SIGTERM"])
+def test_who_has_scraped_a_job_may_see_it_fail(launcher, then):
+    with (launcher.home / "err").open("wb") as err:
+        arguments = ("-np", 2, "--metrics-file-sd", "sd", "--run-name", "it")
+        process = launcher.start(*arguments, python=FAIL, stdout=subprocess.DEVNULL, stderr=err)
+    launcher.wait_for("up.0", "up.1")
+    where = target(launcher)
+    assert scrape(where)['engine_rank_up{rank="1",run="it"}'] == "1.0"
+    pids = [path.stem for path in launcher.home.glob("*.pid")]
+    (launcher.home / "die").touch()
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "all ranks are gone")
+    began = time.monotonic()
+    if then == "scrape":
+        last = scrape(where)
+        assert [last[f'engine_rank_up{{rank="{rank}",run="it"}}'] for rank in (0, 1)] == ["0.0", "0.0"]
+    else:
+        until(lambda: "a signal ends that" in (launcher.home / "err").read_text(), "the launcher waits")
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 3
+    assert time.monotonic() - began < UNKNOWN_PERIOD / 2
+    assert os.listdir(launcher.home / "sd") == []
+
+
+def test_a_failure_that_nobody_looks_for_ends_at_once(launcher):
+    began = time.monotonic()
+    process = launcher.start("-np", 1, "--metrics-port", 0, python="sys.exit(3)")
+    job = launcher.finish(process)
+    assert job.code == 3 and "a signal ends that" not in job.err
+    assert time.monotonic() - began < UNKNOWN_PERIOD / 2
 
 
 def test_a_stale_file_is_overwritten_and_another_jobs_is_left(launcher):
