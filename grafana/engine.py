@@ -137,6 +137,21 @@ FLOW = (
     ),
     Panel(
         "timeseries",
+        "Time of a collective, by algorithm",
+        "Mean time from the start of a collective to its end, by operation and algorithm.",
+        "s",
+        (
+            Query(
+                f"sum by (op, algorithm) ({rate('engine_collective_seconds_total')}) "
+                f"/ (sum by (op, algorithm) ({rate('engine_collectives_total')}) > 0)",
+                "{{op}}, {{algorithm}}",
+                0,
+                LONG,
+            ),
+        ),
+    ),
+    Panel(
+        "timeseries",
         "Batches by reason",
         "Why batches were closed: full; the whole step was there; somebody waited; the cycle time was over.",
         "ops",

@@ -221,13 +221,13 @@ def _summary(count: str, nanoseconds: str) -> Reader:
     return lambda _, snapshot: [((), (snapshot[count], snapshot[nanoseconds] / 1e9))]
 
 
-def _by_algorithm(field: str) -> Reader:
+def _by_algorithm(field: str, unit: float = 1.0) -> Reader:
     def read(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
         for number, times in enumerate(snapshot.fields["collectives"]):
             if times:
                 operation, algorithm = divmod(number, len(page.ALGORITHMS))
                 labels = (page.OPERATIONS[operation], page.ALGORITHMS[algorithm])
-                yield labels, (snapshot.fields[field][number],)
+                yield labels, (snapshot.fields[field][number] / unit,)
 
     return read
 
@@ -239,11 +239,15 @@ def _tensors(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _durations(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
-    counts = snapshot.fields["collective_durations"]
+    counts, times, width = (
+        snapshot.fields["collective_durations"],
+        snapshot.fields["collective_ns"],
+        len(page.ALGORITHMS),
+    )
     for number, operation in enumerate(page.OPERATIONS):
         of_it = counts[number * page.DURATIONS : (number + 1) * page.DURATIONS]
         if any(of_it):
-            yield (operation,), (coarse(of_it), snapshot.fields["collective_ns"][number] / 1e9)
+            yield (operation,), (coarse(of_it), sum(times[number * width : (number + 1) * width]) / 1e9)
 
 
 def _steps(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
@@ -287,6 +291,7 @@ def _cycles(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
 READERS: dict[str, Reader] = {
     "engine_collectives_total": _by_algorithm("collectives"),
     "engine_collective_bytes_total": _by_algorithm("collective_bytes"),
+    "engine_collective_seconds_total": _by_algorithm("collective_ns", 1e9),
     "engine_collective_tensors_total": _tensors,
     "engine_collective_duration_seconds": _durations,
     "engine_last_collective_timestamp_seconds": _last,

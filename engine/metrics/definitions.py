@@ -56,6 +56,12 @@ _METRICS = (
         "Bytes of tensors in collectives, as they travel.",
         ("op", "algorithm"),
     ),
+    Metric(
+        "engine_collective_seconds_total",
+        "counter",
+        "Time from the starts of collectives to their ends on this rank.",
+        ("op", "algorithm"),
+    ),
     Metric("engine_collective_tensors_total", "counter", "Tensors in collectives.", ("op",)),
     Metric(
         "engine_collective_duration_seconds",

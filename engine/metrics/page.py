@@ -157,7 +157,7 @@ EXPECTED = {
     "collectives": len(OPERATIONS) * len(ALGORITHMS),
     "collective_bytes": len(OPERATIONS) * len(ALGORITHMS),
     "collective_tensors": len(OPERATIONS),
-    "collective_ns": len(OPERATIONS),
+    "collective_ns": len(OPERATIONS) * len(ALGORITHMS),
     "collective_durations": len(OPERATIONS) * DURATIONS,
     **dict.fromkeys("exposed_ns fused_bytes fusion_capacity queue_ns queued negotiation_ns negotiated".split(), 1),
     **dict.fromkeys("lag_ns lags completed mismatches last_ns".split(), 1),

@@ -44,7 +44,7 @@ enum { CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED
   LINE(collectives, KINDS *ALGORITHMS)      /* entries that moved data. This line: whoever executes entries */               \
   FIELD(collective_bytes, KINDS *ALGORITHMS)                                                                                 \
   FIELD(collective_tensors, KINDS)                                                                                           \
-  FIELD(collective_ns, KINDS)     /* from the start of an entry to its end */                                                \
+  FIELD(collective_ns, KINDS *ALGORITHMS)   /* from the start of an entry to its end */                                      \
   FIELD(collective_durations, KINDS *DURATIONS)                                                                              \
   FIELD(exposed_ns, 1)            /* of these, while some caller was blocked */                                              \
   FIELD(fused_bytes, 1)           /* in batches of allreduces that could have been fused */                                  \

@@ -53,7 +53,7 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, uint64_
     tally(&page.collectives[which], 1)
     tally(&page.collective_bytes[which], entry.bytes)
     tally(&page.collective_tensors[kind], entry.items)
-    tally(&page.collective_ns[kind], ns)
+    tally(&page.collective_ns[which], ns)
     tally(&page.collective_durations[kind * DURATIONS + duration_bucket(ns)], 1)
     if exposed:
         tally(page.exposed_ns, exposed)

@@ -88,7 +88,9 @@ def training(rank: int = 0, size: int = 4) -> dict[str, int | list[int]]:
         "collectives": by_algorithm(allreduce_oneshot=400, allreduce_twoshot=600, broadcast_shared=1),
         "collective_bytes": by_algorithm(allreduce_oneshot=400 << 12, allreduce_twoshot=600 << 20, broadcast_shared=9),
         "collective_tensors": [20_000, 30, 0, 0, 0, 0],
-        "collective_ns": [900_000_000, 1_000_000, 0, 0, 0, 0],
+        "collective_ns": by_algorithm(
+            allreduce_oneshot=100_000_000, allreduce_twoshot=800_000_000, broadcast_shared=1_000_000
+        ),
         "collective_durations": durations,
         "exposed_ns": 300_000_000,
         "blocked_ns": 400_000_000,

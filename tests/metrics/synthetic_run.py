@@ -114,6 +114,8 @@ class Run:
             self._add("engine_collectives_total", STEP / 10, **of, op="broadcast", algorithm="one-shot")
             self._add("engine_collective_bytes_total", steps * BYTES, **reduced, algorithm="two-shot")
             self._add("engine_collective_bytes_total", 4000, **of, op="broadcast", algorithm="one-shot")
+            self._add("engine_collective_seconds_total", steps * batches * took, **reduced, algorithm="two-shot")
+            self._add("engine_collective_seconds_total", STEP / 10 * 0.0002, **of, op="broadcast", algorithm="one-shot")
             self._add("engine_collective_tensors_total", steps * TENSORS, **reduced)
             self._add("engine_collective_tensors_total", STEP / 10, **of, op="broadcast")
             self._add("engine_blocked_seconds_total", STEP * (0.25 - 2 * lag + abs(noise(0, 0.01))), **of)

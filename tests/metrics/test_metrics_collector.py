@@ -115,6 +115,7 @@ def test_what_is_said_of_a_rank_is_what_its_page_says(pages):
     found = samples(exporter(pages))
     assert value(found, "engine_collectives_total", rank="1", op="allreduce", algorithm="two-shot") == 600
     assert value(found, "engine_collective_bytes_total", rank="1", op="broadcast", algorithm="shared") == 9
+    assert value(found, "engine_collective_seconds_total", rank="1", op="allreduce", algorithm="one-shot") == 0.1
     assert value(found, "engine_collective_duration_seconds_sum", rank="2", op="allreduce") == 0.9
     assert value(found, "engine_collective_duration_seconds_count", rank="2", op="allreduce") == 1000
     assert value(found, "engine_arrival_lag_seconds_sum", rank="3") == 0.04
