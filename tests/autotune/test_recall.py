@@ -268,6 +268,9 @@ class Asked:
     def record_steps(self) -> None:
         pass
 
+    def tell(self, **fields: int) -> None:
+        pass
+
     def ask(self, message: dict[str, Any], _: float) -> dict[str, Any]:
         self.messages.append(message)
         return {"type": "known", "knobs": self.recalled, "why": "a reason"}

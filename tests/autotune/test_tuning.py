@@ -246,6 +246,9 @@ class FakeEngine:
     def record_steps(self) -> None:
         pass
 
+    def tell(self, **fields: int) -> None:
+        pass
+
     def mark(self, seconds: float, version: int = 0, source: int = 0, **more: int) -> None:
         sums = {"waited": 0, "busy": 0, "nbytes": 0} | more
         self.marks.append((round(seconds * 1e9), version, source, *sums.values()))
