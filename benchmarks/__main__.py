@@ -70,7 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     five.add_argument(
         "--against", metavar="DIR", help="also another build of the engine, from `pip install --target DIR`"
     )
+    five.add_argument("--variants", nargs="+", choices=[name for name in observing.VARIANTS if name != observing.OTHER])
     five.add_argument("--rounds", type=int, help="rounds in which the variants take turns")
+    five.add_argument(
+        "--steps", type=int, help="timed steps in a block: the fewer, the less the machine changes meanwhile"
+    )
 
     six = commands.add_parser("autotune", help="the tuner beside other policies, on synthetic and recorded surfaces")
     six.add_argument("--parts", nargs="+", choices=autotune.PARTS)
@@ -185,8 +189,9 @@ def _sets(options: argparse.Namespace, console: Console) -> None:
 
 def _observing(options: argparse.Namespace, console: Console) -> None:
     changes = {name: getattr(options, name) for name in ("against", "rounds") if getattr(options, name)}
-    if options.workloads:
-        changes["workloads"] = tuple(options.workloads)
+    changes |= {name: tuple(getattr(options, name)) for name in ("workloads", "variants") if getattr(options, name)}
+    if options.steps:
+        changes["steps"] = tuple((name, options.steps) for name in observing.WORKLOADS)
     path = observing.run(observing.Settings(**changes), console)
     content = records.read("observing") or {}
     _show(console, observing.tables(content), path, observing.picture(content))

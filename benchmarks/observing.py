@@ -34,6 +34,7 @@ VARIANTS = {
     COUNTED: "metrics on",
     OTHER: "another build, never watched",
 }
+SAME_JOB = {ON: OFF, COUNTED: PAUSED}
 BASES = {COUNTED: PAUSED}
 """What a variant is compared with, where that is another than the one that is never watched: one of the same job."""
 MODULES = {
@@ -47,6 +48,7 @@ class Settings:
     """What to measure, and for how long."""
 
     workloads: tuple[str, ...] = tuple(WORKLOADS)
+    variants: tuple[str, ...] = (NEVER, OFF, ON, PAUSED, COUNTED)
     against: str = ""
     """Where another build of the engine is installed, by `pip install --target`; empty: there is none."""
     ranks: int = 2
@@ -66,6 +68,8 @@ class _Variants:
         module, arguments = MODULES[workload]
         self._groups: dict[str, Group] = {}
         for name in (NEVER, ON, COUNTED, *([OTHER] if settings.against else [])):
+            if not {name, SAME_JOB.get(name)} & {*settings.variants, OTHER}:
+                continue
             label = f"observing-{workload}-{name}"
             variables = {"ENGINE_METRICS": str(int(name == COUNTED))}
             if name == OTHER:
@@ -75,12 +79,14 @@ class _Variants:
             if workload == "training":
                 for variant in ("engine", "engine_timeline")[: 2 if name == ON else 1]:
                     group.ask({"do": "build", "variant": variant})
-        self._groups[OFF], self._groups[PAUSED] = self._groups[ON], self._groups[COUNTED]
+        for name, other in SAME_JOB.items():
+            if name in self._groups:
+                self._groups[other] = self._groups[name]
 
     @property
     def names(self) -> list[str]:
         """Return the variants, in the order of `VARIANTS`."""
-        return [name for name in VARIANTS if name in self._groups]
+        return [name for name in VARIANTS if name in (*self._settings.variants, OTHER) and name in self._groups]
 
     def block(self, name: str) -> list[dict[str, Any]]:
         """Take some steps of a variant; return each rank's times."""
@@ -185,7 +191,7 @@ def _with_base(results: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, An
     """Pair each row with the one of its workload that it is compared with."""
     rows = {(row["workload"], row["variant"]): row for row in results}
     for row in results:
-        yield row, rows[row["workload"], BASES.get(row["variant"], NEVER)]
+        yield row, rows.get((row["workload"], BASES.get(row["variant"], NEVER)), row)
 
 
 def _bracketed(interval: Interval) -> str:
