@@ -12,36 +12,44 @@ pytest.importorskip("torch", reason="needs torch")
 import torch_cases
 from ranks import RanksFailed, run_ranks
 
-MODULES = tuple(
-    f"torch_{each}"
-    for each in (
-        "training gradients state functions options alias batch_norm sets sparse adasum compression tuned".split()
-    )
+# Those of a line share a job, since a process takes seconds to import torch.
+JOBS = (
+    ("torch_training", "torch_gradients", "torch_state", "torch_functions"),
+    ("torch_options", "torch_alias", "torch_batch_norm", "torch_sets"),
+    ("torch_sparse", "torch_adasum", "torch_compression", "torch_tuned"),
 )
 SIZES = (1, 2, 3, 4)
-CASES = [(module, name) for module in MODULES if import_module(module) for name in torch_cases.registered[module]]
-_jobs: dict[tuple[str, int], list[dict[str, str]] | RanksFailed] = {}
+CASES = [
+    (job, module, name)
+    for job, modules in enumerate(JOBS)
+    for module in modules
+    if import_module(module)
+    for name in torch_cases.registered[module]
+]
+Failures = dict[tuple[str, str], str]  # by module and name
+_jobs: dict[tuple[int, int], list[Failures] | RanksFailed] = {}
 
 
-def failures(module: str, size: int) -> list[dict[str, str]]:
-    """What failed of a module's cases, by rank; they run in one job, once."""
-    if (module, size) not in _jobs:
+def failures(job: int, size: int) -> list[Failures]:
+    """What failed of a job's cases, by rank; it runs once."""
+    if (job, size) not in _jobs:
         try:
             # A rank that is waited for in vain becomes an error in time for the report.
-            done = run_ranks(size, torch_cases.run_cases, module, timeout=110, env={"ENGINE_STALL_LIMIT": "20"})
-            _jobs[module, size] = done.values
+            done = run_ranks(size, torch_cases.run_cases, JOBS[job], timeout=170, env={"ENGINE_STALL_LIMIT": "20"})
+            _jobs[job, size] = done.values
         except RanksFailed as error:
-            _jobs[module, size] = error
-    found = _jobs[module, size]
+            _jobs[job, size] = error
+    found = _jobs[job, size]
     if isinstance(found, RanksFailed):
         raise found
     return found
 
 
-@pytest.mark.parametrize(("module", "name"), CASES, ids=[name for _, name in CASES])
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("job", "module", "name"), CASES, ids=[name for *_, name in CASES])
 @pytest.mark.parametrize("size", SIZES)
-def test_torch(module: str, name: str, size: int) -> None:
-    wrong = [each[name] for each in failures(module, size) if name in each]
+def test_torch(job: int, module: str, name: str, size: int) -> None:
+    wrong = [each[module, name] for each in failures(job, size) if (module, name) in each]
     assert not wrong, "\n".join(wrong)
 
 

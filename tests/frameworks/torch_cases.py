@@ -46,21 +46,26 @@ def plain_case(function: Case) -> Case:
     return function
 
 
-def run_cases(module: str) -> dict[str, str]:
-    """Run all cases of a module on this rank; what failed, by name, with tracebacks."""
-    import_module(module)
-    engine.init()
+def run_cases(modules: Iterable[str]) -> dict[tuple[str, str], str]:
+    """Run all cases of some modules on this rank, each module in a world of its own.
+
+    What failed, by module and name, with tracebacks.
+    """
     torch.set_num_threads(1)
     failures = {}
-    for name, run in registered[module].items():
-        torch.manual_seed(0)
-        try:
-            run()
-        except engine.errors.WorldError:
-            raise
-        except Exception:
-            failures[name] = f"rank {engine.rank()}: {traceback.format_exc(limit=-6)}"
-        engine.barrier(f"end of {name}")
+    for module in modules:
+        import_module(module)
+        engine.init()
+        for name, run in registered[module].items():
+            torch.manual_seed(0)
+            try:
+                run()
+            except engine.errors.WorldError:
+                raise
+            except Exception:
+                failures[module, name] = f"rank {engine.rank()}: {traceback.format_exc(limit=-6)}"
+            engine.barrier(f"end of {name}")
+        engine.shutdown()
     return failures
 
 
