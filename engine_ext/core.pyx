@@ -990,6 +990,7 @@ cdef class Engine:
             self.shared = []
             if self.world is None and e.page != NULL and load_relaxed(e.page.state) == COUNTED_RUNNING:
                 store_relaxed(e.page.state, COUNTED_ENDED)
+                store_relaxed(e.page.stalled, 0)
             if self.world is None:
                 raise_event(e, EVENT_CLOSED)
                 close_descriptor(self.control)

@@ -127,7 +127,7 @@ class JobRun:
                 self._keep = self._options.directory is not None
                 raise
             outcome = supervisor.run()
-            if outcome.failed and outcome.signum is None:
+            if outcome.failed and outcome.signum is None and not outcome.hurried:
                 metrics.await_scrape(wakeup)
             metrics.stop()  # while signals cannot end us, and the guardian would clean up
         guardian.dismiss()

@@ -70,6 +70,8 @@ class Metrics:
             raise LaunchError("--metrics-address: nothing is served there; give --metrics-port as well")
         asked = wanted.anything and options.metrics.get("ENGINE_METRICS") != "0"
         counted = bool(options.metrics.keys() & _PUBLISHING) or _switch(given)
+        if wanted.anything and not counted and "ENGINE_METRICS" not in options.metrics:
+            say("metrics: nothing is served, because ENGINE_METRICS=0 says that nothing is counted")
         self.settings = {"ENGINE_METRICS": str(int(counted)), "ENGINE_RUN_NAME": wanted.run}
         try:
             if counted:
@@ -143,8 +145,10 @@ class Metrics:
             return
         began = time.monotonic()
         self._say(f"metrics: Prometheus may see the failure, within {seconds:.0f} s; a signal ends that")
+        poll = select.poll()
+        poll.register(wakeup, select.POLLIN)
         while time.monotonic() < began + seconds and not self._service.scraped_since(began):
-            if select.select([wakeup], [], [], LOOK)[0] and set(wakeup.recv(4096)) & set(ENDING):
+            if poll.poll(1e3 * LOOK) and set(wakeup.recv(4096)) & set(ENDING):
                 return
 
     def stop(self) -> None:

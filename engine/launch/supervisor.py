@@ -54,10 +54,13 @@ class Outcome:
         By rank.
     signum : int or None
         The signal that the user ended it with; None if a rank had failed before, or none came.
+    hurried : bool
+        Whether the user would not wait for its end.
     """
 
     ends: list[End]
     signum: int | None
+    hurried: bool = False
 
     @property
     def failed(self) -> bool:
@@ -190,7 +193,7 @@ class Supervisor:
                 stream.drain(PIPE_DRAIN)
                 self._close(stream)
         self._selector.close()
-        return Outcome(sorted(self._ends, key=lambda end: end.rank), self._signum)
+        return Outcome(sorted(self._ends, key=lambda end: end.rank), self._signum, self._hurry)
 
     def abandon(self) -> None:
         """Kill all ranks: the job could not be started whole."""

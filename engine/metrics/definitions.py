@@ -76,7 +76,11 @@ _METRICS = (
     ),
     # Where the time went.
     Metric("engine_step_duration_seconds", "histogram", "Time from one optimizer step to the next."),
-    Metric("engine_blocked_seconds_total", "counter", "Time in which the program was blocked in the engine."),
+    Metric(
+        "engine_blocked_seconds_total",
+        "counter",
+        "Time in which the program was blocked in the engine; added up over the world and process sets.",
+    ),
     Metric(
         "engine_exposed_seconds_total",
         "counter",

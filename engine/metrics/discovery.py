@@ -28,7 +28,7 @@ def clean_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name.strip())[:LONGEST_NAME].lstrip(".") or "run"
 
 
-def document(target: str, run: str) -> bytes:
+def document(target: str, run: str, pid: int) -> bytes:
     """Describe an endpoint.
 
     The run's name is a `__meta_` label, for relabelling, and no label of the target: each series has the label `run`,
@@ -39,13 +39,16 @@ def document(target: str, run: str) -> bytes:
     target : str
         `HOST:PORT`.
     run : str
+    pid : int
+        Of the process that serves: two jobs of one name have different documents.
 
     Returns
     -------
     bytes
         JSON, as file_sd and http_sd of Prometheus take it.
     """
-    return json.dumps([{"targets": [target], "labels": {"__meta_engine_run": run}}]).encode() + b"\n"
+    labels = {"__meta_engine_run": run, "__meta_engine_pid": str(pid)}
+    return json.dumps([{"targets": [target], "labels": labels}]).encode() + b"\n"
 
 
 def place(path: Path, run: str) -> Path:

@@ -12,6 +12,7 @@ import gzip
 import html
 import ipaddress
 import os
+import re
 import selectors
 import socket
 import threading
@@ -33,12 +34,16 @@ PAUSE = 0.1  # seconds, when no connection can be taken
 LINGER = 1.0  # seconds in which a refused client may finish sending, so that it reads the answer
 LINGER_BYTES = 1 << 20
 STOP_LIMIT = 1.0
+ANSWER_LIMIT = 0.3  # seconds that an answer may take after the end
+LOOK = 0.005
 KNOWN_PERIOD = 1.5  # of the time between scrapes, in which one is expected
 UNKNOWN_PERIOD = 20.0  # seconds in which one is expected after the only one
 LONGEST_PERIOD = 30.0
 BUSY = (
     b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\nRetry-After: 1\r\n\r\n503 too many connections\n"
 )
+
+GZIP = re.compile(r"gzip(\s*;\s*q=(1(\.0*)?|0\.0*[1-9]\d*))?", re.IGNORECASE)
 
 Exposition = Callable[[str], tuple[bytes, str]]
 
@@ -116,14 +121,21 @@ class Endpoint:
         self._scrapes = [*self._scrapes[-1:], came]
 
     def stop(self) -> None:
-        """Stop listening and end what is open. Waits for no client."""
+        """Stop listening and end what is open. Answers that have begun have 0.3 s."""
         self._stopped = True
         if self._thread.is_alive():
             self._writing.send(b".")
             self._thread.join(STOP_LIMIT)
-        with self._lock:
-            for connection in self._connections:
-                _shut(connection, socket.SHUT_RDWR)
+        for how in (
+            socket.SHUT_RD,
+            socket.SHUT_RDWR,
+        ):  # who reads a request ends at once; who writes an answer has a moment
+            with self._lock:
+                for connection in self._connections:
+                    _shut(connection, how)
+            end = time.monotonic() + ANSWER_LIMIT
+            while self._connections and how == socket.SHUT_RD and time.monotonic() < end:
+                time.sleep(LOOK)
         self.close()
 
     def close(self) -> None:
@@ -221,7 +233,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer by path."""
-        endpoint, path = self._endpoint, self.path.partition("?")[0]
+        endpoint = self._endpoint
+        path = re.sub(r"^https?://[^/]*", "", self.path, flags=re.IGNORECASE).partition("?")[0]
         if path == "/metrics":
             came = time.monotonic()
             try:
@@ -230,13 +243,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self._reply(HTTPStatus.INTERNAL_SERVER_ERROR, "500 a defect: the job's stderr shows it\n")
                 raise
             headers = {"Content-Type": kind}
-            if any(word.split(";")[0].strip().lower() == "gzip" for word in self._header("Accept-Encoding").split(",")):
+            if any(GZIP.fullmatch(word.strip()) for word in self._header("Accept-Encoding").split(",")):
                 body, headers = gzip.compress(body, compresslevel=1), headers | {"Content-Encoding": "gzip"}
             if not endpoint.stopped:
                 self._reply(HTTPStatus.OK, body, headers)
-                endpoint.note_scrape(came)
+                if self.command == "GET":
+                    endpoint.note_scrape(came)
         elif path == "/sd":
-            text = discovery.document(self._reached(), endpoint.run)
+            text = discovery.document(self._reached(), endpoint.run, os.getpid())
             self._reply(HTTPStatus.OK, text, {"Content-Type": "application/json"})
         elif path == "/":
             text = _INDEX.format(run=html.escape(endpoint.run)).encode()

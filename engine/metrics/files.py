@@ -37,17 +37,17 @@ def replace(path: Path, content: bytes) -> None:
         raise
 
 
-def remove(path: Path, run: str) -> None:
-    """Remove a file, if it speaks of a run; another job may have written its own there. Raises nothing.
+def remove(path: Path, mark: bytes) -> None:
+    """Remove a file, if it is ours; another job may have written its own there. Raises nothing.
 
     Parameters
     ----------
     path : Path
-    run : str
-        The run's name, which the file has in double quotes.
+    mark : bytes
+        What the file then contains.
     """
     with contextlib.suppress(OSError):
-        if f'"{run}"'.encode() in path.read_bytes():
+        if mark in path.read_bytes():
             path.unlink()
 
 

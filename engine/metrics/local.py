@@ -1,4 +1,6 @@
-"""This process's own page of counters. Several worlds, one after the other, count into the same one."""
+"""This process's own page of counters. Several worlds, one after the other, count into the same one, and so do several
+processes of a rank, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine.config import Config
+from engine.launch.processes import look
 from engine.logs import logger
 from engine.metrics import page
 from engine.metrics.page import PageError
@@ -54,14 +57,20 @@ def _open(path: str | None) -> int:
             if not Path(os.readlink(path)).name.startswith(f"memfd:{page.NAME}"):
                 raise PageError("is no page of counters")
             snapshot = page.read(path)
-            if snapshot is None or snapshot["pid"] == os.getpid():
+            if snapshot is None or snapshot.state in ("ended", "failed") or not _runs(snapshot["pid"]):
                 return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            logger.debug("metrics: %s is the page of process %d, which started this one", path, snapshot["pid"])
+            logger.debug("metrics: %s is the page of process %d, which runs", path, snapshot["pid"])
         except OSError as error:
             logger.warning("metrics: cannot open %s: %s; the launcher will not see this rank's", path, error.strerror)
         except PageError as error:
             logger.warning("metrics: %s %s; the launcher will not see this rank's", path, error)
     return page.make()
+
+
+def _runs(pid: int) -> bool:
+    """Whether another process runs."""
+    process = look(pid)
+    return pid != os.getpid() and process is not None and process.state not in "ZX"
 
 
 def begin(descriptor: int, rank: int, size: int, local_rank: int) -> dict[str, int]:

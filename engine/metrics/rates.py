@@ -11,7 +11,7 @@ from engine.metrics.page import PageError, Snapshot
 Page = Snapshot | PageError | None
 COUNTERS = (
     *("collectives", "collective_bytes", "collective_ns", "exposed_ns", "lag_ns", "lags", "completed"),
-    *("submitted", "blocked_ns", "steps", "step_ns"),
+    *("submitted", "blocked_ns", "steps", "step_ns", "step_durations"),
 )
 # Who is a straggler: later than the first rank by this much in the mean, and by this much more than the other ranks.
 LATE_SECONDS = 1e-3
@@ -137,7 +137,7 @@ def _between(before: Snapshot, after: Snapshot, seconds: float) -> Rates:
         steps=grown["steps"] / seconds,
         collectives=grown["collectives"] / seconds,
         nbytes=grown["collective_bytes"] / seconds,
-        step=grown["step_ns"] / 1e9 / grown["steps"] if grown["steps"] else None,
+        step=grown["step_ns"] / 1e9 / grown["step_durations"] if grown["step_durations"] else None,
         blocked=blocked,
         exposed=min(blocked, grown["exposed_ns"] / 1e9 / seconds),
         lag=grown["lag_ns"] / 1e9 / grown["lags"] if grown["lags"] else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -99,11 +100,7 @@ class Service:
             if port and self._endpoint.port != port:
                 self.warnings.append(f"metrics: port {port} is in use, port {self._endpoint.port} is used instead")
             self.news.append(f"metrics: http://{self._endpoint.target}/metrics")
-
-    @property
-    def files(self) -> list[Path]:
-        """What is written, and must not stay when the process is killed."""
-        return [path for path in (self._announced, self._wanted.textfile) if path is not None]
+            self._document = discovery.document(self._endpoint.target, wanted.run, os.getpid())
 
     def start(self) -> None:
         """Answer, and say where, from now on.
@@ -115,7 +112,7 @@ class Service:
         """
         if self._announced is not None and self._endpoint is not None:
             try:
-                files.replace(self._announced, discovery.document(self._endpoint.target, self._wanted.run))
+                files.replace(self._announced, self._document)
             except OSError as error:
                 raise MetricsError(
                     f"cannot write {str(self._announced)!r} for Prometheus's file_sd: {error.strerror}"
@@ -144,7 +141,7 @@ class Service:
         """Take the announcement away, stop listening, and write the textfile's last state. Waits for no client."""
         self._over = True
         if self._announced is not None:
-            files.remove(self._announced, self._wanted.run)
+            files.remove(self._announced, self._document)
         if self._endpoint is not None:
             self._endpoint.stop()
         if self._textfile is not None:
@@ -152,8 +149,10 @@ class Service:
 
     def discard(self) -> None:
         """Remove the files, in another process, after this one was killed."""
-        for path in self.files:
-            files.remove(path, self._wanted.run)
+        if self._announced is not None:
+            files.remove(self._announced, self._document)
+        if self._wanted.textfile is not None:
+            files.remove(self._wanted.textfile, f'run="{self._wanted.run}"'.encode())
 
     def _exporter(self) -> Exporter:
         """Made at the first use, in the thread that needs it: the import takes as long as the start of some ranks."""
@@ -185,7 +184,7 @@ def default_name(command: Sequence[str], pid: int) -> str:
     """
     name = Path(command[0]).stem
     for before, word in pairwise(("", *command)):
-        if before == "-m" or word.endswith(".py"):
+        if (before == "-m" and "python" in Path(command[0]).name) or word.endswith(".py"):
             script = Path(word)
             name = word if before == "-m" else script.parent.name if script.stem == "__main__" else script.stem
             break

@@ -6,11 +6,11 @@ import os
 
 from engine.launch import processes
 from engine.metrics.members import Member
-from engine.metrics.page import NAME, Snapshot
+from engine.metrics.page import NAME, PageError, Snapshot, read
 
 
 def page_of(pid: int) -> str | None:
-    """Find the page that a process of this user holds open.
+    """Find the page that a process of this user counts into.
 
     Parameters
     ----------
@@ -26,13 +26,19 @@ def page_of(pid: int) -> str | None:
         for entry in os.listdir(directory):
             path = f"{directory}/{entry}"
             try:
-                if os.readlink(path).startswith(f"/memfd:{NAME}"):
+                if os.readlink(path).startswith(f"/memfd:{NAME}") and _is_of(path, pid):
                     return path
-            except OSError:  # closed meanwhile
+            except (OSError, PageError):  # closed meanwhile; or nobody's
                 continue
     except OSError:
         pass
     return None
+
+
+def _is_of(path: str, pid: int) -> bool:
+    """Whether a page is a process's own: a forked one has its parent's, too."""
+    snapshot = read(path)
+    return snapshot is not None and snapshot["pid"] == pid
 
 
 class Stranger:

@@ -170,7 +170,7 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
             rank for rank, page in sorted(pages.items()) if rank not in read and not isinstance(page, PageError)
         ),
         steps=max((page["steps"] for page in ranks), default=0),
-        step=_ratio(total["step_ns"] / 1e9, total["steps"]),
+        step=_ratio(total["step_ns"] / 1e9, sum(buckets)),  # the first step has no length
         step_half=percentile(buckets, 0.5),
         step_most=percentile(buckets, 0.95),
         nbytes=total["collective_bytes"] / max(1, len(ranks)),
@@ -298,7 +298,7 @@ def _throughput(told: Figures) -> str:
 
 def _slowest(told: Figures) -> str:
     if len(told.lags) < 2:
-        return "not known: fewer than two ranks have brought tensors"
+        return "not known: fewer than two ranks have brought what others wait for"
     latest = max(told.lags, key=lambda rank: told.lags[rank])
     others = statistics.median(lag for rank, lag in told.lags.items() if rank != latest)
     by = f"{words.short(told.lags[latest])} after the first in the mean, the others {words.short(others)}"

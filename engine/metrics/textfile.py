@@ -34,6 +34,8 @@ class Textfile:
     def __init__(self, path: Path, text: Callable[[], bytes], say: Callable[[str], None]) -> None:
         if path.suffix != ".prom":
             raise MetricsError(f"the textfile {str(path)!r} is for node_exporter, which reads *.prom: name it so")
+        if path.is_dir():
+            raise MetricsError(f"the textfile {str(path)!r} is a directory: name a file in it")
         if problem := files.check_directory(path):
             raise MetricsError(f"the textfile {str(path)!r} cannot be written: {problem}")
         self.path = path

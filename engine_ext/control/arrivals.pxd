@@ -13,6 +13,7 @@ cdef enum:
 cdef void arrivals_decide(Coordinator* c, uint64_t now) noexcept nogil
 cdef void arrivals_note(Coordinator* c, Name* name) noexcept nogil
 cdef void arrivals_append(Coordinator* c, engine_entry* entry, const int32_t* ids) noexcept nogil
+cdef uint64_t arrivals_earliest(const Coordinator* c, const Name* name) noexcept nogil
 cdef void arrivals_count(Coordinator* c, engine_entry* entry, const Name* last) noexcept nogil
 
 cdef inline int arrival_last(uint64_t arrival) noexcept nogil:

@@ -60,16 +60,23 @@ cdef void arrivals_append(Coordinator* c, engine_entry* entry, const int32_t* id
     arrivals_decide(c, entry.closed)
 
 
-cdef void arrivals_count(Coordinator* c, engine_entry* entry, const Name* last) noexcept nogil:
-    """Say on an entry when the first rank brought the last of its members: each rank counts by how much it was later."""
+cdef uint64_t arrivals_earliest(const Coordinator* c, const Name* name) noexcept nogil:
+    """When the first rank brought `name`, as its open requests say, or else what stands beside its bit; 0: no rank did."""
     cdef uint64_t earliest = <uint64_t>-1
     cdef int r
-    if last.first:
-        return
     for r in range(c.segment.size):
-        if not c.joined[r]:
-            earliest = min(earliest, load_relaxed(&c.segment.pages[r].brought[last.id]))
-    entry.earliest = earliest if earliest != <uint64_t>-1 else 0
+        if c.joined[r]:
+            continue
+        if name.requests[r] != NULL:
+            earliest = min(earliest, name.requests[r].submitted)
+        elif name.id >= 0:
+            earliest = min(earliest, load_relaxed(&c.segment.pages[r].brought[name.id]))
+    return earliest if earliest != <uint64_t>-1 else 0
+
+
+cdef void arrivals_count(Coordinator* c, engine_entry* entry, const Name* last) noexcept nogil:
+    """Say on an entry when the first rank brought the last of its members: each rank counts by how much it was later."""
+    entry.earliest = last.earliest if last.earliest else arrivals_earliest(c, last)
     if entry.earliest:
         tally(c.page.negotiation_ns, now_ns() - entry.earliest)
         tally(c.page.negotiated, 1)

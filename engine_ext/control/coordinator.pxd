@@ -46,7 +46,7 @@ cdef struct Name:
     uint64_t ready              # nanoseconds: when all had brought it, in a round that is recorded; or 0
     uint64_t arrival            # then, who was last: see arrivals.pyx
     uint64_t closed             # when it last travelled in a recorded entry
-    bint first                  # queued by requests: no rank has said beside a bit when it brought it
+    uint64_t earliest           # nanoseconds: when the first rank brought it, in a round that requests have brought; else 0
 
 cdef struct Coordinator:
     Segment* segment

@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.control.agreement cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
-from engine_ext.control.arrivals cimport arrivals_decide, arrivals_note
+from engine_ext.control.arrivals cimport arrivals_decide, arrivals_earliest, arrivals_note
 from engine_ext.control.batch cimport close_batches
 from engine_ext.control.describe cimport describe_ranks
 from engine_ext.control.layout cimport (
@@ -259,7 +259,9 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
     if c.queue_count == 0:
         c.queue_since = now_ns()
         arrivals_decide(c, c.queue_since)
-    name.ready, name.first = 0, first
+    name.ready, name.earliest = 0, 0
+    if first and c.page != NULL:
+        name.earliest = arrivals_earliest(c, name)
     if c.recording:
         arrivals_note(c, name)
     c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)

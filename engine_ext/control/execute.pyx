@@ -97,6 +97,7 @@ cdef void fail_everything(State* e) noexcept nogil:
             store_relaxed(e.page.culprit, word & 0xFFFF)
             store_relaxed(e.page.cause, word >> 16 & 0xFFFF)
             store_relaxed(e.page.state, COUNTED_FAILED)
+            store_relaxed(e.page.stalled, 0)
     wake_waiters(e)
     raise_event(e, EVENT_ABORT)
 

@@ -34,10 +34,11 @@ cdef inline void overlap_entry_begins(Overlap* o, uint64_t now) noexcept nogil:
 
 cdef inline uint64_t overlap_entry_ends(Overlap* o, uint64_t now) noexcept nogil:
     """What of the entry was exposed; 0 if its beginning was not seen."""
-    cdef uint64_t exposed
+    cdef uint64_t exposed, blocked
     if not o.in_entry:
         return 0
-    exposed = min(now - o.entry_begun, overlap_blocked(o, now) - o.entry_blocked)
+    blocked = overlap_blocked(o, now)       # a wait that is told late may have ended before the entry began
+    exposed = min(now - o.entry_begun, blocked - min(blocked, o.entry_blocked))
     o.in_entry = False
     o.busy_ns += now - o.entry_begun
     o.exposed_ns += exposed

@@ -228,6 +228,7 @@ cdef uint64_t stall_watch(State* e, uint64_t now) noexcept nogil:
     cdef Op* first = NULL
     cdef Op* op
     if load32_relaxed(&e.failed):
+        e.overdue_count = 0
         return again
     pthread_mutex_lock(&e.lock)
     op = e.table.inflight                       # newest first

@@ -115,6 +115,57 @@ def test_who_has_scraped_a_job_may_see_it_fail(launcher, then):
     assert os.listdir(launcher.home / "sd") == []
 
 
+def test_a_job_that_could_not_start_leaves_the_file_of_its_namesake(launcher):
+    arguments = ("--run-name", "it", "--output-dir", "od", "--metrics-file-sd", "sd")
+    process = launcher.start("-np", 1, *arguments, python=WAIT)
+    launcher.wait_for("up.0")
+    where = target(launcher)
+    refused = launcher.run("-np", 1, *arguments, "true")
+    assert refused.code == 2 and "in use by another job" in refused.err
+    assert target(launcher) == where
+    (launcher.home / "end").touch()
+    assert launcher.finish(process).code == 0
+    assert os.listdir(launcher.home / "sd") == []
+
+
+def test_who_would_not_wait_for_the_end_does_not_wait_for_a_scrape(launcher):
+    program = """
+        if rank: wait_for('die'); sys.exit(3)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        touch('deaf'); wait_for('never')
+    """
+    process = launcher.start("-np", 2, "--grace-period", 20, "--metrics-file-sd", "sd", python=program)
+    launcher.wait_for("deaf")
+    where = target(launcher)
+    scrape(where)
+    (launcher.home / "die").touch()
+    until(
+        lambda: any(name.startswith("engine_rank_up") and value == "0.0" for name, value in scrape(where).items()),
+        "down",
+    )
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    job = launcher.finish(process)
+    assert job.code == 3 and "a signal ends that" not in job.err
+    assert time.monotonic() - began < 5.0
+
+
+def test_one_program_after_the_other_counts_into_the_ranks_page(launcher):
+    program = (
+        "import subprocess, sys\n"
+        "code = 'import engine, numpy; engine.init(); [engine.barrier() for _ in range(5)]'\n"
+        "for _ in range(2): subprocess.run([sys.executable, '-c', code], check=True)\n"
+        "touch('done'); wait_for('end')"
+    )
+    process = launcher.start("-np", 1, "--metrics-file-sd", "sd", "--run-name", "it", python=program)
+    until(lambda: (launcher.home / "done").exists(), "two programs", 60)
+    counted = scrape(target(launcher))
+    assert counted['engine_collective_tensors_total{op="barrier",rank="0",run="it"}'] == "10.0"
+    assert counted['engine_resets_total{rank="0",run="it"}'] == "1.0"
+    (launcher.home / "end").touch()
+    assert launcher.finish(process).code == 0
+
+
 def test_a_failure_that_nobody_looks_for_ends_at_once(launcher):
     began = time.monotonic()
     process = launcher.start("-np", 1, "--metrics-port", 0, python="sys.exit(3)")

@@ -40,7 +40,7 @@ def main() -> None:
             for field, step in (
                 *(("steps", 1), ("step_ns", 50 * MS), ("blocked_ns", 10 * MS), ("exposed_ns", 4 * MS), ("lags", 2)),
                 *(("lag_ns", rank * 2 * MS), ("collectives", 2), ("collective_bytes", 2_000_000), ("submitted", 8)),
-                *(("completed", 8), ("collective_ns", 9 * MS)),
+                *(("completed", 8), ("collective_ns", 9 * MS), ("step_durations", 1)),
             ):
                 words[field] = words.get(field, 0) + step
             fill(pages[rank], **words)

@@ -42,7 +42,7 @@ def test_a_run_is_named_for_its_script(command, name):
 
 
 def test_a_target_brings_no_label_that_a_series_has():
-    [group] = json.loads(discovery.document("h:1", "r"))
+    [group] = json.loads(discovery.document("h:1", "r", 5))
     assert group["targets"] == ["h:1"]
     assert all(label.startswith("__meta_") for label in group["labels"])
 
@@ -80,13 +80,13 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
 
 def test_only_the_runs_own_file_is_removed(tmp_path):
     path = tmp_path / "a.json"
-    path.write_bytes(discovery.document("h:1", "train-2"))
-    files.remove(path, "train-1")
-    files.remove(path, "train")
+    ours, theirs = (discovery.document("h:1", "train", pid) for pid in (1, 2))
+    path.write_bytes(theirs)
+    files.remove(path, ours)
     assert path.exists()
-    files.remove(path, "train-2")
+    files.remove(path, theirs)
     assert not path.exists()
-    files.remove(path, "train-2")
+    files.remove(path, theirs)
 
 
 def test_a_directory_gets_a_file_for_each_run_and_is_made(tmp_path):

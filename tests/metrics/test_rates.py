@@ -27,7 +27,7 @@ READINGS = st.dictionaries(st.integers(0, 4), PAGES, max_size=4)
 
 def test_rates_are_what_grew_by_the_time_that_passed() -> None:
     before = {"pid": 5, "steps": 10, "step_ns": 10**9, "lags": 4, "lag_ns": 4_000_000, "collective_bytes": [0, 1000]}
-    after = {"pid": 5, "steps": 14, "step_ns": 3 * 10**9, "lags": 6, "lag_ns": 10_000_000}
+    after = {"pid": 5, "steps": 14, "step_ns": 3 * 10**9, "step_durations": [3, 1], "lags": 6, "lag_ns": 10_000_000}
     after |= {"collective_bytes": [500, 4500], "blocked_ns": 10**9, "exposed_ns": 5 * 10**8, "collectives": [1, 2, 3]}
     found = rates(Reading(1.0, {0: snapshot(**before)}), Reading(3.0, {0: snapshot(**after)}))[0]
     assert (found.steps, found.step, found.lag, found.nbytes) == (2.0, 0.5, 0.003, 2000.0)

@@ -64,6 +64,16 @@ def late(slow: int, delay: float, steps: int) -> Fields:
     return own()
 
 
+def late_without_names(slow: int, delay: float, steps: int) -> Fields:
+    """The same, with a name that is new in each step."""
+    engine.init(metrics=True)
+    for step in range(steps):
+        if engine.rank() == slow:
+            time.sleep(delay)
+        engine.allreduce(np.ones(100, np.float32), name=f"step.{step}")
+    return own()
+
+
 def steps(count: int, seconds: float) -> dict[str, Any]:
     """Optimizer steps of a known length, of which half the time is spent in the engine."""
     engine.init(metrics=True)
@@ -139,6 +149,20 @@ def stalled() -> list[Fields]:
         time.sleep(0.05)
     found.append(own())
     return found
+
+
+def given_up() -> Fields:
+    """Rank 1 withholds a tensor for longer than the limit; the process of the other one lives on."""
+    engine.init(metrics=True, stall_warning=0.5, stall_limit=1.5)
+    engine.barrier()
+    if engine.rank() == 1:
+        time.sleep(8.0)
+        return {}
+    try:
+        engine.allreduce(np.ones(2, np.float32), name="tensor")
+    except engine.errors.WorldError:
+        return own()
+    raise AssertionError("the tensor came")
 
 
 def joined() -> Fields:

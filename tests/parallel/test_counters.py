@@ -79,6 +79,14 @@ def test_who_is_late_lags_and_nobody_else(size: int, slow: int) -> None:
     assert min(waited[:slow] + waited[slow + 1 :]) > 0.9 * delay * (steps - 1)
 
 
+def test_new_names_in_each_step_hide_nobody_who_is_late() -> None:
+    delay, steps = 0.02, 20
+    found = run_ranks(3, counters_program.late_without_names, 1, delay, steps).values
+    lags = [fields["lag_ns"][0] / fields["lags"][0] * 1e-9 for fields in found]
+    assert found[0]["lags"] == [steps]
+    assert lags[1] > 0.8 * delay and max(lags[0], lags[2]) < lags[1] / 2, lags
+
+
 def test_steps_are_counted_with_their_lengths() -> None:
     count, seconds = 20, 0.02
     for rank, value in enumerate(run_ranks(2, counters_program.steps, count, seconds).values):
@@ -111,6 +119,13 @@ def test_what_is_overdue_is_counted_until_it_is_done() -> None:
     during, after = waiting
     assert during["stalled"] == [1] and during["submitted"][0] == during["completed"][0] + 1
     assert after["stalled"] == [0] and after["stall_warnings"][0] >= 1
+
+
+def test_nothing_is_overdue_in_a_world_that_has_failed() -> None:
+    fields = run_ranks(2, counters_program.given_up, check=False).values[0]
+    assert fields["state"] == [page.STATES.index("failed")]
+    assert fields["cause"] == [page.CAUSES.index("stalled")] and fields["culprit"] == [2]
+    assert fields["stalled"] == [0] and fields["stall_warnings"][0] >= 1
 
 
 def test_who_has_joined_has_nothing_pending() -> None:
