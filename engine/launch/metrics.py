@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -143,11 +142,10 @@ class Metrics:
         seconds = 0.0 if self._service is None else self._service.end()
         if self._service is None or not seconds:
             return
-        began = time.monotonic()
         self._say(f"metrics: Prometheus may see the failure, within {seconds:.0f} s; a signal ends that")
         poll = select.poll()
         poll.register(wakeup, select.POLLIN)
-        while time.monotonic() < began + seconds and not self._service.scraped_since(began):
+        while self._service.awaits:
             if poll.poll(1e3 * LOOK) and set(wakeup.recv(4096)) & set(ENDING):
                 return
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from engine.metrics import discovery
 from engine.metrics.errors import MetricsError
+from engine.metrics.scrapers import Scrapers
 
 PORTS = 50  # that are tried after the one asked for
 CONNECTIONS = 16
@@ -36,9 +37,6 @@ LINGER_BYTES = 1 << 20
 STOP_LIMIT = 1.0
 ANSWER_LIMIT = 0.3  # seconds that an answer may take after the end
 LOOK = 0.005
-KNOWN_PERIOD = 1.5  # of the time between scrapes, in which one is expected
-UNKNOWN_PERIOD = 20.0  # seconds in which one is expected after the only one
-LONGEST_PERIOD = 30.0
 BUSY = (
     b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\nRetry-After: 1\r\n\r\n503 too many connections\n"
 )
@@ -68,6 +66,8 @@ class Endpoint:
     ----------
     port : int
         Where it listens.
+    scrapers : Scrapers
+        Who has scraped it.
 
     Raises
     ------
@@ -78,13 +78,13 @@ class Endpoint:
     def __init__(self, address: str, port: int, run: str, exposition: Exposition) -> None:
         self.run = run
         self.exposition = exposition
+        self.scrapers = Scrapers()
         self._listener = _listen(address, port)
         self._listener.setblocking(False)
         self._bound, self.port = self._listener.getsockname()[:2]
         self._reading, self._writing = socket.socketpair()
         self._connections: dict[socket.socket, float] = {}  # with the time at which each ends
         self._lock = threading.Lock()
-        self._scrapes: list[float] = []  # the last two that were answered: when they came
         self._stopped = False
         # Started by `start`, woken and joined by `stop`.
         self._thread = threading.Thread(target=self._serve, name="engine-metrics", daemon=True)
@@ -101,24 +101,9 @@ class Endpoint:
         """Whether `stop` was called: what is not answered yet shall not be."""
         return self._stopped
 
-    @property
-    def patience(self) -> float:
-        """Seconds in which a scrape should come; 0 if none has come so far."""
-        if len(self._scrapes) < 2:
-            return UNKNOWN_PERIOD if self._scrapes else 0.0
-        return min(LONGEST_PERIOD, KNOWN_PERIOD * (self._scrapes[-1] - self._scrapes[-2]))
-
-    def scraped_since(self, time: float) -> bool:
-        """Whether a scrape has been answered that came after a time, in seconds of CLOCK_MONOTONIC."""
-        return bool(self._scrapes) and self._scrapes[-1] > time
-
     def start(self) -> None:
         """Answer from now on. Connections that came before have waited."""
         self._thread.start()
-
-    def note_scrape(self, came: float) -> None:
-        """Remember a scrape that was answered."""
-        self._scrapes = [*self._scrapes[-1:], came]
 
     def stop(self) -> None:
         """Stop listening and end what is open. Answers that have begun have 0.3 s."""
@@ -248,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not endpoint.stopped:
                 self._reply(HTTPStatus.OK, body, headers)
                 if self.command == "GET":
-                    endpoint.note_scrape(came)
+                    endpoint.scrapers.note(f"{self.client_address[0]} {self._header('User-Agent')}", came)
         elif path == "/sd":
             text = discovery.document(self._reached(), endpoint.run, os.getpid())
             self._reply(HTTPStatus.OK, text, {"Content-Type": "application/json"})

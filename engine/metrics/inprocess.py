@@ -35,7 +35,7 @@ class InProcess:
         try:
             self._service = Service(wanted, self._members, logger.warning)
         except MetricsError as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(str(error)) from None
 
     def start(self, pids: Sequence[int]) -> None:
         """Serve.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -84,6 +85,8 @@ class Service:
         self._over = False
         self._made: Exporter | None = None
         self._making = threading.Lock()
+        self._ended = 0.0
+        self._awaited: dict[str, float] = {}  # who should come once more: until when, in seconds of CLOCK_MONOTONIC
         self._announced: Path | None = None
         self._textfile: Textfile | None = None
         if wanted.file_sd is not None:
@@ -130,12 +133,16 @@ class Service:
         float
             Seconds in which whoever scrapes it should come to see that; 0 if nobody does.
         """
-        self._over = True
-        return 0.0 if self._endpoint is None else self._endpoint.patience
+        self._over, self._ended = True, time.monotonic()
+        self._awaited = {} if self._endpoint is None else self._endpoint.scrapers.awaited(self._ended)
+        return max(self._awaited.values(), default=self._ended) - self._ended
 
-    def scraped_since(self, time: float) -> bool:
-        """Whether somebody has come after a time, in seconds of CLOCK_MONOTONIC."""
-        return self._endpoint is not None and self._endpoint.scraped_since(time)
+    @property
+    def awaits(self) -> bool:
+        """Whether somebody has not come since `end` who should."""
+        return self._endpoint is not None and self._endpoint.scrapers.missing(
+            self._awaited, self._ended, time.monotonic()
+        )
 
     def stop(self) -> None:
         """Take the announcement away, stop listening, and write the textfile's last state. Waits for no client."""

@@ -290,7 +290,7 @@ def _throughput(told: Figures) -> str:
         return "no collective has moved data"
     steps = ""
     if told.step:
-        steps = f"; {1 / told.step:.3g} steps/s"
+        steps = f"; {1 / told.step:.1f} steps/s"
     return f"{words.size(told.nbytes)} of tensors in {words.clock(told.active)}, " + (
         f"{words.speed(told.nbytes / told.active)} a rank{steps}"
     )

@@ -133,7 +133,7 @@ def _head(frame: Frame) -> list[str]:
     if not rates:
         return parts
     if steps:
-        parts.append(f"{statistics.median(rate.steps for rate in rates):.3g} steps/s")
+        parts.append(f"{statistics.median(rate.steps for rate in rates):.1f} steps/s")
     else:
         parts.append(f"{statistics.median(rate.collectives for rate in rates):.3g} collectives/s")
     parts.append(f"{statistics.fmean(rate.nbytes for rate in rates) / 1e9:.3f} GB/s a rank")
@@ -225,13 +225,19 @@ def _speed(figure: Callable[[Rates], float | None], digits: int) -> Callable[[Fr
     return lambda frame, rank, page, rate: NONE if rate is None else _rate(figure(rate), digits)
 
 
+def _steps(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
+    """Nothing, rather than 0, where nobody tells what a step is."""
+    counted = isinstance(page, Snapshot) and page["steps"] > 0
+    return _rate(rate.steps if counted and rate is not None else None, 2)
+
+
 def _errors(page: Snapshot) -> int:
     return page["mismatches"] + (page.state == "failed")
 
 
 COLUMNS = (
     _Column("rank", "rank", 4, 0, lambda frame, rank, page, rate: str(rank)),
-    _Column("steps/s", "steps/s", 7, 5, _speed(lambda rate: rate.steps, 2)),
+    _Column("steps/s", "steps/s", 7, 5, _steps),
     _Column("ms/step", "ms a step", 8, 2, _speed(lambda rate: None if rate.step is None else 1e3 * rate.step, 2)),
     _Column("block%", "blocked %", 6, 4, _speed(lambda rate: 100 * rate.blocked, 1)),
     _Column("expos%", "exposed %", 6, 3, _speed(lambda rate: 100 * rate.exposed, 1)),

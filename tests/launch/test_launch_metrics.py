@@ -19,7 +19,7 @@ from engine.launch import cli
 from engine.launch.errors import LaunchError
 from engine.launch.options import parse
 from engine.metrics import page
-from engine.metrics.endpoint import UNKNOWN_PERIOD
+from engine.metrics.scrapers import UNKNOWN_PERIOD
 
 WAIT = "touch(f'up.{rank}'); wait_for('end')"
 

@@ -80,7 +80,7 @@ def test_the_summary_has_about_ten_lines_and_its_figures() -> None:
     assert text[0] == "summary: 2 ranks, 0:00:30"
     shown = "\n".join(text)
     for figure in (
-        *("400, of 50 ms in the mean", "33.6 ms to 67.1 ms", "8 GiB of tensors", "429 MB/s a rank", "20 steps/s"),
+        *("400, of 50 ms in the mean", "33.6 ms to 67.1 ms", "8 GiB of tensors", "429 MB/s a rank", "20.0 steps/s"),
         *("blocked for 3.0 %", "1.0 % in collectives", "2.0 % waiting", "90.0 %", "1, 12 ms after the first"),
         *("50.0 % of the threshold", "whole step 80 %", "--fusion-threshold 64M --cycle-time-ms 5 --stores auto"),
     ):
