@@ -33,13 +33,13 @@ class CNN(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(
             nn.Conv2d(1, 32, 3, padding=1),
-            nn.GELU(),
+            nn.Tanh(),
             nn.Conv2d(32, 64, 3, padding=1),
-            nn.GELU(),
+            nn.Tanh(),
             nn.AvgPool2d(2),
             nn.Flatten(),
             nn.Linear(64 * 4 * 4, 128),
-            nn.GELU(),
+            nn.Tanh(),
             nn.Linear(128, 10),
         )
 
@@ -89,7 +89,7 @@ def main() -> None:
 
     torch.manual_seed(rank)  # Every rank invents a model of its own; that of rank 0 is the one to train.
     model = CNN()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if not args.no_wrap:
         views = args.bucket_view
         optimizer = engine.DistributedOptimizer(optimizer, model.named_parameters(), gradient_as_bucket_view=views)
