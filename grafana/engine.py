@@ -169,7 +169,6 @@ FLOW = (
             Query(f"avg by (run) ({rate('engine_submissions_total')})", "submissions", 0, 1e7),
             Query(f"avg by (run) ({rate('engine_cache_misses_total')})", "misses", 0, 1e7),
         ),
-        width=12,
     ),
     Panel(
         "timeseries",
@@ -180,7 +179,6 @@ FLOW = (
             Query(f"avg by (run) (engine_pending_tensors{{{RUN}}})", "mean", 0, 1e6),
             Query(f"max by (run) (engine_pending_tensors{{{RUN}}})", "most", 0, 1e6),
         ),
-        width=12,
     ),
 )
 KNOBS = (
