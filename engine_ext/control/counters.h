@@ -66,7 +66,7 @@ enum { CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED
   FIELD(compression, 1)           /* engine_meta.wire */                                                                     \
   LINE(submitted, 1)              /* operations. This line: callers, under the engine's lock */                              \
   FIELD(requests, 1)              /* of these, with their whole description: new names, changed tensors */                   \
-  FIELD(blocked_ns, 1)            /* in which some caller was blocked, by engine */                                                     \
+  FIELD(blocked_ns, 1)            /* in which some caller was blocked, added up over engines */                              \
   FIELD(steps, 1)                                                                                                            \
   FIELD(step_ns, 1)                                                                                                          \
   FIELD(step_durations, DURATIONS)                                                                                           \
