@@ -25,6 +25,7 @@ from engine.trace.flight import Recorder, snapshot
 from engine_ext.errors import BY_CAUSE
 
 _CAUSES = {BY_CAUSE[code]: word for code, word in {1: "died", 2: "raised", 3: "left", 4: "stalled"}.items()}
+TRACEBACK = "traceback.txt"
 SHOWN = 3  # names in one line of a stall report
 _NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{Path(__file__).parent}{os.sep}", ".pyx")
 
@@ -161,7 +162,25 @@ class Watch:
         """
         if os.getpid() == self._pid:
             self._engine.abort(summary(kind, value, trace))
+            if self._chained is sys.__excepthook__ and self._shorten(kind, value, trace):
+                return
         self._chained(kind, value, trace)
+
+    def _shorten(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> bool:
+        """Show in one line an exception that tells nothing new, and keep its traceback in a file; False: show it whole.
+
+        Of many ranks that fail because of one, or are interrupted together, the tracebacks would bury the one that counts.
+        """
+        another = isinstance(value, WorldError) and value.rank != self._engine.rank
+        if not self._recorder.kept or not (another or issubclass(kind, KeyboardInterrupt)):
+            return False
+        self.report_failure()  # The cause goes first.
+        try:
+            path = self._recorder.write_text(TRACEBACK, "".join(traceback.format_exception(kind, value, trace)))
+        except OSError:
+            return False
+        print(f"{summary(kind, None, trace)} (its traceback: {path})", file=sys.stderr, flush=True)
+        return True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() == self._pid:

@@ -100,6 +100,8 @@ cdef enum:
 
 LARGEST_CHUNK = SLOT_BYTES      # of what `set_knobs` takes
 CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
+LEFT_HINT = (". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join() after its "
+             "last step")
 
 
 # ---- operations ----------------------------------------------------------------------------------------------------
@@ -407,7 +409,8 @@ cdef class Engine:
         cdef int culprit = <int>(word & 0xFFFF) - 1, cause = <int>(word >> 16 & 0xFFFF), reporter = <int>(word >> 32)
         cdef str text = (<bytes>self.state.segment.world.pages[reporter].reason).decode("utf-8", "replace")
         seen = "" if reporter == culprit else f" (rank {reporter} noticed it first)"
-        return BY_CAUSE[cause](f"rank {culprit} {CAUSES[cause]}: {text}{seen}", culprit)
+        why = LEFT_HINT if cause == CAUSE_LEFT else ""
+        return BY_CAUSE[cause](f"rank {culprit} {CAUSES[cause]}: {text}{why}{seen}", culprit)
 
     @property
     def failure(self):

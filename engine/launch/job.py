@@ -26,7 +26,7 @@ from engine.launch.report import QUOTE, failure_lines, flight_records, investiga
 from engine.launch.supervisor import Outcome, Supervisor, signals
 from engine.launch.verdict import Verdict
 
-LEFT_BY_RANKS = ("failure.json", "flight.json")
+LEFT_BY_RANKS = ("failure.json", "flight.json", "traceback.txt")
 
 
 class JobRun:
@@ -84,6 +84,7 @@ class JobRun:
                 directory=directory,
                 settings=_with_log(options, os.environ) | metrics.settings,
                 horovod=options.horovod,
+                torchrun=options.torchrun,
                 counters=metrics.counters,
             )
             if not options.quiet:

@@ -48,6 +48,8 @@ class Options:
         Say at the end what the run was like.
     horovod : bool
         `import horovod.torch` gives `engine.torch`.
+    torchrun : bool
+        Ranks are given torchrun's variables too.
     ignored : tuple of str
         Options that were accepted and do nothing.
     """
@@ -65,6 +67,7 @@ class Options:
     quiet: bool
     summary: bool
     horovod: bool
+    torchrun: bool
     ignored: tuple[str, ...]
 
 
@@ -145,6 +148,7 @@ def parse(arguments: Sequence[str]) -> Options:
         quiet=given.quiet,
         summary=given.summary,
         horovod=given.horovod,
+        torchrun=not given.horovod if given.torchrun is None else given.torchrun,
         ignored=tuple(given.ignored),
     )
 
@@ -159,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-np", "-n", "--num-proc", type=_count, metavar="N", help="number of ranks")
+    add("-np", "-n", "--num-proc", "--np", type=_ranks, metavar="N", help="number of ranks")
     add("-H", "--hosts", metavar="NAME:SLOTS", help="hosts and their slots; so far this host only")
     add("-hostfile", "--hostfile", type=Path, metavar="FILE", help="the same from a file of lines 'NAME slots=N'")
     add("--output-dir", "--output-filename", type=Path, metavar="DIR", help="keep rank.N/stdout and rank.N/stderr here")
@@ -176,6 +180,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--summary", action="store_true", help="say at the end what the run was like, and what to change")
     add("--version", "-v", action=_Version, nargs=0, help="show the version and exit")
     add("--check-build", "-cb", action=_CheckBuild, nargs=0, help="show what this installation can do and exit")
+    add(
+        "--torchrun-variables",
+        dest="torchrun",
+        action=argparse.BooleanOptionalAction,
+        help="give ranks torchrun's RANK, WORLD_SIZE, MASTER_PORT .. too, by which Trainer and Accelerate wrap a model "
+        "in DDP (default: yes, but not with --horovod)",
+    )
     _add_placement(parser)
     _add_settings(parser)
     _add_tuning(parser)
@@ -356,6 +367,11 @@ _count = _number("a whole number of at least 1", 1, int)
 _seconds = _number("a number of seconds, 0 or more", 0, float)
 _positive_seconds = _number("a number of seconds above 0", 0.001, float)
 _amount = _number("a number, 0 or more", 0, float)
+
+
+def _ranks(text: str) -> float:
+    """A number of ranks. Of `-np4`, written without a blank, argparse takes `p4` for the value of `-n`."""
+    return _count(text[1:] if text[:1] == "p" and text[1:].isdigit() else text)
 
 
 def _path(text: str) -> Path:

@@ -18,6 +18,8 @@ FOREIGN = (
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
 )
 FOREIGN_PREFIX = "TORCHELASTIC_"
+# Torchrun's. Libraries that find them make a process group, and wrap the model in DistributedDataParallel, by themselves.
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What the launcher does itself, and ranks would do a second time; and an outer job's page.
 OURS = (
     *(f"ENGINE_METRICS_{name}" for name in ("PORT", "ADDRESS", "FILE_SD", "TEXTFILE")),
@@ -45,6 +47,8 @@ class Job:
         Engine settings that options asked for, by variable.
     horovod : bool
         Ranks run scripts written for Horovod.
+    torchrun : bool
+        Ranks are given torchrun's variables too.
     counters : sequence of str
         Path of each rank's page of counters; none if nothing is counted.
     """
@@ -56,6 +60,7 @@ class Job:
     directory: Path
     settings: Mapping[str, str]
     horovod: bool = False
+    torchrun: bool = True
     counters: Sequence[str] = ()
 
 
@@ -100,7 +105,7 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
     shared = {
         name: value
         for name, value in environment.items()
-        if name not in FOREIGN + OURS and not name.startswith(FOREIGN_PREFIX)
+        if name not in FOREIGN + OURS + TORCHRUN and not name.startswith(FOREIGN_PREFIX)
     }
     shared.setdefault("PYTHONUNBUFFERED", "1")
     if allotment.threads is not None:
@@ -120,7 +125,7 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
 
 
 def _place(job: Job, rank: int) -> dict[str, str]:
-    """Give the variables that tell a process its place: ours, torchrun's, and Horovod's where they are wanted."""
+    """Give the variables that tell a process its place: ours, and torchrun's and Horovod's where they are wanted."""
     number, size = str(rank), str(job.size)
     place = {
         "ENGINE_RANK": number,
@@ -130,13 +135,9 @@ def _place(job: Job, rank: int) -> dict[str, str]:
         "ENGINE_JOB": job.name,
         "ENGINE_SECRET": job.secret,
         "ENGINE_OUTPUT_DIR": str(job.directory),
-        "RANK": number,
-        "LOCAL_RANK": number,
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(job.port),
     }
+    if job.torchrun:
+        place |= dict(zip(TORCHRUN, (number, number, size, size, "127.0.0.1", str(job.port)), strict=True))
     if job.counters:
         place["ENGINE_COUNTERS"] = job.counters[rank]
     if job.horovod:

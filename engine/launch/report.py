@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ TAIL_LINES = 20
 TAIL_BYTES = 1 << 18
 TRACEBACK_LINES = 200
 LINE_CHARACTERS = 2000
+# What the engine's errors put around the account of a failure: who is to blame, and who saw it. The report says both itself.
+_FRAME = re.compile(r"^rank \d+ (?:died|failed|left while others still need it|stalled): | \(rank \d+ noticed it first\)$")
+_SENT = re.compile(r"\branks? ([\d, ]+) sent ")
 
 
 def read_tail(path: Path) -> list[str]:
@@ -138,7 +142,11 @@ def failure_lines(verdict: Verdict, ends: Sequence[End], directory: Path, starte
     end = by_rank[verdict.culprit]
     lines = [f"other ranks: {text}" for text in _others(verdict, ends)]
     path = directory / f"rank.{end.rank}" / "stderr"
-    extract = _extract(read_tail(path))
+    tail = read_tail(path)
+    extract = _extract(tail)
+    odd = odd_one_out(tail)
+    if odd is not None:
+        lines.append(f"the ranks disagree, and rank {odd} is the odd one out; rank {end.rank} was only the first to end")
     lines.append(f"first failure: rank {end.rank} on {socket.gethostname()}: {_cause(verdict, end, started)}")
     if extract:
         lines[-1] += f"; the end of its stderr ({path}):"
@@ -148,11 +156,33 @@ def failure_lines(verdict: Verdict, ends: Sequence[End], directory: Path, starte
     return lines
 
 
+def odd_one_out(lines: Sequence[str]) -> int | None:
+    """Find the one rank that disagrees with all others, in the last words of a rank that failed of a mismatch.
+
+    Parameters
+    ----------
+    lines : sequence of str
+        The end of its stderr. A mismatch reads `MismatchError: ranks disagree on 'x': ranks 0, 1 sent .., rank 2 sent ..`.
+
+    Returns
+    -------
+    int or None
+        None without a mismatch, or if no rank stands alone against several that agree.
+    """
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    if not re.match(r"(?:[\w.]+\.)?MismatchError: ", last):
+        return None
+    sides = [[int(rank) for rank in re.findall(r"\d+", ranks)] for ranks in _SENT.findall(last)]
+    alone = [side[0] for side in sides if len(side) == 1]
+    return alone[0] if len(sides) == 2 and len(alone) == 1 else None
+
+
 def _cause(verdict: Verdict, end: End, started: float) -> str:
     """Say in one line what the culprit did."""
     after = f"{max(0.0, end.time - started):.1f} s after the start"
     claim = verdict.claim
-    word = f" (rank {claim.source}: {claim.message})" if claim and claim.source != end.rank and claim.message else ""
+    said = "" if claim is None or claim.source == end.rank else _FRAME.sub("", claim.message)
+    word = f" (rank {claim.source}: {said})" if claim is not None and said else ""
     if end.failed:
         hint = " (from outside; the kernel does this when memory runs out)" if end.code == -signal.SIGKILL else ""
         return f"{describe(end.code)}{hint}, {after}"

@@ -27,8 +27,17 @@ class Recorder:
         self._directory = directory
         self._rank = rank
 
+    @property
+    def kept(self) -> bool:
+        """Whether somebody has chosen the directory, and so knows where to look."""
+        return self._directory is not None
+
     def write(self, name: str, content: dict[str, Any]) -> Path:
-        """Write one JSON file, readable by its owner only; whoever reads it sees all of it or the one before.
+        """Write one JSON file, as `write_text` does."""
+        return self.write_text(name, json.dumps(content, indent=1, default=str))
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write one file, readable by its owner only; whoever reads it sees all of it or the one before.
 
         Returns
         -------
@@ -43,8 +52,8 @@ class Recorder:
         # mkstemp makes the file 0600; a link that somebody planted under a guessed name would not be followed.
         handle, draft = tempfile.mkstemp(dir=home, prefix=f".{name}.")
         try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(content, file, indent=1, default=str)
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
             os.replace(draft, path)
         except BaseException:
             os.unlink(draft)

@@ -158,7 +158,7 @@ cdef const char* hint(const Sides* sides, int size) noexcept nogil:
                 continue
             if sides.side[a].gradients != sides.side[b].gradients:
                 return (b". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join() "
-                        b"after its last step")
+                        b"after its last step. Or do only some ranks call what is waited for, as below 'if rank() == 0'?")
             found = b". They keep each other waiting: do all ranks call the same collectives, in the same order?"
     return found
 

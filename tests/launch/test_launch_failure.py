@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 
 import pytest
@@ -215,3 +216,60 @@ def test_a_rank_that_wrote_nothing_says_so(launcher):
     job = launcher.run("-np", 1, "false")
     assert job.code == 1
     assert job.verdict[0].endswith("it wrote nothing to stderr")
+
+
+ENGINE_JOB = """
+import numpy, engine
+engine.init()
+engine.allreduce(numpy.ones(2), name="warm")
+touch(f"up.{rank}")
+"""
+
+
+def test_of_many_ranks_that_fail_because_of_one_its_traceback_alone_is_shown(launcher):
+    job = launcher.run(
+        "-np",
+        3,
+        python=ENGINE_JOB
+        + """
+if rank == 2: raise ValueError("boom")
+engine.allreduce(numpy.ones(2), name="x")
+""",
+    )
+    [kept] = launcher.kept()
+    assert job.err.count("[2]<stderr>:Traceback (most recent call last):") == 1
+    for rank in (0, 1):
+        path = kept / f"rank.{rank}" / "traceback.txt"
+        cause, own = job.lines(rank, "stderr")
+        assert "rank 2 failed: ValueError: boom at rank.py:" in cause, job
+        assert own.startswith("RankRaisedError at rank.py:") and own.endswith(f"(its traceback: {path})")
+        assert path.read_text().startswith("Traceback (most recent call last):")
+    assert "first failure: rank 2 " in job.verdict[0]
+
+
+def test_an_interrupted_job_shows_no_traceback_of_every_rank(launcher):
+    process = launcher.start("-np", 2, python=ENGINE_JOB + "engine.allreduce(numpy.ones(2), name=str(rank))")
+    launcher.wait_for("up.0", "up.1")
+    process.send_signal(signal.SIGINT)
+    job = launcher.finish(process)
+    assert job.code == 130 and "Traceback" not in job.err, job
+    for rank in (0, 1):
+        assert any("(its traceback: " in line for line in job.lines(rank, "stderr")), job
+
+
+def test_a_hook_for_exceptions_of_the_programs_own_sees_all_of_them(launcher):
+    hook = "sys.excepthook = lambda kind, *_: print('mine', kind.__name__, file=sys.stderr)\n"
+    job = launcher.run("-np", 2, python=hook + ENGINE_JOB + "if rank: raise ValueError\nengine.barrier()")
+    assert "mine RankRaisedError" in job.lines(0, "stderr")
+
+
+def test_the_odd_one_out_of_a_mismatch_is_named(launcher):
+    job = launcher.run("-np", 3, python=ENGINE_JOB + "engine.allreduce(numpy.ones(2 + (rank == 1)), name='x')")
+    assert "enginerun: the ranks disagree, and rank 1 is the odd one out" in job.err
+
+
+def test_a_rank_that_left_has_its_cause_told_once_with_what_it_may_be(launcher):
+    job = launcher.run("-np", 2, python=ENGINE_JOB + "if rank == 0: engine.allreduce(numpy.ones(2), name='warm')")
+    assert "first failure: rank 1 " in job.verdict[0]
+    assert job.verdict[0].count("left while") == 1 and "noticed it first" not in job.verdict[0], job
+    assert "Did ranks make different numbers of steps?" in job.verdict[0]

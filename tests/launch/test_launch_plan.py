@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,29 @@ def test_every_rank_knows_its_place_in_both_dialects():
     }
     assert (first.cpus, second.cpus) == ((0, 1), (2, 3))
     assert second.directory == Path("/jobs/1/rank.1")
+
+
+def test_torchruns_variables_are_left_out_where_they_would_make_ddp_wrap_the_model():
+    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    assert parse(["-np", "2", "true"]).torchrun
+    assert not parse(["-np", "2", "--horovod", "true"]).torchrun
+    assert not parse(["-np", "2", "--no-torchrun-variables", "true"]).torchrun
+    assert parse(["-np", "2", "--horovod", "--torchrun-variables", "true"]).torchrun
+    outer = dict.fromkeys(names, "7")
+    for rank in plan(replace(JOB, torchrun=False), ALLOTMENT, outer):
+        assert not names & set(rank.environment)
+        assert rank.environment["ENGINE_SIZE"] == "2"
+
+
+@pytest.mark.parametrize("line", ["-np 3", "-np3", "--np 3", "--np=3", "-n 3", "-n3", "--num-proc 3"])
+def test_the_number_of_ranks_is_understood_as_people_write_it(line):
+    assert parse([*line.split(), "true"]).size == 3
+
+
+@pytest.mark.parametrize("line", ["-np x", "-npx", "-np p", "-np 0", "-np0"])
+def test_what_is_no_number_of_ranks_is_refused(line):
+    with pytest.raises(LaunchError, match="is not a whole number of at least 1"):
+        parse([*line.split(), "true"])
 
 
 def test_what_the_user_set_stays():
