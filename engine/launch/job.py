@@ -23,6 +23,7 @@ from engine.launch.output import Stream
 from engine.launch.plan import Job, RankPlan, plan
 from engine.launch.policy import allot, format_set
 from engine.launch.report import QUOTE, failure_lines, flight_records, investigate
+from engine.launch.shadow import shadowed
 from engine.launch.supervisor import Outcome, Supervisor, signals
 from engine.launch.verdict import Verdict
 
@@ -72,6 +73,8 @@ class JobRun:
         allotment = allot(
             machine.facts(), options.size, os.environ, binding=options.binding, cpus_per_rank=options.cpus_per_rank
         )
+        if (hidden := shadowed(options.command, Path.cwd())) is not None:
+            self._say(hidden)
         if options.ignored:
             self._say(without_effect(options.ignored))
         descriptors = spawn.raise_descriptor_limit(options.size)

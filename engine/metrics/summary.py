@@ -315,9 +315,14 @@ def _fusion(told: Figures) -> str:
         parts.append(f"{words.share(told.fill)} of the threshold")
     count = sum(told.closed.values())
     if count:
-        names = {"full": "full", "whole_step": "whole step", "awaited": "awaited", "cycle_time": "cycle time"}
+        names = {
+            "full": "the threshold was reached",
+            "whole_step": "the step was complete",
+            "awaited": "a caller waited",
+            "cycle_time": "the cycle time was over",
+        }
         shares = ", ".join(f"{name} {100 * told.closed[key] / count:.0f} %" for key, name in names.items())
-        parts.append(f"closed because: {shares}")
+        parts.append(f"batches closed because {shares}")
     return ", ".join(parts)
 
 

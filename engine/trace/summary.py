@@ -13,6 +13,7 @@ from engine.trace.timeline import among
 TENSORS = 10
 NAME = 34
 SETS_SHOWN = 8
+SELDOM = 8  # a name that comes less often than once in so many of the most frequent one belongs to no step
 
 Interval = tuple[float, float]
 
@@ -70,6 +71,8 @@ def rank_summary(recording: Recording) -> dict[str, Any]:
         "exact": recording.totals is not None,
         "seconds": wall,
         "steps": steps,
+        # What is drawn as the first step began with the recording, and so holds the start of the program.
+        "step": fmean(ended - begun for begun, ended in recording.steps[1:]) if len(recording.steps) > 1 else None,
         "communication": busy,
         "overlapped": 1 - exposed / busy if busy else None,
         "waiting": waited,
@@ -110,7 +113,10 @@ def lateness(recordings: Sequence[Recording], ranks: Sequence[int]) -> list[dict
 
 
 def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> list[dict[str, Any]]:
-    """The names that take longest from a rank's submission to its result: means over ranks and times, in seconds."""
+    """The names that take longest from a rank's submission to its result: means over ranks and times, in seconds.
+
+    Names that belong to no step, such as what the engine itself compares while optimizers are made, come last.
+    """
     by_name: dict[tuple[int, str], list[Tensor]] = defaultdict(list)
     for recording in recordings:
         for tensor in recording.tensors.values():
@@ -133,7 +139,12 @@ def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> li
                 "mostly_last": max(set(lasts), key=lambda rank: (lasts.count(rank), -rank)) if lasts else None,
             }
         )
-    return sorted(rows, key=lambda row: row["execute"] + row["queue"] + row["negotiate"], reverse=True)[:count]
+    often = max((row["times"] for row in rows), default=0) / SELDOM
+
+    def order(row: dict[str, Any]) -> tuple[bool, float]:
+        return row["times"] < often, -(row["execute"] + row["queue"] + row["negotiate"])
+
+    return sorted(rows, key=order)[:count]
 
 
 def stages(recordings: Sequence[Recording]) -> dict[str, float]:
@@ -222,7 +233,9 @@ def text(figures: dict[str, Any]) -> str:
     seconds, steps = max(row["seconds"] for row in ranks), max(row["steps"] for row in ranks)
     head = f"{len(ranks)} rank{'s' * (len(ranks) > 1)}, {seconds:.2f} s"
     if steps:
-        head += f", {steps} step{'s' * (steps > 1)} of {1e3 * seconds / steps:.2f} ms"
+        lengths = [row["step"] for row in ranks if row["step"] is not None]
+        mean = f" of {1e3 * fmean(lengths):.2f} ms in the mean" if lengths else ""
+        head += f", {steps} step{'s' * (steps > 1)}{mean}"
     if len(ranks) < size:
         head += f" (of a job of {size} ranks)"
     lines = [head, "", *_table(ranks)]

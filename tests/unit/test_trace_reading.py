@@ -150,15 +150,25 @@ def test_totals_go_before_what_is_drawn(tmp_path: Path) -> None:
     totals = {"since_ns": 0, "now_ns": int(2e9), "busy_ns": int(8e8), "wait_ns": int(3e8), "exposed_ns": int(2e8)}
     counts = {"entries": 40, "tensors": 80, "bytes": 4000, "steps": 10, "dropped": 2, "left_out": 3}
     event = process(0, "rank 0", engine_totals={**totals, **counts})
-    figures = summarize(read([write(tmp_path / "t.json", [*a_rank(0), event])], []))
+    steps = [slice_(0, 1, "step", 50, 53), slice_(0, 1, "step", 53, 58)]
+    figures = summarize(read([write(tmp_path / "t.json", [*a_rank(0), *steps, event])], []))
     row = figures["ranks"][0]
     assert (row["exact"], row["seconds"], row["steps"], row["communication"]) == (True, 2.0, 10, 0.8)
     assert (row["overlapped"], row["waiting"]) == (0.75, 0.3)
     assert (row["entries"], row["tensors"], row["bytes"]) == (40, 80, 4000)
     assert (row["entries_shown"], row["dropped"]) == (2, 5)
     shown = text(figures)
-    assert "10 steps of 200.00 ms" in shown and "75.0 %" in shown and "5 records are missing" in shown
+    # The first step began with the recording: the start of the program is in it.
+    assert "10 steps of 4.00 ms in the mean" in shown and "75.0 %" in shown and "5 records are missing" in shown
     assert "1 rank, 2.00 s" in shown and "(of a job of 2 ranks)" in shown
+
+
+def test_what_belongs_to_no_step_is_not_among_the_slowest_tensors_of_steps(tmp_path: Path) -> None:
+    name = {"ph": "M", "pid": 0, "tid": 19, "name": "thread_name", "args": {"name": "once"}}
+    once = tensor(0, 19, 99, [100, 100, 100, 900], 0, 0)
+    often = [each for n in range(20) for each in tensor(0, 17, 100 + n, [1000 + n, 1000 + n, 1000 + n, 1001 + n], 0, 0)]
+    figures = summarize(read([write(tmp_path / "t.json", [*a_rank(0), name, *once, *often])], []))
+    assert [row["name"] for row in figures["slowest_tensors"]][0] == "a"
 
 
 def test_the_table_is_narrow_whatever_the_names(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""A file of the user's own that takes the package's name away from a script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+_PYTHON = re.compile(r"python[\d.]*")
+_OTHER_NAME = re.compile(r"^\s*(?:import|from)\s+enginerun\b", re.MULTILINE)
+_OURS = Path(__file__).resolve().parents[1]
+
+
+def shadowed(command: Sequence[str], here: Path) -> str | None:
+    """Find what hides the package `engine` from a script that a command names.
+
+    Python looks for modules in the script's own directory first, so an `engine.py` there is what `import engine` gives.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and arguments of a rank.
+    here : Path
+        The working directory.
+
+    Returns
+    -------
+    str or None
+        One line that names the file and the way round; None if nothing is hidden, or the script uses the other name.
+    """
+    if not _PYTHON.fullmatch(Path(command[0]).name):
+        return None
+    script = next((here / word for word in command[1:] if word.endswith(".py")), None)
+    if script is None or not script.is_file():
+        return None
+    place = script.resolve().parent
+    for found in (place / "engine.py", place / "engine" / "__init__.py"):
+        if found.is_file() and found.parent.resolve() != _OURS and not _mentions_other_name(script):
+            return (
+                f"{found} hides the package 'engine' from {script.name}: write 'import enginerun.torch' there, or rename "
+                "the file, if the script is to use this engine"
+            )
+    return None
+
+
+def _mentions_other_name(script: Path) -> bool:
+    try:
+        return _OTHER_NAME.search(script.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return False
