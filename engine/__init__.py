@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.builds import (
+    from .builds import (
         ccl_built,
         cuda_built,
         ddl_built,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         nccl_built,
         rocm_built,
     )
-    from engine.collectives import (
+    from .collectives import (
         Handle,
         allgather,
         allgather_async,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
         reducescatter_async,
         synchronize,
     )
-    from engine.compression import Compression, Compressor, Scheme
-    from engine.groups import (
+    from .compression import Compression, Compressor, Scheme
+    from .groups import (
         grouped_allgather,
         grouped_allgather_async,
         grouped_allreduce,
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
         grouped_reducescatter,
         grouped_reducescatter_async,
     )
-    from engine.launch.function import run
-    from engine.objects import allgather_object, broadcast_object, check_consistency
-    from engine.process_sets import ProcessSet, global_process_set
-    from engine.runtime import (
+    from .launch.function import run
+    from .objects import allgather_object, broadcast_object, check_consistency
+    from .process_sets import ProcessSet, global_process_set
+    from .runtime import (
         abort,
         add_process_set,
         counters,
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
         start_timeline,
         stop_timeline,
     )
-    from engine.types import Adasum, Average, Max, Min, Op, Product, Sum
+    from .types import Adasum, Average, Max, Min, Op, Product, Sum
 
 _MODULES = {
     "builds": (
@@ -198,7 +198,7 @@ def DistributedOptimizer(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """
     for kind in type(optimizer).__mro__:
         if kind.__module__.partition(".")[0] == "torch":
-            return import_module("engine.torch").DistributedOptimizer(optimizer, *args, **kwargs)
+            return import_module(".torch", __name__).DistributedOptimizer(optimizer, *args, **kwargs)
     kind = type(optimizer)
     raise TypeError(
         f"DistributedOptimizer takes an optimizer of torch.optim, not {kind.__module__}.{kind.__qualname__}"
@@ -218,9 +218,9 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = _version()
     elif name in _HOME:
-        value = getattr(import_module(f"engine.{_HOME[name]}"), name)
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     elif name == "errors":
-        value = import_module("engine.errors")
+        value = import_module(".errors", __name__)
     else:
         raise AttributeError(f"module 'engine' has no attribute {name!r}")
     globals()[name] = value

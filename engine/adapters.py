@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.errors import UnsupportedTensorError
+from .errors import UnsupportedTensorError
 
 
 class Adapter(Protocol):
@@ -117,7 +117,7 @@ class ProtocolAdapter(NumpyAdapter):
 
 
 _adapters: dict[type, Adapter] = {}
-_bindings = {"torch": "engine.torch"}
+_bindings = {"torch": ".torch"}
 
 
 def register(kind: type, adapter: Adapter) -> None:
@@ -146,7 +146,7 @@ def _find(tensor: Any) -> Adapter:
         binding = _bindings.get(base.__module__.partition(".")[0])
         # A class that only claims the framework's name is no tensor of it unless the binding knows one of its bases.
         if binding is not None and base.__module__.partition(".")[0] in sys.modules:
-            import_module(binding)
+            import_module(binding, __package__)
         if base in _adapters:
             return _adapters[base]
     if isinstance(tensor, bool | int | float | complex | list | tuple):

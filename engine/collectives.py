@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.adapters import Adapter, adapter_of
-from engine.compression import resolve
-from engine.native import core
-from engine.process_sets import ProcessSet, global_process_set
-from engine.types import Average, Op
+from .adapters import Adapter, adapter_of
+from .compression import resolve
+from .native import core
+from .process_sets import ProcessSet, global_process_set
+from .types import Average, Op
 
 
 class Handle:

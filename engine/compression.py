@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, ClassVar
 
-from engine.types import Adasum
+from .types import Adasum
 
 
 class Compressor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.adapters import adapter_of
-from engine.collectives import Handle, number_of, share_of
-from engine.compression import resolve
-from engine.native import core
-from engine.process_sets import ProcessSet, global_process_set
-from engine.types import Average
+from .adapters import adapter_of
+from .collectives import Handle, number_of, share_of
+from .compression import resolve
+from .native import core
+from .process_sets import ProcessSet, global_process_set
+from .types import Average
 
 
 class GatherHandle(Handle):

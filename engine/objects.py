@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from engine import runtime
-from engine.adapters import adapter_of
-from engine.collectives import broadcast_
-from engine.errors import EngineError, MismatchError, UnsupportedTensorError
-from engine.native import memory
-from engine.process_sets import ProcessSet, global_process_set
+from . import runtime
+from .adapters import adapter_of
+from .collectives import broadcast_
+from .errors import EngineError, MismatchError, UnsupportedTensorError
+from .native import memory
+from .process_sets import ProcessSet, global_process_set
 
 Described = dict[str, tuple[str, int]]  # by name: what it is, and a checksum of its value where that counts
 _FAILED = b"!"

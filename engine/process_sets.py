@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from engine.errors import EngineError, NotInitializedError
-from engine.native import core
+from .errors import EngineError, NotInitializedError
+from .native import core
 
 
 def _distinct(ranks: Iterable[int]) -> tuple[int, ...]:

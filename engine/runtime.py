@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine import config, logs
-from engine.errors import ConfigError, EngineError, ForkedError, NotInitializedError
-from engine.launch.machine import cpu_quota
-from engine.metrics import local
-from engine.metrics.inprocess import InProcess, listen
-from engine.native import core, setup
-from engine.process_sets import ProcessSet, Registry
-from engine.rendezvous import Gathered, gather
-from engine.trace.flight import Recorder
-from engine.trace.timeline import Timeline
-from engine.tuning.knobs import words
-from engine.tuning.logs import check_log, knobs_of
-from engine.tuning.search import Tuning
-from engine.watch import Watch
-from engine.world import World, detect
+from . import config, logs
+from .errors import ConfigError, EngineError, ForkedError, NotInitializedError
+from .launch.machine import cpu_quota
+from .metrics import local
+from .metrics.inprocess import InProcess, listen
+from .native import core, setup
+from .process_sets import ProcessSet, Registry
+from .rendezvous import Gathered, gather
+from .trace.flight import Recorder
+from .trace.timeline import Timeline
+from .tuning.knobs import words
+from .tuning.logs import check_log, knobs_of
+from .tuning.search import Tuning
+from .watch import Watch
+from .world import World, detect
 
 DEFAULT_SPIN_US = 25.0
 _FORKED = (

@@ -17,12 +17,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from engine.errors import WorldError
-from engine.logs import logger
-from engine.native import core
-from engine.process_sets import Registry
-from engine.trace.flight import Recorder, snapshot
 from engine_ext.errors import BY_CAUSE
+
+from .errors import WorldError
+from .logs import logger
+from .native import core
+from .process_sets import Registry
+from .trace.flight import Recorder, snapshot
 
 _CAUSES = {BY_CAUSE[code]: word for code, word in {1: "died", 2: "raised", 3: "left", 4: "stalled"}.items()}
 TRACEBACK = "traceback.txt"
@@ -167,9 +168,10 @@ class Watch:
         self._chained(kind, value, trace)
 
     def _shorten(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> bool:
-        """Show in one line an exception that tells nothing new, and keep its traceback in a file; False: show it whole.
+        """Show an exception that tells nothing new in one line, its traceback in a file; False: show it whole.
 
-        Of many ranks that fail because of one, or are interrupted together, the tracebacks would bury the one that counts.
+        Of many ranks that fail because of one, or are interrupted together, the tracebacks would bury the one that
+        counts.
         """
         another = isinstance(value, WorldError) and value.rank != self._engine.rank
         if not self._recorder.kept or not (another or issubclass(kind, KeyboardInterrupt)):

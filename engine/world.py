@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.errors import ConfigError
+from .errors import ConfigError
 
 
 @dataclass(frozen=True)

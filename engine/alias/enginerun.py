@@ -1,8 +1,8 @@
 """`import enginerun`: another name of the package `engine`, for scripts that have an `engine.py` of their own.
 
-Installed beside the package, not in it. Where `engine` is this package, both names give the same modules: `enginerun.torch
-is engine.torch`. Where `engine` is somebody else's, the package is loaded under the name `enginerun` alone, and `import
-engine` goes on giving theirs; the package's own imports are relative, so it works under either name.
+Installed beside the package, not in it. Where `engine` is this package, both names give the same modules:
+`enginerun.torch is engine.torch`. Where `engine` is somebody else's, the package is loaded under the name `enginerun`
+alone, and `import engine` goes on giving theirs; the package's own imports are relative, so it works under either name.
 """
 
 from __future__ import annotations

@@ -9,6 +9,6 @@ finder, `switch` brings it into the processes that a command starts, `startup` i
 
 from __future__ import annotations
 
-from engine.compat.modules import install
+from .modules import install
 
 __all__ = ["install"]

@@ -7,7 +7,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from engine.compat import install, switch
+from . import install, switch
 
 USAGE = "usage: python -m engine.compat (SCRIPT | -m MODULE) [arguments]"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
-
-import engine
 
 __all__ = ["HorovodBasics"]
 
@@ -30,7 +29,7 @@ class HorovodBasics:
     def __getattr__(self, name: str) -> Any:
         if name not in _BASICS:
             raise AttributeError(f"HorovodBasics has no {name!r}", name=name, obj=self)
-        return getattr(engine, name)
+        return getattr(import_module("..", __package__), name)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *_BASICS]

@@ -16,21 +16,21 @@ SEE = "docs/migration.md says what there is"
 
 # A module, and where its names are taken from.
 MODULES: dict[str, tuple[str, ...]] = {
-    "horovod": ("engine.compat.package",),
+    "horovod": (".package",),
     "horovod.common": (),
-    "horovod.common.basics": ("engine.compat.basics",),
-    "horovod.common.exceptions": ("engine.compat.exceptions",),
-    "horovod.common.process_sets": ("engine",),
-    "horovod.common.util": ("engine.compat.util",),
-    "horovod.run": ("engine.compat.package",),
-    "horovod.runner": ("engine.compat.package",),
-    "horovod.torch": ("engine.torch",),
-    "horovod.torch.compression": ("engine.torch",),
-    "horovod.torch.functions": ("engine.torch",),
-    "horovod.torch.mpi_ops": ("engine.torch",),
-    "horovod.torch.optimizer": ("engine.torch",),
-    "horovod.torch.sync_batch_norm": ("engine.torch",),
-    "horovod.version": ("engine.compat.package",),
+    "horovod.common.basics": (".basics",),
+    "horovod.common.exceptions": (".exceptions",),
+    "horovod.common.process_sets": ("..",),
+    "horovod.common.util": (".util",),
+    "horovod.run": (".package",),
+    "horovod.runner": (".package",),
+    "horovod.torch": ("..torch",),
+    "horovod.torch.compression": ("..torch",),
+    "horovod.torch.functions": ("..torch",),
+    "horovod.torch.mpi_ops": ("..torch",),
+    "horovod.torch.optimizer": ("..torch",),
+    "horovod.torch.sync_batch_norm": ("..torch",),
+    "horovod.version": (".package",),
 }
 
 _ONE_FRAMEWORK = "this version has the binding of PyTorch alone, horovod.torch"
@@ -94,7 +94,7 @@ class Finder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Give it its names."""
         assert isinstance(module, Module)
-        module.shown = [import_module(name) for name in MODULES[module.__name__]]
+        module.shown = [import_module(name, __package__) for name in MODULES[module.__name__]]
         if module.__name__ == ROOT:
             _tell_of_another()
 
@@ -127,8 +127,8 @@ def _tell_of_another() -> None:
     found = PathFinder.find_spec(ROOT)
     if found is None or found.origin is None:
         return
-    from engine import config, logs, world
-    from engine.errors import ConfigError
+    from .. import config, logs, world
+    from ..errors import ConfigError
 
     try:
         first = world.detect(config.environment()).rank == 0

@@ -61,7 +61,7 @@ def obstacle(command: Sequence[str]) -> str | None:
                 value = letters[place:] or (rest.pop(0) if rest else "")
                 if letter in _ENDS_THE_OPTIONS:
                     rest.clear()
-                if letter == "m" and value == "engine.compat":
+                if letter == "m" and value in ("engine.compat", "enginerun.compat"):
                     option = ""
                 break
     if not option:

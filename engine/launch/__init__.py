@@ -7,7 +7,7 @@ Options of their own: `horovodrun`, `check_build`. `engine.run`: `function`, `fu
 
 from __future__ import annotations
 
-from engine.launch.cli import main
-from engine.launch.errors import JobError, LaunchError
+from .cli import main
+from .errors import JobError, LaunchError
 
 __all__ = ["JobError", "LaunchError", "main"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-from engine import builds
+from .. import builds
 
 # Package, how it is called, and the name of our binding; None where there is none yet.
 _FRAMEWORKS = (
@@ -59,7 +59,7 @@ def _frameworks() -> Iterator[tuple[bool, str]]:
 def _native() -> tuple[list[str], str]:
     """Find the kernels of the native engine, or why it cannot be loaded."""
     try:
-        setup = import_module("engine.native").setup
+        setup = import_module("..native", __package__).setup
     except ImportError as error:
         return [], str(error).partition("\n")[0]
     return setup.kernel_levels(), ""

@@ -7,13 +7,13 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from engine.launch.errors import LaunchError
-from engine.launch.job import JobRun
-from engine.launch.options import parse
+from .errors import LaunchError
+from .job import JobRun
+from .options import parse
 
 # Commands of our own: a first argument, and the module whose `main` takes the others and returns the exit code. A
 # program of such a name comes after options: there is no job without -np.
-COMMANDS = {"dashboards": "engine.metrics.dashboards", "top": "engine.metrics.top"}
+COMMANDS = {"dashboards": "..metrics.dashboards", "top": "..metrics.top"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         if arguments and arguments[0] in COMMANDS:
-            return int(importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:]))
+            return int(importlib.import_module(COMMANDS[arguments[0]], __package__).main(arguments[1:]))
         return JobRun(parse(arguments)).run()
     except LaunchError as error:
         print(f"enginerun: error: {error}", file=sys.stderr)

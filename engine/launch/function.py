@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from engine.launch.errors import JobError, LaunchError
+from .errors import JobError, LaunchError
 
 CALL, OUTCOME, RESULT, ERROR = "call", "outcome.json", "result.{}", "error.{}"
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.launch import processes
-from engine.launch.errors import LaunchError
-from engine.launch.function import OUTCOME
-from engine.launch.job import JobRun
-from engine.launch.options import parse
+from . import processes
+from .errors import LaunchError
+from .function import OUTCOME
+from .job import JobRun
+from .options import parse
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from engine.launch.function import CALL, ERROR, RESULT, pickler
+from .function import CALL, ERROR, RESULT, pickler
 
 
 def main(home: Path) -> None:

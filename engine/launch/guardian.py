@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from engine.launch import processes
+from . import processes
 
 SWEEP_LIMIT = 5.0
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.launch.errors import LaunchError
+from .errors import LaunchError
 
 _NO_NETWORK = "all ranks are on this host"
 _ONE_TRANSPORT = "shared memory is the one transport"

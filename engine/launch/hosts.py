@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from engine.launch.errors import LaunchError
+from .errors import LaunchError
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 

@@ -12,20 +12,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from engine.launch import machine, processes, spawn
-from engine.launch.console import Console
-from engine.launch.errors import LaunchError
-from engine.launch.guardian import Guardian
-from engine.launch.horovodrun import without_effect
-from engine.launch.metrics import Metrics
-from engine.launch.options import Options
-from engine.launch.output import Stream
-from engine.launch.plan import Job, RankPlan, plan
-from engine.launch.policy import allot, format_set
-from engine.launch.report import QUOTE, failure_lines, flight_records, investigate
-from engine.launch.shadow import shadowed
-from engine.launch.supervisor import Outcome, Supervisor, signals
-from engine.launch.verdict import Verdict
+from . import machine, processes, spawn
+from .console import Console
+from .errors import LaunchError
+from .guardian import Guardian
+from .horovodrun import without_effect
+from .metrics import Metrics
+from .options import Options
+from .output import Stream
+from .plan import Job, RankPlan, plan
+from .policy import allot, format_set
+from .report import QUOTE, failure_lines, flight_records, investigate
+from .shadow import shadowed
+from .supervisor import Outcome, Supervisor, signals
+from .verdict import Verdict
 
 LEFT_BY_RANKS = ("failure.json", "flight.json", "traceback.txt")
 
@@ -182,9 +182,9 @@ class JobRun:
         """What `--summary` shows; `pages` are the ranks' pages of counters."""
         if not self._options.summary:
             return []
-        from engine.metrics.advice import report
-        from engine.metrics.jobs import look_into
-        from engine.metrics.summary import Run
+        from ..metrics.advice import report
+        from ..metrics.jobs import look_into
+        from ..metrics.summary import Run
 
         run = Run(
             seconds=seconds,

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.launch.policy import Facts
+from .policy import Facts
 
 
 def facts(root: Path = Path("/")) -> Facts:

@@ -14,17 +14,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from engine.launch.errors import LaunchError
-from engine.launch.options import Options
-from engine.launch.spawn import Rank
-from engine.metrics import page
-from engine.metrics.discovery import clean_name
-from engine.metrics.errors import MetricsError
-from engine.metrics.members import Member
-from engine.metrics.service import ADDRESS, Service, Wanted, default_name
+from ..metrics import page
+from ..metrics.discovery import clean_name
+from ..metrics.errors import MetricsError
+from ..metrics.members import Member
+from ..metrics.service import ADDRESS, Service, Wanted, default_name
+from .errors import LaunchError
+from .options import Options
+from .spawn import Rank
 
 if TYPE_CHECKING:
-    from engine.launch.supervisor import Supervisor
+    from .supervisor import Supervisor
 
 LOOK = 0.05  # seconds
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

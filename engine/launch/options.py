@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.compat import switch
-from engine.launch import horovodrun
-from engine.launch.check_build import table
-from engine.launch.errors import LaunchError
-from engine.launch.hosts import read_hostfile, slots_here
+from ..compat import switch
+from . import horovodrun
+from .check_build import table
+from .errors import LaunchError
+from .hosts import read_hostfile, slots_here
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 STORES = ("auto", "cached", "streaming")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from engine.launch.console import Console
+from .console import Console
 
 LINE_LIMIT = 8 << 20
 PROGRESS_INTERVAL = 10.0

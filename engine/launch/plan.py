@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.compat import switch
-from engine.launch.policy import Allotment
+from ..compat import switch
+from .policy import Allotment
 
 # How other launchers tell a process its place. Started under one of them, ours would be contradicted by its variables,
 # and torch would look for an agent's store that is not there.
@@ -18,7 +18,7 @@ FOREIGN = (
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
 )
 FOREIGN_PREFIX = "TORCHELASTIC_"
-# Torchrun's. Libraries that find them make a process group, and wrap the model in DistributedDataParallel, by themselves.
+# Torchrun's. Libraries that find them make a process group and wrap the model in DistributedDataParallel by themselves.
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What the launcher does itself, and ranks would do a second time; and an outer job's page.
 OURS = (

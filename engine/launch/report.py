@@ -10,16 +10,18 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.launch.policy import format_set
-from engine.launch.verdict import CAUSES, Claim, End, Verdict, claim_of, describe, judge, traceback_span
+from .policy import format_set
+from .verdict import CAUSES, Claim, End, Verdict, claim_of, describe, judge, traceback_span
 
 QUOTE = "  | "
 TAIL_LINES = 20
 TAIL_BYTES = 1 << 18
 TRACEBACK_LINES = 200
 LINE_CHARACTERS = 2000
-# What the engine's errors put around the account of a failure: who is to blame, and who saw it. The report says both itself.
-_FRAME = re.compile(r"^rank \d+ (?:died|failed|left while others still need it|stalled): | \(rank \d+ noticed it first\)$")
+# What the engine's errors put around the account of a failure: who is to blame, and who saw it. The report says both.
+_FRAME = re.compile(
+    r"^rank \d+ (?:died|failed|left while others still need it|stalled): | \(rank \d+ noticed it first\)$"
+)
 _SENT = re.compile(r"\branks? ([\d, ]+) sent ")
 
 
@@ -146,7 +148,7 @@ def failure_lines(verdict: Verdict, ends: Sequence[End], directory: Path, starte
     extract = _extract(tail)
     odd = odd_one_out(tail)
     if odd is not None:
-        lines.append(f"the ranks disagree, and rank {odd} is the odd one out; rank {end.rank} was only the first to end")
+        lines.append(f"the ranks disagree: rank {odd} is the odd one out, and rank {end.rank} was the first to end")
     lines.append(f"first failure: rank {end.rank} on {socket.gethostname()}: {_cause(verdict, end, started)}")
     if extract:
         lines[-1] += f"; the end of its stderr ({path}):"
@@ -162,7 +164,7 @@ def odd_one_out(lines: Sequence[str]) -> int | None:
     Parameters
     ----------
     lines : sequence of str
-        The end of its stderr. A mismatch reads `MismatchError: ranks disagree on 'x': ranks 0, 1 sent .., rank 2 sent ..`.
+        The end of its stderr. A mismatch ends in `ranks disagree on 'x': ranks 0, 1 sent .., rank 2 sent ..`.
 
     Returns
     -------

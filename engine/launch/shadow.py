@@ -37,8 +37,8 @@ def shadowed(command: Sequence[str], here: Path) -> str | None:
     for found in (place / "engine.py", place / "engine" / "__init__.py"):
         if found.is_file() and found.parent.resolve() != _OURS and not _mentions_other_name(script):
             return (
-                f"{found} hides the package 'engine' from {script.name}: write 'import enginerun.torch' there, or rename "
-                "the file, if the script is to use this engine"
+                f"{found} hides the package 'engine' from {script.name}: if that is to use it, write 'import "
+                "enginerun.torch' there, its other name, or rename the file"
             )
     return None
 

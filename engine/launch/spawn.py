@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.launch import processes
-from engine.launch.errors import LaunchError
-from engine.launch.plan import RankPlan
+from . import processes
+from .errors import LaunchError
+from .plan import RankPlan
 
 PIPE_BYTES = 1 << 18
 F_SETPIPE_SZ = 1031

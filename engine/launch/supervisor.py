@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from engine.launch import processes
-from engine.launch.console import Console
-from engine.launch.guardian import Guardian
-from engine.launch.output import Stream
-from engine.launch.policy import format_set
-from engine.launch.spawn import Rank
-from engine.launch.verdict import End, describe
+from . import processes
+from .console import Console
+from .guardian import Guardian
+from .output import Stream
+from .policy import format_set
+from .spawn import Rank
+from .verdict import End, describe
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from engine.metrics import words
-from engine.metrics.rates import Page
-from engine.metrics.summary import FEW_STEPS, Figures, Run, figures, lines
+from . import words
+from .rates import Page
+from .summary import FEW_STEPS, Figures, Run, figures, lines
 
 MUCH = 0.10  # share of the time from which communication is worth a change
 MOSTLY = 0.5  # share of the batches

@@ -19,10 +19,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from engine.metrics import definitions, page
-from engine.metrics.encoding import OPENMETRICS, PLAIN, Encoder
-from engine.metrics.members import Member
-from engine.metrics.page import PageError, Snapshot
+from . import definitions, page
+from .encoding import OPENMETRICS, PLAIN, Encoder
+from .members import Member
+from .page import PageError, Snapshot
 
 CLOCKS_APART = 0.05  # seconds between two readings of the clocks that are no step of one: noise would look like news
 

@@ -8,7 +8,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from engine.launch.errors import LaunchError
+from ..launch.errors import LaunchError
 
 PLACE = "@DIRECTORY@"  # in a file: where the files are
 TARGETS = "runs"  # the directory that prometheus.yml looks into
@@ -117,7 +117,7 @@ def contents() -> dict[str, str]:
 
 def _source() -> Traversable:
     """Where they are: beside this module when it is installed, in the root of the sources when it is run from there."""
-    installed = resources.files("engine.metrics") / "grafana"
+    installed = resources.files(__package__) / "grafana"
     for found in (installed, Path(__file__).parents[2] / "grafana"):
         if all((found / part).is_file() or (found / part).is_dir() for part in PARTS):
             return found

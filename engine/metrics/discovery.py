@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from engine.metrics import files
-from engine.metrics.errors import MetricsError
+from . import files
+from .errors import MetricsError
 
 LONGEST_NAME = 80
 

@@ -23,9 +23,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from engine.metrics import discovery
-from engine.metrics.errors import MetricsError
-from engine.metrics.scrapers import Scrapers
+from . import discovery
+from .errors import MetricsError
+from .scrapers import Scrapers
 
 PORTS = 50  # that are tried after the one asked for
 CONNECTIONS = 16

@@ -6,14 +6,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from engine.config import Config
-from engine.errors import ConfigError
-from engine.logs import logger
-from engine.metrics.discovery import clean_name
-from engine.metrics.errors import MetricsError
-from engine.metrics.members import Member
-from engine.metrics.service import Service, Wanted, default_name
-from engine.metrics.strangers import Stranger
+from ..config import Config
+from ..errors import ConfigError
+from ..logs import logger
+from .discovery import clean_name
+from .errors import MetricsError
+from .members import Member
+from .service import Service, Wanted, default_name
+from .strangers import Stranger
 
 
 class InProcess:

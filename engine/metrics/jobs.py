@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-from engine.launch.processes import Process, look, processes
-from engine.metrics.discovery import clean_name
-from engine.metrics.page import NAME, PageError, Snapshot, read
-from engine.metrics.rates import Page, Reading
-from engine.metrics.service import default_name
+from ..launch.processes import Process, look, processes
+from .discovery import clean_name
+from .page import NAME, PageError, Snapshot, read
+from .rates import Page, Reading
+from .service import default_name
 
 PROC = Path("/proc")
 # What launchers of others give to all ranks of a job alike.

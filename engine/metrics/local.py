@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.config import Config
-from engine.launch.processes import look
-from engine.logs import logger
-from engine.metrics import page
-from engine.metrics.page import PageError
+from ..config import Config
+from ..launch.processes import look
+from ..logs import logger
+from . import page
+from .page import PageError
 
 VARIABLE = "ENGINE_COUNTERS"  # the path of the page that the launcher has made for this rank
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.metrics.page import Snapshot
+from .page import Snapshot
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.metrics import discovery, files
-from engine.metrics.errors import MetricsError
-from engine.metrics.members import Member
-from engine.metrics.textfile import Textfile
+from . import discovery, files
+from .errors import MetricsError
+from .members import Member
+from .textfile import Textfile
 
 if TYPE_CHECKING:
-    from engine.metrics.collector import Exporter
+    from .collector import Exporter
 
 ADDRESS = "127.0.0.1"
 
@@ -96,7 +96,7 @@ class Service:
             self.news.append(f"metrics: {wanted.textfile}")
         self._endpoint = None
         if wanted.port is not None or wanted.file_sd is not None:
-            from engine.metrics.endpoint import Endpoint
+            from .endpoint import Endpoint
 
             port = wanted.port or 0
             self._endpoint = Endpoint(wanted.address, port, wanted.run, lambda accept: self._exporter().text(accept))
@@ -165,7 +165,7 @@ class Service:
         """Made at the first use, in the thread that needs it: the import takes as long as the start of some ranks."""
         with self._making:
             if self._made is None:
-                from engine.metrics.collector import Exporter
+                from .collector import Exporter
 
                 self._made = Exporter(self._wanted.run, self._members, self._say, lambda: not self._over)
             return self._made

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from engine.launch import processes
-from engine.metrics.members import Member
-from engine.metrics.page import NAME, PageError, Snapshot, read
+from ..launch import processes
+from .members import Member
+from .page import NAME, PageError, Snapshot, read
 
 
 def page_of(pid: int) -> str | None:

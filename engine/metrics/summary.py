@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.metrics import words
-from engine.metrics.page import ALGORITHMS, DURATIONS, OPERATIONS, PHASES, REASONS, PageError, Snapshot
-from engine.metrics.rates import Page, straggler
+from . import words
+from .page import ALGORITHMS, DURATIONS, OPERATIONS, PHASES, REASONS, PageError, Snapshot
+from .rates import Page, straggler
 
 FEW_STEPS = 20  # of fewer, the first ones are too large a part to advise by
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.metrics import files
-from engine.metrics.errors import MetricsError
+from . import files
+from .errors import MetricsError
 
 PERIOD = 15.0  # seconds
 STOP_LIMIT = 2.0

@@ -15,14 +15,14 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from engine.metrics import words
-from engine.metrics.jobs import Attached, Job, find
-from engine.metrics.rates import Reading, rates
+from . import words
+from .jobs import Attached, Job, find
+from .rates import Reading, rates
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from engine.metrics.view import Frame
+    from .view import Frame
 
 SHORTEST = 0.1  # seconds between two readings
 PIPE_WIDTH = 100
@@ -171,14 +171,14 @@ def _ended_politely() -> Iterator[None]:
 
 
 def _frame(job: Attached, before: Reading | None, now: Reading) -> Frame:
-    from engine.metrics.view import Frame
+    from .view import Frame
 
     return Frame(job.job.run, now, {} if before is None else rates(before, now), job.letters(now), time.time())
 
 
 def _once(job: Attached, console: Console, interval: float) -> None:
     """Show one interval."""
-    from engine.metrics.view import draw, ending
+    from .view import draw, ending
 
     before = job.read()
     time.sleep(interval)
@@ -193,7 +193,7 @@ def _watch(job: Attached, console: Console, interval: float) -> None:
     """Show the job until it ends, or the user leaves."""
     from rich.live import Live
 
-    from engine.metrics.view import draw, ending
+    from .view import draw, ending
 
     before: Reading | None = None
     # On a terminal the picture is drawn in place. Elsewhere, one follows the other.

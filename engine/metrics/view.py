@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from engine.metrics import words
-from engine.metrics.page import PageError, Snapshot
-from engine.metrics.rates import Page, Rates, Reading, pending, straggler
+from . import words
+from .page import PageError, Snapshot
+from .rates import Page, Rates, Reading, pending, straggler
 
 NOTES = 6  # lines about what is wrong, at most
 LEAST_ROWS = 2  # of ranks, for which a low terminal does without other lines

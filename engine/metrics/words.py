@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.launch.policy import format_set
-from engine.metrics.page import CAUSES, COMPRESSIONS, STORES, Snapshot, word
+from ..launch.policy import format_set
+from .page import CAUSES, COMPRESSIONS, STORES, Snapshot, word
 
 UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 

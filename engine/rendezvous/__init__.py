@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.rendezvous.hosting import Hosting
-from engine.rendezvous.joining import Joining
-from engine.rendezvous.messages import Gathered, introduce
-from engine.world import World
+from ..world import World
+from .hosting import Hosting
+from .joining import Joining
+from .messages import Gathered, introduce
 
 __all__ = ["Gathered", "gather"]
 

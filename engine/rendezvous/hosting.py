@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from engine.errors import IncompatibleRanksError, RendezvousError
-from engine.rendezvous.messages import (
+from ..errors import IncompatibleRanksError, RendezvousError
+from ..world import World
+from .messages import (
     GRACE,
     GROUP,
     Gathered,
@@ -28,7 +29,6 @@ from engine.rendezvous.messages import (
     sign,
     take,
 )
-from engine.world import World
 
 _STRANGERS = 64  # connections that may be unproven at once, beyond one per rank
 

@@ -9,8 +9,9 @@ import socket
 import struct
 import time
 
-from engine.errors import RendezvousError
-from engine.rendezvous.messages import (
+from ..errors import RendezvousError
+from ..world import World
+from .messages import (
     GRACE,
     KINDS,
     LIMIT,
@@ -26,7 +27,6 @@ from engine.rendezvous.messages import (
     sign,
     take,
 )
-from engine.world import World
 
 
 class Joining:

@@ -15,8 +15,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import IncompatibleRanksError, RendezvousError
-from engine.world import World
+from ..errors import IncompatibleRanksError, RendezvousError
+from ..world import World
 
 GROUP = 250  # descriptors per message
 LIMIT = 1 << 20  # bytes of a message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.builds import (
+from ..builds import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -14,12 +14,12 @@ from engine.builds import (
     nccl_built,
     rocm_built,
 )
-from engine.collectives import Handle, poll, synchronize
-from engine.compression import Compression, Compressor, Scheme
-from engine.errors import WorldError as HorovodInternalError
-from engine.objects import allgather_object, broadcast_object, check_consistency
-from engine.process_sets import ProcessSet, global_process_set
-from engine.runtime import (
+from ..collectives import Handle, poll, synchronize
+from ..compression import Compression, Compressor, Scheme
+from ..errors import WorldError as HorovodInternalError
+from ..objects import allgather_object, broadcast_object, check_consistency
+from ..process_sets import ProcessSet, global_process_set
+from ..runtime import (
     add_process_set,
     cross_rank,
     cross_size,
@@ -34,8 +34,9 @@ from engine.runtime import (
     start_timeline,
     stop_timeline,
 )
-from engine.torch.compile import compile_backend
-from engine.torch.ops import (
+from ..types import Adasum, Average, Max, Min, Op, Product, Sum
+from .compile import compile_backend
+from .ops import (
     allgather,
     allgather_async,
     allreduce,
@@ -62,13 +63,12 @@ from engine.torch.ops import (
     reducescatter,
     reducescatter_async,
 )
-from engine.torch.optimizer import DistributedOptimizer
-from engine.torch.powersgd import PowerSGD
-from engine.torch.schedules import gradual_warmup, scale_learning_rate
-from engine.torch.sparse import sparse_allreduce, sparse_allreduce_async
-from engine.torch.state import broadcast_optimizer_state, broadcast_parameters
-from engine.torch.sync_batch_norm import SyncBatchNorm
-from engine.types import Adasum, Average, Max, Min, Op, Product, Sum
+from .optimizer import DistributedOptimizer
+from .powersgd import PowerSGD
+from .schedules import gradual_warmup, scale_learning_rate
+from .sparse import sparse_allreduce, sparse_allreduce_async
+from .state import broadcast_optimizer_state, broadcast_parameters
+from .sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",

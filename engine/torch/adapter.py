@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from engine.adapters import register
-from engine.errors import UnsupportedTensorError
+from ..adapters import register
+from ..errors import UnsupportedTensorError
 
 
 def check(tensor: torch.Tensor, what: str = "a tensor") -> None:

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 
 import torch
 
-from engine import groups, runtime
-from engine.errors import EngineError
-from engine.process_sets import ProcessSet
-from engine.torch.adapter import check
-from engine.types import Adasum
+from .. import groups, runtime
+from ..errors import EngineError
+from ..process_sets import ProcessSet
+from ..types import Adasum
+from .adapter import check
 
 
 class Deltas:

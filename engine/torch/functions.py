@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from engine import collectives, groups, runtime
-from engine.errors import EngineError
-from engine.process_sets import ProcessSet
-from engine.types import Adasum, Average, Op, Sum
+from .. import collectives, groups, runtime
+from ..errors import EngineError
+from ..process_sets import ProcessSet
+from ..types import Adasum, Average, Op, Sum
 
 Context = Any
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-import engine.torch.adapter  # noqa: F401  (registers torch.Tensor)
-from engine import collectives, groups, runtime
-from engine.collectives import Handle
-from engine.compression import MARKERS, Compression, resolve
-from engine.errors import EngineError
-from engine.process_sets import ProcessSet, global_process_set
-from engine.torch import functions
-from engine.types import Average, Op, Sum
+from .. import collectives, groups, runtime
+from ..collectives import Handle
+from ..compression import MARKERS, Compression, resolve
+from ..errors import EngineError
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Average, Op, Sum
+from . import adapter as _adapter  # noqa: F401  (registers torch.Tensor)
+from . import functions
 
 
 def choose_op(average: bool | None, op: int | None) -> Op:

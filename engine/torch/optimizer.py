@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from engine import objects
-from engine.compression import Compression, Scheme, resolve
-from engine.process_sets import ProcessSet, global_process_set
-from engine.torch.adasum import Deltas
-from engine.torch.reducer import Reducer
-from engine.types import Adasum, Average, Op
+from .. import objects
+from ..compression import Compression, Scheme, resolve
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Adasum, Average, Op
+from .adasum import Deltas
+from .reducer import Reducer
 
 # How many optimizers each process set has had: its ranks have wrapped equally many of them, and perhaps others besides.
 _counts: weakref.WeakKeyDictionary[ProcessSet, Iterator[int]] = weakref.WeakKeyDictionary()

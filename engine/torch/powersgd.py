@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compression import Scheme
+from ..compression import Scheme
 
 DEPENDENT = 8
 """A column of which less than so many last places are left after projection is a combination of those before it."""

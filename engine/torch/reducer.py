@@ -42,14 +42,14 @@ from typing import Any
 
 import torch
 
-from engine import runtime
-from engine.errors import EngineError, UnsupportedTensorError, WorldError
-from engine.native import core, gradients
-from engine.process_sets import ProcessSet
-from engine.torch import sparse
-from engine.torch.adapter import check, tensor_over
-from engine.torch.rounds import Rounds, scheme_of
-from engine.types import Average, Op
+from .. import runtime
+from ..errors import EngineError, UnsupportedTensorError, WorldError
+from ..native import core, gradients
+from ..process_sets import ProcessSet
+from ..types import Average, Op
+from . import sparse
+from .adapter import check, tensor_over
+from .rounds import Rounds, scheme_of
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine import collectives, groups
-from engine.compression import MARKERS, Scheme, resolve
-from engine.process_sets import ProcessSet
-from engine.types import Average, Max, Min, Op, Product, Sum
+from .. import collectives, groups
+from ..compression import MARKERS, Scheme, resolve
+from ..process_sets import ProcessSet
+from ..types import Average, Max, Min, Op, Product, Sum
 
 IDENTITY = {Average: 0.0, Sum: 0.0, Min: math.inf, Max: -math.inf, Product: 1.0}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch.optim.lr_scheduler import LinearLR
 
-from engine import runtime
+from .. import runtime
 
 _RULES: dict[str, Callable[[float], float]] = {"linear": lambda factor: factor, "sqrt": math.sqrt}
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from engine.collectives import Handle
-from engine.errors import EngineError, UnsupportedTensorError
-from engine.native import core
-from engine.process_sets import ProcessSet, global_process_set
-from engine.torch.adapter import check_device
-from engine.types import Average, Op, Sum
+from ..collectives import Handle
+from ..errors import EngineError, UnsupportedTensorError
+from ..native import core
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Average, Op, Sum
+from .adapter import check_device
 
 Parts = Sequence[tuple[memoryview, tuple[int, ...], int]]
 Fault = tuple[int, int, int]

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from engine import objects, runtime
-from engine.collectives import broadcast_async_
-from engine.errors import UnsupportedTensorError
-from engine.process_sets import ProcessSet, global_process_set
-from engine.torch.ops import broadcast_async_ as broadcast_tensor
+from .. import objects, runtime
+from ..collectives import broadcast_async_
+from ..errors import UnsupportedTensorError
+from ..process_sets import ProcessSet, global_process_set
+from .ops import broadcast_async_ as broadcast_tensor
 
 
 class _Slot:

@@ -26,9 +26,9 @@ from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from engine import collectives
-from engine.process_sets import ProcessSet, global_process_set
-from engine.types import Sum
+from .. import collectives
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Sum
 
 _counts: WeakKeyDictionary[ProcessSet, Iterator[int]] = WeakKeyDictionary()  # of layers, by the set they belong to
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.trace.postmortem import report
-from engine.trace.reading import TraceError, merge, read
-from engine.trace.summary import summarize, text
+from .postmortem import report
+from .reading import TraceError, merge, read
+from .summary import summarize, text
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.native import core
+    from ..native import core
 
 
 class Recorder:

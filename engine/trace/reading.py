@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.trace.timeline import HEAD, ROWS, SET, TOTALS, VERSION
+from .timeline import HEAD, ROWS, SET, TOTALS, VERSION
 
 STEPS, WAITS, ENTRIES, FUSE, REDUCE, UNPACK, CYCLES = ROWS
 STAGES = {FUSE: "fuse", REDUCE: "reduce", UNPACK: "unpack"}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from engine.trace.reading import STAGES, Recording, Tensor
-from engine.trace.timeline import among
+from .reading import STAGES, Recording, Tensor
+from .timeline import among
 
 TENSORS = 10
 NAME = 34

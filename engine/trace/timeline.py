@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine.logs import logger
+from ..logs import logger
 
 if TYPE_CHECKING:
-    from engine.native import core, tracer
-    from engine.process_sets import Registry
+    from ..native import core, tracer
+    from ..process_sets import Registry
 
 _P = TypeVar("_P")
 
@@ -79,7 +79,7 @@ class _Track:
     """One engine in the file: the world's, or that of a process set. `number` is the set's; 0: the world's."""
 
     def __init__(self, number: int, engine: core.Engine) -> None:
-        from engine.native import tracer  # Here: the command that reads timelines needs no extension.
+        from ..native import tracer  # Here: the command that reads timelines needs no extension.
 
         self.number = number
         self.rank = engine.number

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import engine
+from .. import __version__
 
 SELDOM = 8  # what is reduced less often than once in so many steps is not of a step: an average for people, a check
 UNNAMED = re.compile(r"[a-z]+\.noname\.\d+")  # the next of 256 names; which of them are in use is chance
@@ -17,7 +17,7 @@ DIGITS = 16  # of a signature
 def job(reduced: Mapping[str, Any], size: int, cpus: int, held: Mapping[str, Any]) -> dict[str, Any]:
     """All that its knobs depend on, as the tuner is told it: `reduced` is what `model` gives."""
     where = {"ranks": size, "hosts": 1, "transport": "shm", "cpus": cpus}
-    return {**reduced, **where, "version": engine.__version__, "held": dict(held)}
+    return {**reduced, **where, "version": __version__, "held": dict(held)}
 
 
 def model(definitions: Iterable[Mapping[str, Any]], steps: int) -> dict[str, Any] | None:

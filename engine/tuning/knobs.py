@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from engine.native import core
+from ..native import core
 
 Knobs = dict[str, Any]
 

@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.native import core
-from engine.tuning.job import UNNAMED
-from engine.tuning.steps import STEPPED, TRAFFIC, Mark, Score, Steps
+from ..native import core
+from .job import UNNAMED
+from .steps import STEPPED, TRAFFIC, Mark, Score, Steps
 
 ACTIVE = 25  # looks in which tensors have passed, and no step has ended: then it is the traffic
 OFTEN = 8  # times that a tensor has passed, to be one that recurs

@@ -7,9 +7,9 @@ import os
 import subprocess
 from pathlib import Path
 
-from engine.errors import ConfigError
-from engine.tuning.knobs import KNOBS, Knobs, misfit, within
-from engine.tuning.process import program
+from ..errors import ConfigError
+from .knobs import KNOBS, Knobs, misfit, within
+from .process import program
 
 READING = 60.0  # seconds for the knobs of a log
 

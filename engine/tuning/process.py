@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from engine import config
+from .. import config
 
 VERSION = 2
 LIMIT = 1 << 16  # bytes of a message

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from engine.metrics.page import PHASES
-from engine.native import core
+from ..metrics.page import PHASES
+from ..native import core
 
 
 class Progress:

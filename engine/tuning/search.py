@@ -12,18 +12,18 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from engine import config
-from engine.errors import EngineError
-from engine.logs import logger
-from engine.native import core
-from engine.process_sets import Registry
-from engine.tuning.batches import traffic
-from engine.tuning.job import job, model
-from engine.tuning.knobs import KNOBS, Knobs, misfit, space_of, within, words
-from engine.tuning.listener import Listener
-from engine.tuning.process import TunerError, TunerProcess
-from engine.tuning.progress import Progress
-from engine.tuning.steps import Changed, Sample, Score, Steps
+from .. import config
+from ..errors import EngineError
+from ..logs import logger
+from ..native import core
+from ..process_sets import Registry
+from .batches import traffic
+from .job import job, model
+from .knobs import KNOBS, Knobs, misfit, space_of, within, words
+from .listener import Listener
+from .process import TunerError, TunerProcess
+from .progress import Progress
+from .steps import Changed, Sample, Score, Steps
 
 PERIOD = 0.2  # seconds between two looks while searching
 WATCH = 10.0  # seconds between two looks after that

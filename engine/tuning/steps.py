@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.native import core
+from ..native import core
 
 TRAFFIC = -1  # source of the marks that no optimizer makes
 GIB = 1 << 30

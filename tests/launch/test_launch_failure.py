@@ -265,7 +265,7 @@ def test_a_hook_for_exceptions_of_the_programs_own_sees_all_of_them(launcher):
 
 def test_the_odd_one_out_of_a_mismatch_is_named(launcher):
     job = launcher.run("-np", 3, python=ENGINE_JOB + "engine.allreduce(numpy.ones(2 + (rank == 1)), name='x')")
-    assert "enginerun: the ranks disagree, and rank 1 is the odd one out" in job.err
+    assert "enginerun: the ranks disagree: rank 1 is the odd one out" in job.err
 
 
 def test_a_rank_that_left_has_its_cause_told_once_with_what_it_may_be(launcher):

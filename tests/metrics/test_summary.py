@@ -82,7 +82,11 @@ def test_the_summary_has_about_ten_lines_and_its_figures() -> None:
     for figure in (
         *("400, of 50 ms in the mean", "33.6 ms to 67.1 ms", "8 GiB of tensors", "429 MB/s a rank", "20.0 steps/s"),
         *("blocked for 3.0 %", "1.0 % in collectives", "2.0 % waiting", "90.0 %", "1, 12 ms after the first"),
-        *("50.0 % of the threshold", "the step was complete 80 %", "--fusion-threshold 64M --cycle-time-ms 5 --stores auto"),
+        *(
+            "50.0 % of the threshold",
+            "the step was complete 80 %",
+            "--fusion-threshold 64M --cycle-time-ms 5 --stores auto",
+        ),
     ):
         assert figure in shown, figure
 

@@ -23,13 +23,11 @@ class Switch:
         if name.partition(".")[0] != "horovod":
             return None
         try:
-            from engine.compat import install
+            from enginerun.compat import install  # also where another package is called `engine`
         except ModuleNotFoundError as error:
-            if error.name not in ("engine", "engine.compat"):
+            if error.name not in ("enginerun", "enginerun.compat"):
                 raise
-            other = getattr(sys.modules.get("engine"), "__file__", None)
-            why = f"{sys.executable} has no enginerun" if other is None else f"{other} hides enginerun's; rename that"
-            text = f"no module {name!r}: the package 'engine' stands in for it under --horovod, and {why}"
+            text = f"no module {name!r}: enginerun stands in for it under --horovod, and {sys.executable} has none"
             raise ModuleNotFoundError(text, name=name) from error
         return install().find_spec(name, path, target)
 
