@@ -209,7 +209,8 @@ class Config:
         "auto",
         "",
         choice("auto", "cached", "streaming"),
-        "How a reduction writes its result; auto measures.",
+        "How a reduction writes results: cached, for whoever reads them next, or streaming, past the caches; auto "
+        "measures.",
     )
     chunk_bytes: int = setting(512 << 10, "bytes", chunk, "What goes through a slot at a time.")
     compression: str = setting(

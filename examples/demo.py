@@ -138,7 +138,8 @@ def show(bars: Progress, task: TaskID, run: Run, spoken: float) -> float:
     text = f"loss {run.losses[-1]:.4f}"
     bars.update(task, completed=len(run.losses), text=text)
     if not console.is_terminal and time.monotonic() - spoken > QUIET_SECONDS:
-        print(f"{bars.tasks[task].description}: step {len(run.losses)}/{run.steps}, {text}", flush=True)
+        doing = "ending" if len(run.losses) == run.steps else f"step {len(run.losses)}/{run.steps}, {text}"
+        print(f"{bars.tasks[task].description}: {doing}", flush=True)
         return time.monotonic()
     return spoken
 
@@ -213,12 +214,14 @@ def main() -> None:
         "the same start, the same data, gradients averaged by engine.DistributedOptimizer.",
         *(["There is one CPU for both ranks: expect no gain in speed."] if cores < 2 else []),
     )
-    if load > cores / 2:
-        busy = f"load average {load:.1f} on {many(cores, 'CPU')}"
-        say(f"Other programs are at work ({busy}): mistrust the speeds, not the losses.")
+    say("It takes about two minutes on two idle cores.")
+    busy = f"load average {load:.1f} on {many(cores, 'CPU')}"
+    doubt = [f"Other programs are at work ({busy}): mistrust the speeds, not the losses."] if load > cores / 2 else []
+    say(*doubt)
     train_all(models)
     console.print()
     console.print(table(models))
+    say(*doubt)
     say(
         "Processes and ranks have one thread each where nothing else is said; speed is by the median step, relative to",
         "the first row. Waiting is rank 0's share of time spent in the engine: for gradients to be reduced, or for the",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec, spec_from_file_location, spec_from_loader
 from pathlib import Path
@@ -41,7 +41,7 @@ class _SameModules(MetaPathFinder, Loader):
         """Give `python -m enginerun.launch` what `python -m engine.launch` runs."""
         real = find_spec(_real(name))
         loader = None if real is None else real.loader
-        return loader.get_code(_real(name)) if hasattr(loader, "get_code") else None
+        return loader.get_code(_real(name)) if isinstance(loader, InspectLoader) else None
 
 
 def _real(name: str) -> str:

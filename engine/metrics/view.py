@@ -247,7 +247,7 @@ COLUMNS = (
     _Column("pend", "pending", 4, 8, _field(pending)),
     _Column("stall", "stalled", 5, 7, _field(lambda page: page["stalled"])),
     _Column("err", "errors", 3, 9, _field(_errors)),
-    _Column("new", "cache misses", 6, 11, _field(lambda page: page["requests"])),
+    _Column("new", "new tensors", 6, 11, _field(lambda page: page["requests"])),
     _Column("pid", "pid", 7, 10, _field(lambda page: page["pid"])),
     _Column("state", "state", 10, 0, lambda frame, rank, page, rate: frame.state(rank)),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +47,11 @@ def test_check(name: str) -> None:
     if run.returncode != 0:
         print(run.stdout + run.stderr)
         pytest.fail(f"`{' '.join(COMMANDS[name])}` found something", pytrace=False)
+
+
+def test_the_package_imports_itself_by_relative_names() -> None:
+    """It has two names, `engine` and `enginerun`: an import by one of them would load a part of it twice, or theirs."""
+    own = re.compile(r"^\s*(?:from|import) engine(?:\.|\s)|import_module\(f?[\"']engine\b", re.MULTILINE)
+    files = {path: path.read_text() for path in (ROOT / "engine").rglob("*.py")}
+    assert len(files) > 80
+    assert [str(path.relative_to(ROOT)) for path, text in files.items() if own.search(text)] == []

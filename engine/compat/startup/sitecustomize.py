@@ -29,7 +29,8 @@ class Switch:
                 raise
             text = f"no module {name!r}: enginerun stands in for it under --horovod, and {sys.executable} has none"
             raise ModuleNotFoundError(text, name=name) from error
-        return install().find_spec(name, path, target)
+        found: ModuleSpec | None = install().find_spec(name, path, target)
+        return found
 
 
 def run_the_hidden_one() -> None:
