@@ -35,6 +35,7 @@ from engine.runtime import (
     stop_timeline,
 )
 from engine.torch.compile import compile_backend
+from engine.torch.functions import mathematical_gradients
 from engine.torch.ops import (
     allgather,
     allgather_async,
@@ -130,6 +131,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "mathematical_gradients",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

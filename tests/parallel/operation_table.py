@@ -216,6 +216,38 @@ divided in rank order; where they do not divide evenly, the first ranks have one
 
 `broadcast`, `allgather` and `alltoall` copy bytes, for the same dtypes.
 
+## Gradients
+
+In `engine.torch` gradients flow through the blocking collectives that return a new tensor. There are two conventions.
+Horovod's holds by default, so that a script written for it trains with the same steps. The mathematical one gives the
+gradient of the sum of all ranks' losses, as one process that computes all of them would have it; `N` is the number of
+ranks in the process set, and "incoming" is what a rank's own loss asks of its output.
+
+| collective | Horovod's gradient (default) | mathematical gradient |
+|---|---|---|
+| `allreduce` | the same allreduce of the incoming gradients | the same |
+| `allgather` | this rank's rows of the average over ranks of the incoming gradients | this rank's rows of their sum: `N` times as much |
+| `broadcast` | on the root the average over ranks of the incoming gradients; zero elsewhere | on the root their sum: `N` times as much; zero elsewhere |
+| `alltoall` | the incoming gradient, sent back with the splits that were received | the same |
+| `reducescatter`, `Sum` | an allgather of the incoming gradients, times `N` and the factors | without `N` |
+| `reducescatter`, `Average` | an allgather of the incoming gradients, times the factors | divided by `N`, too |
+
+Grouped forms have the gradients of their single ones. `Min`, `Max` and `Product` have none: `backward` raises. Gradients
+of gradients flow as well, by the same table. The functions of `engine` itself, such as `engine.allgather`, have no
+gradient.
+
+```python
+engine.torch.init(mathematical_gradients=True)            # for the whole job
+
+with engine.torch.mathematical_gradients():               # or for what is called in here, in this thread
+    everyone = engine.torch.allgather(embeddings)
+```
+
+The forward pass decides, wherever `backward` is called. A loss of all ranks' embeddings that each rank computes from an
+`allgather` is the case to look at: `DistributedOptimizer` divides by `N` when it averages the ranks' gradients. With
+mathematical gradients the step is that of one process on the mean of the ranks' losses. With Horovod's, what comes
+through the allgather counts `N` times less than that.
+
 ## Process sets
 
 Some of the ranks can communicate among themselves. Every rank of the world names the same sets in the same order,
