@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.errors import WorldError as HorovodInternalError
+from engine.errors import CollectiveError as HorovodInternalError
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
 

@@ -16,7 +16,7 @@ from engine.builds import (
 )
 from engine.collectives import Handle, poll, synchronize
 from engine.compression import Compression, Compressor, Scheme
-from engine.errors import WorldError as HorovodInternalError
+from engine.errors import CollectiveError as HorovodInternalError
 from engine.objects import allgather_object, broadcast_object, check_consistency
 from engine.process_sets import ProcessSet, global_process_set
 from engine.runtime import (

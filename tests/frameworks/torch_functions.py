@@ -274,3 +274,15 @@ def gradients_of_gradients() -> None:
         assert torch.allclose(first, plain * share if size > 1 else plain)
         (second,) = torch.autograd.grad(first.sum(), x)
         assert (second.abs().sum() > 0) == (share > 0)
+
+
+@plain_case
+def complex_tensors_that_are_gathered() -> None:
+    size = hvd.size()
+    for collective in (hvd.allgather, lambda x: hvd.grouped_allgather([x, torch.ones(1)])[0]):
+        x = torch.full((1, 2), complex(hvd.rank(), 1), requires_grad=True)
+        output = collective(x)
+        assert torch.equal(output.detach()[:, 0], torch.tensor([complex(rank, 1) for rank in range(size)]))
+        (output.real.sum() + 2 * output.imag.sum()).backward()
+        assert x.grad is not None
+        assert torch.allclose(x.grad, torch.full_like(x, complex(1, 2)))

@@ -18,7 +18,8 @@ Reduce = Callable[[str, Sequence[Array]], Array]  # dtype and the ranks' values 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 OPS = ("Sum", "Average", "Min", "Max", "Product")
 HALVES, FLOATS = ("float16", "bfloat16"), ("float32", "float64")
-INTEGERS, BOOL = ("int8", "uint8", "int32", "int64"), ("bool",)
+INTEGERS, BOOL = ("int8", "uint8", "int16", "uint16", "int32", "int64"), ("bool",)
+MOVED = ("uint32", "uint64", "complex64", "complex128")  # of NumPy; torch has more
 DTYPES = (*HALVES, *FLOATS, *INTEGERS, *BOOL)
 
 
@@ -189,8 +190,8 @@ the table says for it, and widened: [compression.md](compression.md).
 
 Any nonzero byte of a bool tensor is true; results are 0 or 1.
 
-All other dtypes (complex, other integers, big-endian arrays) are refused with `UnsupportedTensorError`, on the rank
-that submits them, and the engine goes on.
+All other dtypes (complex, other integers, float8, big-endian arrays) are refused with `UnsupportedTensorError`, on the
+rank that submits them, and the engine goes on; some of them can be moved, see below.
 
 `Adasum` combines ranks in pairs, then pairs of pairs, by how far their tensors agree: what two of them share counts
 once, what is orthogonal is added ([arXiv 2006.02924](https://arxiv.org/abs/2006.02924)).
@@ -214,7 +215,10 @@ adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b
 `reducescatter` gives each rank its rows of what `allreduce` gives, bit by bit; it has no `Adasum`. The rows are
 divided in rank order; where they do not divide evenly, the first ranks have one more.
 
-`broadcast`, `allgather` and `alltoall` copy bytes, for the same dtypes.
+`broadcast`, `allgather`, `alltoall` and `grouped_allgather` copy bytes, whatever these mean: of the same dtypes, and of
+uint32, uint64, complex64 and complex128, and of complex32 and the float8 types of torch. In a mismatch the elements of
+a group that have one of these dtypes are told as one number. A torch without uint16, uint32 and uint64 (before 2.3)
+has none to give.
 
 ## Gradients
 
