@@ -53,7 +53,7 @@ def mathematical_gradients(enabled: bool = True) -> Iterator[None]:
         _chosen.reset(token)
 
 
-def _mathematical() -> bool:
+def are_mathematical() -> bool:
     """Whether a collective that is called now has mathematical gradients."""
     chosen = _chosen.get()
     return runtime.settings().mathematical_gradients if chosen is None else chosen
@@ -181,7 +181,7 @@ class GroupedAllgather(torch.autograd.Function):
         handle = groups.grouped_allgather_async(tensors, name, process_set)
         results = handle.wait()
         ctx.rows, ctx.shapes = handle.rows, [tensor.shape for tensor in tensors]
-        ctx.name, ctx.process_set, ctx.mathematical = _backward(name), process_set, _mathematical()
+        ctx.name, ctx.process_set, ctx.mathematical = _backward(name), process_set, are_mathematical()
         return tuple(results)
 
     @staticmethod
@@ -212,7 +212,7 @@ class GroupedReducescatter(torch.autograd.Function):
         compression: Any,
         *tensors: torch.Tensor,
     ) -> Any:
-        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, _backward(name), process_set, _mathematical()
+        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, _backward(name), process_set, are_mathematical()
         ctx.factor = _factor(op, prescale, postscale, ctx.mathematical, process_set)
         return tuple(groups.grouped_reducescatter(tensors, op, name, prescale, postscale, process_set, compression))
 
@@ -240,7 +240,7 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         ctx.root_rank, ctx.name, ctx.process_set = root_rank, _backward(name), process_set
-        ctx.mathematical = _mathematical()
+        ctx.mathematical = are_mathematical()
         return collectives.broadcast(tensor, root_rank, name, process_set)
 
     @staticmethod
@@ -259,7 +259,7 @@ class Allgather(torch.autograd.Function):
         handle = collectives.allgather_async(tensor, name, process_set)
         result = handle.wait()
         ctx.rows, ctx.shape, ctx.name, ctx.process_set = handle.rows, tensor.shape, _backward(name), process_set
-        ctx.mathematical = _mathematical()
+        ctx.mathematical = are_mathematical()
         return result
 
     @staticmethod
@@ -303,7 +303,7 @@ class Reducescatter(torch.autograd.Function):
         process_set: ProcessSet,
         compression: Any,
     ) -> Any:
-        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, _backward(name), process_set, _mathematical()
+        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, _backward(name), process_set, are_mathematical()
         ctx.factor = _factor(op, prescale, postscale, ctx.mathematical, process_set)
         return collectives.reducescatter(tensor, op, name, prescale, postscale, process_set, compression)
 

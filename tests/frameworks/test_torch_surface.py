@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="needs torch")
 import engine
 import engine.torch as hvd
 from engine.errors import UnsupportedTensorError
+from engine.torch import functions
 
 REQUIRED = inspect.Parameter.empty
 TENSOR = [("tensor", REQUIRED)]
@@ -164,6 +165,19 @@ def test_errors_are_caught_by_the_clauses_that_scripts_have() -> None:
         assert issubclass(kind, hvd.HorovodInternalError)
 
 
+def test_the_setting_of_gradients_holds_where_no_block_chooses() -> None:
+    """What follows from the choice is tried among ranks; alone, both gradients are the same."""
+    for wanted in (True, False):
+        hvd.init(mathematical_gradients=wanted)
+        try:
+            assert functions.are_mathematical() == wanted
+            with hvd.mathematical_gradients(not wanted):
+                assert functions.are_mathematical() != wanted
+            assert functions.are_mathematical() == wanted
+        finally:
+            hvd.shutdown()
+
+
 def test_a_parameter_that_cannot_be_reduced_is_named() -> None:
     import torch
 
@@ -171,7 +185,7 @@ def test_a_parameter_that_cannot_be_reduced_is_named() -> None:
     try:
         for dtype in (torch.complex64, torch.float8_e5m2):
             parameter = torch.nn.Parameter(torch.ones(2).to(dtype))
-            with pytest.raises(UnsupportedTensorError, match=r"'body.weight' .*which broadcast, allgather"):
+            with pytest.raises(UnsupportedTensorError, match=r"body.weight' .*which broadcast, allgather"):
                 hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1), [("body.weight", parameter)])
     finally:
         engine.shutdown()
