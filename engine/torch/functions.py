@@ -117,8 +117,10 @@ def _differentiable(gradients: Sequence[torch.Tensor]) -> list[int]:
 
 def _factor(op: Op, prescale: float, postscale: float, mathematical: bool, process_set: ProcessSet) -> float:
     """By what the gradient of a reduce-scatter is multiplied. Horovod's is the mathematical one times the ranks."""
-    divisor = process_set.size() if op is Average else 1
-    return prescale * postscale / divisor * (1 if mathematical else process_set.size())
+    factor = prescale * postscale
+    if mathematical:
+        return factor / process_set.size() if op is Average else factor
+    return factor if op is Average else factor * process_set.size()
 
 
 class Allreduce(torch.autograd.Function):
