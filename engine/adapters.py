@@ -43,6 +43,9 @@ class Adapter(Protocol):
     def counts(self, rows: Sequence[int]) -> Any:
         """Numbers of rows, as a tensor of int32."""
 
+    def cast(self, tensor: Any, dtype: Any) -> tuple[Any, Any]:
+        """`tensor` in a dtype, by name or the framework's own, and the dtype that it had; what is no float stays."""
+
 
 class NumpyAdapter:
     """`numpy.ndarray`, its subclasses (results are plain arrays) and NumPy's scalars (results are 0-d arrays)."""
@@ -79,6 +82,12 @@ class NumpyAdapter:
 
     def counts(self, rows: Sequence[int]) -> Any:
         return np.array(rows, np.int32)
+
+    def cast(self, tensor: Any, dtype: Any) -> tuple[Any, Any]:
+        array = self.input(tensor)
+        if dtype == "bfloat16":
+            raise UnsupportedTensorError("NumPy has no bfloat16 to cast an array to; use Compression.fp16, or torch")
+        return (array.astype(dtype), array.dtype) if array.dtype.kind == "f" else (tensor, None)
 
 
 class ProtocolAdapter(NumpyAdapter):

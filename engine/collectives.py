@@ -7,6 +7,7 @@ from typing import Any
 
 from .adapters import Adapter, adapter_of
 from .compression import resolve
+from .errors import ArgumentError
 from .native import core
 from .process_sets import ProcessSet, global_process_set
 from .types import Average, Op
@@ -96,8 +97,8 @@ def allreduce(
     Parameters
     ----------
     tensor : array or tensor
-        Any shape; float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool; equal shape and dtype on all
-        ranks. In main memory.
+        Any shape; float16, bfloat16, float32, float64, int8, uint8, int16, uint16, int32, int64 or bool; equal shape
+        and dtype on all ranks. In main memory.
     op : Op, optional
         `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`; `docs/operations.md` says what they compute. Adasum takes
         floats only, and 1, 2, 4, 8 .. ranks.
@@ -167,7 +168,7 @@ def broadcast(
     Parameters
     ----------
     tensor : array or tensor
-        Equal shape and dtype on all ranks; the dtypes of `allreduce`.
+        Equal shape and dtype on all ranks; the dtypes of `allreduce`, and uint32, uint64, complex numbers and float8.
     root_rank : int
         Whose values. Equal on all ranks.
     name : str, optional
@@ -207,6 +208,7 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     ----------
     tensor : array or tensor
         Equal dtype and shape on all ranks, except that the first dimension may differ. A 0-d tensor counts as one row.
+        The dtypes of `broadcast`.
     name : str, optional
         As for `allreduce`.
 
@@ -239,7 +241,7 @@ def alltoall(
     ----------
     tensor : array or tensor
         The rows for rank 0, then those for rank 1, and so on. Equal dtype and shape on all ranks, except that the first
-        dimension may differ; the dtypes of `allreduce`.
+        dimension may differ; the dtypes of `broadcast`.
     splits : sequence or tensor of int, optional
         How many rows go to each rank; may differ by rank, and be 0. Rows beyond their sum are not sent. By default
         the rows are divided equally.
@@ -436,7 +438,7 @@ def _exchange(tensor: Any, splits: Any, name: str | None, process_set: ProcessSe
     if splits is None:
         rows, rest = divmod(len(source), engine.size)
         if rest:
-            raise ValueError(f"{len(source)} rows cannot be divided equally among {engine.size} ranks; give splits")
+            raise ArgumentError(f"{len(source)} rows cannot be divided equally among {engine.size} ranks; give splits")
         native = engine.alltoall(source, [rows] * engine.size, name, blocking)
     else:
         native = engine.alltoall(source, splits, name, blocking)

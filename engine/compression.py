@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, ClassVar
 
+from .adapters import adapter_of
 from .types import Adasum
 
 
@@ -43,13 +44,27 @@ class NoneCompressor(Compressor):
     """Tensors travel as they are."""
 
 
-class FP16Compressor(Compressor):
+class CastCompressor(Compressor):
+    """A compressor whose cast the engine does while it packs. Its methods do the same for who calls them by hand."""
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """The tensor, cast if it is of a floating dtype, and its dtype for `decompress`. Needs no engine."""
+        return adapter_of(tensor).cast(tensor, cls.wire)
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        """The tensor in the dtype `ctx`, which `compress` has told."""
+        return tensor if ctx is None else adapter_of(tensor).cast(tensor, ctx)[0]
+
+
+class FP16Compressor(CastCompressor):
     """float32 and float64 travel as float16. What is beyond 65504 becomes an infinity."""
 
     wire = "float16"
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(CastCompressor):
     """float32 and float64 travel as bfloat16: the range of float32, with 8 bits of precision."""
 
     wire = "bfloat16"
@@ -113,6 +128,12 @@ MARKERS: dict[str | None, type[Compressor]] = {
 """The compressors for which Python does nothing, by what the engine does."""
 
 
+def _does_nothing(method: Any, inherited: Any) -> bool:
+    """Whether a compressor's method is one of those for which Python has nothing to do: the engine does it, if any."""
+    of_casts = getattr(CastCompressor, inherited.__name__).__func__
+    return method is inherited or getattr(method, "__func__", None) is of_casts
+
+
 def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
     """What the engine does, and what Python has to do.
 
@@ -149,7 +170,7 @@ def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
             "compression is Compression.none, .fp16, .bf16 or .tuned, or something with the methods compress(tensor) "
             f"and decompress(tensor, ctx), not {compression!r}"
         )
-    idle = compress is Compressor.compress and decompress is Compressor.decompress
+    idle = _does_nothing(compress, Compressor.compress) and _does_nothing(decompress, Compressor.decompress)
     wire = getattr(compression, "wire", None)
     if op == Adasum and (wire is not None or not idle):
         raise ValueError(

@@ -219,6 +219,12 @@ class Config:
         choice("none", "bf16", "fp16"),
         "What tensors with `Compression.tuned` travel as; no others.",
     )
+    mathematical_gradients: bool = setting(
+        False,
+        "",
+        truth,
+        "In torch, gradients through collectives are those of the sum of all ranks' losses, not Horovod's averages.",
+    )
     kernels: str = setting(
         "auto",
         "",

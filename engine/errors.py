@@ -1,12 +1,15 @@
 """The exceptions a user may catch. All derive from `EngineError`.
 
-Errors that are not fatal (`MismatchError`, `DuplicateNameError`, `UnsupportedTensorError`) leave the engine working.
+What a collective raises is a `CollectiveError`. Those that are not fatal (`MismatchError`, `ArgumentError`,
+`DuplicateNameError`, `UnsupportedTensorError`) leave the engine working.
 A `WorldError` ends the world: every later call on every rank raises the first cause.
 """
 
 from __future__ import annotations
 
 from engine_ext.errors import (
+    ArgumentError,
+    CollectiveError,
     DuplicateNameError,
     EngineError,
     ForkedError,
@@ -18,11 +21,14 @@ from engine_ext.errors import (
     RankRaisedError,
     RankStalledError,
     RendezvousError,
+    UnsupportedOperationError,
     UnsupportedTensorError,
     WorldError,
 )
 
 __all__ = [
+    "ArgumentError",
+    "CollectiveError",
     "ConfigError",
     "DuplicateNameError",
     "EngineError",
@@ -35,6 +41,7 @@ __all__ = [
     "RankRaisedError",
     "RankStalledError",
     "RendezvousError",
+    "UnsupportedOperationError",
     "UnsupportedTensorError",
     "WorldError",
 ]

@@ -266,6 +266,11 @@ def engine() -> core.Engine:
     return _current().engine
 
 
+def settings() -> config.Config:
+    """The settings that this process's engine runs with. Errors as of `engine`."""
+    return _current().settings
+
+
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Form a process set. Collective over the world: on all ranks, also on those that are not in it.
 

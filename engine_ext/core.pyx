@@ -63,7 +63,8 @@ from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, a
 from operator import index
 
 from engine_ext.errors import (
-    BY_CAUSE, DuplicateNameError, EngineError, ForkedError, IncompatibleRanksError, MismatchError, NotInitializedError,
+    BY_CAUSE, ArgumentError, DuplicateNameError, EngineError, ForkedError, IncompatibleRanksError, MismatchError,
+    NotInitializedError,
 )
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -612,7 +613,7 @@ cdef class Engine:
         if root not in self.numbers:
             where = f"this world of {self.size} ranks (0 to {self.size - 1})" if self.world is None else \
                 f"this process set, which has ranks {', '.join(map(str, self.numbers))} of the world"
-            raise ValueError(f"root rank {root} is not in {where}")
+            raise ArgumentError(f"root rank {root} is not in {where}")
         keeper = view_of(tensor, &source)
         expect_dense(tensor, &source, "the tensor")
         kept = same_shape(tensor, &source, output, &target, source.dims[0])
@@ -668,9 +669,9 @@ cdef class Engine:
         expect_rows(tensor, &source, "an all-to-all sends")
         counts = [index(each) for each in splits]
         if len(counts) != self.size:
-            raise ValueError(f"splits says how many rows go to each of {self.size} ranks, but has {len(counts)} numbers")
+            raise ArgumentError(f"splits says how many rows go to each of {self.size} ranks, but has {len(counts)} numbers")
         if min(counts) < 0 or sum(counts) > source.dims[0]:
-            raise ValueError(f"splits {counts} cannot be taken from the {source.dims[0]} rows of the tensor")
+            raise ArgumentError(f"splits {counts} cannot be taken from the {source.dims[0]} rows of the tensor")
         brought = new_op()
         try:
             fill_meta(&brought.meta, KIND_ALLTOALL, &source)
@@ -709,7 +710,7 @@ cdef class Engine:
         return self.start(brought, name, blocking, (tensor, output, keeper, kept), output)
 
     cdef uint64_t row_bytes(self, const View* view) noexcept:
-        cdef uint64_t nbytes = self.state.executor.kernels.types[view.dtype].size
+        cdef uint64_t nbytes = <uint64_t>view.itemsize
         cdef int d
         for d in range(1, view.ndim):
             nbytes *= <uint64_t>view.dims[d]

@@ -15,16 +15,28 @@ class ForkedError(EngineError):
     """The engine was used in a forked child of the process that initialised it."""
 
 
-class MismatchError(EngineError, ValueError):
+class CollectiveError(EngineError):
+    """A collective operation failed or was refused: what Horovod's users catch as `HorovodInternalError`."""
+
+
+class ArgumentError(CollectiveError, ValueError):
+    """A collective was called with what it cannot be called with; nothing has been sent."""
+
+
+class UnsupportedOperationError(ArgumentError, NotImplementedError):
+    """An operation that does not exist for this number of ranks, or for this collective; nothing has been sent."""
+
+
+class MismatchError(CollectiveError, ValueError):
     """Ranks disagree on one operation, or one brought what none can use. Every rank gets this; the engine goes on."""
 
 
-class DuplicateNameError(EngineError, ValueError):
+class DuplicateNameError(CollectiveError, ValueError):
     """A name was submitted again before its operation had completed."""
 
 
-class UnsupportedTensorError(EngineError, TypeError):
-    """A dtype, device or memory layout that the engine cannot work on."""
+class UnsupportedTensorError(CollectiveError, TypeError, ValueError):
+    """A dtype, device or memory layout that the engine cannot work on. Horovod raises ValueError for some of these."""
 
 
 class RendezvousError(EngineError):
@@ -35,7 +47,7 @@ class IncompatibleRanksError(RendezvousError):
     """Ranks run different builds, layouts or processors' kernels."""
 
 
-class WorldError(EngineError):
+class WorldError(CollectiveError):
     """The world has failed and cannot be used again. Every rank raises the first cause.
 
     Attributes

@@ -11,12 +11,12 @@ from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.memory cimport Memory
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.layout cimport (
-    DIM_DIGEST, DIM_FAULT, DIM_SPARSE, FAULT_NONE, FAULTS, KIND_ALLGATHER, LAYOUT_SPARSE, MAX_DIMS,
+    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_NONE, FAULTS, KIND_ALLGATHER, LAYOUT_SPARSE, MAX_DIMS,
 )
 from engine_ext.control.table cimport Member, Op
 from engine_ext.data.plan cimport PIECE_ALIGNMENT
 
-from engine_ext.errors import UnsupportedTensorError
+from engine_ext.errors import ArgumentError, UnsupportedTensorError
 
 cdef enum:
     MAX_GROUP = 1 << 20
@@ -32,7 +32,7 @@ cdef inline uint64_t padded(uint64_t nbytes) noexcept nogil:
 cdef int group_open(Op* op, int kind, Py_ssize_t count) except -1:
     """Make `op` a group of `count` members, which are added next."""
     if not 0 < count <= MAX_GROUP:
-        raise ValueError(f"a group has 1 to {MAX_GROUP} tensors, not {count}")
+        raise ArgumentError(f"a group has 1 to {MAX_GROUP} tensors, not {count}")
     op.members = <Member*>calloc(<size_t>count, sizeof(Member))
     if op.members == NULL:
         raise MemoryError("no memory for a group")
@@ -54,7 +54,7 @@ cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view):
         count *= <uint64_t>view.dims[d]
     member.row_bytes, member.rows = count * <uint64_t>view.itemsize, view.dims[0] if view.ndim else 1
     op.nbytes += view.nbytes
-    op.meta.dims[view.dtype] += <int64_t>(count if first else view.count)
+    op.meta.dims[min(<int>view.dtype, <int>DIM_MOVED)] += <int64_t>(count if first else view.count)
     digest = <uint64_t>op.meta.dims[DIM_DIGEST]
     digest = (digest ^ (<uint64_t>view.ndim << 16 | <uint64_t>view.dtype << 8 | <unsigned char>view.layout)) * FNV_PRIME
     for d in range(first, view.ndim):
@@ -83,7 +83,7 @@ cdef int group_expect_apart(const Op* op) except -1:
         one, other = extents[found - 1].index, extents[found].index
     free(extents)
     if found >= 0:
-        raise ValueError(
+        raise ArgumentError(
             f"tensors {min(one, other)} and {max(one, other)} of the group share memory: in place each would be reduced twice; "
             "leave one out, or use the form that returns new tensors"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import WorldError as HorovodInternalError
+from ..errors import CollectiveError as HorovodInternalError
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
 

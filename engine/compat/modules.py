@@ -22,6 +22,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "horovod.common.exceptions": (".exceptions",),
     "horovod.common.process_sets": ("..",),
     "horovod.common.util": (".util",),
+    "horovod.data": ("..data",),
+    "horovod.data.data_loader_base": ("..data",),
     "horovod.run": (".package",),
     "horovod.runner": (".package",),
     "horovod.torch": ("..torch",),
@@ -39,6 +41,8 @@ ABSENT = {
     "horovod.keras": _ONE_FRAMEWORK,
     "horovod.mxnet": "MXNet is no longer developed, and there is no binding for it; there is horovod.torch",
     "horovod.ray": "jobs on Ray are not there yet; start the ranks of one host with enginerun",
+    "horovod.runner.elastic": "elastic jobs are not there yet; a job keeps the ranks that it was started with",
+    "horovod.runner.launch": "the launcher is another: use enginerun, or horovod.run for a function",
     "horovod.spark": "jobs on Spark are not there yet; start the ranks of one host with enginerun",
     "horovod.tensorflow": _ONE_FRAMEWORK,
     "horovod.torch.elastic": "elastic jobs are not there yet; a job keeps the ranks that it was started with",
@@ -60,11 +64,21 @@ class Module(ModuleType):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *(name for module in self.shown for name in module.__all__)})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A module is pickled by name, as cloudpickle does with plain ones: functions of a main script refer to it."""
+        return _imported, (self.__name__,)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`horovod.run` was a module before it was a function; it is both here, and no other module can be called."""
         if self.__name__ != "horovod.run":
             raise TypeError(f"module {self.__name__!r} is not callable")
         return self.run(*args, **kwargs)
+
+
+def _imported(name: str) -> ModuleType:
+    """A module that was pickled in another process of the job, where the switch may not be on yet."""
+    install()
+    return import_module(name)
 
 
 class Finder(MetaPathFinder, Loader):
@@ -81,7 +95,8 @@ class Finder(MetaPathFinder, Loader):
         if name.partition(".")[0] != ROOT:
             return None
         if name in MODULES:
-            return spec_from_loader(name, self, is_package=any(other.startswith(f"{name}.") for other in MODULES))
+            # A package each, so that a module below it that is not there is told by us.
+            return spec_from_loader(name, self, is_package=True)
         for absent, reason in ABSENT.items():
             if f"{name}.".startswith(f"{absent}."):
                 raise ModuleNotFoundError(f"no module {name!r}: {reason} ({SEE})", name=name)

@@ -91,8 +91,9 @@ network_interfaces
     LaunchError
         The job cannot start.
     TypeError
-        The call cannot be pickled, or a result.
+        `func` is nothing to call, or its arguments are no sequence or mapping; the call cannot be pickled, or a result.
     """
+    _check_call(func, args, kwargs)
     options = {
         "-np": np if np is not None else num_proc,
         "--min-np": min_np if min_np is not None else min_num_proc,
@@ -126,6 +127,19 @@ network_interfaces
         command = [python, "-P", "-m", "engine.launch.function_rank", directory]
         _launch(home, [*_arguments(options), "--", *command])
         return _results(home)
+
+
+def _check_call(func: Any, args: Any, kwargs: Any) -> None:
+    """Refuse what every rank would fail with, before one is started."""
+    if not callable(func):
+        raise TypeError(
+            f"engine.run calls a function on every rank, and {func!r} is a {type(func).__qualname__}, not a function. "
+            "A script is started by 'enginerun -np N python train.py'"
+        )
+    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        raise TypeError(f"engine.run takes the arguments of {func!r} as a tuple: write args=({args!r},), not {args!r}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"engine.run takes keyword arguments as a dict, such as {{'lr': 0.1}}, not {kwargs!r}")
 
 
 def pickler() -> ModuleType:

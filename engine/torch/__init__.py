@@ -16,7 +16,7 @@ from ..builds import (
 )
 from ..collectives import Handle, poll, synchronize
 from ..compression import Compression, Compressor, Scheme
-from ..errors import WorldError as HorovodInternalError
+from ..errors import CollectiveError as HorovodInternalError
 from ..objects import allgather_object, broadcast_object, check_consistency
 from ..process_sets import ProcessSet, global_process_set
 from ..runtime import (
@@ -36,6 +36,7 @@ from ..runtime import (
 )
 from ..types import Adasum, Average, Max, Min, Op, Product, Sum
 from .compile import compile_backend
+from .functions import mathematical_gradients
 from .ops import (
     allgather,
     allgather_async,
@@ -130,6 +131,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "mathematical_gradients",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

@@ -36,8 +36,10 @@ class TorchAdapter:
             check(tensor)
         if tensor.requires_grad:
             tensor = tensor.detach()
-        # A lazily negated view lends memory with the other sign.
-        return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
+        # A view that is negated or conjugated lazily lends memory with other signs.
+        if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+            return tensor
+        return tensor.resolve_conj().resolve_neg().contiguous()
 
     target = input
 
@@ -45,7 +47,7 @@ class TorchAdapter:
         return torch.empty_like(source)
 
     def store(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
-        if tensor.data_ptr() != result.data_ptr() or tensor.is_neg():
+        if tensor.data_ptr() != result.data_ptr() or tensor.is_neg() or tensor.is_conj():
             with torch.no_grad():
                 tensor.copy_(result)
 
@@ -65,6 +67,11 @@ class TorchAdapter:
 
     def counts(self, rows: Sequence[int]) -> torch.Tensor:
         return torch.tensor(rows, dtype=torch.int32)
+
+    def cast(self, tensor: torch.Tensor, dtype: Any) -> tuple[torch.Tensor, Any]:
+        if not tensor.is_floating_point():
+            return tensor, None
+        return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype), tensor.dtype
 
 
 def tensor_over(memory: Any, like: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,19 @@
 """Collectives through which gradients flow: what `engine.torch` calls when a tensor requires a gradient.
 
-The loss is taken to be the sum of what the ranks compute, so that the gradient of a rank's input is the sum over ranks
-of what their outputs ask of it. Every rank must run backward through the same collectives in the same order.
+There are two conventions, and docs/operations.md has a table of both. Horovod's, the default, is that of its
+`horovod.torch`: what comes back through an allgather, a broadcast or a reduce-scatter is an average over ranks. The
+mathematical one takes the loss to be the sum of what the ranks compute, so that the gradient of a rank's input is the
+sum over ranks of what their outputs ask of it. Which of them holds is decided in the forward pass.
+
+Every rank must run backward through the same collectives in the same order. Backward passes are made of the same
+functions, so gradients of gradients flow, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,6 +24,39 @@ from ..process_sets import ProcessSet
 from ..types import Adasum, Average, Op, Sum
 
 Context = Any
+
+_chosen: ContextVar[bool | None] = ContextVar("engine.torch.mathematical_gradients", default=None)
+
+
+@contextmanager
+def mathematical_gradients(enabled: bool = True) -> Iterator[None]:
+    """Choose the gradients of the collectives that are called inside, in this thread.
+
+    The choice belongs to the forward pass: where `backward` is called, and by which thread, does not matter. It must be
+    the same on all ranks.
+
+    Parameters
+    ----------
+    enabled : bool
+        True for the gradients of the sum of all ranks' losses; False for Horovod's, which are the default unless
+        `init(mathematical_gradients=True)` was called. docs/operations.md has a table of both.
+
+    Examples
+    --------
+    >>> with engine.torch.mathematical_gradients():
+    ...     everyone = engine.torch.allgather(embeddings)
+    """
+    token = _chosen.set(enabled)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def are_mathematical() -> bool:
+    """Whether a collective that is called now has mathematical gradients."""
+    chosen = _chosen.get()
+    return runtime.settings().mathematical_gradients if chosen is None else chosen
 
 
 def call(
@@ -58,9 +98,29 @@ def _own_rows(total: torch.Tensor, rows: Sequence[int], shape: torch.Size, proce
     return total[start : start + rows[rank]].reshape(shape)
 
 
-def _factor(op: Op, prescale: float, postscale: float, process_set: ProcessSet) -> float:
-    """By what a reduction multiplies each rank's values."""
-    return prescale * postscale / (process_set.size() if op is Average else 1)
+def _combined(gradient: torch.Tensor, mathematical: bool, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+    """What all ranks' outputs ask of a tensor that each of them was given: the sum over ranks, or Horovod's average."""
+    op = Sum if mathematical else Average
+    total = call(Allreduce, collectives.allreduce, _real(gradient), op, name, 1.0, 1.0, process_set, None)
+    return torch.view_as_complex(total) if gradient.is_complex() else total
+
+
+def _real(gradient: torch.Tensor) -> torch.Tensor:
+    """A complex gradient as pairs of real numbers, which the engine reduces; any other as it is."""
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+
+
+def _differentiable(gradients: Sequence[torch.Tensor]) -> list[int]:
+    """Which members of a group can have a gradient at all; of integers autograd passes zeros, which need not travel."""
+    return [k for k, each in enumerate(gradients) if each.is_floating_point() or each.is_complex()]
+
+
+def _factor(op: Op, prescale: float, postscale: float, mathematical: bool, process_set: ProcessSet) -> float:
+    """By what the gradient of a reduce-scatter is multiplied. Horovod's is the mathematical one times the ranks."""
+    factor = prescale * postscale
+    if mathematical:
+        return factor / process_set.size() if op is Average else factor
+    return factor if op is Average else factor * process_set.size()
 
 
 class Allreduce(torch.autograd.Function):
@@ -87,7 +147,8 @@ class Allreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _flows(ctx.settings[0], "allreduce")
-        return collectives.allreduce(gradients[0], *ctx.settings), None, None, None, None, None, None
+        reduced = call(Allreduce, collectives.allreduce, gradients[0], *ctx.settings)
+        return reduced, None, None, None, None, None, None
 
 
 class GroupedAllreduce(torch.autograd.Function):
@@ -110,7 +171,8 @@ class GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _flows(ctx.settings[0], "grouped_allreduce")
-        return None, None, None, None, None, None, *groups.grouped_allreduce(gradients, *ctx.settings)
+        reduced = call_grouped(GroupedAllreduce, groups.grouped_allreduce, gradients, *ctx.settings)
+        return None, None, None, None, None, None, *reduced
 
 
 class GroupedAllgather(torch.autograd.Function):
@@ -121,13 +183,20 @@ class GroupedAllgather(torch.autograd.Function):
         handle = groups.grouped_allgather_async(tensors, name, process_set)
         results = handle.wait()
         ctx.rows, ctx.shapes = handle.rows, [tensor.shape for tensor in tensors]
-        ctx.name, ctx.process_set = _backward(name), process_set
+        ctx.name, ctx.process_set, ctx.mathematical = _backward(name), process_set, are_mathematical()
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        totals = groups.grouped_allreduce(gradients, Sum, ctx.name, process_set=ctx.process_set)
-        mine = [_own_rows(*each, ctx.process_set) for each in zip(totals, ctx.rows, ctx.shapes, strict=True)]
+        members, op = _differentiable(gradients), Sum if ctx.mathematical else Average
+        sent = [_real(gradients[k]) for k in members]
+        settings = op, ctx.name, 1.0, 1.0, ctx.process_set, None
+        mine: list[torch.Tensor | None] = [None] * len(gradients)
+        for k, total in zip(
+            members, call_grouped(GroupedAllreduce, groups.grouped_allreduce, sent, *settings), strict=True
+        ):
+            total = torch.view_as_complex(total) if gradients[k].is_complex() else total
+            mine[k] = _own_rows(total, ctx.rows[k], ctx.shapes[k], ctx.process_set)
         return None, None, *mine
 
 
@@ -145,45 +214,59 @@ class GroupedReducescatter(torch.autograd.Function):
         compression: Any,
         *tensors: torch.Tensor,
     ) -> Any:
-        ctx.op, ctx.name, ctx.process_set = op, _backward(name), process_set
-        ctx.factor = _factor(op, prescale, postscale, process_set)
+        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, _backward(name), process_set, are_mathematical()
+        ctx.factor = _factor(op, prescale, postscale, ctx.mathematical, process_set)
         return tuple(groups.grouped_reducescatter(tensors, op, name, prescale, postscale, process_set, compression))
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _flows(ctx.op, "grouped_reducescatter")
-        totals = groups.grouped_allgather(gradients, ctx.name, ctx.process_set)
-        scaled = (total if ctx.factor == 1 else total * ctx.factor for total in totals)
+        members = _differentiable(gradients)
+        with mathematical_gradients(ctx.mathematical):
+            totals = call_grouped(
+                GroupedAllgather,
+                groups.grouped_allgather,
+                [gradients[k] for k in members],
+                ctx.name,
+                ctx.process_set,
+            )
+        scaled: list[torch.Tensor | None] = [None] * len(gradients)
+        for k, total in zip(members, totals, strict=True):
+            scaled[k] = total if ctx.factor == 1 else total * ctx.factor
         return None, None, None, None, None, None, *scaled
 
 
 class Broadcast(torch.autograd.Function):
-    """Every rank's output is the root's input: its gradient is the sum of all. The others' inputs do not matter."""
+    """Every rank's output is the root's input: its gradient combines those of all. The others' inputs do not matter."""
 
     @staticmethod
     def forward(ctx: Context, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         ctx.root_rank, ctx.name, ctx.process_set = root_rank, _backward(name), process_set
+        ctx.mathematical = are_mathematical()
         return collectives.broadcast(tensor, root_rank, name, process_set)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        total = collectives.allreduce(gradients[0], Sum, ctx.name, process_set=ctx.process_set)
-        return total if runtime.rank() == ctx.root_rank else torch.zeros_like(total), None, None, None
+        total = _combined(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
+        if runtime.rank() != ctx.root_rank:  # Zeros with a graph: every rank goes the same way back, a second time too.
+            total = total.masked_fill(torch.ones((), dtype=torch.bool), 0)
+        return total, None, None, None
 
 
 class Allgather(torch.autograd.Function):
-    """Every rank's output holds this rank's rows: their gradient is the sum over ranks."""
+    """Every rank's output holds this rank's rows: their gradient combines what all ranks ask of these."""
 
     @staticmethod
     def forward(ctx: Context, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
         handle = collectives.allgather_async(tensor, name, process_set)
         result = handle.wait()
         ctx.rows, ctx.shape, ctx.name, ctx.process_set = handle.rows, tensor.shape, _backward(name), process_set
+        ctx.mathematical = are_mathematical()
         return result
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        total = collectives.allreduce(gradients[0], Sum, ctx.name, process_set=ctx.process_set)
+        total = _combined(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
         return _own_rows(total, ctx.rows, ctx.shape, ctx.process_set), None, None
 
 
@@ -202,7 +285,7 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        sent, _ = collectives.alltoall(gradients[0], ctx.rows, ctx.name, ctx.process_set)
+        sent, _ = call(Alltoall, collectives.alltoall, gradients[0], ctx.rows, ctx.name, ctx.process_set)
         if len(sent) < ctx.shape[0]:  # Rows beyond the sum of the splits went nowhere.
             sent = torch.cat([sent, sent.new_zeros(ctx.shape[0] - len(sent), *ctx.shape[1:])])
         return sent.reshape(ctx.shape), None, None, None
@@ -222,12 +305,13 @@ class Reducescatter(torch.autograd.Function):
         process_set: ProcessSet,
         compression: Any,
     ) -> Any:
-        ctx.op, ctx.name, ctx.process_set = op, _backward(name), process_set
-        ctx.factor = _factor(op, prescale, postscale, process_set)
+        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, _backward(name), process_set, are_mathematical()
+        ctx.factor = _factor(op, prescale, postscale, ctx.mathematical, process_set)
         return collectives.reducescatter(tensor, op, name, prescale, postscale, process_set, compression)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         _flows(ctx.op, "reducescatter")
-        total = collectives.allgather(gradients[0], ctx.name, ctx.process_set)
+        with mathematical_gradients(ctx.mathematical):
+            total = call(Allgather, collectives.allgather, gradients[0], ctx.name, ctx.process_set)
         return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None, None, None

@@ -1,6 +1,7 @@
 """Collectives on torch tensors, with the names, argument order and defaults that Horovod's users know.
 
-Gradients flow through the blocking ones that return a new tensor; see `engine.torch.functions`.
+Gradients flow through the blocking ones that return a new tensor: Horovod's, or the mathematical ones. See
+`engine.torch.functions`, and docs/operations.md for a table of both.
 """
 
 from __future__ import annotations
@@ -252,7 +253,10 @@ def broadcast_async_(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """A new tensor with the values of the root's, to which gradients flow back. Collective. See `engine.broadcast`."""
+    """A new tensor with the values of the root's. Collective. See `engine.broadcast`.
+
+    Gradients flow back to the root: their average over ranks; their sum with `mathematical_gradients`.
+    """
     _check(tensor)
     return _tensor(functions.call(functions.Broadcast, collectives.broadcast, tensor, root_rank, name, process_set))
 
@@ -279,7 +283,7 @@ def allgather(
 ) -> torch.Tensor:
     """Concatenate over all ranks along the first dimension, which may differ by rank. See `engine.allgather`.
 
-    Gradients flow through it: those of this rank's rows, summed over ranks.
+    Gradients flow through it: those of this rank's rows, averaged over ranks; summed with `mathematical_gradients`.
     """
     _check(tensor)
     return _tensor(functions.call(functions.Allgather, collectives.allgather, tensor, name, process_set))
@@ -347,7 +351,8 @@ def reducescatter(
 ) -> torch.Tensor:
     """Combine a tensor over all ranks, and keep this rank's share of the rows. See `engine.reducescatter`.
 
-    Gradients flow through it with `Sum` and `Average`: each row's from the rank that it went to.
+    Gradients flow through it with `Sum` and `Average`: each row's from the rank that it went to, with `Sum` multiplied
+    by the number of ranks. With `mathematical_gradients` both are divided by that.
     """
     _check(tensor)
     settings = choose_op(None, op), name, prescale_factor, postscale_factor, process_set

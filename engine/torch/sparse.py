@@ -33,10 +33,20 @@ Brought = tuple[torch.Tensor, torch.Tensor, list[int], Fault | None]
 INDEX, ORDER = 1, 2
 
 
+class SparseHandle(Handle):
+    """As `Handle`; it can also be called, as the function that Horovod returns in its place."""
+
+    __slots__ = ()
+
+    def __call__(self) -> Any:
+        """The result, when it is there: as `wait`."""
+        return self.wait()
+
+
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None = None, op: int | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Start `sparse_allreduce`; see there. `synchronize` gives its result."""
+) -> SparseHandle:
+    """Start `sparse_allreduce`; see there. `synchronize(handle)` gives its result, and so does `handle()`."""
     return start(process_set.engine, tensor, name, Average if op is None else Op(op), blocking=False)
 
 
@@ -87,13 +97,15 @@ def start(
     prescale: float = 1.0,
     postscale: float = 1.0,
     blocking: bool = False,
-) -> Handle:
+) -> SparseHandle:
     """Start to add up a sparse tensor; parameters and errors as of `sparse_allreduce` and `add_up`."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
     indices, values, shape, fault = bring(tensor, op, "a tensor")
     native = engine.allgather_group([indices, values], name, blocking, (shape, int(op), prescale, postscale, fault))
-    return Handle(native, None, lambda _: add_up(native.gathered_group, values.dtype, shape, op, prescale, postscale))
+    return SparseHandle(
+        native, None, lambda _: add_up(native.gathered_group, values.dtype, shape, op, prescale, postscale)
+    )
 
 
 def bring(tensor: torch.Tensor, op: Op, what: str) -> Brought:
@@ -226,6 +238,7 @@ _WIDE: dict[torch.dtype, Any] = {
     torch.float64: torch.float64,
     torch.int8: torch.int64,
     torch.uint8: torch.int64,
+    torch.int16: torch.int64,
     torch.int32: torch.int64,
     torch.int64: torch.int64,
     torch.bool: torch.int64,

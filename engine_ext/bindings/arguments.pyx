@@ -2,14 +2,14 @@
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint32_t
 
-from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.bindings.view cimport View, expect_dense, expect_reducible, view_of
 from engine_ext.control.layout cimport WIRE_TUNED, engine_meta
 from engine_ext.control.table cimport Op
 from engine_ext.data.kernels cimport (
     ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_SUM,
 )
 
-from engine_ext.errors import UnsupportedTensorError
+from engine_ext.errors import ArgumentError, UnsupportedOperationError, UnsupportedTensorError
 
 
 cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept:
@@ -29,14 +29,14 @@ cdef int wire_number(object wire, int op) except -1:
     if wire is None:
         return 0
     if op == ENGINE_ADASUM:
-        raise ValueError(f"Adasum does not compress tensors; their compression would be {wire}")
+        raise ArgumentError(f"Adasum does not compress tensors; their compression would be {wire}")
     if wire == "float16":
         return ENGINE_FLOAT16 + 1
     if wire == "bfloat16":
         return ENGINE_BFLOAT16 + 1
     if wire == "tuned":
         return WIRE_TUNED
-    raise ValueError(f"tensors are compressed to float16 or bfloat16, or as tuned, not {wire!r}")
+    raise ArgumentError(f"tensors are compressed to float16 or bfloat16, or as tuned, not {wire!r}")
 
 
 cdef unsigned char wire_of(int chosen, int dtype) noexcept:
@@ -55,19 +55,22 @@ cdef int expect_rows(object tensor, const View* view, str verb) except -1:
 
 cdef int expect_rows_reduction(int op) except -1:
     if op == ENGINE_ADASUM:
-        raise ValueError("a reduce-scatter takes Sum, Average, Min, Max or Product, not Adasum; use allreduce")
+        raise UnsupportedOperationError("a reduce-scatter takes Sum, Average, Min, Max or Product, not Adasum; use allreduce")
     return 0
 
 
 cdef int expect_reduction(const View* view, int op, double prescale, double postscale, int size) except -1:
     if not ENGINE_SUM <= op <= ENGINE_ADASUM:
-        raise ValueError(f"there is no reduction number {op}; use Sum, Average, Min, Max, Product or Adasum")
+        raise ArgumentError(f"there is no reduction number {op}; use Sum, Average, Min, Max, Product or Adasum")
+    expect_reducible(view, "the tensor")
     if op == ENGINE_ADASUM and size & (size - 1):
-        raise ValueError(f"Adasum combines ranks in pairs of pairs: it takes 1, 2, 4, 8 .. ranks, and these are {size}")
+        raise UnsupportedOperationError(
+            f"Adasum combines ranks in pairs of pairs: it takes 1, 2, 4, 8 .. ranks, and these are {size}"
+        )
     if op == ENGINE_ADASUM and view.dtype > ENGINE_FLOAT64:
         raise UnsupportedTensorError("Adasum takes float16, bfloat16, float32 and float64 tensors only; convert it, or use Sum")
     if not (isfinite(prescale) and isfinite(postscale)):
-        raise ValueError(f"factors are finite numbers, not prescale {prescale} and postscale {postscale}")
+        raise ArgumentError(f"factors are finite numbers, not prescale {prescale} and postscale {postscale}")
     if view.dtype == ENGINE_BOOL and (op == ENGINE_AVERAGE or prescale != 1.0 or postscale != 1.0):
         raise UnsupportedTensorError(
             "a bool tensor has no Average and no scale; use Sum or Max (any rank), Min or Product (all ranks), or convert it"

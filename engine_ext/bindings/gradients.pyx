@@ -13,7 +13,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.bindings.arguments cimport may_share, wire_number, wire_of
 from engine_ext.bindings.extents cimport Extent, first_overlap
-from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.bindings.view cimport View, expect_dense, expect_reducible, view_of
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, NAME_BYTES, engine_meta
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status
@@ -152,6 +152,7 @@ cdef class GradientHook:
                 return self.bring_sparse(<tuple>gradient)
             keeper = view_of(gradient, &view)
             expect_dense(gradient, &view, f"the gradient of '{self.label}'")
+            expect_reducible(&view, f"the gradient of '{self.label}'")
             fits = self.fits(&view)
         if fits and self.view is not None and view.data != self.place:
             memcpy(self.place, view.data, view.nbytes)          # still in the cache
@@ -318,6 +319,7 @@ cdef class GradientGroup:
         if not 0 < length <= NAME_BYTES:
             raise ValueError(f"a name has 1 to {NAME_BYTES} bytes of UTF-8; '{name}' has {length}")
         view_of(parameter, &memory)
+        expect_reducible(&memory, f"parameter '{name}'")
         if memory.dtype == ENGINE_BOOL and self.scales.op == ENGINE_AVERAGE:
             raise UnsupportedTensorError(f"parameter '{name}' is bool, which has no Average")
         hook.meta = self.scales

@@ -7,7 +7,7 @@ cdef struct View:
     uint64_t count          # elements
     int32_t ndim
     int32_t itemsize        # bytes of an element
-    int64_t[12] dims        # MAX_DIMS; more dimensions are described as one
+    int64_t[13] dims        # MAX_DIMS; more dimensions are described as one
     uint8_t dtype
     signed char layout      # 0 row-major, 1 channels_last, 2 channels_last_3d, -1 neither, -2 not aligned
     bint readonly
@@ -15,3 +15,4 @@ cdef struct View:
 
 cdef object view_of(object tensor, View* view)
 cdef int expect_dense(object tensor, const View* view, str role) except -1
+cdef int expect_reducible(const View* view, str what) except -1

@@ -13,15 +13,18 @@ from libc.string cimport memset
 from engine_ext.control.describe cimport dtype_name
 from engine_ext.control.layout cimport MAX_DIMS
 from engine_ext.data.kernels cimport (
-    ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_INT8, ENGINE_INT32, ENGINE_INT64,
-    ENGINE_UINT8,
+    ENGINE_ALL_DTYPES, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_COMPLEX32, ENGINE_COMPLEX64, ENGINE_COMPLEX128, ENGINE_DTYPES,
+    ENGINE_FLOAT8_E4M3FN, ENGINE_FLOAT8_E4M3FNUZ, ENGINE_FLOAT8_E5M2, ENGINE_FLOAT8_E5M2FNUZ, ENGINE_FLOAT8_E8M0FNU,
+    ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_INT8, ENGINE_INT16, ENGINE_INT32, ENGINE_INT64, ENGINE_UINT8,
+    ENGINE_UINT16, ENGINE_UINT32, ENGINE_UINT64,
 )
 
 from engine_ext.errors import UnsupportedTensorError
 
 cdef extern from "engine_ext/bindings/dlpack.h":
     enum:
-        DL_CPU, DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT, DL_BOOL
+        DL_CPU, DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT, DL_COMPLEX, DL_BOOL
+        DL_E4M3FN, DL_E4M3FNUZ, DL_E5M2, DL_E5M2FNUZ, DL_E8M0FNU
     struct dl_device:
         int32_t type
     struct dl_dtype:
@@ -85,46 +88,88 @@ cdef int refuse(object tensor, str why) except -1:
     )
 
 
+cdef str dtype_names(int first, int end):
+    return ", ".join([dtype_name(dtype).decode() for dtype in range(first, end)])
+
+
+cdef int refuse_dtype(object tensor, object fallback) except -1:
+    return refuse(
+        tensor,
+        f"its dtype {getattr(tensor, 'dtype', fallback)} is none that the engine takes; convert it first. Every operation takes "
+        f"{dtype_names(0, ENGINE_DTYPES)}; broadcast, allgather and alltoall also take "
+        f"{dtype_names(ENGINE_DTYPES, ENGINE_ALL_DTYPES)}",
+    )
+
+
+cdef int expect_reducible(const View* view, str what) except -1:
+    """Refuse a dtype for which there are no kernels."""
+    if view.dtype >= ENGINE_DTYPES:
+        raise UnsupportedTensorError(
+            f"{what} has the dtype {dtype_name(view.dtype).decode()}, which broadcast, allgather and alltoall move, but nothing "
+            f"reduces; convert it to one of {dtype_names(0, ENGINE_DTYPES)}"
+        )
+    return 0
+
+
 cdef int dtype_of_dlpack(object tensor, const dl_tensor* t) except -1:
     cdef int code = t.dtype.code, bits = t.dtype.bits
-    if t.dtype.lanes == 1:
-        if code == DL_FLOAT and bits == 32:
-            return ENGINE_FLOAT32
-        if code == DL_BFLOAT and bits == 16:
-            return ENGINE_BFLOAT16
-        if code == DL_FLOAT and bits == 16:
-            return ENGINE_FLOAT16
-        if code == DL_FLOAT and bits == 64:
-            return ENGINE_FLOAT64
-        if code == DL_INT and bits in (8, 32, 64):
-            return ENGINE_INT8 if bits == 8 else ENGINE_INT32 if bits == 32 else ENGINE_INT64
-        if code == DL_UINT and bits == 8:
-            return ENGINE_UINT8
-        if code == DL_BOOL:
-            return ENGINE_BOOL
-    return refuse(tensor, f"its dtype {getattr(tensor, 'dtype', '?')} is not one of float16, bfloat16, float32, float64, int8, "
-                          "uint8, int32, int64, bool; convert it first")
+    cdef int dtype = -1
+    if t.dtype.lanes != 1:
+        return refuse_dtype(tensor, "?")
+    if code == DL_FLOAT:
+        dtype = ENGINE_FLOAT32 if bits == 32 else ENGINE_FLOAT64 if bits == 64 else ENGINE_FLOAT16 if bits == 16 else -1
+    elif code == DL_BFLOAT:
+        dtype = ENGINE_BFLOAT16 if bits == 16 else -1
+    elif code == DL_INT:
+        dtype = signed_of(bits)
+    elif code == DL_UINT:
+        dtype = unsigned_of(bits)
+    elif code == DL_BOOL:
+        dtype = ENGINE_BOOL if bits == 8 else -1
+    elif code == DL_COMPLEX:
+        dtype = ENGINE_COMPLEX64 if bits == 64 else ENGINE_COMPLEX128 if bits == 128 else ENGINE_COMPLEX32 if bits == 32 else -1
+    elif bits == 8:
+        dtype = float8_of(code)
+    return refuse_dtype(tensor, "?") if dtype < 0 else dtype
+
+
+cdef int signed_of(int bits) noexcept:
+    return ENGINE_INT64 if bits == 64 else ENGINE_INT32 if bits == 32 else ENGINE_INT16 if bits == 16 else \
+        ENGINE_INT8 if bits == 8 else -1
+
+
+cdef int unsigned_of(int bits) noexcept:
+    return ENGINE_UINT8 if bits == 8 else ENGINE_UINT16 if bits == 16 else ENGINE_UINT32 if bits == 32 else \
+        ENGINE_UINT64 if bits == 64 else -1
+
+
+cdef int float8_of(int code) noexcept:
+    return ENGINE_FLOAT8_E4M3FN if code == DL_E4M3FN else ENGINE_FLOAT8_E4M3FNUZ if code == DL_E4M3FNUZ else \
+        ENGINE_FLOAT8_E5M2 if code == DL_E5M2 else ENGINE_FLOAT8_E5M2FNUZ if code == DL_E5M2FNUZ else \
+        ENGINE_FLOAT8_E8M0FNU if code == DL_E8M0FNU else -1
 
 
 cdef int dtype_of_buffer(object tensor, const Py_buffer* buffer) except -1:
     cdef bytes form = buffer.format if buffer.format != NULL else b"B"
+    cdef int dtype = -1
     form = form.lstrip(b"@=<" if ENDIAN_LITTLE else b"@=>")
     if form == b"f":
-        return ENGINE_FLOAT32
-    if form == b"d":
-        return ENGINE_FLOAT64
-    if form == b"e":
-        return ENGINE_FLOAT16
-    if form == b"?":
-        return ENGINE_BOOL
-    if form == b"b":
-        return ENGINE_INT8
-    if form == b"B":
-        return ENGINE_UINT8
-    if form in (b"i", b"l", b"q") and buffer.itemsize in (4, 8):
-        return ENGINE_INT32 if buffer.itemsize == 4 else ENGINE_INT64
-    return refuse(tensor, f"its dtype {getattr(tensor, 'dtype', form.decode())} is not one of float16, float32, float64, int8, "
-                          "uint8, int32, int64, bool; convert it first")
+        dtype = ENGINE_FLOAT32
+    elif form == b"d":
+        dtype = ENGINE_FLOAT64
+    elif form == b"e":
+        dtype = ENGINE_FLOAT16
+    elif form == b"?":
+        dtype = ENGINE_BOOL
+    elif form in (b"b", b"h", b"i", b"l", b"q"):
+        dtype = signed_of(8 * <int>buffer.itemsize)
+    elif form in (b"B", b"H", b"I", b"L", b"Q"):
+        dtype = unsigned_of(8 * <int>buffer.itemsize)
+    elif form == b"Zf":
+        dtype = ENGINE_COMPLEX64
+    elif form == b"Zd":
+        dtype = ENGINE_COMPLEX128
+    return refuse_dtype(tensor, form.decode()) if dtype < 0 else dtype
 
 cdef extern from *:
     """
@@ -174,7 +219,7 @@ cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* stri
         view.layout = 2
     else:
         view.layout = -1
-    if <size_t>view.data % <size_t>itemsize and view.count:
+    if view.dtype < ENGINE_DTYPES and <size_t>view.data % <size_t>itemsize and view.count:     # bytes lie anywhere
         view.layout = -2
     return 0
 

@@ -3,7 +3,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport strtod
 
 from engine_ext.control.layout cimport (
-    DIM_DIGEST, DIM_FAULT, DIM_SPARSE, FAULT_INDEX, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER,
+    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_INDEX, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER,
     KIND_BROADCAST, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, WIRE_TUNED, engine_meta,
 )
 from engine_ext.data.kernels cimport ENGINE_DTYPES
@@ -12,7 +12,9 @@ cdef const char** KIND_NAMES = ["allreduce", "broadcast", "allgather", "barrier"
 cdef const char** OP_NAMES = ["sum", "average", "min", "max", "product", "adasum"]
 cdef const char** LAYOUT_NAMES = ["", " channels_last", " channels_last_3d", ""]
 cdef const char** DTYPE_NAMES = [
-    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool",
+    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool",
+    "uint32", "uint64", "complex32", "complex64", "complex128",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
 ]
 
 
@@ -74,6 +76,9 @@ cdef int describe_group(const engine_meta* meta, char* text, int at, int room) n
         if meta.dims[d]:
             at = fit(at, snprintf(text + at, room - at, "%s %lld elements%s, ", DTYPE_NAMES[d], <long long>meta.dims[d],
                                   b" in a row" if meta.kind == KIND_ALLGATHER else b""), room)
+    if meta.dims[DIM_MOVED]:
+        at = fit(at, snprintf(text + at, room - at, "other dtypes %lld elements in a row, ",
+                              <long long>meta.dims[DIM_MOVED]), room)
     return fit(at, snprintf(text + at, room - at, "shapes %016llx", <unsigned long long>meta.dims[DIM_DIGEST]), room)
 
 

@@ -6,8 +6,8 @@ from libc.string cimport memcpy, memset, strncpy
 from engine_ext.control.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, tally
 from engine_ext.control.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
-    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK,
-    STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes, wire_dtype,
+    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BROADCAST,
+    KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes, wire_dtype,
 )
 from engine_ext.control.marks cimport SOURCE_TRAFFIC, marks_add, marks_pass
 from engine_ext.control.members cimport members_heard, members_tell
@@ -273,6 +273,8 @@ cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
             op.memory_bytes, op.target = op.nbytes, op.memory
         if op.meta.group:
             planned = plan_group(&e.executor.plan, op, entry.meta.wire)
+        elif entry.kind == KIND_BROADCAST:          # of any dtype, kernels or not
+            planned = plan_add(&e.executor.plan, op.source, op.target, op.nbytes, ENGINE_UINT8, ENGINE_UINT8, -1) != NULL
         else:
             planned = plan_add(&e.executor.plan, op.source, op.target, op.nbytes, op.meta.dtype,
                                wire_dtype(entry.meta.wire, op.meta.dtype), op.meta.shared if shared else -1) != NULL

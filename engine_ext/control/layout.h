@@ -17,9 +17,10 @@
 enum {
   ENGINE_PROTOCOL = 9,
   MAX_RANKS = 256,
-  MAX_DIMS = 12,
-  DIM_SPARSE = 10,             /* in dims of a sparse tensor; every dtype's number is below it */
-  DIM_DIGEST = 11,             /* in dims of a group */
+  MAX_DIMS = 13,
+  DIM_SPARSE = 10,             /* in dims of a sparse tensor */
+  DIM_MOVED = ENGINE_DTYPES,   /* in dims of a gathered group: elements of all dtypes that are not reduced */
+  DIM_DIGEST = 12,             /* in dims of a group */
   DIM_FAULT = 11,              /* in dims of a sparse tensor */
   IDS = 16384,                 /* names that travel as one bit */
   ID_WORDS = IDS / 64,
@@ -69,7 +70,7 @@ typedef struct engine_meta {
   uint8_t fault, reserved[6];  /* of a sparse tensor that must not be added up: FAULT_* */
   uint32_t ndim, group;        /* tensors in a group, 0 for one tensor */
   /* dims[0] of an allgather or all-to-all is 0: it may differ. Of a group: how many elements of each dtype (an allgather's:
-   * in one row of each tensor), and a digest of dtypes and shapes in order. Of a sparse tensor, which is gathered as a group
+   * in one row of each tensor; what is only moved in one number), and a digest of dtypes and shapes in order. Of a sparse tensor, which is gathered as a group
    * of indices and values: its shape, how many of its dimensions are sparse, and with a fault the index or the number of the
    * entry at fault; `root` is the dimension then. */
   int64_t dims[MAX_DIMS];
@@ -163,7 +164,8 @@ static const uint64_t ENGINE_LAYOUT =
             offsetof(engine_entry, meta));
 
 /* Bytes of one element, by dtype. */
-static const uint8_t ENGINE_ITEM_BYTES[] = {2, 2, 4, 8, 1, 1, 4, 8, 1};
+static const uint8_t ENGINE_ITEM_BYTES[] = {2, 2, 4, 8, 1, 1, 2, 2, 4, 8, 1, 4, 8, 4, 8, 16, 1, 1, 1, 1, 1};
+_Static_assert(sizeof ENGINE_ITEM_BYTES == ENGINE_ALL_DTYPES && DIM_MOVED < DIM_DIGEST && DIM_DIGEST < MAX_DIMS, "every dtype");
 static inline int64_t dtype_bytes(int dtype) { return ENGINE_ITEM_BYTES[dtype]; }
 /* The dtype in which a tensor of `dtype` travels, `wire` being an entry's: only what is wider than a half is compressed. */
 static inline int wire_dtype(int wire, int dtype) {
@@ -181,7 +183,7 @@ static inline int64_t meta_bytes(const engine_meta *meta) {
   if (meta->kind == KIND_BARRIER) return 0;
   if (meta->group && meta->kind != KIND_ALLGATHER) {
     int64_t n = 0;
-    for (size_t d = 0; d < sizeof ENGINE_ITEM_BYTES; d++) n += meta->dims[d] * ENGINE_ITEM_BYTES[d];
+    for (int d = 0; d < ENGINE_DTYPES; d++) n += meta->dims[d] * ENGINE_ITEM_BYTES[d];
     return n;
   }
   int64_t rows = meta->kind == KIND_ALLGATHER || meta->kind == KIND_ALLTOALL || meta->ndim == 0 ? 1 : meta->dims[0];

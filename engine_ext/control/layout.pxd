@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "engine_ext/control/layout.h" nogil:
     enum:
         ENGINE_PROTOCOL, MAX_RANKS, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
-        REASON_BYTES, SLOTS, SLOT_BYTES, DOORS, DIM_SPARSE, DIM_DIGEST, DIM_FAULT
+        REASON_BYTES, SLOTS, SLOT_BYTES, DOORS, DIM_SPARSE, DIM_MOVED, DIM_DIGEST, DIM_FAULT
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
         ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED
         ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM
@@ -24,7 +24,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         int64_t shared
         uint8_t wire, fault
         uint32_t ndim, group
-        int64_t dims[12]
+        int64_t dims[13]        # MAX_DIMS
 
     ctypedef struct engine_request:
         uint32_t bytes

@@ -21,6 +21,8 @@
 
 #include <stddef.h>
 
+/* The first ENGINE_DTYPES are reduced, and have kernels. The others are only moved, as bytes: by broadcast, allgather and
+ * alltoall. */
 enum engine_dtype {
   ENGINE_FLOAT16 = 0,
   ENGINE_BFLOAT16 = 1,
@@ -28,10 +30,23 @@ enum engine_dtype {
   ENGINE_FLOAT64 = 3,
   ENGINE_INT8 = 4,
   ENGINE_UINT8 = 5,
-  ENGINE_INT32 = 6,
-  ENGINE_INT64 = 7,
-  ENGINE_BOOL = 8,
-  ENGINE_DTYPES = 9
+  ENGINE_INT16 = 6,
+  ENGINE_UINT16 = 7,
+  ENGINE_INT32 = 8,
+  ENGINE_INT64 = 9,
+  ENGINE_BOOL = 10,
+  ENGINE_DTYPES = 11,
+  ENGINE_UINT32 = 11,
+  ENGINE_UINT64 = 12,
+  ENGINE_COMPLEX32 = 13,
+  ENGINE_COMPLEX64 = 14,
+  ENGINE_COMPLEX128 = 15,
+  ENGINE_FLOAT8_E4M3FN = 16,
+  ENGINE_FLOAT8_E4M3FNUZ = 17,
+  ENGINE_FLOAT8_E5M2 = 18,
+  ENGINE_FLOAT8_E5M2FNUZ = 19,
+  ENGINE_FLOAT8_E8M0FNU = 20,
+  ENGINE_ALL_DTYPES = 21
 };
 
 /* ENGINE_OPS counts those that combine element by element; Adasum (data/adasum.pyx) is made of `inner` and `weigh`. */

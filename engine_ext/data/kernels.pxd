@@ -8,10 +8,23 @@ cdef extern from "data/kernels.h" nogil:
         ENGINE_FLOAT64
         ENGINE_INT8
         ENGINE_UINT8
+        ENGINE_INT16
+        ENGINE_UINT16
         ENGINE_INT32
         ENGINE_INT64
         ENGINE_BOOL
         ENGINE_DTYPES
+        ENGINE_UINT32
+        ENGINE_UINT64
+        ENGINE_COMPLEX32
+        ENGINE_COMPLEX64
+        ENGINE_COMPLEX128
+        ENGINE_FLOAT8_E4M3FN
+        ENGINE_FLOAT8_E4M3FNUZ
+        ENGINE_FLOAT8_E5M2
+        ENGINE_FLOAT8_E5M2FNUZ
+        ENGINE_FLOAT8_E8M0FNU
+        ENGINE_ALL_DTYPES
 
     enum:  # engine_op
         ENGINE_SUM
@@ -67,7 +80,7 @@ cdef extern from "data/kernels.h" nogil:
         void (*reduce)(
             const engine_reduction *r, const void *const *sources, void *const *destinations, size_t n
         ) noexcept nogil
-        engine_dtype_kernels types[9]
+        engine_dtype_kernels types[11]      # ENGINE_DTYPES
         void (*inner)(int dtype, double *lanes, const void *const *rows, int count, size_t n) noexcept nogil
         void (*weigh)(
             int dtype, void *dst, const void *const *rows, const double *weights, int count, size_t n

@@ -31,6 +31,8 @@
 #define VECTORS_f64(...)
 #define VECTORS_i8(...)
 #define VECTORS_u8(...)
+#define VECTORS_i16(...)
+#define VECTORS_u16(...)
 #define VECTORS_i32(...)
 #define VECTORS_i64(...)
 #define VECTORS_b8(...)
@@ -71,6 +73,8 @@ ARITHMETIC(f32, f32)
 ARITHMETIC(f64, f64)
 ARITHMETIC(i8, i8)
 ARITHMETIC(u8, u8)
+ARITHMETIC(i16, i16)
+ARITHMETIC(u16, u16)
 ARITHMETIC(i32, i32)
 ARITHMETIC(i64, i64)
 WIDEN(b8, u8)
@@ -79,9 +83,13 @@ ACCUMULATE(and, b8, u8)
 /* Average of integers, in float64 because processors divide that in vectors: sums below 2^53 are exact. */
 WIDEN(i8, f64)
 WIDEN(u8, f64)
+WIDEN(i16, f64)
+WIDEN(u16, f64)
 WIDEN(i32, f64)
 ACCUMULATE(sum, i8, f64)
 ACCUMULATE(sum, u8, f64)
+ACCUMULATE(sum, i16, f64)
+ACCUMULATE(sum, u16, f64)
 ACCUMULATE(sum, i32, f64)
 
 /* ---- finishing floats: dtype T from accumulator A -------------------------------------------------------------------------- */
@@ -239,10 +247,14 @@ NARROW(bf16)
 
 FINISH_INTEGER(i8)
 FINISH_INTEGER(u8)
+FINISH_INTEGER(i16)
+FINISH_INTEGER(u16)
 FINISH_INTEGER(i32)
 FINISH_INTEGER(i64)
 FINISH_AVERAGE(i8)
 FINISH_AVERAGE(u8)
+FINISH_AVERAGE(i16)
+FINISH_AVERAGE(u16)
 FINISH_AVERAGE(i32)
 
 static void finish_b8(void *dst, const void *acc, double divisor, double factor, size_t n) {
@@ -452,6 +464,8 @@ const engine_kernels ENGINE_KERNELS = {
         [ENGINE_FLOAT64] = {sizeof(f64), scale_f64, FLOAT_OPS(f64, f64)},
         [ENGINE_INT8] = {sizeof(i8), scale_i8, INTEGER_OPS(i8, AVERAGE(i8))},
         [ENGINE_UINT8] = {sizeof(u8), scale_u8, INTEGER_OPS(u8, AVERAGE(u8))},
+        [ENGINE_INT16] = {sizeof(i16), scale_i16, INTEGER_OPS(i16, AVERAGE(i16))},
+        [ENGINE_UINT16] = {sizeof(u16), scale_u16, INTEGER_OPS(u16, AVERAGE(u16))},
         [ENGINE_INT32] = {sizeof(i32), scale_i32, INTEGER_OPS(i32, AVERAGE(i32))},
         [ENGINE_INT64] = {sizeof(i64), scale_i64, INTEGER_OPS(i64, OP(sum, i64, i64, finish_i64))},
         [ENGINE_BOOL] = {sizeof(b8), NULL, {OR, {0, NULL, NULL, NULL, NULL}, AND, OR, AND}},

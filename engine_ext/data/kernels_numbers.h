@@ -22,6 +22,8 @@ typedef float ALIASED f32;
 typedef double ALIASED f64;
 typedef int8_t ALIASED i8;
 typedef uint8_t ALIASED u8;
+typedef int16_t ALIASED i16;
+typedef uint16_t ALIASED u16;
 typedef int32_t ALIASED i32;
 typedef int64_t ALIASED i64;
 typedef uint8_t ALIASED b8;
@@ -100,6 +102,8 @@ SAME(f32)
 SAME(f64)
 SAME(i8)
 SAME(u8)
+SAME(i16)
+SAME(u16)
 SAME(i32)
 SAME(i64)
 #undef SAME
@@ -123,6 +127,8 @@ FLOAT(f32)
 FLOAT(f64)
 INTEGER(i8, uint32_t)
 INTEGER(u8, uint32_t)
+INTEGER(i16, uint32_t)
+INTEGER(u16, uint32_t)
 INTEGER(i32, uint32_t)
 INTEGER(i64, uint64_t)
 #undef ORDER
@@ -139,6 +145,8 @@ static inline u8 and_u8(u8 x, u8 y) { return x & y; }
   }
 SATURATE(i8, INT8_MIN, INT8_MAX)
 SATURATE(u8, 0, UINT8_MAX)
+SATURATE(i16, INT16_MIN, INT16_MAX)
+SATURATE(u16, 0, UINT16_MAX)
 SATURATE(i32, INT32_MIN, INT32_MAX)
 #undef SATURATE
 static inline i64 saturate_i64(double x) {

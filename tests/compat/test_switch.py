@@ -213,10 +213,74 @@ def test_a_script_that_starts_its_own_ranks(tmp_path):
     assert done.stderr == "enginerun: without effect: --gloo (shared memory is the one transport)\n"
 
 
+MAIN_SCRIPT = """
+import argparse
+import horovod
+import horovod.torch as hvd
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--num-proc", type=int)
+
+
+class Net(torch.nn.Linear):
+    pass
+
+
+def main(args):
+    hvd.init()
+    model = Net(2, 1)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    model(torch.ones(1, 2) * hvd.rank()).sum().backward()
+    optimizer.step()
+    return args.num_proc, hvd.size(), hvd.allreduce(model.weight.detach(), op=hvd.Sum).sum().item() / hvd.size()
+
+
+if __name__ == "__main__":
+    args = parser.parse_args()
+    first, second = horovod.run(main, args=(args,), num_proc=args.num_proc, use_gloo=True)
+    print(first == second, *first[:2])
+"""
+
+
+@pytest.mark.parametrize("manual", [False, True], ids=["module", "install"])
+def test_a_main_script_that_imports_horovod_at_its_top_starts_its_own_ranks(tmp_path, manual):
+    """With a switch that the ranks inherit, and with one of this process alone."""
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle")
+    pytest.importorskip("torch", reason="needs torch")
+    switch = "from engine.compat import install\ninstall()\n" if manual else ""
+    (tmp_path / "train.py").write_text(switch + MAIN_SCRIPT)
+    command = (sys.executable, *(() if manual else ("-m", "engine.compat")), "train.py", "--num-proc", 2)
+    assert start(*command, cwd=tmp_path).stdout == "True 2 2\n"
+
+
+def test_the_command_of_job_scripts_is_the_launcher_with_the_switch(programs):
+    command = (sys.executable, "-P", "-m", "engine.launch.horovodrun_command")
+    options = ("-np", 1, "--gloo", "--start-timeout", 30, "--quiet")
+    done = start(*command, *options, sys.executable, "probe.py", "a", cwd=programs)
+    assert plain_lines(done.stdout) == [f"{FOUND} a"]
+    assert done.stderr == "enginerun: without effect: --gloo (shared memory is the one transport)\n"
+    done = start(*command, "-np", 0, "true", cwd=programs, code=2)
+    assert done.stderr.startswith("enginerun: error: argument -np")
+
+
+def test_the_command_leaves_an_installed_horovod_its_own(programs):
+    installed = programs / "installed"
+    (installed / "horovod-0.28.1.dist-info").mkdir(parents=True)
+    (installed / "horovod-0.28.1.dist-info" / "METADATA").write_text("Name: horovod\nVersion: 0.28.1\n")
+    entry = "[console_scripts]\nhorovodrun = their_launcher:run_commandline\n"
+    (installed / "horovod-0.28.1.dist-info" / "entry_points.txt").write_text(entry)
+    (installed / "their_launcher.py").write_text("import sys\ndef run_commandline(): print('theirs', *sys.argv[1:])\n")
+    command = (sys.executable, "-P", "-m", "engine.launch.horovodrun_command")
+    done = start(*command, "-np", 2, "python", "probe.py", cwd=programs, path=(installed,))
+    assert done.stdout == "theirs -np 2 python probe.py\n"
+
+
 MODULES = """
 import importlib, importlib.util, sys
 import horovod, horovod.torch as hvd
-import engine, engine.torch
+import engine, engine.data, engine.torch
 
 assert hvd.allreduce is engine.torch.allreduce and hvd.Sum is engine.Sum
 assert hvd is sys.modules["horovod.torch"] and hvd is not engine.torch
@@ -228,7 +292,7 @@ from horovod.torch.compression import Compression
 from horovod.torch.functions import broadcast_object, broadcast_parameters
 import horovod.common.process_sets
 from horovod.common.exceptions import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
-assert HorovodInternalError is engine.errors.WorldError
+assert HorovodInternalError is engine.errors.CollectiveError
 from horovod.common.basics import HorovodBasics
 from horovod.common.util import check_extension, extension_available, gpu_available
 assert extension_available("torch") and not extension_available("tensorflow") and not gpu_available("torch")
@@ -237,6 +301,11 @@ from horovod.runner import run
 assert run is horovod.run is engine.run
 from horovod.run import run as again
 assert again is run and callable(horovod.run) and horovod.run.run is run
+from horovod.data import AsyncDataLoaderMixin, BaseDataLoader
+from horovod.data.data_loader_base import BaseDataLoader as again
+assert again is BaseDataLoader is engine.data.BaseDataLoader
+import copy, pickle
+assert pickle.loads(pickle.dumps(hvd)) is hvd is copy.deepcopy(hvd)
 from horovod.version import __version__
 assert __version__ == horovod.__version__ == "0.28.1"
 star = {}
@@ -261,10 +330,13 @@ def refused(action, kind, *words):
     else:
         raise AssertionError(words)
 
-for name in "tensorflow tensorflow.keras keras mxnet ray spark spark.torch torch.elastic torch.elastic.sampler".split():
+names = "tensorflow tensorflow.keras keras mxnet ray spark spark.torch torch.elastic torch.elastic.sampler"
+more = "runner.launch runner.elastic.driver runner.common.util version.other common.elastic torch.mpi_ops.other"
+for name in f"{names} {more}".split():
     refused(lambda: importlib.import_module(f"horovod.{name}"), ImportError, "no module 'horovod.", "migration.md")
 refused(lambda: importlib.import_module("horovod.tensorflow"), ImportError, "horovod.torch")
 refused(lambda: importlib.import_module("horovod.torch.reducer"), ImportError, "'horovod.torch.reducer'")
+refused(lambda: importlib.import_module("horovod.runner.launch"), ImportError, "use enginerun")
 refused(lambda: hvd.elastic, AttributeError, "'elastic'", "elastic jobs are not there yet")
 refused(lambda: hvd.allredcue, AttributeError, "'horovod.torch' has no 'allredcue'")
 refused(lambda: basics.allreduce, AttributeError, "'allreduce'")

@@ -11,6 +11,8 @@ pytest.importorskip("torch", reason="needs torch")
 
 import engine
 import engine.torch as hvd
+from engine.errors import UnsupportedTensorError
+from engine.torch import functions
 
 REQUIRED = inspect.Parameter.empty
 TENSOR = [("tensor", REQUIRED)]
@@ -109,7 +111,84 @@ def test_operations_and_exceptions() -> None:
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
     for compressor in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
         assert issubclass(compressor, hvd.Compressor)
-        assert compressor.decompress(*compressor.compress("a tensor")) == "a tensor"
+
+
+def test_compressors_work_by_hand_without_an_engine() -> None:
+    import numpy as np
+    import torch
+
+    assert not engine.is_initialized()
+    halves = {hvd.Compression.none: torch.float32, hvd.Compression.fp16: torch.float16}
+    for compressor, dtype in {**halves, hvd.Compression.bf16: torch.bfloat16}.items():
+        leaf = torch.arange(3.0, requires_grad=True)
+        sent, context = compressor.compress(leaf)
+        assert sent.dtype is dtype
+        back = compressor.decompress(sent, context)
+        assert back.dtype is torch.float32 and back.tolist() == [0, 1, 2]
+        back.sum().backward()
+        assert leaf.grad is not None and leaf.grad.tolist() == [1, 1, 1], "gradients flow through the casts"
+        whole = torch.arange(3)
+        assert compressor.compress(whole)[0] is whole
+        assert compressor.decompress(*compressor.compress(whole)) is whole
+    sent, context = engine.Compression.fp16.compress(np.arange(3.0))
+    assert sent.dtype == np.float16 and engine.Compression.fp16.decompress(sent, context).dtype == np.float64
+    with pytest.raises(UnsupportedTensorError, match="NumPy has no bfloat16"):
+        engine.Compression.bf16.compress(np.arange(3.0))
+
+
+def test_errors_are_caught_by_the_clauses_that_scripts_have() -> None:
+    import torch
+
+    with pytest.raises(ValueError, match=r"engine.init\(\)"):
+        hvd.rank()
+    engine.init()
+    try:
+        good, wrong = torch.ones(3), torch.ones(3, dtype=torch.complex64)
+        for kinds, call in (
+            ((ValueError,), lambda: hvd.allreduce(good, average=True, op=hvd.Sum)),
+            ((ValueError,), lambda: hvd.allreduce(good, op=17)),
+            ((ValueError, hvd.HorovodInternalError), lambda: hvd.broadcast(good, 5)),
+            ((ValueError, hvd.HorovodInternalError), lambda: hvd.alltoall(good, splits=[4])),
+            ((ValueError, hvd.HorovodInternalError), lambda: hvd.grouped_allreduce([])),
+            ((ValueError, TypeError, hvd.HorovodInternalError), lambda: hvd.allreduce(wrong)),
+            (
+                (ValueError, NotImplementedError, hvd.HorovodInternalError),
+                lambda: hvd.reducescatter(good, op=hvd.Adasum),
+            ),
+        ):
+            for kind in kinds:
+                with pytest.raises(kind):
+                    call()
+    finally:
+        engine.shutdown()
+    for kind in (engine.errors.WorldError, engine.errors.MismatchError, engine.errors.DuplicateNameError):
+        assert issubclass(kind, hvd.HorovodInternalError)
+
+
+def test_the_setting_of_gradients_holds_where_no_block_chooses() -> None:
+    """What follows from the choice is tried among ranks; alone, both gradients are the same."""
+    for wanted in (True, False):
+        hvd.init(mathematical_gradients=wanted)
+        try:
+            assert functions.are_mathematical() == wanted
+            with hvd.mathematical_gradients(not wanted):
+                assert functions.are_mathematical() != wanted
+            assert functions.are_mathematical() == wanted
+        finally:
+            hvd.shutdown()
+
+
+def test_a_parameter_that_cannot_be_reduced_is_named() -> None:
+    import torch
+
+    engine.init()
+    try:
+        for dtype in (torch.complex64, torch.float8_e5m2):
+            parameter = torch.nn.Parameter(torch.ones(2).to(dtype))
+            with pytest.raises(UnsupportedTensorError, match=r"body.weight' .*which broadcast, allgather"):
+                hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1), [("body.weight", parameter)])
+    finally:
+        engine.shutdown()
 
 
 def test_every_public_name_exists() -> None:

@@ -522,6 +522,9 @@ def gradients_of_compressed_collectives_are_compressed() -> None:
         x.grad = None
         (hvd.grouped_allreduce([x], compression=compression)[0] * weights[rank]).sum().backward()
         assert torch.equal(x.grad, want)
-    x = torch.ones(6, 5, requires_grad=True)
-    hvd.reducescatter(x, compression=hvd.Compression.bf16).sum().backward()
-    torch.testing.assert_close(x.grad, torch.full((6, 5), 1 / size))
+    for mathematical, share in ((False, 1.0), (True, 1 / size)):
+        x = torch.ones(6, 5, requires_grad=True)
+        with hvd.mathematical_gradients(mathematical):
+            total = hvd.reducescatter(x, compression=hvd.Compression.bf16).sum()
+        total.backward()
+        torch.testing.assert_close(x.grad, torch.full((6, 5), share))

@@ -1,8 +1,13 @@
-"""Gradients that flow through collectives, held against what one process computes from all ranks' inputs."""
+"""Gradients that flow through collectives, held against what one process computes from all ranks' inputs.
+
+That model gives the mathematical gradients. Those of Horovod, the default, are a known multiple of them for each kind.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -29,18 +34,25 @@ def check(
     shapes: list[tuple[int, ...]],
     collective: Callable[[torch.Tensor], torch.Tensor],
     model: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    horovod: float = 1.0,
 ) -> None:
-    """Hold the collective's gradient against that of `model`, which maps all ranks' inputs to all ranks' outputs."""
-    mine = inputs(hvd.rank(), *shapes[hvd.rank()])
-    output = collective(mine * 2)
-    (output * weights(hvd.rank(), *output.shape)).sum().backward()
+    """Hold the collective's gradient against that of `model`, which maps all ranks' inputs to all ranks' outputs.
+
+    `horovod`: by what Horovod's gradient is larger. The choice is made in the forward pass, not around `backward`.
+    """
     everyone = [inputs(rank, *shape) for rank, shape in enumerate(shapes)]
     outputs = model([each * 2 for each in everyone])
     torch.stack([(each * weights(rank, *each.shape)).sum() for rank, each in enumerate(outputs)]).sum().backward()
-    assert torch.allclose(output, outputs[hvd.rank()])
-    want = everyone[hvd.rank()].grad
-    assert mine.grad is not None
-    assert torch.allclose(mine.grad, torch.zeros_like(mine) if want is None else want), (mine.grad, want)
+    for mathematical, factor in ((None, horovod), (True, 1.0), (False, horovod)):
+        mine = inputs(hvd.rank(), *shapes[hvd.rank()])
+        with nullcontext() if mathematical is None else hvd.mathematical_gradients(mathematical):
+            output = collective(mine * 2)
+        (output * weights(hvd.rank(), *output.shape)).sum().backward()
+        assert torch.allclose(output, outputs[hvd.rank()])
+        exact = everyone[hvd.rank()].grad
+        want = torch.zeros_like(mine) if exact is None else exact * factor
+        assert mine.grad is not None
+        assert torch.allclose(mine.grad, want), (mathematical, mine.grad, want)
 
 
 @plain_case
@@ -70,14 +82,18 @@ def grouped_allreduce() -> None:
 def broadcast() -> None:
     for root in range(hvd.size()):
         check(
-            [(5,)] * hvd.size(), lambda x, root=root: hvd.broadcast(x, root), lambda xs, root=root: [xs[root]] * len(xs)
+            [(5,)] * hvd.size(),
+            lambda x, root=root: hvd.broadcast(x, root),
+            lambda xs, root=root: [xs[root]] * len(xs),
+            1 / hvd.size(),
         )
 
 
 @plain_case
 def allgather_of_uneven_rows() -> None:
-    check([(rank, 3) for rank in range(hvd.size())], hvd.allgather, lambda xs: [torch.cat(xs)] * len(xs))
-    check([()] * hvd.size(), hvd.allgather, lambda xs: [torch.stack(xs)] * len(xs))
+    share = 1 / hvd.size()
+    check([(rank, 3) for rank in range(hvd.size())], hvd.allgather, lambda xs: [torch.cat(xs)] * len(xs), share)
+    check([()] * hvd.size(), hvd.allgather, lambda xs: [torch.stack(xs)] * len(xs), share)
 
 
 @plain_case
@@ -104,8 +120,14 @@ def reducescatter_of_uneven_rows() -> None:
     size = hvd.size()
     rows = [2 if rank == 0 else 1 for rank in range(size)]
     shapes = [(size + 1, 2)] * size
-    check(shapes, lambda x: hvd.reducescatter(x, op=hvd.Sum), lambda xs: list(torch.stack(xs).sum(0).split(rows)))
-    check(shapes, hvd.reducescatter, lambda xs: list(torch.stack(xs).mean(0).split(rows)))
+    check(shapes, lambda x: hvd.reducescatter(x, op=hvd.Sum), lambda xs: list(torch.stack(xs).sum(0).split(rows)), size)
+    check(shapes, hvd.reducescatter, lambda xs: list(torch.stack(xs).mean(0).split(rows)), size)
+    check(
+        shapes,
+        lambda x: hvd.reducescatter(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0),
+        lambda xs: list((torch.stack(xs).sum(0) * 1.5).split(rows)),
+        size,
+    )
 
 
 @plain_case
@@ -145,6 +167,7 @@ def grouped_allgather() -> None:
             ]
             * size
         ),
+        1 / size,
     )
 
 
@@ -163,6 +186,7 @@ def grouped_reducescatter() -> None:
             lambda xs, factor=factor: [
                 flat([total, total[:, 1]]) for total in parts(torch.stack(xs).sum(0) * 2 * factor)
             ],
+            size,
         )
 
 
@@ -176,4 +200,89 @@ def a_group_with_members_that_have_no_gradient() -> None:
         assert [each.dtype for each in results] == [torch.int64, torch.float64, torch.float32]
         results[1].sum().backward()
         assert x.grad is not None
-        assert (x.grad == (hvd.size() if call is hvd.grouped_allgather else x.grad[0, 0])).all()
+        assert (x.grad == (1 if call is hvd.grouped_allgather else x.grad[0, 0])).all()
+    moved = hvd.grouped_allgather([torch.ones(1, dtype=torch.bool), x])  # bool has no average, and no gradient either
+    moved[1].sum().backward()
+
+
+@plain_case
+def horovods_gradients_in_numbers() -> None:
+    """As the documentation has them, with a loss of rank + 1 times the sum of the output."""
+    size, rank = hvd.size(), hvd.rank()
+    mean = sum(range(1, size + 1)) / size
+    cases = (
+        (hvd.allgather, mean),
+        (lambda x: hvd.broadcast(x, size - 1), mean if rank == size - 1 else 0),
+        (lambda x: hvd.alltoall(x, splits=[0] * rank + [1] + [0] * (size - 1 - rank))[0], rank + 1),
+        (hvd.allreduce, mean),
+    )
+    for collective, want in cases:
+        x = torch.ones(1, 3, requires_grad=True)
+        (collective(x).sum() * (rank + 1)).backward()
+        assert x.grad is not None
+        assert torch.allclose(x.grad, torch.full_like(x, want)), (x.grad, want)
+    for op, factor in ((hvd.Sum, size), (hvd.Average, 1)):
+        x = torch.ones(size, 2, requires_grad=True)
+        (hvd.reducescatter(x, op=op, prescale_factor=0.5).sum() * (rank + 1)).backward()
+        assert x.grad is not None
+        assert torch.allclose(x.grad, torch.arange(1.0, size + 1)[:, None].expand(size, 2) * factor * 0.5)
+
+
+@plain_case
+def the_choice_of_gradients_belongs_to_a_thread_and_a_block() -> None:
+    def weight(x: torch.Tensor) -> float:
+        x = x.clone().requires_grad_()
+        hvd.allgather(x).sum().backward()
+        assert x.grad is not None
+        return float(x.grad[0])
+
+    x, elsewhere = torch.ones(1), []
+    with hvd.mathematical_gradients():
+        assert weight(x) == hvd.size()
+        with hvd.mathematical_gradients(False):
+            assert weight(x) == 1
+        thread = threading.Thread(target=lambda: elsewhere.append(weight(x)))
+        thread.start()
+        thread.join(60)
+        with pytest.raises(KeyError), hvd.mathematical_gradients(False):
+            raise KeyError
+        assert weight(x) == hvd.size()
+    assert weight(x) == 1
+    assert elsewhere == [1]
+
+
+@plain_case
+def gradients_of_gradients() -> None:
+    """What a gradient penalty needs; each collective beside what stands for it in one process."""
+    size = hvd.size()
+    cases = (
+        (hvd.allreduce, 1.0),
+        (hvd.allgather, 1.0 / size),
+        (lambda x: hvd.broadcast(x, 0), 1.0 / size if hvd.rank() == 0 else 0.0),
+        (lambda x: hvd.alltoall(x, splits=[2] * size)[0], 1.0),
+        (lambda x: hvd.reducescatter(x, op=hvd.Sum), float(size)),
+        (lambda x: hvd.grouped_allreduce([x, x.detach()])[0], 1.0),
+        (lambda x: hvd.grouped_allgather([x, x.detach()])[0], 1.0 / size),
+        (lambda x: hvd.grouped_reducescatter([x, x.detach()], op=hvd.Sum)[0], float(size)),
+    )
+    for collective, share in cases:
+        x = torch.full((2 * size, 2), 3.0, dtype=torch.float64, requires_grad=True)
+        with hvd.mathematical_gradients():
+            (plain,) = torch.autograd.grad((collective(x) ** 3).sum(), x)
+        (first,) = torch.autograd.grad((collective(x) ** 3).sum(), x, create_graph=True)
+        assert first.requires_grad, "a gradient of a gradient flows"
+        assert torch.allclose(first, plain * share if size > 1 else plain)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        assert (second.abs().sum() > 0) == (share > 0)
+
+
+@plain_case
+def complex_tensors_that_are_gathered() -> None:
+    size = hvd.size()
+    for collective in (hvd.allgather, lambda x: hvd.grouped_allgather([x, torch.ones(1)])[0]):
+        x = torch.full((1, 2), complex(hvd.rank(), 1), requires_grad=True)
+        output = collective(x)
+        assert torch.equal(output.detach()[:, 0], torch.tensor([complex(rank, 1) for rank in range(size)]))
+        (output.real.sum() + 2 * output.imag.sum()).backward()
+        assert x.grad is not None
+        assert torch.allclose(x.grad, torch.full_like(x, complex(1, 2)))

@@ -88,21 +88,24 @@ def gradients_flow_through_the_ranks_of_a_set() -> None:
     if size < 2:
         return
     part = engine.add_process_set([0, size - 1]) if size > 2 else hvd.global_process_set
-    if part.included():
+    for mathematical in (True, False) if part.included() else ():
         place, count = part.rank(), part.size()
         x = torch.full((3,), rank + 1.0, dtype=torch.float64, requires_grad=True)
-        total = hvd.allreduce(x, op=hvd.Average, process_set=part)
-        rows = hvd.allgather(x, process_set=part)
-        root = hvd.broadcast(x, part.ranks[-1], process_set=part)
-        sent = hvd.alltoall(x[:count], process_set=part)
-        kept = hvd.reducescatter(x[:count], op=hvd.Sum, process_set=part)
-        (grouped,) = hvd.grouped_allreduce([x], op=hvd.Sum, process_set=part)
+        with hvd.mathematical_gradients(mathematical):
+            total = hvd.allreduce(x, op=hvd.Average, process_set=part)
+            rows = hvd.allgather(x, process_set=part)
+            root = hvd.broadcast(x, part.ranks[-1], process_set=part)
+            sent = hvd.alltoall(x[:count], process_set=part)
+            kept = hvd.reducescatter(x[:count], op=hvd.Sum, process_set=part)
+            (grouped,) = hvd.grouped_allreduce([x], op=hvd.Sum, process_set=part)
         factor = place + 1.0
         sum((factor * each).sum() for each in (total, rows, root, sent, kept, grouped)).backward()
         asked = sum(range(1, count + 1))  # the ranks' factors
-        expected = torch.full((3,), asked / count + asked + asked, dtype=torch.float64)
-        expected += asked if place == count - 1 else 0.0  # of the broadcast
-        expected[:count] += 2 * torch.arange(1.0, count + 1)  # of what went to each rank
+        of_all = asked if mathematical else asked / count  # Horovod's: the average over the ranks of the set
+        expected = torch.full((3,), asked / count + of_all + asked, dtype=torch.float64)
+        expected += of_all if place == count - 1 else 0.0  # of the broadcast
+        # Of what went to each rank, by the all-to-all and by the reduce-scatter.
+        expected[:count] += (2 if mathematical else 1 + count) * torch.arange(1.0, count + 1)
         assert torch.equal(x.grad, expected), (x.grad, expected)
     if part is not hvd.global_process_set:
         engine.remove_process_set(part)

@@ -14,7 +14,7 @@ import engine.torch as hvd
 from engine.errors import DuplicateNameError, EngineError, MismatchError, UnsupportedTensorError
 from engine.torch import sparse as module
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int64)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int64)
 
 
 def entries(rank: int, dtype: torch.dtype, shape: tuple[int, ...], sparse: int, nnz: int) -> torch.Tensor:
@@ -458,3 +458,12 @@ def only_distinct_rows_are_sent(wrap: Wrap) -> None:
     gradient = table.weight.grad
     assert gradient is not None and 1000 <= gradient._nnz() <= 1000 * hvd.size()
     assert 0.99 * hvd.size() * distinct < sent < 1.01 * hvd.size() * distinct, (sent, distinct)
+
+
+@plain_case
+def a_handle_is_also_what_horovod_returns() -> None:
+    mine = torch.sparse_coo_tensor(torch.tensor([[hvd.rank()]]), torch.ones(1), (hvd.size(),))
+    handles = [hvd.sparse_allreduce_async(mine, name=f"called.{k}", op=hvd.Sum) for k in range(2)]
+    assert callable(handles[0])
+    for got in (handles[0](), hvd.synchronize(handles[1]), handles[1]()):
+        assert got.to_dense().tolist() == [1] * hvd.size()

@@ -55,6 +55,27 @@ def parameters_and_buffers_come_from_the_root() -> None:
 
 
 @plain_case
+def state_of_dtypes_that_nothing_reduces() -> None:
+    def state(rank: int) -> dict[str, torch.Tensor]:
+        return {
+            "phase": torch.full((2, 3), complex(rank, -1)),
+            "seed": torch.full((3,), 2**31 + rank).to(torch.uint32),
+            "scale": torch.full((5,), rank + 1.0).to(torch.float8_e5m2),
+            "short": torch.full((7,), rank, dtype=torch.int16),
+        }
+
+    mine, root = state(engine.rank()), engine.size() - 1
+    engine.torch.broadcast_parameters(mine, root_rank=root)
+    engine.check_consistency(mine)
+    for name, tensor in state(root).items():
+        assert torch.equal(mine[name].view(torch.uint8), tensor.view(torch.uint8)), name
+    if engine.size() > 1:
+        changed = state(int(engine.rank() == 1))
+        text = raises(MismatchError, lambda: engine.check_consistency(changed))
+        assert "'phase': rank 1 has other values than rank 0 (complex64[2, 3])" in text, text
+
+
+@plain_case
 def parameters_as_pairs_and_as_a_list() -> None:
     model = own_model()
     engine.torch.broadcast_parameters(model.named_parameters(), 0)

@@ -93,6 +93,23 @@ def test_arguments_that_cannot_be_pickled_are_refused():
         engine.run(called.place, (threading.Lock(),))
 
 
+@pytest.mark.parametrize(
+    ("func", "args", "kwargs", "said"),
+    [
+        (called.place, 0.1, None, r"as a tuple: write args=\(0.1,\), not 0.1"),
+        (called.place, "abc", None, r"as a tuple: write args=\('abc',\), not 'abc'"),
+        (called.place, {1, 2}, None, r"as a tuple: write args=\(\{1, 2\},\)"),
+        (called.place, (), [1], r"keyword arguments as a dict, such as \{'lr': 0.1\}, not \[1\]"),
+        ("train.py", (), None, r"'train.py' is a str, not a function. .* 'enginerun -np N python train.py'"),
+        (None, (), None, "None is a NoneType, not a function"),
+    ],
+)
+def test_what_is_no_call_is_refused_before_a_rank_starts(monkeypatch, func, args, kwargs, said):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(TypeError, match=said):
+        engine.run(func, args, kwargs, num_proc=2)
+
+
 def test_a_job_that_cannot_start_is_refused():
     with pytest.raises(LaunchError, match="'elsewhere' is another host"):
         engine.run(called.place, hosts="elsewhere:2", num_proc=2)

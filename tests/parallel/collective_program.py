@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from on_ranks import Cases, check_equal, check_same_on_all, numbers, refused, small_numbers
-from operation_table import DTYPES, expected
+from operation_table import DTYPES, MOVED, expected
 
 import engine
 from engine import runtime
@@ -18,7 +18,7 @@ def broadcasts() -> int:
     """From every root, in and out of place, alone and fused, of every dtype."""
     engine.init()
     cases, rank, size = Cases(), engine.rank(), engine.size()
-    plain = [dtype for dtype in DTYPES if dtype != "bfloat16"]
+    plain = [*(dtype for dtype in DTYPES if dtype != "bfloat16"), *MOVED]
     for root in range(size):
         for count in (0, 1, 7, 40_000, 1_200_001):
             want = numbers("float32", count, root)
@@ -58,7 +58,7 @@ def allgathers() -> int:
         "very uneven": lambda rank, turn: 30_000 if rank == size - 1 else 1,
     }.items():
         for rest in ((), (1,), (3, 4), (0,), (33,)):
-            for dtype in ("float32", "int8", "bool", "float64"):
+            for dtype in ("float32", "int8", "bool", "float64", "uint16", "uint64", "complex64"):
                 with cases.case(f"{name} {rest} {dtype}"):
                     for turn in range(3):
                         parts = [small_numbers(dtype, (rows(other, turn), *rest), other, turn) for other in range(size)]
@@ -79,7 +79,7 @@ def allgathers() -> int:
             got = engine.synchronize(handle)
             assert got.shape == (k % 3 * size * (size - 1) // 2, 2) and (got == k).all()
             assert engine.synchronize(handle) is got
-    return cases.done(7 * 5 * 4 + 4)
+    return cases.done(7 * 5 * 7 + 4)
 
 
 def waiting() -> int:

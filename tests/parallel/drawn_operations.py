@@ -20,11 +20,12 @@ from adasum_program import check_rounded, vector
 from adasum_reference import adasum
 from compression_program import compressed
 from on_ranks import check_equal, numbers
-from operation_table import BOOL, CELLS, DTYPES, FLOATS, OPS, Array, expected
+from operation_table import BOOL, CELLS, DTYPES, FLOATS, MOVED, OPS, Array, expected
 
 import engine
 
 PLAIN = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")  # which NumPy has not; reduce_program tries it
+ANYTHING = (*PLAIN, *MOVED)  # what needs no kernel
 ADASUM = ("float16", "float32", "float64")
 ROWS = (0, 1, 2, 3, 5, 16, 33, 1000, 20_001)
 RESTS = ((), (1,), (3,), (0,), (2, 5), (3, 1, 2))
@@ -139,9 +140,9 @@ def _rests(st: Any) -> Any:
     return st.sampled_from(RESTS)
 
 
-def _one(st: Any, shapes: Any) -> Any:
+def _one(st: Any, shapes: Any, dtypes: tuple[str, ...] = PLAIN) -> Any:
     """The members of an operation on one tensor."""
-    return st.tuples(st.tuples(st.sampled_from(PLAIN), shapes))
+    return st.tuples(st.tuples(st.sampled_from(dtypes), shapes))
 
 
 def _many(st: Any, shapes: Any, dtypes: tuple[str, ...] = PLAIN) -> Any:
@@ -224,7 +225,7 @@ def _allowed(operation: Operation) -> Operation:
     """The nearest operation that the engine takes on every rank."""
     changes: dict[str, Any] = {}
     dtypes = [dtype for dtype, _ in operation.members]
-    if operation.op in OPS and any(CELLS[dtype, operation.op].reduce is None for dtype in dtypes):
+    if operation.op in OPS and any(dtype in DTYPES and CELLS[dtype, operation.op].reduce is None for dtype in dtypes):
         changes["op"] = "Max"
     if any(dtype in BOOL for dtype in dtypes):
         changes["scales"] = (1.0, 1.0)
@@ -402,7 +403,7 @@ KINDS: dict[str, Kind] = {
     ),
     "broadcast": Kind(
         lambda st, size: {
-            "members": _one(st, _shapes(st)),
+            "members": _one(st, _shapes(st), ANYTHING),
             "root": st.integers(0, size - 1),
             "in_place": st.booleans(),
         },
@@ -411,14 +412,14 @@ KINDS: dict[str, Kind] = {
     ),
     "allgather": Kind(
         lambda st, size: {
-            "members": _one(st, _rests(st)),
+            "members": _one(st, _rests(st), ANYTHING),
             "rows": st.tuples(*[st.sampled_from(ROWS)] * size),
         },
         _allgather,
         lambda operation, brought, rank: [np.concatenate([np.atleast_1d(each[0]) for each in brought])],
     ),
     "alltoall": Kind(
-        lambda st, size: {"members": _one(st, _rests(st)), "splits": _splits(st, size)},
+        lambda st, size: {"members": _one(st, _rests(st), ANYTHING), "splits": _splits(st, size)},
         _alltoall,
         _received,
         shared=False,

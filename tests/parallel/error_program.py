@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array as arrays
 import os
 import pickle
 import threading
@@ -223,13 +222,9 @@ def wrong_calls() -> int:
     for value in (None, "text", object(), {"a": 1}, {1.0}):
         wrong(f"{value!r}"[:20], lambda value=value: engine.allreduce(value), "neither DLPack nor the buffer protocol")
     for dtype in (
-        "complex64",
-        "complex128",
-        "int16",
-        "uint16",
-        "uint32",
-        "uint64",
         "longdouble",
+        "clongdouble",
+        ">c8",
         ">f4",
         ">i8",
         "M8[s]",
@@ -241,7 +236,18 @@ def wrong_calls() -> int:
     wrong("a record", lambda: engine.allreduce(np.zeros(3, [("a", "f4"), ("b", "i4")])), "")
     wrong("objects", lambda: engine.allreduce(np.array([None, 1], object)), "")
     wrong("text", lambda: engine.allreduce(np.array(["a", "b"])), "")
-    wrong("an array of the standard library", lambda: engine.allreduce(arrays.array("H", [1])), "dtype")
+    for dtype in ("complex64", "complex128", "uint32", "uint64"):
+        array = np.zeros(size, dtype)
+        for call in (
+            engine.allreduce,
+            engine.allreduce_,
+            engine.reducescatter,
+            lambda x: engine.grouped_allreduce([good, x]),
+        ):
+            wrong(
+                f"a reduction of {dtype}", lambda call=call, array=array: call(array), f"dtype {dtype}, which broadcast"
+            )
+    wrong("characters", lambda: engine.allreduce(memoryview(b"ab").cast("c")), "dtype")
     wrong("read-only bytes in place", lambda: engine.allreduce_(b"abc"), "")
     wrong("hostile", lambda: engine.allreduce(Hostile()), "not today")
     for root in (-1, size, 1 << 20):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from operation_table import BOOL, FLOATS, HALVES, Array, narrow, same, stored
+from operation_table import BOOL, FLOATS, HALVES, MOVED, Array, narrow, same, stored
 from ranks import report
 
 import engine
@@ -50,6 +50,8 @@ def numbers(dtype: str, shape: Any, rank: int, seed: int = 0) -> Array:
     if dtype in BOOL:
         return (rng.random(count) < 0.5).reshape(shape)
     anything = rng.integers(0, 256, count * kind.itemsize, np.uint8).view(kind)
+    if dtype in MOVED:
+        return anything.reshape(shape)
     if dtype in (*HALVES, *FLOATS):
         wide = np.float64 if dtype == "float64" else np.float32
         small = (rng.standard_normal(count) * np.exp2(rng.integers(-8, 8, count))).astype(wide)

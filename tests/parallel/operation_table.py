@@ -18,7 +18,8 @@ Reduce = Callable[[str, Sequence[Array]], Array]  # dtype and the ranks' values 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 OPS = ("Sum", "Average", "Min", "Max", "Product")
 HALVES, FLOATS = ("float16", "bfloat16"), ("float32", "float64")
-INTEGERS, BOOL = ("int8", "uint8", "int32", "int64"), ("bool",)
+INTEGERS, BOOL = ("int8", "uint8", "int16", "uint16", "int32", "int64"), ("bool",)
+MOVED = ("uint32", "uint64", "complex64", "complex128")  # of NumPy; torch has more
 DTYPES = (*HALVES, *FLOATS, *INTEGERS, *BOOL)
 
 
@@ -158,7 +159,10 @@ def expected(dtype: str, op: str, values: Sequence[Array], prescale: float = 1.0
 
 
 def same(dtype: str, a: Array, b: Array) -> NDArray[np.bool_]:
-    """Equal bits, or both NaN, element by element."""
+    """Equal bits, or both NaN, element by element. What is only moved must have equal bits."""
+    if dtype in MOVED:
+        first, second = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+        return (first == second).reshape(-1, stored(dtype).itemsize).all(axis=1)
     bits = f"u{stored(dtype).itemsize}"
     equal = np.ascontiguousarray(a).view(bits) == np.ascontiguousarray(b).view(bits)
     if dtype in (*HALVES, *FLOATS):
@@ -189,8 +193,8 @@ the table says for it, and widened: [compression.md](compression.md).
 
 Any nonzero byte of a bool tensor is true; results are 0 or 1.
 
-All other dtypes (complex, other integers, big-endian arrays) are refused with `UnsupportedTensorError`, on the rank
-that submits them, and the engine goes on.
+All other dtypes (complex, other integers, float8, big-endian arrays) are refused with `UnsupportedTensorError`, on the
+rank that submits them, and the engine goes on; some of them can be moved, see below.
 
 `Adasum` combines ranks in pairs, then pairs of pairs, by how far their tensors agree: what two of them share counts
 once, what is orthogonal is added ([arXiv 2006.02924](https://arxiv.org/abs/2006.02924)).
@@ -214,7 +218,42 @@ adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b
 `reducescatter` gives each rank its rows of what `allreduce` gives, bit by bit; it has no `Adasum`. The rows are
 divided in rank order; where they do not divide evenly, the first ranks have one more.
 
-`broadcast`, `allgather` and `alltoall` copy bytes, for the same dtypes.
+`broadcast`, `allgather`, `alltoall` and `grouped_allgather` copy bytes, whatever these mean: of the same dtypes, and of
+uint32, uint64, complex64 and complex128, and of complex32 and the float8 types of torch. In a mismatch the elements of
+a group that have one of these dtypes are told as one number. A torch without uint16, uint32 and uint64 (before 2.3)
+has none to give.
+
+## Gradients
+
+In `engine.torch` gradients flow through the blocking collectives that return a new tensor. There are two conventions.
+Horovod's holds by default, so that a script written for it trains with the same steps. The mathematical one gives the
+gradient of the sum of all ranks' losses, as one process that computes all of them would have it; `N` is the number of
+ranks in the process set, and "incoming" is what a rank's own loss asks of its output.
+
+| collective | Horovod's gradient (default) | mathematical gradient |
+|---|---|---|
+| `allreduce` | the same allreduce of the incoming gradients | the same |
+| `allgather` | this rank's rows of the average over ranks of the incoming gradients | this rank's rows of their sum: `N` times as much |
+| `broadcast` | on the root the average over ranks of the incoming gradients; zero elsewhere | on the root their sum: `N` times as much; zero elsewhere |
+| `alltoall` | the incoming gradient, sent back with the splits that were received | the same |
+| `reducescatter`, `Sum` | an allgather of the incoming gradients, times `N` and the factors | without `N` |
+| `reducescatter`, `Average` | an allgather of the incoming gradients, times the factors | divided by `N`, too |
+
+Grouped forms have the gradients of their single ones. `Min`, `Max` and `Product` have none: `backward` raises. Gradients
+of gradients flow as well, by the same table. The functions of `engine` itself, such as `engine.allgather`, have no
+gradient.
+
+```python
+engine.torch.init(mathematical_gradients=True)            # for the whole job
+
+with engine.torch.mathematical_gradients():               # or for what is called in here, in this thread
+    everyone = engine.torch.allgather(embeddings)
+```
+
+The forward pass decides, wherever `backward` is called. A loss of all ranks' embeddings that each rank computes from an
+`allgather` is the case to look at: `DistributedOptimizer` divides by `N` when it averages the ranks' gradients. With
+mathematical gradients the step is that of one process on the mean of the ranks' losses. With Horovod's, what comes
+through the allgather counts `N` times less than that.
 
 ## Process sets
 

@@ -65,6 +65,8 @@ def special_values() -> int:
     with cases.case("the sum below an average does not wrap"):
         assert reduced([127, -128], "int8", engine.Average).tolist() == [127, -128]
         assert reduced([255], "uint8", engine.Average).tolist() == [255]
+        assert reduced([65535], "uint16", engine.Average).tolist() == [65535]
+        assert reduced([2**15 - 1, -(2**15)], "int16", engine.Average).tolist() == [2**15 - 1, -(2**15)]
         assert reduced([2**31 - 1], "int32", engine.Average).tolist() == [2**31 - 1]
     with cases.case("an average truncates toward zero"):
         got = reduced([1 if rank == 0 else 0, -1 if rank == 0 else 0], "int32", engine.Average)

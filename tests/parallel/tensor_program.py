@@ -234,7 +234,8 @@ def dlpack_and_torch() -> int:
     both("bfloat16", lambda rank: plain(3001)(rank).bfloat16())
     both("a parameter", lambda rank: torch.nn.Parameter(plain(5, 6)(rank)).data)
     both("negated lazily", lambda rank: torch.complex(plain(9)(rank), plain(9)(rank)).conj().imag)
-    both("thirteen dimensions", lambda rank: plain(*(1, 2) * 6, 3)(rank))
+    both("fourteen dimensions", lambda rank: plain(*(1, 2) * 6, 3, 1)(rank))
+    moved_dtypes(cases, rank, size)
     with cases.case("requires_grad"):
         leaf = torch.ones(3, requires_grad=True)
         assert not engine.allreduce(leaf, engine.Sum).requires_grad
@@ -263,7 +264,7 @@ def dlpack_and_torch() -> int:
         assert np.asarray(engine.broadcast(Lent(np.full(3, rank, np.int64)), size - 1)).tolist() == [size - 1] * 3
     with cases.case("refusals"):
         refused(lambda: engine.allreduce(torch.ones(3, dtype=torch.complex64)), "dtype")
-        refused(lambda: engine.allreduce(torch.ones(3, dtype=torch.int16)), "int16")
+        refused(lambda: engine.allreduce(torch.ones(3).to(torch.float8_e5m2)), "float8_e5m2")
         refused(lambda: engine.allreduce(torch.ones(3).to_sparse()), "sparse")
         refused(lambda: engine.allreduce(torch.ones(3, device="meta")), "meta")
         unaligned = torch.frombuffer(bytearray(13), dtype=torch.float32, count=3, offset=1)
@@ -279,6 +280,55 @@ def dlpack_and_torch() -> int:
         assert (many.view(np.uint32) == size).all()
         assert flushed == 0.0, "the caller's environment was not restored"
     return cases.done()
+
+
+MOVED = "complex32 complex64 complex128 uint32 uint64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
+
+
+def moved_dtypes(cases: Cases, rank: int, size: int) -> None:
+    """What torch has and nothing reduces travels as bytes, also where it begins at no multiple of its size."""
+    import torch
+
+    for name in MOVED.split():
+        dtype = getattr(torch, name, None)
+        if dtype is None:  # an old torch
+            continue
+
+        def values(other: int, dtype: Any = dtype) -> torch.Tensor:
+            count = 6 * size * dtype.itemsize
+            anything = np.random.default_rng([other, dtype.itemsize]).integers(0, 256, count, np.uint8)
+            return torch.from_numpy(anything).view(dtype).view(2 * size, 3)
+
+        def same(got: torch.Tensor, want: torch.Tensor) -> None:
+            assert got.dtype == want.dtype and got.shape == want.shape
+            assert torch.equal(got.contiguous().view(torch.uint8), want.contiguous().view(torch.uint8))
+
+        with cases.case(f"{name} is moved"):
+            mine, everyone = values(rank), [values(other) for other in range(size)]
+            same(engine.broadcast(mine, size - 1), everyone[-1])
+            target = mine.clone()
+            same(engine.broadcast_(target, 0), everyone[0])
+            same(engine.allgather(mine), torch.cat([each.view(torch.uint8) for each in everyone]).view(dtype))
+            got = engine.alltoall(mine, [2] * size)[0]
+            rows = [each[2 * rank : 2 * rank + 2].contiguous().view(torch.uint8) for each in everyone]
+            same(got, torch.cat(rows).view(dtype))
+            both = engine.grouped_allgather([torch.ones(1), mine.t()])[1]
+            same(both, torch.cat([each.t().contiguous().view(torch.uint8) for each in everyone]).view(dtype))
+    with cases.case("a complex view that begins anywhere, and one that is conjugated lazily"):
+        memory = bytearray(np.arange(7, dtype=np.float32).tobytes())
+        mine = torch.frombuffer(memory, dtype=torch.complex64, count=3, offset=4)
+        assert engine.allgather(mine).tolist() == mine.tolist() * size
+        assert engine.broadcast(mine.conj(), 0).tolist() == mine.conj().resolve_conj().tolist()
+        lazy = torch.complex(torch.ones(2), torch.full((2,), float(rank))).conj()
+        assert engine.broadcast_(lazy, size - 1).tolist() == [complex(1, 1 - size)] * 2
+    if size > 1:
+        with cases.case("moved dtypes that differ"):
+            kinds = [torch.float8_e5m2, torch.float8_e4m3fn]
+            mine = torch.zeros(3).to(kinds[rank % 2])
+            refused(lambda: engine.broadcast(mine, 0, "float8"), "float8_e4m3fn[3]", engine.errors.MismatchError)
+            pair = [torch.zeros(3).to(kinds[rank % 2]), torch.ones(2)]
+            said = refused(lambda: engine.grouped_allgather(pair, "pair8"), "2 tensors", engine.errors.MismatchError)
+            assert "other dtypes 1 elements in a row" in said, said
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -23,7 +23,10 @@ FLAGS = {
     "avx2": ["-mavx2", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mf16c"],
 }
-DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
+DTYPES = [
+    *("float16", "bfloat16", "float32", "float64"),
+    *("int8", "uint8", "int16", "uint16", "int32", "int64", "bool"),
+]
 STORED = {"bfloat16": np.uint16, "bool": np.uint8}
 OPS = ["sum", "average", "min", "max", "product"]
 NO_SOURCE, EVERY_SOURCE = -1, -2

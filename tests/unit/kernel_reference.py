@@ -37,7 +37,7 @@ def truncated(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def scaled(dtype: str, x: np.ndarray, factor: float) -> np.ndarray:
-    if x.dtype.kind == "i" or dtype == "uint8":
+    if dtype.startswith(("int", "uint")):
         return truncated(x.astype(np.float64) * factor, x.dtype)
     wide = widened(dtype, x)
     with np.errstate(all="ignore"):
@@ -112,7 +112,7 @@ def numbers(dtype: str, n: int, seed: int) -> np.ndarray:
     anything = rng.integers(0, 256, n * kind.itemsize, np.uint8).view(kind)
     if dtype == "bool":
         return np.where(rng.random(n) < 0.5, np.uint8(0), anything)
-    if kind.kind == "i" or dtype == "uint8":
+    if dtype.startswith(("int", "uint")):
         limits = np.iinfo(kind)
         edges = rng.choice(np.array([limits.min, limits.max, 0, 1, limits.max - 1], kind), n)
         return np.where(rng.random(n) < 0.8, anything, edges)

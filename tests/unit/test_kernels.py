@@ -140,7 +140,7 @@ def test_bool_is_zero_or_one(kernels: Kernels) -> None:
 
 
 def test_integers_wrap_but_averages_do_not(kernels: Kernels) -> None:
-    for dtype in ("int8", "uint8", "int32"):
+    for dtype in ("int8", "uint8", "int16", "uint16", "int32"):
         top, least = np.iinfo(dtype).max, np.iinfo(dtype).min
         high, low = np.full(37, top, dtype), np.full(37, least, dtype)
         assert (reduced(kernels, Spec(dtype, "sum"), [high, np.ones(37, dtype)]) == least).all()
@@ -441,11 +441,11 @@ def test_sizes(kernels: Kernels) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"dtype": 9}, {"dtype": -1}, {"op": 5}, {"count": 0}, {"copies": 0}, {"unscaled": 2}, {"unscaled": -3},
+        {"dtype": 11}, {"dtype": -1}, {"op": 5}, {"count": 0}, {"copies": 0}, {"unscaled": 2}, {"unscaled": -3},
         {"divisor": 0.0}, {"divisor": -2.0}, {"divisor": float("nan")}, {"prescale": float("inf")},
-        {"postscale": float("nan")}, {"dtype": 6, "tensor": 6, "divisor": 1.5},
-        {"dtype": 7, "tensor": 7, "divisor": 1e300}, {"dtype": 8, "tensor": 8, "op": 1},
-        {"dtype": 8, "tensor": 8, "prescale": 2.0},
+        {"postscale": float("nan")}, {"dtype": 8, "tensor": 8, "divisor": 1.5},
+        {"dtype": 9, "tensor": 9, "divisor": 1e300}, {"dtype": 10, "tensor": 10, "op": 1},
+        {"dtype": 10, "tensor": 10, "prescale": 2.0},
         {"tensor": 0}, {"tensor": 3}, {"dtype": 0, "tensor": 1}, {"dtype": 0, "tensor": 4}, {"dtype": 4},
     ],
 )  # fmt: skip

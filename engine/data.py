@@ -1,0 +1,150 @@
+"""Data loaders that prepare batches in a thread of their own: `horovod.data` by name and meaning.
+
+A loader says how it makes batches in `_iterate`. With `AsyncDataLoaderMixin` before it in the list of bases, a thread
+makes them ahead of the training loop, as far as a queue has room.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakSet
+
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
+
+# Seconds between two looks of a thread that waits; a wake-up comes before.
+_TICK = 1.0
+
+
+class BaseDataLoader:
+    """Batches, one after the other. A subclass defines `_iterate`, and `__len__` if its length is known."""
+
+    def __len__(self) -> int:
+        # Of the kind that `list(loader)` takes for an unknown length.
+        raise TypeError(f"{type(self).__qualname__} does not say how many batches it has: define __len__")
+
+    def _iterate(self) -> Iterator[Any]:
+        """Make the batches of one pass. In the thread of its own, if there is one."""
+        raise NotImplementedError(f"{type(self).__qualname__} does not say what its batches are: define _iterate")
+
+    def _process_batch(self, batch: Any) -> Any:
+        """Finish a batch in the thread of the training loop, for example by moving it to a device."""
+        return batch
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+
+class AsyncDataLoaderMixin:
+    """Make a loader's batches in a thread of their own. It stands before the loader in the list of bases.
+
+    Every iteration has its own thread, which ends with it: at its last batch, when the iterator is dropped, or by
+    `close_async_loader`. An exception in it is raised where the batch would have come.
+
+    Parameters
+    ----------
+    async_loader_queue_size : int
+        How many batches may lie ready; 0 makes each when it is asked for, without a thread.
+    *args, **kwargs
+        Of the loader.
+
+    Examples
+    --------
+    >>> class Loader(AsyncDataLoaderMixin, BaseDataLoader):
+    ...     def __init__(self, path, **kwargs):
+    ...         super().__init__(**kwargs)
+    ...         self.path = path
+    ...
+    ...     def _iterate(self):
+    ...         yield from read_batches(self.path)
+    """
+
+    def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any) -> None:
+        room: Any = async_loader_queue_size
+        if not isinstance(room, int) or room < 0:
+            raise ValueError(f"async_loader_queue_size is a number of batches, 0 or more, not {room!r}")
+        self.async_loader_queue_size = room
+        self._passes: WeakSet[_Pass] = WeakSet()
+        super().__init__(*args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        loader: Any = self
+        if self.async_loader_queue_size == 0:
+            for batch in loader._iterate():
+                yield loader._process_batch(batch)
+            return
+        ahead = _Pass(loader._iterate(), self.async_loader_queue_size)
+        self._passes.add(ahead)
+        try:
+            while (item := ahead.next()) is not None:
+                yield loader._process_batch(item[0])
+        finally:
+            ahead.close()
+
+    def close_async_loader(self) -> None:
+        """End the threads of all iterations; what they have made is dropped, and the iterations end."""
+        for each in list(self._passes):
+            each.close()
+
+
+class _Pass:
+    """One pass over the data: the batches that are ready, and the thread that makes them."""
+
+    def __init__(self, batches: Iterator[Any], room: int) -> None:
+        self._batches, self._room = batches, room
+        self._ready: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._ended = self._closed = False
+        self._error: BaseException | None = None
+        # A daemon: a training loop that fails must not wait for data.
+        self._thread = threading.Thread(target=self._make, name="engine-data", daemon=True)
+        self._thread.start()
+
+    def next(self) -> tuple[Any] | None:
+        """The next batch, or None after the last. Raises what the thread has raised."""
+        with self._changed:
+            while not self._ready and not self._ended and not self._closed:
+                self._changed.wait(_TICK)
+            if self._ready and not self._closed:
+                batch = self._ready.popleft()
+                self._changed.notify_all()
+                return (batch,)
+            if self._error is not None and not self._closed:
+                raise self._error
+            return None
+
+    def close(self) -> None:
+        """Let the thread end after the batch that it is making."""
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+
+    def _make(self) -> None:
+        error: BaseException | None = None
+        try:
+            for batch in self._batches:
+                if not self._put(batch):
+                    break
+        except BaseException as raised:  # Raised again by `next`, where somebody sees it.
+            error = raised
+        finally:
+            close = getattr(self._batches, "close", None)
+            if close is not None:
+                close()
+            with self._changed:
+                self._error, self._ended = error, True
+                self._changed.notify_all()
+
+    def _put(self, batch: Any) -> bool:
+        """Wait for room, and leave a batch there; False if nobody wants it."""
+        with self._changed:
+            while len(self._ready) >= self._room and not self._closed:
+                self._changed.wait(_TICK)
+            if not self._closed:
+                self._ready.append(batch)
+                self._changed.notify_all()
+            return not self._closed
