@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine import config, logs
-from engine.errors import ConfigError, EngineError, ForkedError, NotInitializedError
+from engine import config, linux, logs
+from engine.errors import ConfigError, EngineError, ForkedError, NotInitializedError, RendezvousError
+from engine.kubernetes import service_links
 from engine.launch.machine import cpu_quota
 from engine.metrics import local
 from engine.metrics.inprocess import InProcess, listen
@@ -118,6 +119,8 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         for each in process_sets or ():
             add_process_set(each)
     logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
+    for name, value in service_links(environ).items():
+        logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
     if unused := config.without_effect(environ):
         logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
 
@@ -128,18 +131,10 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
     # Before the ranks meet: a timeline that cannot be written is an error while it can be mended.
     timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
     known = _knobs_of_a_log(world, settings)
-    page = local.open_page(environ) if local.wanted(settings) else -1
+    page = _page(environ) if local.wanted(settings) else -1
     beginning = local.begin(page, world.rank, world.size, world.local_rank) if page >= 0 else {}
 
-    def create() -> tuple[int, int]:
-        control = setup.create_segment(world.size, generation)
-        try:
-            return control, setup.create_arena()
-        except BaseException:
-            os.close(control)
-            raise
-
-    gathered = gather(world, generation, setup.segment_info(), settings.start_timeout, create)
+    gathered = gather(world, generation, setup.segment_info(), settings.start_timeout, lambda: _memory(world, generation))
     # From here on the engine owns the descriptors, whether it succeeds or not.
     engine = core.Engine(
         world.rank,
@@ -169,6 +164,29 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
     return running
 
 
+def _page(environ: Mapping[str, str]) -> int:
+    """Open this rank's page of counters."""
+    try:
+        return local.open_page(environ)
+    except OSError as error:
+        raise RendezvousError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from None
+
+
+def _memory(world: World, generation: int) -> tuple[int, int]:
+    """Make the memory of a world on rank 0: the descriptors of the control segment and of the arena."""
+    try:
+        control = setup.create_segment(world.size, generation)
+        try:
+            return control, setup.create_arena()
+        except BaseException:
+            os.close(control)
+            raise
+    except OSError as error:
+        raise RendezvousError(
+            f"rank 0 cannot make the memory that the ranks share: {linux.refusal('memfd_create', error)}"
+        ) from None
+
+
 def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
     """What the log that rank 0 is to begin with says. A log that cannot be written is an error here, too."""
     if world.rank != 0:
@@ -196,7 +214,12 @@ def _tune(running: _Running, known: dict[str, Any], given: Collection[str], gath
 def _spin(gathered: Gathered) -> float:
     """Spinning pays when every rank has a processor; else it takes the processor from the rank that is waited for."""
     processors: float = len({cpu for cpus in gathered.processors for cpu in cpus})
-    quota = cpu_quota()
+    try:
+        quota = cpu_quota()
+    except (ArithmeticError, LookupError, OSError, ValueError) as error:
+        # What a file system of control groups says is nobody's promise, and a wait that spins or not is no reason to fail.
+        logs.logger.debug("the CPU quota cannot be read, and the affinity decides alone: %r", error)
+        quota = None
     if quota is not None:
         processors = min(processors, quota)
     return DEFAULT_SPIN_US if len(gathered.pids) <= processors else 0.0
