@@ -70,6 +70,17 @@ def pidfd_open(pid: int) -> int:
     return _call(_PIDFD_OPEN, ctypes.c_int(pid), ctypes.c_uint(0))
 
 
+def open_standard_descriptors() -> None:
+    """Open those of the descriptors 0 to 2 that are closed, on /dev/null.
+
+    A process that was started without them would be given their numbers for memory and sockets, into which the next
+    library that complains on its standard error would write.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the kernel gives the lowest number that is free
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 def refusal(call: str, error: OSError) -> str:
     """Say why a system call failed, and how to mend it.
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
             if settings or process_sets:
                 raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
             return
+        linux.open_standard_descriptors()
         environ = config.environment()
         given = config.given(environ, settings)
         world = detect(environ)
@@ -134,7 +136,8 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
     page = _page(environ) if local.wanted(settings) else -1
     beginning = local.begin(page, world.rank, world.size, world.local_rank) if page >= 0 else {}
 
-    gathered = gather(world, generation, setup.segment_info(), settings.start_timeout, lambda: _memory(world, generation))
+    info, create = setup.segment_info(), partial(_memory, world, generation)
+    gathered = gather(world, generation, info, settings.start_timeout, create)
     # From here on the engine owns the descriptors, whether it succeeds or not.
     engine = core.Engine(
         world.rank,
@@ -217,7 +220,7 @@ def _spin(gathered: Gathered) -> float:
     try:
         quota = cpu_quota()
     except (ArithmeticError, LookupError, OSError, ValueError) as error:
-        # What a file system of control groups says is nobody's promise, and a wait that spins or not is no reason to fail.
+        # What a file system of control groups says is nobody's promise, and how a wait spins is no reason to fail.
         logs.logger.debug("the CPU quota cannot be read, and the affinity decides alone: %r", error)
         quota = None
     if quota is not None:

@@ -161,8 +161,8 @@ def _ask(family: _Family, environ: Mapping[str, str]) -> World | None:
         missing = family.local_rank if local_rank is None else family.local_size
         kind = ConfigError if family.strict else _Incomplete
         raise kind(
-            f"{family.size} is {size}, but {missing} is not set; {family.source} sets it. With all ranks on this host set "
-            f"{family.local_rank}=${family.rank} and {family.local_size}=${family.size} in each."
+            f"{family.size} is {size}, but {missing} is not set; {family.source} sets it. With all ranks on this host, "
+            f"set {family.local_rank}=${family.rank} and {family.local_size}=${family.size} in each."
         )
     world = World(rank, size, local_rank, local_size, _job(family.job, environ), _secret(environ), family.source)
     for value, name, bound, of in (

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from engine import linux
 from engine.launch import machine, processes, spawn
 from engine.launch.console import Console
 from engine.launch.errors import LaunchError
@@ -68,6 +69,12 @@ class JobRun:
             If it cannot start.
         """
         options = self._options
+        linux.open_standard_descriptors()  # after the consoles have seen which of them were closed
+        if not processes.visible():
+            raise LaunchError(
+                "/proc does not show the processes of this job: it is missing, or that of another PID namespace; mount "
+                "it, as in 'unshare --pid --fork --mount-proc'"
+            )
         program = spawn.find_command(options.command, os.environ)
         allotment = allot(
             machine.facts(), options.size, os.environ, binding=options.binding, cpus_per_rank=options.cpus_per_rank

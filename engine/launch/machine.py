@@ -99,7 +99,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, int]]:
         elif "cpu" in controllers.split(","):
             own[1] = path
     for line in _lines(root / "proc/self/mountinfo"):
-        # The kernel escapes blanks and line feeds in names, and nothing else. A source may be empty: two blanks in a row.
+        # The kernel escapes blanks and line feeds in names, and nothing else. A source may be empty: two blanks.
         mount, _, system = line.partition(" - ")
         places, [kind, *about] = mount.split(" "), system.split(" ")
         version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "cpu" in about[-1].split(",") else 0
@@ -126,7 +126,7 @@ def _unescape(field: str) -> str:
 def _read(path: Path) -> str | None:
     """Read a small file; None where there is none.
 
-    Names in it may have any bytes. They are decoded as the names of files are, so that a path made of them can be opened.
+    Names in it may have any bytes. They are decoded as names of files are, so that a path made of them can be opened.
     """
     try:
         return os.fsdecode(path.read_bytes()).rstrip("\n")

@@ -62,7 +62,7 @@ class Metrics:
         links = service_links(environment)
         given = {name: value for name, value in environment.items() if value.strip() and name not in links}
         given |= options.metrics
-        if options.metrics.get("ENGINE_METRICS") == "0":  # --no-metrics: nobody acts on the others, so none can be wrong
+        if options.metrics.get("ENGINE_METRICS") == "0":  # --no-metrics: nobody acts on the others, right or wrong
             given = {name: value for name, value in given.items() if name not in _PUBLISHING}
         self.pages: list[int] = []
         self._ranks: dict[int, Rank] = {}

@@ -92,7 +92,7 @@ def test_one_rank_of_a_launcher_does_not_hide_the_world_of_another() -> None:
 
 @pytest.mark.parametrize("complete", [OURS, TORCHRUN, OMPI, SRUN])
 def test_a_launcher_that_does_not_say_who_is_on_this_host_is_passed_over(complete: dict[str, str]) -> None:
-    # `srun --mpi=pmi2` sets rank and size of PMI beside Slurm's own variables, and other numbers for what runs in a step.
+    # `srun --mpi=pmi2` sets rank and size of PMI beside Slurm's own variables, and others for what runs in a step.
     assert detect({**complete, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "5"}) == detect(complete)
     if complete is not SRUN:
         assert detect({**complete, "PMI_RANK": "0", "PMI_SIZE": "3"}) == detect(complete)
