@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine import linux
-from engine.launch import machine, processes, spawn
+from engine.launch import leftovers, machine, processes, spawn
 from engine.launch.console import Console
 from engine.launch.errors import LaunchError
 from engine.launch.guardian import Guardian
@@ -26,8 +25,6 @@ from engine.launch.policy import allot, format_set
 from engine.launch.report import QUOTE, failure_lines, flight_records, investigate
 from engine.launch.supervisor import Outcome, Supervisor, signals
 from engine.launch.verdict import Verdict
-
-LEFT_BY_RANKS = ("failure.json", "flight.json")
 
 
 class JobRun:
@@ -204,16 +201,16 @@ class JobRun:
         chosen = self._options.directory
         lock = None
         try:
-            directory = Path(tempfile.mkdtemp(prefix="enginerun-")) if chosen is None else chosen.absolute()
-            if chosen is not None:
+            if chosen is None:
+                leftovers.clear_old(Path(tempfile.gettempdir()))
+                directory = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
+            else:
+                directory = chosen.absolute()
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                lock = _lock(directory)
+            lock = _lock(directory)
+            leftovers.forget_records(directory)
             for rank in range(self._options.size):
-                home = directory / f"rank.{rank}"
-                home.mkdir(mode=0o700, exist_ok=True)
-                for pattern in LEFT_BY_RANKS:  # of an earlier job: they would be taken for this one's
-                    for old in home.glob(pattern):
-                        old.unlink()
+                (directory / f"rank.{rank}").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise LaunchError(f"no directory for the job's files: {error}; choose one with --output-dir") from error
         try:
@@ -235,10 +232,7 @@ def _with_log(options: Options, environment: Mapping[str, str]) -> dict[str, str
 
 def _lock(directory: Path) -> int:
     """Hold a directory against a second job."""
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return leftovers.lock(directory)
     except BlockingIOError:
-        os.close(lock)
         raise LaunchError(f"--output-dir: {str(directory)!r} is in use by another job: choose another") from None
-    return lock
