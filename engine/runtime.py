@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine import config, linux, logs
+from engine import config, linux, logs, stacks
 from engine.errors import ConfigError, EngineError, ForkedError, NotInitializedError, RendezvousError
 from engine.kubernetes import service_links
 from engine.launch.machine import cpu_quota
@@ -159,6 +159,7 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
     sets = Registry(engine, settings.shutdown_timeout)
     watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
     watch.start()
+    stacks.enable(settings.output_dir, world.rank)
     running = _Running(engine, world, settings, watch, sets, os.getpid(), gathered.pids, timeline)
     if timeline is not None:
         timeline.start(engine, sets)

@@ -95,6 +95,7 @@ class JobRun:
             started = time.time()
             outcome = self._supervise(job, plan(job, allotment, os.environ), program, descriptors, metrics)
             code, lines = self._conclude(outcome, directory, started)
+            leftovers.forget_empty(directory)
             lines = self._summary(metrics.pages, time.time() - started, job.settings) + lines
         self._out.drain()
         for line in lines:

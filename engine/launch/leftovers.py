@@ -10,8 +10,10 @@ import stat
 import time
 from pathlib import Path
 
+from engine import stacks
+
 PREFIX = "enginerun-"  # of temporary directories of jobs
-RECORDS = ("failure.json", "flight.json", "stacks.txt")  # what a rank leaves that speaks of its job
+RECORDS = ("failure.json", "flight.json", stacks.NAME)  # what a rank leaves that speaks of its job
 KEPT = 7 * 24 * 3600.0  # seconds
 CLEARED = 20  # directories that one job clears at most: it has come to do something else
 
@@ -32,6 +34,20 @@ def forget_records(directory: Path) -> None:
     for name in RECORDS:
         for old in directory.glob(f"rank.*/{name}"):
             old.unlink()
+
+
+def forget_empty(directory: Path) -> None:
+    """Remove the files for stacks into which no rank has written, once the report has been made of them.
+
+    Parameters
+    ----------
+    directory : Path
+        Of a job.
+    """
+    with contextlib.suppress(OSError):  # an empty file is no reason to call a job failed
+        for path in directory.glob(f"rank.*/{stacks.NAME}"):
+            if path.stat().st_size == 0:
+                path.unlink()
 
 
 def lock(directory: Path, flags: int = 0) -> int:

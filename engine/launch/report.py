@@ -9,6 +9,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine import stacks
 from engine.launch.policy import format_set
 from engine.launch.verdict import CAUSES, Claim, End, Verdict, claim_of, describe, judge, traceback_span
 
@@ -137,6 +138,7 @@ def failure_lines(verdict: Verdict, ends: Sequence[End], directory: Path, starte
     by_rank = {end.rank: end for end in ends}
     end = by_rank[verdict.culprit]
     lines = [f"other ranks: {text}" for text in _others(verdict, ends)]
+    lines += _where(verdict, end, directory / f"rank.{end.rank}" / stacks.NAME)
     path = directory / f"rank.{end.rank}" / "stderr"
     extract = _extract(read_tail(path))
     lines.append(f"first failure: rank {end.rank} on {socket.gethostname()}: {_cause(verdict, end, started)}")
@@ -146,6 +148,18 @@ def failure_lines(verdict: Verdict, ends: Sequence[End], directory: Path, starte
     else:
         lines[-1] += "; it wrote nothing to stderr"
     return lines
+
+
+def _where(verdict: Verdict, end: End, path: Path) -> list[str]:
+    """Say in a line at most where the culprit stood still or crashed, as far as it could tell."""
+    stalled = verdict.claim is not None and verdict.claim.cause == "stalled"
+    if not stalled and -end.code not in stacks.CRASHES:
+        return []
+    if place := stacks.where(path):
+        return [f"rank {end.rank} {'stood' if stalled else 'crashed'} at {place} (all threads: {path})"]
+    if stalled and stacks.wrote(path) is False:
+        return [f"rank {end.rank} did not answer where it stands: it was stopped, or the kernel holds it"]
+    return []
 
 
 def _cause(verdict: Verdict, end: End, started: float) -> str:
