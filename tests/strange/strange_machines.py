@@ -48,6 +48,7 @@ class Machine:
     def __init__(self, home: Path, site: Path) -> None:
         self.home = home
         self.site = site
+        self.deadline = DEADLINE
         self.marks: dict[int, str] = {}  # of what was started, by the number of its process
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         # An editable install looks for stale code at every import, and may write: another user may not.
@@ -92,11 +93,11 @@ class Machine:
     def finish(self, process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
         """Wait for its end. Nothing that it started may be left."""
         try:
-            out, err = process.communicate(timeout=DEADLINE)
+            out, err = process.communicate(timeout=self.deadline)
         except subprocess.TimeoutExpired:
             self.kill()
             out, err = process.communicate()
-            raise AssertionError(f"not done within {DEADLINE} s\n{out}\n{err}") from None
+            raise AssertionError(f"not done within {self.deadline} s\n{out}\n{err}") from None
         until(lambda: not marked(self.marks[process.pid]), "nothing is left")
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -128,11 +129,11 @@ def lines(run: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(line.partition(">:")[2] for line in run.stdout.split("\n") if line.startswith("["))
 
 
-def until(condition: Callable[[], object], what: str) -> None:
+def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
     """Look until something has become true."""
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + deadline
     while not condition():
-        assert time.monotonic() < end, f"not within {DEADLINE} s: {what}"
+        assert time.monotonic() < end, f"not within {deadline} s: {what}"
         time.sleep(0.005)
 
 
