@@ -98,6 +98,11 @@ soak: $(VENV)/.installed-dev ## Draw many more programs, then run thousands of s
 large: $(VENV)/.installed-dev ## Run the operations on tensors of more than 2 GiB
 	@LARGE_TENSORS=1 $(BIN)/python -m pytest tests/parallel/test_large.py
 
+# STRANGE names parts (ranks python3.12 torch2.2.2 torch ...). torch is large where PyPI serves CUDA builds: see PIP_EXTRA_INDEX_URL.
+.PHONY: strange
+strange: $(VENV)/.installed-dev ## Run 64 ranks, and build for other Pythons, the oldest and the newest torch
+	@$(BIN)/python tests/strange/strange.py --build build/strange $(STRANGE)
+
 .PHONY: mutate
 mutate: $(VENV)/.installed-dev ## Leave out each memory fence in turn, and see that a stress run or the model misses it
 	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python tests/mutation/mutate.py --build build/mutate $(MUTATE)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import ConfigError
+from .kubernetes import service_links
 
 PREFIX = "ENGINE_"
 _LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}
@@ -416,6 +417,7 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None)
 def given(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Those settings that somebody has chosen; the parameters and errors are those of `load`."""
     values: dict[str, Any] = {}
+    environ = {name: value for name, value in environ.items() if name not in service_links(environ)}
     for source, (name, value) in SWITCHES.items():
         if environ.get(source) and not environ.get(variable(name)) and _parsed(truth, environ[source], source):
             values[name] = value

@@ -7,11 +7,13 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import config, logs
-from .errors import ConfigError, EngineError, ForkedError, NotInitializedError
+from . import config, linux, logs, stacks
+from .errors import ConfigError, EngineError, ForkedError, NotInitializedError, RendezvousError
+from .kubernetes import service_links
 from .launch.machine import cpu_quota
 from .metrics import local
 from .metrics.inprocess import InProcess, listen
@@ -95,6 +97,7 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
             if settings or process_sets:
                 raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
             return
+        linux.open_standard_descriptors()
         environ = config.environment()
         given = config.given(environ, settings)
         world = detect(environ)
@@ -118,6 +121,8 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         for each in process_sets or ():
             add_process_set(each)
     logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
+    for name, value in service_links(environ).items():
+        logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
     if unused := config.without_effect(environ):
         logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
 
@@ -128,18 +133,11 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
     # Before the ranks meet: a timeline that cannot be written is an error while it can be mended.
     timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
     known = _knobs_of_a_log(world, settings)
-    page = local.open_page(environ) if local.wanted(settings) else -1
+    page = _page(environ) if local.wanted(settings) else -1
     beginning = local.begin(page, world.rank, world.size, world.local_rank) if page >= 0 else {}
 
-    def create() -> tuple[int, int]:
-        control = setup.create_segment(world.size, generation)
-        try:
-            return control, setup.create_arena()
-        except BaseException:
-            os.close(control)
-            raise
-
-    gathered = gather(world, generation, setup.segment_info(), settings.start_timeout, create)
+    info, create = setup.segment_info(), partial(_memory, world, generation)
+    gathered = gather(world, generation, info, settings.start_timeout, create)
     # From here on the engine owns the descriptors, whether it succeeds or not.
     engine = core.Engine(
         world.rank,
@@ -161,12 +159,36 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
     sets = Registry(engine, settings.shutdown_timeout)
     watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
     watch.start()
+    stacks.enable(settings.output_dir, world.rank)
     running = _Running(engine, world, settings, watch, sets, os.getpid(), gathered.pids, timeline)
     if timeline is not None:
         timeline.start(engine, sets)
     if world.rank == 0:
         _tune(running, known, given, gathered)
     return running
+
+
+def _page(environ: Mapping[str, str]) -> int:
+    """Open this rank's page of counters."""
+    try:
+        return local.open_page(environ)
+    except OSError as error:
+        raise RendezvousError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from None
+
+
+def _memory(world: World, generation: int) -> tuple[int, int]:
+    """Make the memory of a world on rank 0: the descriptors of the control segment and of the arena."""
+    try:
+        control = setup.create_segment(world.size, generation)
+        try:
+            return control, setup.create_arena()
+        except BaseException:
+            os.close(control)
+            raise
+    except OSError as error:
+        raise RendezvousError(
+            f"rank 0 cannot make the memory that the ranks share: {linux.refusal('memfd_create', error)}"
+        ) from None
 
 
 def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
@@ -196,7 +218,12 @@ def _tune(running: _Running, known: dict[str, Any], given: Collection[str], gath
 def _spin(gathered: Gathered) -> float:
     """Spinning pays when every rank has a processor; else it takes the processor from the rank that is waited for."""
     processors: float = len({cpu for cpus in gathered.processors for cpu in cpus})
-    quota = cpu_quota()
+    try:
+        quota = cpu_quota()
+    except (ArithmeticError, LookupError, OSError, ValueError) as error:
+        # What a file system of control groups says is nobody's promise, and how a wait spins is no reason to fail.
+        logs.logger.debug("the CPU quota cannot be read, and the affinity decides alone: %r", error)
+        quota = None
     if quota is not None:
         processors = min(processors, quota)
     return DEFAULT_SPIN_US if len(gathered.pids) <= processors else 0.0

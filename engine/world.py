@@ -3,7 +3,9 @@
 Launchers are asked in a fixed order, and the first that has a complete answer is believed: enginerun, torchrun, Open
 MPI, PMI (MPICH, Intel MPI), Slurm. If a later one speaks of several processes and differs, that is refused. Slurm is an
 exception: it often starts one launcher per machine, and its variables also exist in a plain shell of an allocation. So
-it never contradicts, and counts only inside a step that `srun` started. With no launcher there is one rank.
+it never contradicts, and counts only inside a step that `srun` started. An answer that lacks the place on the host is
+passed over for a complete one (Slurm, Flux and others set PMI's rank and size beside their own variables), and is an
+error where there is none. With no launcher there is one rank.
 """
 
 from __future__ import annotations
@@ -55,6 +57,10 @@ class _Family:
     """Whether half an answer is an error; generic names may be there by chance."""
 
 
+class _Incomplete(ConfigError):
+    """A launcher tells rank and size, and not which of them are on this host."""
+
+
 _FAMILIES = (
     _Family(
         "enginerun",
@@ -99,10 +105,20 @@ def detect(environ: Mapping[str, str]) -> World:
     ConfigError
         Variables that are incomplete, impossible, or contradict each other; more than one host.
     """
-    found = [world for family in _FAMILIES if (world := _ask(family, environ)) is not None]
+    found: list[World] = []
+    incomplete: list[_Incomplete] = []
+    for family in _FAMILIES:
+        try:
+            world = _ask(family, environ)
+        except _Incomplete as error:
+            incomplete.append(error)
+        else:
+            found += [] if world is None else [world]
     slurm = _ask_slurm(environ)
     if not found and slurm is not None:
         found.append(slurm)
+    if not found and incomplete:
+        raise ConfigError(str(incomplete[0]))
     if not found:
         job = environ.get("ENGINE_JOB") or f"alone-{os.getpid()}"
         return World(0, 1, 0, 1, job, environ.get("ENGINE_SECRET") or None, "no launcher")
@@ -138,11 +154,16 @@ def _ask(family: _Family, environ: Mapping[str, str]) -> World | None:
             raise ConfigError(f"{there} is {environ[there]!r}, but {missing} is not set; {family.source} sets both")
         return None
     local_rank, local_size = _number(environ, family.local_rank), _number(environ, family.local_size)
-    if local_rank is None and local_size is None and (size == 1 or _is_local(environ.get("MASTER_ADDR", ""))):
+    loopback = family.rank == "RANK" and _is_local(environ.get("MASTER_ADDR", ""))  # one speaks for the other alone
+    if local_rank is None and local_size is None and (size == 1 or loopback):
         local_rank, local_size = rank, size
     if local_rank is None or local_size is None:
         missing = family.local_rank if local_rank is None else family.local_size
-        raise ConfigError(f"{family.size} is {size}, but {missing} is not set; {family.source} sets it")
+        kind = ConfigError if family.strict else _Incomplete
+        raise kind(
+            f"{family.size} is {size}, but {missing} is not set; {family.source} sets it. With all ranks on this host, "
+            f"set {family.local_rank}=${family.rank} and {family.local_size}=${family.size} in each."
+        )
     world = World(rank, size, local_rank, local_size, _job(family.job, environ), _secret(environ), family.source)
     for value, name, bound, of in (
         (rank, family.rank, size, family.size),

@@ -9,9 +9,8 @@ import os
 
 from engine_ext.errors import EngineError
 
-cdef extern from "<sys/mman.h>" nogil:
-    enum: MFD_CLOEXEC
-    int memfd_create(const char* name, unsigned int flags)
+cdef extern from "platform/memory.h" nogil:
+    int engine_memory_file(const char* name)
 
 cdef int chosen_level = -1      # of the kernels; -1: the best
 
@@ -49,13 +48,13 @@ def create_segment(int size, unsigned int generation):
         raise EngineError(f"a host carries 1 to {MAX_RANKS} ranks, not {size}")
     cdef int fd = segment_create(size, generation)
     if fd < 0:
-        raise OSError(-fd, f"cannot make the control segment: {os.strerror(-fd)}")
+        raise OSError(-fd, os.strerror(-fd))
     return fd
 
 
 def create_arena():
     """Make the empty file in which shared tensors are allocated; its descriptor."""
-    cdef int fd = memfd_create(b"engine-arena", MFD_CLOEXEC)
+    cdef int fd = engine_memory_file(b"engine-arena")
     if fd < 0:
-        raise OSError("cannot make the memory file for shared tensors")
+        raise OSError(-fd, os.strerror(-fd))
     return fd

@@ -219,7 +219,7 @@ def _failure(home: Path, outcome: Mapping[str, Any]) -> JobError:
     if rank is None:
         return JobError(f"the job was ended by a signal (exit code {outcome['code']})")
     try:
-        trace = (home / ERROR.format(rank)).read_text()
+        trace = (home / ERROR.format(rank)).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:  # killed, or it never came to the call
         return JobError(f"rank {rank} failed first\n{report}", rank)
     return JobError(f"rank {rank} failed first:\n{trace}", rank)

@@ -27,7 +27,7 @@ def main(home: Path) -> None:
         value = func(*args, **kwargs)
         data = _dumps(value, rank)
     except Exception:
-        (home / ERROR.format(rank)).write_text(traceback.format_exc())
+        (home / ERROR.format(rank)).write_bytes(traceback.format_exc().encode(errors="backslashreplace"))
         raise
     (home / RESULT.format(rank)).write_bytes(data)
 

@@ -95,7 +95,10 @@ def _keep_only(pipe: int) -> int:
     kept = os.dup2(pipe, 3) if null != 3 else os.dup2(pipe, 4)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    # Those that are open, not all that could be: these may be a thousand million, and old kernels have no close_range.
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) > kept:
+            os.closerange(int(entry), int(entry) + 1)  # ignores the one that the listing itself has used
     return kept
 
 

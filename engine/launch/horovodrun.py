@@ -146,7 +146,7 @@ def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 def _read(path: Path) -> Any:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
             return json.loads(text)
         if path.suffix == ".toml":

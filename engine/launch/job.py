@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
@@ -12,7 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from . import machine, processes, spawn
+from .. import linux
+from . import leftovers, machine, processes, spawn
 from .console import Console
 from .errors import LaunchError
 from .guardian import Guardian
@@ -26,8 +26,6 @@ from .report import QUOTE, failure_lines, flight_records, investigate
 from .shadow import shadowed
 from .supervisor import Outcome, Supervisor, signals
 from .verdict import Verdict
-
-LEFT_BY_RANKS = ("failure.json", "flight.json", "traceback.txt")
 
 
 class JobRun:
@@ -69,6 +67,12 @@ class JobRun:
             If it cannot start.
         """
         options = self._options
+        linux.open_standard_descriptors()  # after the consoles have seen which of them were closed
+        if not processes.visible():
+            raise LaunchError(
+                "/proc does not show the processes of this job: it is missing, or that of another PID namespace; mount "
+                "it, as in 'unshare --pid --fork --mount-proc'"
+            )
         program = spawn.find_command(options.command, os.environ)
         allotment = allot(
             machine.facts(), options.size, os.environ, binding=options.binding, cpus_per_rank=options.cpus_per_rank
@@ -95,6 +99,7 @@ class JobRun:
             started = time.time()
             outcome = self._supervise(job, plan(job, allotment, os.environ), program, descriptors, metrics)
             code, lines = self._conclude(outcome, directory, started)
+            leftovers.forget_empty(directory)
             lines = self._summary(metrics.pages, time.time() - started, job.settings) + lines
         self._out.drain()
         for line in lines:
@@ -201,16 +206,16 @@ class JobRun:
         chosen = self._options.directory
         lock = None
         try:
-            directory = Path(tempfile.mkdtemp(prefix="enginerun-")) if chosen is None else chosen.absolute()
-            if chosen is not None:
+            if chosen is None:
+                leftovers.clear_old(Path(tempfile.gettempdir()))
+                directory = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
+            else:
+                directory = chosen.absolute()
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                lock = _lock(directory)
+            lock = _lock(directory)
+            leftovers.forget_records(directory)
             for rank in range(self._options.size):
-                home = directory / f"rank.{rank}"
-                home.mkdir(mode=0o700, exist_ok=True)
-                for pattern in LEFT_BY_RANKS:  # of an earlier job: they would be taken for this one's
-                    for old in home.glob(pattern):
-                        old.unlink()
+                (directory / f"rank.{rank}").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise LaunchError(f"no directory for the job's files: {error}; choose one with --output-dir") from error
         try:
@@ -232,10 +237,7 @@ def _with_log(options: Options, environment: Mapping[str, str]) -> dict[str, str
 
 def _lock(directory: Path) -> int:
     """Hold a directory against a second job."""
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return leftovers.lock(directory)
     except BlockingIOError:
-        os.close(lock)
         raise LaunchError(f"--output-dir: {str(directory)!r} is in use by another job: choose another") from None
-    return lock

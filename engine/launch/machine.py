@@ -91,22 +91,23 @@ def _quota_v1(directory: Path) -> float | None:
 def _cgroups(root: Path) -> Iterator[tuple[Path, int]]:
     """Yield the directories of this process's cgroups and of their ancestors, with the version of each."""
     own: dict[int, str] = {}
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-        number, controllers, path = line.split(":", 2)
+    for line in _lines(root / "proc/self/cgroup"):
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
         if number == "0":
             own[2] = path
         elif "cpu" in controllers.split(","):
             own[1] = path
-    for line in (_read(root / "proc/self/mountinfo") or "").splitlines():
-        fields = line.split()
-        separator = fields.index("-")
-        kind, options = fields[separator + 1], fields[separator + 3].split(",")
-        version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "cpu" in options else 0
-        if version not in own:
+    for line in _lines(root / "proc/self/mountinfo"):
+        # The kernel escapes blanks and line feeds in names, and nothing else. A source may be empty: two blanks.
+        mount, _, system = line.partition(" - ")
+        places, [kind, *about] = mount.split(" "), system.split(" ")
+        version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "cpu" in about[-1].split(",") else 0
+        if version not in own or len(places) < 5:
             continue
-        top = root / _unescape(fields[4]).lstrip("/")
+        top = root / _unescape(places[4]).lstrip("/")
         path = own[version]
-        mounted = _unescape(fields[3]).rstrip("/")
+        mounted = _unescape(places[3]).rstrip("/")
         # In a container the mount shows a subtree: the path is seen from the subtree's root.
         inner = path[len(mounted) :] if (path + "/").startswith(mounted + "/") else "/"
         here = top / inner.strip("/")
@@ -123,11 +124,19 @@ def _unescape(field: str) -> str:
 
 
 def _read(path: Path) -> str | None:
-    """Read a small file; None where there is none."""
+    """Read a small file; None where there is none.
+
+    Names in it may have any bytes. They are decoded as names of files are, so that a path made of them can be opened.
+    """
     try:
-        return path.read_text().strip()
+        return os.fsdecode(path.read_bytes()).rstrip("\n")
     except OSError:
         return None
+
+
+def _lines(path: Path) -> list[str]:
+    """Read a file of lines; they end with a line feed and with nothing else, whatever names there are in them."""
+    return (_read(path) or "").split("\n")
 
 
 def free_port() -> int:

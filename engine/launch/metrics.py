@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from .. import linux
+from ..kubernetes import service_links
 from ..metrics import page
 from ..metrics.discovery import clean_name
 from ..metrics.errors import MetricsError
@@ -57,13 +59,19 @@ class Metrics:
     """
 
     def __init__(self, options: Options, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-        given = {name: value for name, value in environment.items() if value.strip()} | options.metrics
+        links = service_links(environment)
+        given = {name: value for name, value in environment.items() if value.strip() and name not in links}
+        given |= options.metrics
+        if options.metrics.get("ENGINE_METRICS") == "0":  # --no-metrics: nobody acts on the others, right or wrong
+            given = {name: value for name, value in given.items() if name not in _PUBLISHING}
         self.pages: list[int] = []
         self._ranks: dict[int, Rank] = {}
         self._service: Service | None = None
         self._say = say
         self._notes = _Notes()
         self._quiet = options.quiet
+        for name, value in () if self._quiet else links.items():
+            say(f"metrics: {name}={value} is set by Kubernetes for a Service of that name, and ignored")
         wanted = _wanted(given, default_name(options.command, os.getpid()))
         if wanted.port is None and wanted.file_sd is None and "ENGINE_METRICS_ADDRESS" in options.metrics:
             raise LaunchError("--metrics-address: nothing is served there; give --metrics-port as well")
@@ -79,7 +87,7 @@ class Metrics:
                 self._service = Service(wanted, [self._member(rank) for rank in range(options.size)], self._notes.add)
         except OSError as error:
             self.close()
-            raise LaunchError(f"no memory for counters: {error.strerror}; go without, by --no-metrics") from error
+            raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error
         except MetricsError as error:
             self.close()
             raise LaunchError(str(error)) from error

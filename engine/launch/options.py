@@ -21,6 +21,7 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 STORES = ("auto", "cached", "streaming")
 COMPRESSIONS = ("none", "bf16", "fp16")
 MEBIBYTE = 1 << 20
+MOST_RANKS = 256  # of a host; the shared words of the engine have room for so many (engine_ext/control/layout.h)
 
 
 @dataclass(frozen=True)
@@ -292,13 +293,15 @@ def _size(given: argparse.Namespace) -> int:
     hosts: str | None = given.hosts
     if given.hostfile is not None:
         try:
-            hosts = read_hostfile(given.hostfile.read_text())
+            hosts = read_hostfile(given.hostfile.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise LaunchError(f"--hostfile: cannot read {str(given.hostfile)!r}: {error}") from error
     slots = None if hosts is None else slots_here(hosts, {socket.gethostname(), socket.getfqdn()})
     size: int | None = given.num_proc or slots
     if size is None:
         raise LaunchError("the number of ranks is missing: give -np N, as in 'enginerun -np 4 python train.py'")
+    if size > MOST_RANKS:
+        raise LaunchError(f"{size} ranks are too many: a host carries {MOST_RANKS} at most; give -np fewer")
     if slots is not None and size > slots:
         raise LaunchError(f"-np {size} needs more slots than the {slots} of the hosts: give fewer ranks or more slots")
     return size

@@ -59,6 +59,20 @@ class Process:
     born: int
 
 
+def visible() -> bool:
+    """Tell whether /proc shows this process by its own number, and so all that descends from it.
+
+    Returns
+    -------
+    bool
+        False without /proc, and where it is that of another PID namespace: its numbers mean other processes there.
+    """
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
 def processes() -> Iterator[Process]:
     """Yield the processes that this user may see.
 

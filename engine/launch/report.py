@@ -10,6 +10,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import stacks
 from .policy import format_set
 from .verdict import CAUSES, Claim, End, Verdict, claim_of, describe, judge, traceback_span
 
@@ -143,6 +144,7 @@ def failure_lines(verdict: Verdict, ends: Sequence[End], directory: Path, starte
     by_rank = {end.rank: end for end in ends}
     end = by_rank[verdict.culprit]
     lines = [f"other ranks: {text}" for text in _others(verdict, ends)]
+    lines += _where(verdict, end, directory / f"rank.{end.rank}" / stacks.NAME)
     path = directory / f"rank.{end.rank}" / "stderr"
     tail = read_tail(path)
     extract = _extract(tail)
@@ -177,6 +179,18 @@ def odd_one_out(lines: Sequence[str]) -> int | None:
     sides = [[int(rank) for rank in re.findall(r"\d+", ranks)] for ranks in _SENT.findall(last)]
     alone = [side[0] for side in sides if len(side) == 1]
     return alone[0] if len(sides) == 2 and len(alone) == 1 else None
+
+
+def _where(verdict: Verdict, end: End, path: Path) -> list[str]:
+    """Say in a line at most where the culprit stood still or crashed, as far as it could tell."""
+    stalled = verdict.claim is not None and verdict.claim.cause == "stalled"
+    if not stalled and -end.code not in stacks.CRASHES:
+        return []
+    if place := stacks.where(path):
+        return [f"rank {end.rank} {'stood' if stalled else 'crashed'} at {place} (all threads: {path})"]
+    if stalled and stacks.wrote(path) is False:
+        return [f"rank {end.rank} did not answer where it stands: it was stopped, or the kernel holds it"]
+    return []
 
 
 def _cause(verdict: Verdict, end: End, started: float) -> str:

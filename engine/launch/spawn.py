@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import linux
 from . import processes
 from .errors import LaunchError
 from .plan import RankPlan
@@ -121,7 +122,7 @@ def start(plan: RankPlan, command: Sequence[str], program: str, descriptors: tup
     Raises
     ------
     LaunchError
-        If the system cannot start it.
+        If the system cannot start it, or not watch it; nothing of it is left.
     """
     opened: list[int] = []
     try:
@@ -145,7 +146,17 @@ def start(plan: RankPlan, command: Sequence[str], program: str, descriptors: tup
         raise LaunchError(f"rank {plan.rank}: cannot start {program!r}: {reason}{_mend(error)}") from error
     os.close(out_write)
     os.close(err_write)
-    return Rank(plan, process, os.pidfd_open(process.pid), out_read, err_read, started)
+    try:
+        pidfd = linux.pidfd_open(process.pid)
+    except OSError as error:
+        processes.send_group(process.pid, signal.SIGKILL)
+        process.wait()
+        os.close(out_read)
+        os.close(err_read)
+        raise LaunchError(
+            f"rank {plan.rank}: its process cannot be watched: {linux.refusal('pidfd_open', error)}"
+        ) from error
+    return Rank(plan, process, pidfd, out_read, err_read, started)
 
 
 def raise_descriptor_limit(ranks: int) -> tuple[int, int]:

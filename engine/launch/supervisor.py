@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
+from .. import stacks
 from . import processes
 from .console import Console
 from .guardian import Guardian
 from .output import Stream
 from .policy import format_set
+from .report import read_claim
 from .spawn import Rank
 from .verdict import End, describe
 
@@ -138,6 +140,7 @@ class Supervisor:
         self._signum: int | None = None
         self._why = ""
         self._hurry = False
+        self._asked: set[int] = set()
         self._foreign = {process.pid for process in processes.processes() if process.parent == os.getpid()}
 
     def add(self, rank: Rank) -> None:
@@ -251,6 +254,19 @@ class Supervisor:
         if code != 0 and self._stage == Stage.RUNNING and self._signum is None:
             self._why = f"after the first rank failed (rank {rank.number}, {describe(code)})"
             self._enter(Stage.ENDING)
+        if code != 0 and self._stage == Stage.ENDING:
+            self._ask_where(rank)
+
+    def _ask_where(self, rank: Rank) -> None:
+        """Have the rank that a failed one blames for standing still write where; it has the grace for that."""
+        claim = read_claim(rank.plan.directory / "failure.json", rank.number)
+        if claim is None or claim.cause != "stalled" or claim.culprit is None:
+            return
+        blamed = self._alive.get(claim.culprit)
+        if blamed is not None and claim.culprit not in self._asked:
+            self._asked.add(claim.culprit)
+            for pid in self._handling(blamed, stacks.SIGNAL):
+                processes.send(pid, stacks.SIGNAL)
 
     def _close(self, stream: Stream) -> None:
         """Stop listening to a stream whose pipe something may still hold."""
@@ -285,18 +301,20 @@ class Supervisor:
 
     def _pass_on(self, signum: int) -> None:
         """Forward a signal to each rank that handles it, or to what it runs; it would kill one that does not."""
-        deaf = []
-        for rank in self._alive.values():
-            handlers = [rank.pid] if processes.catches(rank.pid, signum) else self._handlers(rank.pid, signum)
-            if not any([processes.send(pid, signum) for pid in handlers]):
-                deaf.append(rank.number)
+        deaf = [
+            rank.number
+            for rank in self._alive.values()
+            if not any([processes.send(pid, signum) for pid in self._handling(rank, signum)])
+        ]
         if deaf:
             name = processes.signal_name(signum)
             self._say(f"{name}: not passed on to rank{'s' * (len(deaf) > 1)} {format_set(deaf)}, which would die of it")
 
-    def _handlers(self, group: int, signum: int) -> list[int]:
-        """Find what handles a signal below a shell: the processes of the group that do and whose parents do not."""
-        members = {process.pid: process for process in processes.processes() if process.group == group}
+    def _handling(self, rank: Rank, signum: int) -> list[int]:
+        """Find what handles a signal: the rank, or below a shell the processes that do and whose parents do not."""
+        if processes.catches(rank.pid, signum):
+            return [rank.pid]
+        members = {process.pid: process for process in processes.processes() if process.group == rank.pid}
         catching = {pid for pid in members if processes.catches(pid, signum)}
         return [pid for pid in catching if members[pid].parent not in catching]
 

@@ -12,6 +12,8 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .. import linux
+
 NAME = "enginerun-counters"  # of the memory, in /proc/PID/fd
 BYTES = 8192
 MAGIC = b"ENGCNTR1"
@@ -70,8 +72,13 @@ def make() -> int:
     -------
     int
         Its descriptor, which children do not inherit: they open `/proc/PID/fd/N`.
+
+    Raises
+    ------
+    OSError
+        The system makes no memory without a name; `linux.refusal` says how to mend that.
     """
-    descriptor = os.memfd_create(NAME, os.MFD_CLOEXEC)
+    descriptor = linux.memfd_create(NAME)
     os.ftruncate(descriptor, BYTES)
     return descriptor
 

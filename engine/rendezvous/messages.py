@@ -15,6 +15,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import linux
 from ..errors import IncompatibleRanksError, RendezvousError
 from ..world import World
 
@@ -68,11 +69,9 @@ def address(world: World, generation: int) -> str:
 def own_pidfd() -> int:
     """A descriptor of this process that becomes readable when it ends (close-on-exec)."""
     try:
-        return os.pidfd_open(os.getpid())
+        return linux.pidfd_open(os.getpid())
     except OSError as error:
-        raise RendezvousError(
-            f"pidfd_open failed ({error}); the engine needs Linux 5.3, and a sandbox that allows it"
-        ) from None
+        raise RendezvousError(f"ranks cannot watch each other: {linux.refusal('pidfd_open', error)}") from None
 
 
 def close_all(descriptors: list[int]) -> None:

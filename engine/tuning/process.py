@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .. import config
+from .. import config, linux
 
 VERSION = 2
 LIMIT = 1 << 16  # bytes of a message
@@ -52,8 +52,13 @@ class TunerProcess:
     """
 
     def __init__(self) -> None:
+        try:
+            self._output = linux.memfd_create("autotune")  # what it says as it dies
+        except OSError as error:
+            raise TunerError(
+                f"the tuner's process cannot be started: {linux.refusal('memfd_create', error)}"
+            ) from error
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._output = os.memfd_create("autotune", os.MFD_CLOEXEC)  # what it says as it dies
         command, environ = program("autotune.daemon", str(theirs.fileno()), str(os.getpid()))
         # What ends the job is rank 0's to handle: the process ignores it, from before it can.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)

@@ -11,12 +11,14 @@ from engine_ext.control.layout cimport (
 from engine_ext.platform.atomics cimport add32, cas, cas32, futex_wake
 
 cdef extern from "<sys/mman.h>" nogil:
-    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_DONTFORK, MFD_CLOEXEC
+    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_DONTFORK
     void* MAP_FAILED
-    int memfd_create(const char* name, unsigned int flags)
     void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
     int munmap(void* addr, size_t length)
     int madvise(void* addr, size_t length, int advice)
+
+cdef extern from "platform/memory.h" nogil:
+    int engine_memory_file(const char* name)
 
 cdef extern from "<unistd.h>" nogil:
     int ftruncate(int fd, long length)
@@ -44,10 +46,10 @@ cdef int write_header(int fd, uint64_t offset, int size, uint32_t generation) no
 
 cdef int segment_create(int size, uint32_t generation) noexcept nogil:
     """A new control segment for `size` ranks: its descriptor, or -errno."""
-    cdef int fd = memfd_create(b"engine-control", MFD_CLOEXEC)
+    cdef int fd = engine_memory_file(b"engine-control")
     cdef int status
     if fd < 0:
-        return -errno
+        return fd
     status = write_header(fd, 0, size, generation)
     if status < 0:
         close(fd)

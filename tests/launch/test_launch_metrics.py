@@ -341,3 +341,17 @@ def test_what_cannot_be_served_keeps_the_job_from_starting(launcher, arguments, 
     assert words in job.err
     assert not (launcher.home / "ran").exists()
     assert launcher.kept() == []
+
+
+LINK = "tcp://10.96.1.2:9400"  # what Kubernetes sets for a Service called engine-metrics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "said"), [((), LINK, True), (("--quiet",), LINK, False), (("--no-metrics",), "x", False)]
+)
+def test_a_port_that_nobody_has_chosen_or_asked_for_is_no_error(launcher, arguments, value, said):
+    launcher.environment["ENGINE_METRICS_PORT"] = value
+    job = launcher.run("-np", 1, *arguments, python="print(os.environ.get('ENGINE_METRICS_PORT'))")
+    assert job.code == 0, job.err
+    assert job.lines(0) == ["None"]
+    assert (f"ENGINE_METRICS_PORT={value} is set by Kubernetes for a Service" in job.err) == said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
@@ -320,3 +321,51 @@ def test_a_rank_that_ends_early_ends_nothing(launcher):
     job = launcher.finish(process)
     assert job.code == 0
     until((launcher.home / "done.0").exists, "rank 0 to its end")
+
+
+def test_records_of_more_ranks_of_an_earlier_job_are_not_taken_for_this_ones(launcher, tmp_path):
+    out = tmp_path / "out"
+    for rank in (1, 2):
+        (out / f"rank.{rank}").mkdir(parents=True)
+        for name in ("failure.json", "flight.json"):
+            (out / f"rank.{rank}" / name).write_text("{}")
+    job = launcher.run("-np", 2, "--output-dir", out, "true")
+    assert job.code == 0
+    assert "flight records" not in job.err
+    assert not [*out.glob("rank.*/*.json")]
+
+
+def test_old_directories_of_jobs_are_cleared_and_nothing_else(launcher, tmp_path):
+    month_ago = time.time() - 31 * 24 * 3600
+
+    def directory(name, *, old=True, mode=0o700):
+        home = launcher.temporary / name
+        (home / "rank.0").mkdir(parents=True)
+        (home / "rank.0/stdout").write_text("text")
+        home.chmod(mode)
+        for path in (home / "rank.0/stdout", home / "rank.0", home) if old else ():
+            os.utime(path, (month_ago, month_ago))
+        return home
+
+    directory("enginerun-forgotten")
+    kept = {directory("enginerun-new", old=False), directory("other-old"), directory("enginerun-open", mode=0o755)}
+    written = directory("enginerun-written")  # its directories are old, and a rank writes
+    os.utime(written / "rank.0/stdout")
+    held = directory("enginerun-held")
+    target = directory("target")
+    link = launcher.temporary / "enginerun-link"
+    link.symlink_to(target)
+    os.utime(link, (month_ago, month_ago), follow_symlinks=False)
+    kept |= {written, held, target, link}
+    if os.geteuid() == 0:
+        foreign = directory("enginerun-foreign")
+        os.chown(foreign, 65534, 65534)
+        kept.add(foreign)
+    holder = os.open(held, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    try:
+        assert launcher.run("-np", 1, "true").code == 0
+    finally:
+        os.close(holder)
+    assert set(launcher.kept()) == kept
+    assert (target / "rank.0/stdout").exists()

@@ -171,6 +171,8 @@ def test_an_empty_path_is_no_timeline(empty):
         ("-np 2 --stores slow true", "'slow' (choose from"),
         ("-np 2 --unheard-of true", "--unheard-of"),
         ("-np 4 -H localhost:2 true", "needs more slots than the 2"),
+        ("-np 257 true", "257 ranks are too many: a host carries 256 at most"),
+        ("-H localhost:300 true", "300 ranks are too many"),
         ("-H elsewhere:2 true", "'elsewhere' is another host"),
         ("-H :2 true", "is not 'name:slots'"),
         ("-H localhost:0 true", "is not 'name:slots'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -75,11 +76,11 @@ def test_ranges():
     assert format_set([]) == ""
 
 
-def tree(root: Path, files: dict[str, str]) -> Path:
+def tree(root: Path, files: dict[str, str | bytes]) -> Path:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return root
 
 
@@ -151,6 +152,18 @@ MOUNT_V1 = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,c
                 "mnt/c g/a b/cpu.max": "100000 50000\n",
             },
             2.0,
+        ),
+        *(
+            (  # any bytes in a name, and a file system without a source
+                {
+                    "proc/self/cgroup": b"13:odd\n0::/" + name + b"\n",
+                    "proc/self/mountinfo": b"66 44 0:40 / /mnt rw - tmpfs  rw\n\n44 1 0:1 / /" + name + b" rw - ext4 "
+                    b"/dev/" + name + b" rw\n" + MOUNT_V2.encode(),
+                    os.fsdecode(b"sys/fs/cgroup/" + name + b"/cpu.max"): "200000 100000\n",
+                },
+                2.0,
+            )
+            for name in (b"Schl\xfcssel", "ü\x0b\x85\u2028\x1c".encode(), b"a:b - c")
         ),
     ],
 )

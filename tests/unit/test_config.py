@@ -121,6 +121,11 @@ def test_a_bad_value_is_named_with_its_variable_and_the_expected_form(variable: 
     assert expected in str(caught.value)
 
 
+def test_an_address_that_kubernetes_sets_for_a_service_is_no_setting() -> None:
+    assert config.load({"ENGINE_METRICS_PORT": "tcp://10.96.1.2:9400"}).metrics_port is None
+    assert config.load({"ENGINE_METRICS_PORT": "9400"}).metrics_port == 9400
+
+
 @pytest.mark.parametrize("value", [None, True, "x", -1, [1]])
 def test_a_bad_override_is_refused_by_name(value: Any) -> None:
     with pytest.raises(ConfigError, match="cycle_time_ms is "):

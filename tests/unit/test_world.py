@@ -90,6 +90,21 @@ def test_one_rank_of_a_launcher_does_not_hide_the_world_of_another() -> None:
     assert place(detect({**TORCHRUN, "PMI_RANK": "0", "PMI_SIZE": "1"})) == (1, 2, 1, 2)
 
 
+@pytest.mark.parametrize("complete", [OURS, TORCHRUN, OMPI, SRUN])
+def test_a_launcher_that_does_not_say_who_is_on_this_host_is_passed_over(complete: dict[str, str]) -> None:
+    # `srun --mpi=pmi2` sets rank and size of PMI beside Slurm's own variables, and others for what runs in a step.
+    assert detect({**complete, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "5"}) == detect(complete)
+    if complete is not SRUN:
+        assert detect({**complete, "PMI_RANK": "0", "PMI_SIZE": "3"}) == detect(complete)
+
+
+def test_a_launcher_that_does_not_say_who_is_on_this_host_is_an_error_when_nobody_else_does() -> None:
+    with pytest.raises(ConfigError, match=r"MPI_LOCALRANKID is not set; .*MPI_LOCALNRANKS=\$PMI_SIZE"):
+        detect({"PMI_RANK": "1", "PMI_SIZE": "2"})
+    with pytest.raises(ConfigError, match="ENGINE_LOCAL_RANK is not set"):  # our own answer is whole or wrong
+        detect({**OMPI, "ENGINE_RANK": "1", "ENGINE_SIZE": "2"})
+
+
 def test_slurm_may_start_another_launcher() -> None:
     assert detect({**TORCHRUN, **SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}).source == "torchrun"
 

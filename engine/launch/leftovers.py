@@ -1,0 +1,126 @@
+"""What earlier jobs have left on the disk: records in a directory that is used again, and old temporary directories."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import time
+from pathlib import Path
+
+from .. import stacks
+
+PREFIX = "enginerun-"  # of temporary directories of jobs
+RECORDS = ("failure.json", "flight.json", "traceback.txt", stacks.NAME)  # what a rank leaves that speaks of its job
+KEPT = 7 * 24 * 3600.0  # seconds
+CLEARED = 20  # directories that one job clears at most: it has come to do something else
+
+
+def forget_records(directory: Path) -> None:
+    """Remove what the ranks of an earlier job have recorded, however many there were: it would be taken for this job's.
+
+    Parameters
+    ----------
+    directory : Path
+        Of a job.
+
+    Raises
+    ------
+    OSError
+        A record cannot be removed.
+    """
+    for name in RECORDS:
+        for old in directory.glob(f"rank.*/{name}"):
+            old.unlink()
+
+
+def forget_empty(directory: Path) -> None:
+    """Remove the files for stacks into which no rank has written, once the report has been made of them.
+
+    Parameters
+    ----------
+    directory : Path
+        Of a job.
+    """
+    with contextlib.suppress(OSError):  # an empty file is no reason to call a job failed
+        for path in directory.glob(f"rank.*/{stacks.NAME}"):
+            if path.stat().st_size == 0:
+                path.unlink()
+
+
+def lock(directory: Path, flags: int = 0) -> int:
+    """Hold a directory, so that no other job uses it and none clears it away.
+
+    Parameters
+    ----------
+    directory : Path
+    flags : int
+        More flags for open(2).
+
+    Returns
+    -------
+    int
+        A descriptor; the directory is held until it is closed, or its process has ended.
+
+    Raises
+    ------
+    BlockingIOError
+        Another process holds it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def clear_old(temporary: Path) -> None:
+    """Remove temporary directories of this user's jobs in which nothing has changed for `KEPT` seconds.
+
+    A job holds its directory by a lock, so that one in use is never removed, however long it says nothing. No link is
+    followed: what is looked at is what was opened. What cannot be looked at or removed is left to the next job.
+
+    Parameters
+    ----------
+    temporary : Path
+        Where they are.
+    """
+    cleared = 0
+    try:
+        names = [name for name in os.listdir(temporary) if name.startswith(PREFIX)]
+    except OSError:
+        return  # making the job's own directory there will say what is wrong
+    for name in names:
+        with contextlib.suppress(OSError):  # in use, no directory, or gone since
+            if not _is_old(os.lstat(temporary / name)):
+                continue  # not even for a moment is a new one held, which its job is about to hold
+            descriptor = lock(temporary / name, os.O_NOFOLLOW)
+            try:
+                if _is_abandoned(descriptor):
+                    shutil.rmtree(temporary / name)  # follows no link, either
+                    cleared += 1
+            finally:
+                os.close(descriptor)
+        if cleared == CLEARED:
+            return
+
+
+def _is_old(about: os.stat_result) -> bool:
+    """Whether a file has not changed for long."""
+    return about.st_mtime < time.time() - KEPT
+
+
+def _is_abandoned(descriptor: int) -> bool:
+    """Whether a directory is a job's of this user, and nothing in it has changed for long."""
+    about = os.fstat(descriptor)
+    if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) != 0o700:
+        return False
+    return _is_old(about) and all(
+        _is_old(os.stat(name, dir_fd=inside, follow_symlinks=False))
+        for _, directories, files, inside in os.fwalk(dir_fd=descriptor)
+        for name in (*directories, *files)
+    )

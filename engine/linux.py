@@ -1,0 +1,116 @@
+"""System calls of Linux that some builds of Python lack, and what to tell a user whose system refuses one.
+
+Python offers `os.memfd_create` and `os.pidfd_open` only if the C library and the kernel headers that it was built with
+had them: builds for many distributions, such as those of conda and of uv, are made with older ones. The kernel that
+runs is asked here instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+# Numbers of the calls by machine, as in the kernel's tables. Calls from Linux 5.1 on have one number on all machines.
+_MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "loongarch64": 279, "ppc64le": 360, "s390x": 350}
+_PIDFD_OPEN = 434
+_MFD_CLOEXEC = 1
+# What a kernel, a seccomp filter or a security module answers when it does not let a process make a call at all.
+_REFUSED = (errno.EPERM, errno.ENOSYS, errno.EACCES)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def memfd_create(name: str) -> int:
+    """Make a file in memory that has no name in any file system.
+
+    Parameters
+    ----------
+    name : str
+        What /proc shows as its target, `/memfd:name`.
+
+    Returns
+    -------
+    int
+        Its descriptor, which is closed on exec.
+
+    Raises
+    ------
+    OSError
+        The kernel refuses; `refusal` says how to mend that.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, _MFD_CLOEXEC)
+    number = _MEMFD_CREATE.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    return _call(number, ctypes.c_char_p(name.encode()), ctypes.c_uint(_MFD_CLOEXEC))
+
+
+def pidfd_open(pid: int) -> int:
+    """Open a descriptor of a process.
+
+    Parameters
+    ----------
+    pid : int
+
+    Returns
+    -------
+    int
+        The descriptor, which becomes readable when the process has ended, and is closed on exec.
+
+    Raises
+    ------
+    OSError
+        The kernel refuses, which `refusal` explains, or there is no such process.
+    """
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    return _call(_PIDFD_OPEN, ctypes.c_int(pid), ctypes.c_uint(0))
+
+
+def open_standard_descriptors() -> None:
+    """Open those of the descriptors 0 to 2 that are closed, on /dev/null.
+
+    A process that was started without them would be given their numbers for memory and sockets, into which the next
+    library that complains on its standard error would write.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the kernel gives the lowest number that is free
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
+def refusal(call: str, error: OSError) -> str:
+    """Say why a system call failed, and how to mend it.
+
+    Parameters
+    ----------
+    call : str
+        Name of the system call.
+    error : OSError
+        What it ended with.
+
+    Returns
+    -------
+    str
+        A clause without a capital letter and without a full stop.
+    """
+    text = f"the system refuses {call} ({error.strerror})"
+    if error.errno in _REFUSED:
+        return (
+            f"{text}: it needs Linux 5.3 or newer, and a sandbox whose seccomp profile allows {call}; in Docker add it "
+            "to the profile, or run with --security-opt seccomp=unconfined"
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{text}: raise 'ulimit -n'"
+    return text
+
+
+def _call(number: int, *arguments: object) -> int:
+    """Make a system call by its number."""
+    result = int(_libc.syscall(ctypes.c_long(number), *arguments))
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result

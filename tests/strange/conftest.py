@@ -1,0 +1,27 @@
+"""Machines for one test each. What they start is ended with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from strange_machines import Machine, install
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the engine below a directory whose name has blanks and is not ASCII."""
+    path = tmp_path_factory.mktemp("strange") / "Größe 1, 空白"
+    install(path)
+    return path
+
+
+@pytest.fixture
+def machine(tmp_path: Path, site: Path) -> Iterator[Machine]:
+    """Give a machine on which a test runs its commands."""
+    made = Machine(tmp_path, site)
+    try:
+        yield made
+    finally:
+        made.kill()

@@ -1,0 +1,174 @@
+"""What takes too long for the test command: many ranks, other Pythons, the oldest and the newest torch.
+
+Each part says what it did, and the command fails if a part does. What is not to be had here is named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from strange_machines import JOB, Machine, install, lines, until
+
+ROOT = Path(__file__).parents[2]
+RANKS = 64
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+TORCHES = ("2.2.2", "")  # the oldest that is promised, and the newest there is
+OLD_TORCH = Path(__file__).with_name("old_torch.py")
+FAST = "-Csetup-args=-Doptimization=0"  # what is looked for here does not depend on how well the compiler optimizes
+
+
+class LeftOutError(Exception):
+    """A part that cannot run here; says why."""
+
+
+def many_ranks(build: Path) -> str:
+    """Run collectives on many ranks; then scrape the metrics of as many, kill one, and look what is said and left."""
+    del build
+    with tempfile.TemporaryDirectory() as home:
+        install(Path(home, "site"))
+        machine = Machine(Path(home), Path(home, "site"))
+        machine.deadline = 300.0
+        launch = [sys.executable, "-m", "engine.launch", "-np", RANKS, "--start-timeout", 120]
+        try:
+            done = lines(machine.run([*launch, "--summary", sys.executable, JOB]))
+            assert done == sorted(f"rank {rank} of {RANKS} is done" for rank in range(RANKS)), done
+            _killed(machine, launch)
+        finally:
+            machine.kill()
+    return f"{RANKS} ranks; {RANKS} scraped, and one of them killed: named, and nothing left"
+
+
+def _killed(machine: Machine, launch: list[object]) -> None:
+    hold = machine.home / "hold"
+    hold.mkdir()
+    port = machine.home / "sd.json"
+    options = ["--metrics-port", 0, "--metrics-file-sd", port, "--quiet", "--output-dir", machine.home / "out"]
+    process = machine.start([*launch, *options, sys.executable, JOB, "hold", hold])
+    until(lambda: len([*hold.glob("rounds.*")]) == RANKS, "all ranks are at work", machine.deadline)
+    [target] = re.findall(r'"(127\.0\.0\.1:\d+)"', port.read_text())
+    with urllib.request.urlopen(f"http://{target}/metrics", timeout=30) as answer:
+        scraped = set(re.findall(r'^engine_rank_up\{.*rank="(\d+)".*\} 1\.0$', answer.read().decode(), re.MULTILINE))
+    assert len(scraped) == RANKS, sorted(scraped)
+    victim = RANKS // 2
+    os.kill(int((hold / f"up.{victim}").read_text()), signal.SIGKILL)
+    ended = machine.finish(process)
+    assert ended.returncode == 128 + signal.SIGKILL, ended.stderr[-3000:]
+    assert f"first failure: rank {victim} on " in ended.stderr, ended.stderr[-3000:]
+    assert not port.exists()
+
+
+def another_python(version: str, build: Path) -> str:
+    """Build the engine with another Python, and run a job there."""
+    program = _interpreter(version)
+    if program is None:
+        raise LeftOutError("not found")
+    python = _environment(build / f"python{version}", program)
+    _pip(python, "install", "--quiet", FAST, str(ROOT))
+    return _job(python)
+
+
+def another_torch(version: str, build: Path) -> str:
+    """Install a torch and the engine into an environment of their own, and train there."""
+    if not OLD_TORCH.exists():
+        raise LeftOutError(f"there is no {OLD_TORCH.relative_to(ROOT)}")
+    python = _environment(build / f"torch{version or '-newest'}", Path(sys.executable))
+    # Versions of torch from before NumPy 2 do not speak to it.
+    numpy = "numpy<2" if version.startswith("2.2") else "numpy"
+    _pip(python, "install", "--quiet", f"torch=={version}" if version else "torch", numpy)
+    _pip(python, "install", "--quiet", FAST, str(ROOT))
+    found = _run([python, "-c", "import torch; print(torch.__version__)"]).strip()
+    _run([python, "-m", "engine.launch", "-np", "2", python, OLD_TORCH])
+    return f"torch {found}: {_job(python)}"
+
+
+def _interpreter(version: str) -> Path | None:
+    """Find an interpreter that runs, on PATH or where pyenv keeps them; a shim may stand for one that is not chosen."""
+    found = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")]
+    for each in filter(None, found):
+        tried = subprocess.run([each, "-c", "import venv"], capture_output=True, check=False, cwd="/")
+        if tried.returncode == 0:
+            return Path(each)
+    return None
+
+
+def _environment(path: Path, program: Path) -> Path:
+    """Make a virtual environment anew; its interpreter."""
+    shutil.rmtree(path, ignore_errors=True)
+    _run([program, "-m", "venv", path])
+    return path / "bin/python"
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    _run([python, "-m", "pip", "--disable-pip-version-check", *arguments])
+
+
+def _job(python: Path) -> str:
+    """Run two ranks, and the engine alone."""
+    out = _run([python, "-m", "engine.launch", "-np", "2", "--summary", python, JOB])
+    assert "rank 1 of 2 is done" in out, out
+    assert "rank 0 of 1 is done" in _run([python, JOB])
+    return "2 ranks and the engine alone, " + _run([python, "--version"]).strip()
+
+
+def _run(command: list[object]) -> str:
+    """Run a command outside of the sources, which would hide what is installed; what it printed."""
+    names = ("PYTHONPATH", "MESONPY_EDITABLE_SKIP", "ENGINE_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd="/",
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} exited with {done.returncode}:\n{done.stdout[-3000:]}"
+    return done.stdout
+
+
+def parts(build: Path) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield what there is to do, by name."""
+    yield "ranks", lambda: many_ranks(build)
+    for version in PYTHONS:
+        yield f"python{version}", lambda version=version: another_python(version, build)  # type: ignore[misc]
+    for version in TORCHES:
+        yield f"torch{version}", lambda version=version: another_torch(version, build)  # type: ignore[misc]
+
+
+def main() -> int:
+    """Do all parts, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=Path, required=True, help="where environments are made")
+    parser.add_argument("parts", nargs="*", help="names: ranks, python3.12, torch2.2.2, torch (the newest), ...")
+    given = parser.parse_args()
+    known = dict(parts(given.build.absolute()))
+    if unknown := set(given.parts) - set(known):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
+    failed = False
+    for name in given.parts or known:
+        try:
+            print(f"{name}: {known[name]()}", flush=True)
+        except LeftOutError as error:
+            print(f"{name}: left out, {error}", flush=True)
+        except AssertionError as error:
+            failed = True
+            print(f"{name}: FAILED: {error}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

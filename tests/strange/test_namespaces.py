@@ -1,0 +1,85 @@
+"""Containers and other users: name spaces, odd mounts, no home, nothing that can be written to."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from strange_machines import DONE, JOB, LAUNCH, Machine, lines, obstacle
+
+OBSTACLE = obstacle("unshare", "setpriv", "mount")
+pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE or "-")
+NOBODY = 65534
+# Another user, who may read what root has installed, and nothing more; the bit has access(2) know of that, too.
+AS_NOBODY = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--inh-caps=+dac_read_search"]
+AS_NOBODY += ["--ambient-caps=+dac_read_search", "--no-new-privs", "--securebits=+no_setuid_fixup"]
+# Names in the list of mounts: none at all, no text in any encoding, ends of lines for `str.splitlines`, blanks.
+ODD = [b"Schl\xfcssel", "ü\x0b\x1c\x85\u2028".encode(), b"a - b\n"]
+# The locale that containers come with, without what Python makes of it.
+POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def inside(setup: bytes, *commands: list[object]) -> list[object]:
+    """Make commands, of which the last one's output counts, that run in PID and mount name spaces of their own."""
+    shown = [" ".join(shlex.quote(str(part)) for part in command).encode() for command in commands]
+    script = b"set -e\n" + setup + b"\n" + b"\n".join(shown) + b"\n"
+    return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]
+
+
+def test_a_container_of_another_user_with_odd_mounts(machine: Machine) -> None:
+    # /proc shows this user nobody else's processes.
+    setup = b"mount -t proc -o hidepid=2 proc /proc\n"
+    for number, name in enumerate(ODD):
+        (machine.home / str(number)).mkdir()
+        place = os.fsencode(machine.home) + b"/%d/" % number + name
+        setup += b"mkdir '%s'; mount -t tmpfs '%s' '%s'\n" % (place, name if number else b"", place)
+    output = machine.home / "output"
+    output.mkdir()
+    os.chown(output, NOBODY, NOBODY)
+    setup += b"unset HOME XDG_CACHE_HOME\n"
+    run = machine.run(
+        inside(
+            setup,
+            [*AS_NOBODY, sys.executable, JOB],
+            [*AS_NOBODY, *LAUNCH, "--summary", "--output-dir", output, sys.executable, JOB],
+        ),
+        env=POSIX,
+    )
+    assert lines(run) == DONE
+    assert "rank 0 of 1 is done" in run.stdout
+    assert "collectives" in run.stderr, run.stderr  # the summary is made of pages that ranks have found in /proc
+    assert (output / "rank.1/stdout").stat().st_uid == NOBODY
+
+
+def test_a_proc_of_another_name_space_is_said(machine: Machine) -> None:
+    run = machine.run(inside(b"", [sys.executable, JOB], [*LAUNCH, sys.executable, JOB]))
+    assert run.returncode == 2
+    assert run.stdout == "rank 0 of 1 is done\n"  # a rank by itself needs no /proc
+    assert run.stderr.startswith("enginerun: error: /proc does not show the processes of this job"), run.stderr
+
+
+def test_nothing_can_be_written_but_the_output_directory(machine: Machine) -> None:
+    (machine.home / "out").mkdir()
+    setup = b"mount -t proc proc /proc\n"
+    setup += f"mount --bind {shlex.quote(str(machine.home / 'out'))} /mnt\n".encode()
+    setup += f"cp -r {shlex.quote(str(machine.site))} {shlex.quote(str(JOB))} /mnt\n".encode()
+    setup += b"for each in /tmp /var/tmp /root /dev/shm; do mount -t tmpfs -o ro none $each; done\n"
+    setup += b'cd /tmp; export HOME=/tmp TMPDIR=/tmp PYTHONPATH="/mnt/$SITE"\n'
+    # The interpreter may live below the home directory that is now empty: it is kept open by its own mount.
+    keep = Path(os.path.realpath(sys.executable)).parents[1]
+    if keep.is_relative_to("/root"):
+        setup = setup.replace(b"/root ", b"")
+    python = sys.executable
+    job = f"/mnt/{JOB.name}"
+    setup += b"%s -m engine.launch -np 2 true && exit 9 || [ $? = 2 ]\n" % shlex.quote(python).encode()
+    run = machine.run(
+        inside(setup, [python, job], [*LAUNCH, "--output-dir", "/mnt/kept", python, job]),
+        env={"SITE": machine.site.name},
+    )
+    assert lines(run) == DONE
+    assert "no directory for the job's files" in run.stderr and "choose one with --output-dir" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert (machine.home / "out/kept/rank.0/stdout").read_text() == DONE[0] + "\n"
