@@ -25,6 +25,7 @@ from engine.launch.output import Stream
 from engine.launch.policy import format_set
 from engine.launch.spawn import Rank
 from engine.launch.verdict import End, describe
+from engine.patience import Patience
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -134,7 +135,7 @@ class Supervisor:
         self._groups: set[int] = set()
         self._ends: list[End] = []
         self._stage = Stage.RUNNING
-        self._deadline: float | None = None
+        self._patience: Patience | None = None
         self._signum: int | None = None
         self._why = ""
         self._hurry = False
@@ -184,8 +185,8 @@ class Supervisor:
         Outcome
         """
         while self._alive:
-            self._step(None if self._deadline is None else max(0.0, self._deadline - time.monotonic()))
-            if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._step(None if self._patience is None else self._patience.wait())
+            if self._patience is not None and not self._patience.left():
                 self._escalate()
         self._sweep()
         for streams in self._streams.values():
@@ -278,7 +279,7 @@ class Supervisor:
             self._say(f"{name}: passed on to the ranks, which have {self._grace:g} s to end; once more kills them now")
             for group in self._groups:
                 processes.send_group(group, signum)
-            self._deadline = time.monotonic() + self._grace
+            self._patience = Patience(self._grace)
         else:
             self._hurry = True
             self._enter(Stage.KILLING)
@@ -309,7 +310,7 @@ class Supervisor:
         if stage <= self._stage:
             return
         self._stage = stage
-        self._deadline = None if stage == Stage.KILLING else time.monotonic() + self._grace
+        self._patience = None if stage == Stage.KILLING else Patience(self._grace)
         if stage == Stage.ENDING or not self._groups:
             return
         if self._alive and not self._hurry:
