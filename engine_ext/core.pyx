@@ -994,10 +994,11 @@ cdef class Engine:
         finally:
             self.closed = True
             self.leave_world()
-            store32_release(&e.segment.mine.left, 1)        # pairs with the acquire of whoever needs this rank, and of monitors
-            ring_others(&e.segment, 0)
             with nogil:
                 driver_stop(e)
+            # After the last chunk that this rank passes; pairs with the acquire of whoever needs this rank, and of monitors.
+            store32_release(&e.segment.mine.left, 1)
+            ring_others(&e.segment, 0)
             for part in self.shared:
                 (<Part>part).detached = True
             arena_close(&e.arena)

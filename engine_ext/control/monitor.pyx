@@ -9,7 +9,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from engine_ext.control.layout cimport CAUSE_DIED
-from engine_ext.control.segment cimport abort_world
+from engine_ext.control.segment cimport abort_world, ring
 from engine_ext.control.stall cimport stall_watch
 from engine_ext.control.state cimport EVENT_CLOSED, State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.platform.atomics cimport load32_acquire, store_relaxed
@@ -57,6 +57,18 @@ cdef int look_after(State* e) noexcept nogil:
     return <int>min(again // 1000000 + 1, <uint64_t>LONGEST_MS)
 
 
+cdef void wake_drivers(State* e) noexcept nogil:
+    """Have whoever drives in this process, in the world or in a process set, look at what it is in the middle of."""
+    cdef State* part
+    ring(&e.segment, e.segment.rank, 0)
+    pthread_mutex_lock(&e.lock)
+    part = e.sets
+    while part != NULL:
+        ring(&part.segment, part.segment.rank, 0)
+        part = part.beside
+    pthread_mutex_unlock(&e.lock)
+
+
 cdef int monitor_wait(State* e) noexcept nogil:
     """Block until there is something for Python to do: a set of EVENT_*. A rank's death ends the world on the way."""
     cdef int n = e.segment.size, r
@@ -83,7 +95,9 @@ cdef int monitor_wait(State* e) noexcept nogil:
         for r in range(n):
             if fds[r].fd >= 0 and fds[r].revents:
                 fds[r].fd = e.peers[r] = -1 - e.peers[r]            # once; the descriptor can still be told for closing
-                if not load32_acquire(&e.segment.pages[r].left):    # pairs with the release in close: it said goodbye
+                if load32_acquire(&e.segment.pages[r].left):        # pairs with the release in close: it said goodbye,
+                    wake_drivers(e)                                 # and may have ended before it rang
+                else:
                     abort_world(&e.segment, r, CAUSE_DIED, b"its process ended without a word")
     free(fds)
     return <int>events

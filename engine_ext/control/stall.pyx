@@ -11,7 +11,7 @@ from libc.string cimport strcmp, strcpy, strlen
 
 from engine_ext.control.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
 from engine_ext.control.execute cimport raise_event
-from engine_ext.control.layout cimport CAUSE_LEFT, CAUSE_STALLED, REASON_BYTES
+from engine_ext.control.layout cimport CAUSE_LEFT, CAUSE_STALLED, REASON_BYTES, rank_page
 from engine_ext.control.segment cimport abort_world, away, elsewhere, ring, ring_others
 from engine_ext.control.standoff cimport Standoff, standoff_absentee, standoff_describe, standoff_report
 from engine_ext.control.state cimport EVENT_STALL, HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock
@@ -39,8 +39,9 @@ cdef void stall_tell(State* e, const char* line) noexcept nogil:
 
 
 cdef void stall_check(State* e) noexcept nogil:
-    """Called by whoever drives. Ends the world when an entry has stood still for the stall limit: the fault of whoever has passed
-    least of it. On the coordinator also when a name has been withheld for that long, or by a rank that has left."""
+    """Called by whoever drives. Ends the world when a rank has left in the middle of an entry, or when the entry has stood still for
+    the stall limit: the fault of whoever has passed least of it. On the coordinator also when a name has been withheld for that
+    long, or by a rank that has left."""
     if load32_relaxed(&e.failed):
         return
     if e.entry != NULL:
@@ -49,11 +50,30 @@ cdef void stall_check(State* e) noexcept nogil:
         check_names(e)
 
 
+cdef int who_left_it(State* e) noexcept nogil:
+    """A rank that has left and has not passed the entry in progress, or -1. Its words move no more once it has left."""
+    cdef rank_page* page
+    cdef int r
+    for r in range(e.segment.size):
+        page = e.segment.pages[r]
+        # `left` before the counter: pairs with the release in close, which comes after the last chunk.
+        if r != e.segment.rank and load32_acquire(&page.left) and load_acquire(&page.copied) < e.executor.end:
+            return r
+    return -1
+
+
 cdef void check_entry(State* e) noexcept nogil:
     cdef char[TEXT_BYTES] text
-    cdef int culprit = executor_laggard(&e.executor)
-    cdef uint64_t stood = age_ns(patience_look(e.clock), e.executor.progressed)
+    cdef int culprit = who_left_it(e)
+    cdef uint64_t stood
     cdef Row* row = &e.history[(e.rows - 1) % HISTORY]
+    if culprit >= 0:
+        snprintf(text, TEXT_BYTES, "'%.*s' was under way (schedule entry %llu), and it did not take part to its end",
+                 <int>sizeof(row.name), row.name, <unsigned long long>e.entry.sequence)
+        abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+        return
+    culprit = executor_laggard(&e.executor)
+    stood = age_ns(patience_look(e.clock), e.executor.progressed)
     if e.stall_limit_ns and stood >= e.stall_limit_ns:
         snprintf(text, TEXT_BYTES, "has stood still for %.1f s in the middle of schedule entry %llu", <double>stood / 1e9,
                  <unsigned long long>e.entry.sequence)

@@ -96,7 +96,7 @@ def train_until_tuned(trials: int) -> int:
 def look_from_outside() -> dict[str, str]:
     """What `enginerun top` and a scrape of the endpoint say about this job."""
     launcher = os.getppid()
-    command = [sys.executable, "-m", "engine.launch", "top", str(launcher), "--once"]
+    command = [sys.executable, "-m", "engine.launch", "top", str(launcher), "--once", "--interval", "0.2"]
     top = subprocess.run(command, capture_output=True, text=True, timeout=40, env={**os.environ, "COLUMNS": "120"})
     until(lambda: list(Path("sd").glob("*.json")), "a file that says where the metrics are")
     [found] = [json.loads(path.read_text()) for path in Path("sd").glob("*.json")]
@@ -109,7 +109,7 @@ def run() -> dict[str, Any]:
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
     engine.init()
     found: dict[str, Any] = {"began": began, "monotonic": time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME)}
-    found["sums"] = [reduce_with_a_late_rank(name, f"late.{name}") for name in ("named", None, "named", None)]
+    found["sums"] = [reduce_with_a_late_rank(name, f"late.{name}") for name in ("named", None)]
     found["steps"] = train_until_tuned(1)
     sys.argv = ["digits.py", "--steps", "20"]
     sys.path.insert(0, str(EXAMPLE.parent))
