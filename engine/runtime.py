@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ from engine.tuning.knobs import words
 from engine.tuning.logs import check_log, knobs_of
 from engine.tuning.search import Tuning
 from engine.watch import Watch
-from engine.world import World, detect
+from engine.world import NO_LAUNCHER, World, detect
 
 DEFAULT_SPIN_US = 25.0
 _FORKED = (
@@ -283,11 +284,24 @@ def _current() -> _Running:
 
 
 def _world() -> World:
-    """Who this rank is. A forked child may know: data-loading workers ask for their parent's shard."""
-    if _running is None:
-        _current()
-    assert _running is not None
-    return _running.world
+    """Who this rank is. A worker of it may know, too: data-loading workers ask for their parent's shard."""
+    running = _running
+    if running is None:
+        return _world_of_worker() if multiprocessing.parent_process() is not None else _current().world
+    return running.world
+
+
+def _world_of_worker() -> World:
+    """Who the rank is that started this process of `multiprocessing` with `spawn` or `forkserver`: such a process has
+    nothing of its parent but the launcher's variables."""
+    world = detect(config.environment())
+    if world.source == NO_LAUNCHER:
+        raise NotInitializedError(
+            f"process {os.getpid()} is a worker that was started with 'spawn' or 'forkserver' (Python 3.14's default), "
+            "and has no launcher's variables from which to tell its rank: give it engine.rank() and engine.size() as "
+            "arguments, or start the job with enginerun"
+        )
+    return world
 
 
 def engine() -> core.Engine:
@@ -347,7 +361,7 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process's rank, from 0 to `size() - 1`; in a forked child its parent's, as for all that only tells."""
+    """This process's rank, from 0 to `size() - 1`; in a worker process its parent's, as for all that only tells."""
     return _world().rank
 
 
