@@ -18,6 +18,8 @@ from .kubernetes import service_links
 PREFIX = "ENGINE_"
 _LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+LONGEST = 1e9  # seconds, 31 years: what nobody will see the end of, and every clock can add to its time
+LARGEST = 1 << 60  # bytes
 
 # Horovod's variables that are no other name of a setting (those are given with the setting, as its alias).
 # A switch: the setting that it decides when it is on, and the value.
@@ -32,9 +34,9 @@ WITHOUT_EFFECT = (
 Parser = Callable[[Any], Any]
 
 
-def number(low: float, high: float = float("inf")) -> Parser:
-    """A parser of finite numbers in [low, high]."""
-    expected = f"a number of at least {low:g}" if high == float("inf") else f"a number from {low:g} to {high:g}"
+def number(low: float, high: float, form: str = "a number from {low:g} to {high:g}") -> Parser:
+    """A parser of numbers in [low, high]."""
+    expected = form.format(low=low, high=high)
 
     def parse(value: Any) -> float:
         if isinstance(value, bool):
@@ -43,11 +45,16 @@ def number(low: float, high: float = float("inf")) -> Parser:
             result = float(value)
         except (TypeError, ValueError):
             raise ValueError(expected) from None
-        if not low <= result <= high or result == float("inf"):
+        if not low <= result <= high:
             raise ValueError(expected)
         return result
 
     return parse
+
+
+def seconds(low: float = 0.0, zero: str = "") -> Parser:
+    """A parser of durations from `low` to `LONGEST`; `zero` says what 0 means, where it is no duration."""
+    return number(low, LONGEST, "a number of seconds from {low:g} to {high:g}" + (f"; 0 is {zero}" if zero else ""))
 
 
 def whole(low: int, high: int) -> Parser:
@@ -64,13 +71,15 @@ def whole(low: int, high: int) -> Parser:
 
 def size(value: Any) -> int:
     """Bytes: a whole number, with k, M or G (powers of 1024, an optional i and B) when written as text."""
-    expected = "a number of bytes of at least 0, such as 67108864 or 64M"
+    expected = "a number of bytes from 0 to 2^60, such as 67108864 or 64M"
     text = str(value).strip().lower()
     for ending in ("b", "i"):
         text = text.removesuffix(ending)
     suffix = text[-1:] if text[-1:] in ("k", "m", "g") else ""
     digits = text.removesuffix(suffix).strip()
     if isinstance(value, bool) or not (digits.isascii() and digits.isdigit()):
+        raise ValueError(expected)
+    if len(digits) > len(str(LARGEST)) or int(digits) * _SUFFIXES[suffix] > LARGEST:
         raise ValueError(expected)
     return int(digits) * _SUFFIXES[suffix]
 
@@ -181,28 +190,28 @@ class Config:
     stall_warning: float = setting(
         60.0,
         "seconds",
-        number(0),
-        "Report tensors that some ranks have not brought for this long; 0 is never.",
+        seconds(zero="never"),
+        "Report tensors that some ranks have not brought for this long; 0 is never, 1e9 the most.",
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
     )
     stall_limit: float = setting(
         600.0,
         "seconds",
-        number(0),
-        "Fail the world when a rank stands still, or withholds a tensor, for this long; 0 is never.",
+        seconds(zero="never"),
+        "Fail the world when a rank stands still, or withholds a tensor, for this long; 0 is never, 1e9 the most.",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     )
     start_timeout: float = setting(
         60.0,
         "seconds",
-        number(0.001),
+        seconds(0.001),
         "How long `init` waits for the other ranks.",
         "HOROVOD_START_TIMEOUT",
     )
     shutdown_timeout: float = setting(
         10.0,
         "seconds",
-        number(0),
+        seconds(),
         "How long `shutdown` lets operations in flight finish.",
     )
     log_level: str = setting("WARNING", "", level, "Least level of the engine's log records.", "HOROVOD_LOG_LEVEL")

@@ -15,6 +15,7 @@ from typing import Any
 
 from .errors import EngineError, NotInitializedError
 from .native import core
+from .patience import Patience
 
 
 def _distinct(ranks: Iterable[int]) -> tuple[int, ...]:
@@ -219,8 +220,8 @@ class Registry:
 
     def _expect_idle(self, process_set: ProcessSet) -> None:
         """Wait for what is in flight in a set; if it stays so, an error on every rank, and the set stays, too."""
-        end = time.monotonic() + self._timeout
-        while (waiting := self._pending(process_set)) and time.monotonic() < end:
+        patience = Patience(self._timeout)
+        while (waiting := self._pending(process_set)) and patience.left():
             time.sleep(0.001)
         handle = self._world.allgather(array("b", waiting.encode()), "engine.process_set.pending", True)
         handle.wait()

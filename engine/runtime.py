@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import multiprocessing
 import os
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,7 @@ from .tuning.knobs import words
 from .tuning.logs import check_log, knobs_of
 from .tuning.search import Tuning
 from .watch import Watch
-from .world import World, detect
+from .world import NO_LAUNCHER, World, detect
 
 DEFAULT_SPIN_US = 25.0
 _FORKED = (
@@ -51,20 +53,46 @@ class _Running:
     serving: InProcess | None = None
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+_under_way: str | None = None  # what the thread that holds the lock is in the middle of
+_put_off = False  # shutdown() came from a signal handler in the middle of it
 _running: _Running | None = None
 _generation = 0
 
 
 def _in_forked_child() -> None:
     """Shared gradients become the child's own copies; a lock that another thread of the parent held is nobody's now."""
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _under_way, _put_off
+    _lock, _under_way, _put_off = threading.RLock(), None, False
     if _running is not None:
         _running.engine.forked()
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
+
+
+@contextlib.contextmanager
+def _alone(what: str) -> Iterator[None]:
+    """Hold the lock for something that changes the default engine.
+
+    A signal handler runs in the middle of whatever the main thread does, so it may find the lock held by its own
+    thread. Then it is refused, except for `shutdown`, which looks first and has itself put off to the end of that.
+    """
+    global _under_way, _put_off
+    with _lock:
+        if _under_way is not None:
+            raise EngineError(
+                f"engine.{what}() was called while engine.{_under_way}() runs in the same thread, as from a signal "
+                "handler; call it when that has returned"
+            )
+        try:
+            _under_way = what
+            yield
+        finally:
+            _under_way = None
+            put_off, _put_off = _put_off, False
+            if put_off:
+                shutdown()
 
 
 def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None, **settings: Any) -> None:
@@ -91,7 +119,7 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         The parent of this process had initialised the engine.
     """
     global _running, _generation
-    with _lock:
+    with _alone("init"):
         if _running is not None:
             _check_pid(_running)
             if settings or process_sets:
@@ -233,10 +261,20 @@ def shutdown() -> None:
     """Finish what is in flight, leave the world and stop the engine. Does nothing if it is not running.
 
     Waits at most `shutdown_timeout` for operations in flight. Runs by itself when the interpreter ends. After it,
-    `init` makes a new world.
+    `init` makes a new world. A signal handler may call it: in the middle of another `shutdown` it returns at once, in
+    the middle of `init` or `start_timeline` it is done as soon as that has ended.
     """
-    global _running
+    global _running, _put_off
     with _lock:
+        if _under_way is not None:
+            _put_off = _under_way != "shutdown"
+            logs.logger.warning(
+                "engine.shutdown() was called while engine.%s() runs in the same thread, as from a signal handler: %s",
+                _under_way,
+                "it is done when that has ended" if _put_off else "nothing more to do",
+            )
+            return
+    with _alone("shutdown"):
         running = _running
         if running is None:
             return
@@ -273,11 +311,24 @@ def _current() -> _Running:
 
 
 def _world() -> World:
-    """Who this rank is. A forked child may know: data-loading workers ask for their parent's shard."""
-    if _running is None:
-        _current()
-    assert _running is not None
-    return _running.world
+    """Who this rank is. A worker of it may know, too: data-loading workers ask for their parent's shard."""
+    running = _running
+    if running is None:
+        return _world_of_worker() if multiprocessing.parent_process() is not None else _current().world
+    return running.world
+
+
+def _world_of_worker() -> World:
+    """Who the rank is that started this process of `multiprocessing` with `spawn` or `forkserver`: such a process has
+    nothing of its parent but the launcher's variables."""
+    world = detect(config.environment())
+    if world.source == NO_LAUNCHER:
+        raise NotInitializedError(
+            f"process {os.getpid()} is a worker that was started with 'spawn' or 'forkserver' (Python 3.14's default), "
+            "and has no launcher's variables from which to tell its rank: give it engine.rank() and engine.size() as "
+            "arguments, or start the job with enginerun"
+        )
+    return world
 
 
 def engine() -> core.Engine:
@@ -319,7 +370,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """
     running = _current()
     added = running.sets.add(process_set)
-    with _lock:
+    with _alone("add_process_set"):
         if running.timeline is not None and added.process_set_id is not None and added.included():
             running.timeline.add(added.process_set_id, added.engine)
     return added
@@ -342,7 +393,7 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process's rank, from 0 to `size() - 1`; in a forked child its parent's, as for all that only tells."""
+    """This process's rank, from 0 to `size() - 1`; in a worker process its parent's, as for all that only tells."""
     return _world().rank
 
 
@@ -469,7 +520,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
         The file cannot be made.
     """
     running = _current()
-    with _lock:
+    with _alone("start_timeline"):
         if running.timeline is not None:
             path = running.timeline.path
             raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
@@ -482,10 +533,10 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 def stop_timeline() -> None:
     """End this rank's timeline and complete its file, as `shutdown` does. Does nothing if none is being recorded."""
     running = _current()
-    with _lock:
+    with _alone("stop_timeline"):
         timeline, running.timeline = running.timeline, None
-    if timeline is not None:
-        timeline.stop()
+        if timeline is not None:
+            timeline.stop()
 
 
 def _timeline(target: Path, world: World, settings: config.Config) -> Timeline:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from .errors import ConfigError
 
+NO_LAUNCHER = "no launcher"
+
 
 @dataclass(frozen=True)
 class World:
@@ -121,7 +123,7 @@ def detect(environ: Mapping[str, str]) -> World:
         raise ConfigError(str(incomplete[0]))
     if not found:
         job = environ.get("ENGINE_JOB") or f"alone-{os.getpid()}"
-        return World(0, 1, 0, 1, job, environ.get("ENGINE_SECRET") or None, "no launcher")
+        return World(0, 1, 0, 1, job, environ.get("ENGINE_SECRET") or None, NO_LAUNCHER)
     chosen = found[0]
     for other in found[1:]:
         # A world of one beneath a bigger one is a launcher started by a launcher; two different worlds are a mistake.

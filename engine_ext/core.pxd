@@ -41,6 +41,7 @@ cdef class Engine:
     cdef bint closed
 
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset) except -1
+    cdef void watch_time(self) noexcept
     cdef int count_into(self, int page) except -1
     cdef int check(self) except -1
     cdef int between_ticks(self, Op* op) except -1

@@ -57,6 +57,7 @@ from engine_ext.platform.atomics cimport (
     add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, or32, store32_release,
     store_relaxed, store_release, swap_pointer,
 )
+from engine_ext.platform.clock cimport after_ns, age_ns, patience_at, patience_look, patience_open, seconds_ns
 from engine_ext.setup cimport kernel_level
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
 
@@ -98,6 +99,8 @@ cdef enum:
     TICK_NS = 100000000         # how often a blocking call comes back for signals
     UNNAMED = 256               # operations without a name that can be outstanding
     PAGE = 4096
+    SHORTEST_STEP_NS = 250000000    # of the time that a process sees pass: longer than a tick
+    LONGEST_STEP_NS = 15000000000
 
 LARGEST_CHUNK = SLOT_BYTES      # of what `set_knobs` takes
 CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
@@ -247,8 +250,9 @@ cdef class Engine:
         knobs.compression = COMPRESSIONS.index(self.settings["compression"])
         e.wanted = e.seen = knobs
         e.spin_ns = <uint64_t>(<double>self.settings["spin_us"] * 1e3)
-        e.stall_warning_ns = <uint64_t>(<double>self.settings["stall_warning"] * 1e9)
-        e.stall_limit_ns = <uint64_t>(<double>self.settings["stall_limit"] * 1e9)
+        e.stall_warning_ns = seconds_ns(self.settings["stall_warning"])
+        e.stall_limit_ns = seconds_ns(self.settings["stall_limit"])
+        e.clock = &e.world.own_clock
         pthread_mutex_init(&e.lock, NULL)
         status = segment_map(&e.segment, self.control if world is None else world.control, offset, rank, size)
         if status == -EPROTO:
@@ -256,15 +260,16 @@ cdef class Engine:
         if status < 0:
             raise OSError(-status, "cannot map the control segment")
         if world is None:
+            self.watch_time()
             self.end = segment_bytes(<uint32_t>size)
         else:
             for r in range(size):
                 e.segment.numbers[r] = numbers[r]
             segment_within(&e.segment, &world.state.segment)
             self.world, e.world, e.page = world, world.state, world.state.page
-        if (table_open(&e.table, &e.segment) != Status.OK
-                or executor_open(&e.executor, &e.segment, &e.arena, engine_kernels_get(kernel_level())) != Status.OK
-                or (rank == 0 and coordinator_open(&e.coordinator, &e.segment, &knobs) != Status.OK)):
+        if (table_open(&e.table, &e.segment, e.clock) != Status.OK
+                or executor_open(&e.executor, &e.segment, &e.arena, engine_kernels_get(kernel_level()), e.clock) != Status.OK
+                or (rank == 0 and coordinator_open(&e.coordinator, &e.segment, e.clock, &knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
         e.coordinator.trace, e.coordinator.page = &e.trace, e.page
         if rank == 0 and e.page != NULL:
@@ -277,6 +282,15 @@ cdef class Engine:
             e.beside, e.world.sets = e.world.sets, e
             pthread_mutex_unlock(&e.world.lock)
         return 0
+
+    cdef void watch_time(self) noexcept:
+        """Begin to see time pass, in steps that are short beside the limits on progress."""
+        cdef State* e = self.state
+        cdef uint64_t least = e.stall_limit_ns
+        if least == 0 or 0 < e.stall_warning_ns < least:
+            least = e.stall_warning_ns
+        patience_open(&e.own_clock, min(max(least // 4, <uint64_t>SHORTEST_STEP_NS), <uint64_t>LONGEST_STEP_NS))
+        e.look_ns = min(max(least // 8, <uint64_t>SHORTEST_STEP_NS // 2), <uint64_t>LONGEST_STEP_NS // 2) if least else 0
 
     cdef int count_into(self, int page) except -1:
         """Count into the memory of a descriptor, which stays the caller's."""
@@ -442,7 +456,7 @@ cdef class Engine:
         cdef State* e = self.state
         PyErr_CheckSignals()
         with nogil:
-            stall_look_after(e, op, now_ns() - e.stall_limit_ns if e.stall_limit_ns else 0)
+            stall_look_after(e, op)
         return 0
 
     cdef int finish(self, Op* op, bint urgent) except -1:
@@ -744,7 +758,7 @@ cdef class Engine:
             self.between_ticks(NULL)
             with nogil:
                 status = driver_wait(e, &goal, TICK_NS)
-        goal.idle, begun = False, now_ns()
+        goal.idle, begun = False, patience_at(e.clock, now_ns())
         with nogil:
             status = driver_wait(e, &goal, TICK_NS)
         while status == Status.TICK:
@@ -765,13 +779,13 @@ cdef class Engine:
         """A wait for other ranks to join has lasted a tick. It may last, as long as they go on; not when nothing happens any more
         or one of them has left."""
         cdef State* e = self.state
-        cdef uint64_t quiet = now_ns() - max(begun, e.executor.progressed)
+        cdef uint64_t seen = patience_look(e.clock), quiet = age_ns(seen, max(begun, e.executor.progressed))
         cdef int r
         PyErr_CheckSignals()
         missing = [r for r in range(self.size) if not away(&e.segment, r)]
         # Who waits itself is kept from joining, and says by whom when its own limit is over; if it does not, it is the one.
         at_fault = [r for r in missing if load32_relaxed(&e.segment.pages[r].blocked) == 0]
-        if not at_fault and quiet >= 2 * e.stall_limit_ns + GRACE_NS:
+        if not at_fault and quiet >= after_ns(after_ns(e.stall_limit_ns, e.stall_limit_ns), GRACE_NS):
             at_fault = missing
         text = f"has not joined, and brought nothing, for {quiet / 1e9:.1f} s"
         for r in missing:
@@ -968,14 +982,14 @@ cdef class Engine:
     def close(self, double timeout):
         cdef State* e = self.state
         cdef Goal goal
-        cdef uint64_t end
+        cdef uint64_t begun, limit
         if self.closed or e.alive == NULL or e.alive[0] != 1 or e.segment.header == NULL:
             return
         memset(&goal, 0, sizeof(Goal))
         goal.idle = True
-        end = now_ns() + <uint64_t>(timeout * 1e9)
+        begun, limit = patience_at(e.clock, now_ns()), seconds_ns(timeout)
         try:
-            while now_ns() < end:
+            while age_ns(patience_look(e.clock), begun) < limit:
                 with nogil:
                     status = driver_wait(e, &goal, TICK_NS)
                 if status == Status.OK:
@@ -984,10 +998,11 @@ cdef class Engine:
         finally:
             self.closed = True
             self.leave_world()
-            store32_release(&e.segment.mine.left, 1)        # pairs with the acquire of whoever needs this rank, and of monitors
-            ring_others(&e.segment, 0)
             with nogil:
                 driver_stop(e)
+            # After the last chunk that this rank passes; pairs with the acquire of whoever needs this rank, and of monitors.
+            store32_release(&e.segment.mine.left, 1)
+            ring_others(&e.segment, 0)
             for part in self.shared:
                 (<Part>part).detached = True
             arena_close(&e.arena)

@@ -17,6 +17,7 @@ from engine_ext.control.state cimport (
 )
 from engine_ext.control.table cimport Op, Record, bit
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns
+from engine_ext.platform.clock cimport age_ns
 
 STORES = ("cached", "streaming", "auto")
 COMPRESSIONS = ("none", "fp16", "bf16")        # by engine_meta.wire of an entry
@@ -189,7 +190,7 @@ cdef list pending_of(State* e):
                         same = bit(e.segment.pages[r].ready, found[k].id) == bit(e.segment.mine.ready, found[k].id)
                         (brought if same else missing).append(e.segment.numbers[r])
             told.append({"name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"),
-                         "kind": kind_name(found[k].kind).decode(), "seconds": (now - found[k].submitted) / 1e9,
+                         "kind": kind_name(found[k].kind).decode(), "seconds": age_ns(now, found[k].submitted) / 1e9,
                          "missing": missing, "brought": brought})
     finally:
         free(found)

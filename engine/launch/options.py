@@ -6,12 +6,14 @@ import argparse
 import math
 import re
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..compat import switch
+from ..config import LONGEST
 from . import horovodrun
 from .check_build import table
 from .errors import LaunchError
@@ -350,7 +352,9 @@ def _plain(number: float) -> str:
     return str(int(number)) if number == int(number) else repr(number)
 
 
-def _number(kind: str, lowest: float, read: Callable[[str], float]) -> Callable[[str], float]:
+def _number(
+    kind: str, lowest: float, read: Callable[[str], float], most: float = sys.float_info.max
+) -> Callable[[str], float]:
     """Make a reader of numbers that says what it wants."""
 
     def parse_number(text: str) -> float:
@@ -358,7 +362,7 @@ def _number(kind: str, lowest: float, read: Callable[[str], float]) -> Callable[
             number = read(text)
         except ValueError:
             number = math.nan
-        if not (number >= lowest and math.isfinite(number)):
+        if not lowest <= number <= most:
             raise argparse.ArgumentTypeError(f"{text!r} is not {kind}")
         return number
 
@@ -367,8 +371,8 @@ def _number(kind: str, lowest: float, read: Callable[[str], float]) -> Callable[
 
 _count_or_none = _number("a whole number, 0 or more", 0, int)
 _count = _number("a whole number of at least 1", 1, int)
-_seconds = _number("a number of seconds, 0 or more", 0, float)
-_positive_seconds = _number("a number of seconds above 0", 0.001, float)
+_seconds = _number(f"a number of seconds from 0 to {LONGEST:g}", 0, float, LONGEST)
+_positive_seconds = _number(f"a number of seconds above 0, up to {LONGEST:g}", 0.001, float, LONGEST)
 _amount = _number("a number, 0 or more", 0, float)
 
 

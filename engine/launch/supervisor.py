@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from .. import stacks
+from ..patience import Patience
 from . import processes
 from .console import Console
 from .guardian import Guardian
@@ -136,7 +137,7 @@ class Supervisor:
         self._groups: set[int] = set()
         self._ends: list[End] = []
         self._stage = Stage.RUNNING
-        self._deadline: float | None = None
+        self._patience: Patience | None = None
         self._signum: int | None = None
         self._why = ""
         self._hurry = False
@@ -187,8 +188,8 @@ class Supervisor:
         Outcome
         """
         while self._alive:
-            self._step(None if self._deadline is None else max(0.0, self._deadline - time.monotonic()))
-            if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._step(None if self._patience is None else self._patience.wait())
+            if self._patience is not None and not self._patience.left():
                 self._escalate()
         self._sweep()
         for streams in self._streams.values():
@@ -294,7 +295,7 @@ class Supervisor:
             self._say(f"{name}: passed on to the ranks, which have {self._grace:g} s to end; once more kills them now")
             for group in self._groups:
                 processes.send_group(group, signum)
-            self._deadline = time.monotonic() + self._grace
+            self._patience = Patience(self._grace)
         else:
             self._hurry = True
             self._enter(Stage.KILLING)
@@ -327,7 +328,7 @@ class Supervisor:
         if stage <= self._stage:
             return
         self._stage = stage
-        self._deadline = None if stage == Stage.KILLING else time.monotonic() + self._grace
+        self._patience = None if stage == Stage.KILLING else Patience(self._grace)
         if stage == Stage.ENDING or not self._groups:
             return
         if self._alive and not self._hurry:

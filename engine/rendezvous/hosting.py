@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 from ..errors import IncompatibleRanksError, RendezvousError
+from ..patience import Patience
 from ..world import World
 from .messages import (
     GRACE,
@@ -39,7 +40,7 @@ class _Visitor:
 
     connection: socket.socket
     nonce: str
-    deadline: float
+    patience: Patience
     buffer: bytearray = field(default_factory=bytearray)
     descriptors: list[int] = field(default_factory=list)
     hello: Hello | None = None
@@ -61,7 +62,7 @@ class Hosting:
         self.hello = hello
         self.timeout = timeout
         self.create = create
-        self.deadline = time.monotonic() + timeout
+        self.patience = Patience(timeout)
         self.key = world.proof(generation)
         self.members: dict[int, _Visitor] = {}
         self.strangers: list[_Visitor] = []
@@ -108,20 +109,25 @@ class Hosting:
                 self._turn(listener)
 
     def _turn(self, listener: socket.socket) -> None:
-        """Wait for something to happen, once."""
-        now = time.monotonic()
-        if now >= self.deadline:
-            raise RendezvousError(f"{self._missing()} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)")
-        for visitor in [each for each in self.strangers if each.deadline <= now]:
-            self._drop(visitor)
-        nearest = min([self.deadline, *(visitor.deadline for visitor in self.strangers)])
-        for key, _ in self.selector.select(nearest - now):
+        """Wait for something to happen, once. Whoever is late is heard once more, in case that only we are."""
+        left = self.patience.wait()
+        waits = {id(visitor): visitor.patience.wait() for visitor in self.strangers}
+        late = [visitor for visitor in self.strangers if not waits[id(visitor)]]
+        self._hear(listener, min(left, *waits.values()) if waits else left)
+        for visitor in late:
+            if visitor in self.strangers:
+                self._drop(visitor)
+        if not left and (missing := self._missing()):
+            raise RendezvousError(f"{missing} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)")
+
+    def _hear(self, listener: socket.socket, seconds: float) -> None:
+        for key, _ in self.selector.select(seconds):
             if key.fileobj is listener:
                 self._accept(listener)
             elif key.data.connection.fileno() < 0:
                 continue  # Dropped a moment ago, in this very loop.
             elif key.fileobj is key.data.connection:
-                self._hear(key.data)
+                self._receive(key.data)
             else:
                 self._lost(key.data)
 
@@ -140,9 +146,9 @@ class Hosting:
         if len(self.strangers) >= self.world.size + _STRANGERS:
             self._drop(self.strangers[0])
         connection.setblocking(False)
-        visitor = _Visitor(connection, secrets.token_hex(16), time.monotonic() + GRACE)
-        left = max(0.0, self.deadline - time.monotonic())
-        challenge = frame({"nonce": visitor.nonce, "seconds": left, "pid": os.getpid()}, b"", "challenge", "")
+        visitor = _Visitor(connection, secrets.token_hex(16), Patience(GRACE))
+        told = {"nonce": visitor.nonce, "seconds": self.patience.left(), "pid": os.getpid()}
+        challenge = frame(told, b"", "challenge", "")
         try:
             socket.send_fds(connection, [challenge], [self.pidfd])
         except OSError:
@@ -156,7 +162,7 @@ class Hosting:
         self.selector.unregister(visitor.connection)
         visitor.close()
 
-    def _hear(self, visitor: _Visitor) -> None:
+    def _receive(self, visitor: _Visitor) -> None:
         try:
             data = receive(visitor.connection, 1 << 16, visitor.descriptors)
         except BlockingIOError:
@@ -258,7 +264,7 @@ class Hosting:
         return True
 
     def _pass(self, visitor: _Visitor, descriptors: list[int]) -> None:
-        until = time.monotonic() + GRACE
+        patience = Patience(GRACE)
         for start in range(0, len(descriptors), GROUP):
             while True:
                 try:
@@ -266,7 +272,7 @@ class Hosting:
                     break
                 except OSError as error:
                     # The kernel bounds the descriptors that a user has under way; the others are fetching theirs.
-                    if error.errno == errno.ETOOMANYREFS and time.monotonic() < until:
+                    if error.errno == errno.ETOOMANYREFS and patience.left():
                         time.sleep(0.001)
                         continue
                     if isinstance(error, BrokenPipeError | ConnectionResetError | TimeoutError):

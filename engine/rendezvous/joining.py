@@ -10,6 +10,7 @@ import struct
 import time
 
 from ..errors import RendezvousError
+from ..patience import Patience
 from ..world import World
 from .messages import (
     GRACE,
@@ -37,7 +38,7 @@ class Joining:
         self.address = address(world, generation)
         self.key = world.proof(generation)
         self.timeout = timeout
-        self.deadline = time.monotonic() + timeout
+        self.patience = Patience(timeout)
 
     def run(self) -> Gathered:
         """Returns when all ranks have come.
@@ -56,7 +57,7 @@ class Joining:
                     answer = self._talk(connection)
                     if answer is not None:
                         return answer
-            if time.monotonic() >= self.deadline:
+            if not self.patience.left():
                 raise RendezvousError(
                     f"rank {self.hello.rank}: rank 0 did not come within {self.timeout:g} s. Is it running, on this "
                     "host, as this user, in the same job? ENGINE_START_TIMEOUT gives it more time."
@@ -65,7 +66,7 @@ class Joining:
             pause = min(pause * 1.5, 0.05)
 
     def _connect(self, connection: socket.socket) -> bool:
-        connection.settimeout(max(0.001, self.deadline - time.monotonic()))
+        connection.settimeout(max(0.001, self.patience.wait()))
         try:
             connection.connect(self.address)
         except (ConnectionRefusedError, BlockingIOError, TimeoutError):
@@ -83,8 +84,7 @@ class Joining:
         received: list[int] = []
         buffer = bytearray()
         try:
-            until = time.monotonic() + GRACE
-            challenge = self._message(connection, buffer, received, until)
+            challenge = self._message(connection, buffer, received, Patience(GRACE))
             if challenge is None or not received:
                 return None
             challenged = json.loads(challenge[1])
@@ -98,8 +98,8 @@ class Joining:
                 return None
             finally:
                 os.close(mine)
-            until = time.monotonic() + float(challenged["seconds"]) + GRACE
-            answer = self._message(connection, buffer, received, until)
+            patience = Patience(float(challenged["seconds"]) + GRACE)
+            answer = self._message(connection, buffer, received, patience)
             if answer is None:
                 # A dying process closes its sockets a moment before its pidfd tells.
                 if readable(received[:1], 1.0):
@@ -132,15 +132,17 @@ class Joining:
         return Gathered(control, arena, peers, message["pids"], message["processors"])
 
     def _message(
-        self, connection: socket.socket, buffer: bytearray, descriptors: list[int], until: float
+        self, connection: socket.socket, buffer: bytearray, descriptors: list[int], patience: Patience
     ) -> tuple[bytes, bytes] | None:
-        """The next message; None if the other side ends, or dies, or says nothing until then."""
+        """The next message; None if the other side ends, or dies, or says nothing for so long."""
         while True:
             whole = take(buffer)
             if whole is not None:
                 return whole
             # The first descriptor is rank 0's pidfd: its death shows even while a forked child holds the socket open.
-            ready = readable([connection.fileno(), *descriptors[:1]], until - time.monotonic())
+            speakers = [connection.fileno(), *descriptors[:1]]
+            while not (ready := readable(speakers, patience.wait())) and patience.left():
+                pass
             if connection.fileno() not in ready:
                 return None
             # Exactly this message: the bytes behind it carry descriptors.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import config, linux
+from ..patience import Patience
 
 VERSION = 2
 LIMIT = 1 << 16  # bytes of a message
@@ -96,6 +98,10 @@ class TunerProcess:
         try:
             self._socket.settimeout(seconds)
             self._socket.send(data)
+            patience = Patience(seconds)
+            while not self._readable(patience.wait()):
+                if not patience.left():
+                    raise TimeoutError
             answer, _, flags, _ = self._socket.recvmsg(LIMIT)
         except TimeoutError:
             raise TunerError(f"the tuner's process has not answered for {seconds:g} s") from None
@@ -106,6 +112,11 @@ class TunerProcess:
         if flags & socket.MSG_TRUNC:
             raise TunerError(f"the tuner's process has sent a message of more than {LIMIT} bytes")
         return self._understood(answer)
+
+    def _readable(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def interrupt(self) -> None:
         """Make an `ask` in another thread fail now. The process ends by it."""

@@ -315,12 +315,12 @@ class Tuning:
         return samples[: max(needed, MOST)], "ok"
 
     def _observe(self) -> list[float]:
-        """Seconds of steps of late under the setting that is deployed."""
-        while True:
+        """Seconds of steps of late under the setting that is deployed; of slow steps as many looks' as it takes."""
+        samples: list[float] = []
+        while len(samples) < ABORT_AFTER:
             self._sleep(WATCH)
-            samples = [each.value for each in self._steps.read() if each.version == self._version][-OBSERVED:]
-            if len(samples) >= ABORT_AFTER:
-                return samples
+            samples += [each.value for each in self._steps.read() if each.version == self._version]
+        return samples[-OBSERVED:]
 
     def _conclude(self, done: Mapping[str, Any]) -> None:
         """Deploy what was found, and say so."""

@@ -9,6 +9,7 @@ from engine_ext.control.counters cimport tally
 from engine_ext.control.layout cimport rank_page
 from engine_ext.control.trace cimport TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, budget_has
 from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
+from engine_ext.platform.clock cimport age_ns
 
 
 cdef void arrivals_decide(Coordinator* c, uint64_t now) noexcept nogil:
@@ -53,7 +54,7 @@ cdef void arrivals_append(Coordinator* c, engine_entry* entry, const int32_t* id
         name = c.by_id[ids[i]]
         name.closed = entry.closed
         if name.ready:
-            wait = min((entry.closed - name.ready) // 1000, <uint64_t>((1 << ARRIVAL_WAIT_BITS) - 1))
+            wait = min(age_ns(entry.closed, name.ready) // 1000, <uint64_t>((1 << ARRIVAL_WAIT_BITS) - 1))
             arrivals[i] = name.arrival | wait << ARRIVAL_LAST_BITS
         name.ready = 0
     c.recorded.level -= TRACE_LINES_ENTRY + TRACE_LINES_TENSOR * <double>entry.items
@@ -78,5 +79,5 @@ cdef void arrivals_count(Coordinator* c, engine_entry* entry, const Name* last) 
     """Say on an entry when the first rank brought the last of its members: each rank counts by how much it was later."""
     entry.earliest = last.earliest if last.earliest else arrivals_earliest(c, last)
     if entry.earliest:
-        tally(c.page.negotiation_ns, now_ns() - entry.earliest)
+        tally(c.page.negotiation_ns, age_ns(now_ns(), entry.earliest))
         tally(c.page.negotiated, 1)

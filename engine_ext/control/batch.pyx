@@ -9,7 +9,7 @@ from libc.string cimport memcpy
 
 from engine_ext.control.agreement cimport bringer
 from engine_ext.control.arrivals cimport arrivals_append, arrivals_count
-from engine_ext.control.coordinator cimport Coordinator, Name, stamp, wire_now
+from engine_ext.control.coordinator cimport Coordinator, Name, cycle_ns, stamp, wire_now
 from engine_ext.control.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP, tally
 from engine_ext.control.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH,
@@ -20,6 +20,7 @@ from engine_ext.control.schedule cimport schedule_append, schedule_reserve
 from engine_ext.control.stores cimport StoreChooser, stores_choose
 from engine_ext.data.kernels cimport ENGINE_ADASUM
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
+from engine_ext.platform.clock cimport age_ns
 
 cdef enum:
     ONE_SHOT_BYTES = 32768      # of all ranks together: below it a second handshake costs more than the extra reading
@@ -60,7 +61,7 @@ cdef int due(Coordinator* c) noexcept nogil:
         return CLOSED_WHOLE_STEP
     if somebody_waits(c):
         return CLOSED_AWAITED
-    return CLOSED_CYCLE_TIME if now_ns() - c.queue_since >= <uint64_t>(c.knobs.cycle_time_ms * 1e6) else -1
+    return CLOSED_CYCLE_TIME if age_ns(now_ns(), c.queue_since) >= cycle_ns(c) else -1
 
 
 cdef inline bint travels_alone(const engine_meta* meta) noexcept nogil:

@@ -8,6 +8,7 @@ from engine_ext.control.segment cimport Segment
 from engine_ext.control.stores cimport StoreChooser
 from engine_ext.control.table cimport bit
 from engine_ext.control.trace cimport Budget, Trace
+from engine_ext.platform.clock cimport patience, seconds_ns
 
 cdef enum:
     EVICTIONS = 256             # ids freed at a time: each time costs a round of all ranks
@@ -41,7 +42,7 @@ cdef struct Name:
     uint64_t used               # entry that last carried it: the oldest is evicted first
     Request** requests          # by rank; NULL where that rank has none open
     int brought                 # how many ranks have
-    uint64_t since              # nanoseconds: when the first open request came
+    uint64_t since              # nanoseconds: when the first open request came, as rank 0's process has seen time pass
     bint reported               # as overdue
     uint64_t ready              # nanoseconds: when all had brought it, in a round that is recorded; or 0
     uint64_t arrival            # then, who was last: see arrivals.pyx
@@ -50,6 +51,7 @@ cdef struct Name:
 
 cdef struct Coordinator:
     Segment* segment
+    const patience* clock
     Writer writer
     Knobs knobs
     uint64_t tuned              # atomic: definitions of names with WIRE_TUNED
@@ -87,19 +89,22 @@ cdef struct Coordinator:
     Budget recorded             # lines of the timeline
     bint recording              # what becomes ready now
 
-cdef int coordinator_open(Coordinator* c, Segment* segment, const Knobs* knobs) noexcept nogil
+cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* clock, const Knobs* knobs) noexcept nogil
 cdef void coordinator_close(Coordinator* c) noexcept nogil
 cdef bint coordinator_step(Coordinator* c) noexcept nogil
 cdef void coordinator_turn(Coordinator* c, const Knobs* knobs) noexcept nogil
 cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil
 cdef bint coordinator_unseen(Coordinator* c) noexcept nogil
 cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil
-cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil
+cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, char* text, int room) noexcept nogil
 
 cdef inline bint withheld(Coordinator* c, Name* name, int rank) noexcept nogil:
     """Whether `rank` has not brought a name that may be in flight on others."""
     return name.requests[rank] == NULL and not c.joined[rank] and (
         name.id < 0 or bit(c.segment.pages[rank].ready, name.id) == bit(c.phase, name.id))
+
+cdef inline uint64_t cycle_ns(const Coordinator* c) noexcept nogil:
+    return seconds_ns(c.knobs.cycle_time_ms / 1e3)
 
 cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:
     """The knobs in force, on every entry: all ranks see a change at the same one."""

@@ -21,16 +21,18 @@ from engine_ext.control.schedule cimport schedule_append, schedule_reserve, sche
 from engine_ext.control.segment cimport elsewhere
 from engine_ext.control.table cimport Status, bit, hash_name
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release
+from engine_ext.platform.clock cimport after_ns, overdue_ns, patience, patience_at
 
 cdef enum:
     BUCKETS = 16384
     EVICTION_SAMPLE = 64
 
 
-cdef int coordinator_open(Coordinator* c, Segment* segment, const Knobs* knobs) noexcept nogil:
+cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* clock, const Knobs* knobs) noexcept nogil:
     cdef int32_t i
     memset(c, 0, sizeof(Coordinator))
     c.segment = c.writer.segment = segment
+    c.clock = clock
     c.knobs = knobs[0]
     c.buckets = <Name**>calloc(BUCKETS, sizeof(Name*))
     c.by_id = <Name**>calloc(IDS, sizeof(Name*))
@@ -148,7 +150,7 @@ cdef bint drain(Coordinator* c, int rank) noexcept nogil:
         kept.submitted = request.submitted
         name.requests[rank] = kept
         if name.brought == 0:
-            name.since = now_ns()
+            name.since = patience_at(c.clock, now_ns())
             name.next, c.open, name.listed = c.open, name, True
         name.brought += 1
         tail += request.bytes
@@ -453,27 +455,28 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
 
 cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil:
     """When the open batch has to be closed, in nanoseconds; 0: there is none."""
-    return c.queue_since + <uint64_t>(c.knobs.cycle_time_ms * 1e6) if c.queue_count else 0
+    return after_ns(c.queue_since, cycle_ns(c)) if c.queue_count else 0
 
 
 cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil:
-    """When the first of the names that some rank withholds becomes overdue, in nanoseconds; 0: none. A time of 0 is none."""
+    """When the first of the names that some rank withholds becomes overdue, as this process sees time pass; 0: none. A limit of 0
+    is none."""
     cdef const Name* name = c.open
     cdef uint64_t when = <uint64_t>-1
     while name != NULL:
         if warning_ns and not name.reported:
-            when = min(when, name.since + warning_ns)
+            when = min(when, after_ns(name.since, warning_ns))
         if limit_ns:
-            when = min(when, name.since + limit_ns)
+            when = min(when, after_ns(name.since, limit_ns))
         name = name.next
     return when if when != <uint64_t>-1 else 0
 
 
-cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil:
-    """A rank that has not requested what another requested before `older_than`; -1: none. `text` says what is missing.
+cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, char* text, int room) noexcept nogil:
+    """A rank that has not requested what another requested `limit_ns` before `seen`; -1: none. `text` says what is missing.
 
-    The request that has waited longest counts: who withholds a later one may itself be waiting for that. With `older_than` 0
-    only ranks that have left count.
+    The request that has waited longest counts: who withholds a later one may itself be waiting for that. With a limit of 0 only
+    ranks that have left count.
     """
     cdef bint[MAX_RANKS] missing
     cdef Name* name = c.open
@@ -484,7 +487,7 @@ cdef int coordinator_absentee(Coordinator* c, uint64_t older_than, char* text, i
         if name.since < longest:
             for r in range(c.segment.size):
                 missing[r] = withheld(c, name, r) and (
-                    name.since < older_than or load32_relaxed(&c.segment.pages[r].left))
+                    overdue_ns(seen, name.since, limit_ns) or load32_relaxed(&c.segment.pages[r].left))
                 if missing[r] and (first < 0 or (elsewhere(c.segment, first) and not elsewhere(c.segment, r))):
                     first = r
         if first >= 0:

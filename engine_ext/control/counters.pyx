@@ -4,6 +4,7 @@ from libc.stdint cimport uint64_t
 
 from engine_ext.control.layout cimport KIND_ALLREDUCE
 from engine_ext.platform.atomics cimport now_ns, store_relaxed
+from engine_ext.platform.clock cimport age_ns
 
 cdef extern from "<sys/mman.h>" nogil:
     enum: PROT_READ, PROT_WRITE, MAP_SHARED, MADV_DONTFORK
@@ -49,7 +50,7 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, uint64_
                          uint64_t exposed) noexcept nogil:
     """An entry that moved data has ended."""
     cdef int kind = entry.kind, which = kind * ALGORITHMS + entry.algorithm
-    cdef uint64_t ns = ended - started
+    cdef uint64_t ns = age_ns(ended, started)
     tally(&page.collectives[which], 1)
     tally(&page.collective_bytes[which], entry.bytes)
     tally(&page.collective_tensors[kind], entry.items)
@@ -65,9 +66,9 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, uint64_
 
 cdef void counters_arrival(counters_page* page, const engine_entry* entry, uint64_t submitted, uint64_t started) noexcept nogil:
     """A sampled entry has ended, whose sampled tensor this rank brought at `submitted`."""
-    tally(page.queue_ns, started - min(started, submitted))
+    tally(page.queue_ns, age_ns(started, submitted))
     tally(page.queued, 1)
-    tally(page.lag_ns, submitted - min(submitted, entry.earliest))
+    tally(page.lag_ns, age_ns(submitted, entry.earliest))
     tally(page.lags, 1)
 
 
@@ -76,6 +77,6 @@ cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil:
     cdef uint64_t now = now_ns()
     tally(page.steps, 1)
     if begun:
-        tally(page.step_ns, now - begun)
-        tally(&page.step_durations[duration_bucket(now - begun)], 1)
+        tally(page.step_ns, age_ns(now, begun))
+        tally(&page.step_durations[duration_bucket(age_ns(now, begun))], 1)
     return now

@@ -32,6 +32,7 @@ from engine_ext.platform.atomics cimport (
     full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns,
     spin_pause, store32_relaxed, store32_release, store_relaxed, store_release,
 )
+from engine_ext.platform.clock cimport age_ns
 
 cdef extern from "<signal.h>" nogil:
     ctypedef struct sigset_t:
@@ -130,7 +131,7 @@ cdef uint64_t until(uint64_t when) noexcept nogil:
     if when == NEVER:
         return 0
     now = now_ns()
-    return when - now if when > now else 1
+    return max(age_ns(when, now), <uint64_t>1)
 
 
 # ---- the engine thread ------------------------------------------------------------------------------------------------------

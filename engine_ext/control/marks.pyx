@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from engine_ext.platform.atomics cimport now_ns
+from engine_ext.platform.clock cimport age_ns
 
 
 cdef int marks_open(Marks* m) noexcept nogil:
@@ -23,7 +24,7 @@ cdef void marks_add(Marks* m, int32_t source, uint32_t knob_version, uint64_t wa
     mark.time, mark.source, mark.knob_version, mark.waited, mark.nbytes = now_ns(), source, knob_version, waited, nbytes
     mark.busy = 0
     if source == SOURCE_TRAFFIC:
-        mark.busy = m.busy + (mark.time - m.since if m.since else 0)
+        mark.busy = m.busy + (age_ns(mark.time, m.since) if m.since else 0)
         m.due = False
     m.count += 1
 
@@ -47,5 +48,5 @@ cdef void marks_busy(Marks* m, bint busy) noexcept nogil:
     if busy and m.since == 0:
         m.since = now_ns()
     elif not busy and m.since:
-        m.busy += now_ns() - m.since
+        m.busy += age_ns(now_ns(), m.since)
         m.since = 0

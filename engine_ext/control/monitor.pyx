@@ -9,10 +9,11 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from engine_ext.control.layout cimport CAUSE_DIED
-from engine_ext.control.segment cimport abort_world
+from engine_ext.control.segment cimport abort_world, ring
 from engine_ext.control.stall cimport stall_watch
 from engine_ext.control.state cimport EVENT_CLOSED, State, pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.platform.atomics cimport load32_acquire, now_ns, store_relaxed
+from engine_ext.platform.atomics cimport load32_acquire, store_relaxed
+from engine_ext.platform.clock cimport age_ns, patience_look
 
 cdef extern from "<poll.h>" nogil:
     cdef struct pollfd:
@@ -36,21 +37,36 @@ cdef enum:
     LONGEST_MS = 3600000
 
 
-cdef int patience(State* e) noexcept nogil:
+cdef int look_after(State* e) noexcept nogil:
     """Look after what is in flight in this process: how long until the next look, in milliseconds."""
-    cdef uint64_t now = now_ns()
-    cdef uint64_t again = stall_watch(e, now), overdue = e.overdue_count
+    cdef uint64_t seen = patience_look(e.clock)
+    cdef uint64_t again = stall_watch(e, seen), overdue = e.overdue_count
     cdef State* part
     pthread_mutex_lock(&e.lock)         # no process set ends meanwhile
     part = e.sets
     while part != NULL:
-        again = min(again, stall_watch(part, now))
+        again = min(again, stall_watch(part, seen))
         overdue += part.overdue_count
         part = part.beside
     pthread_mutex_unlock(&e.lock)
     if e.page != NULL:
         store_relaxed(e.page.stalled, overdue)
-    return <int>min((again - now) // 1000000 + 1, <uint64_t>LONGEST_MS)
+    again = age_ns(again, seen)
+    if e.look_ns:
+        again = min(again, e.look_ns)
+    return <int>min(again // 1000000 + 1, <uint64_t>LONGEST_MS)
+
+
+cdef void wake_drivers(State* e) noexcept nogil:
+    """Have whoever drives in this process, in the world or in a process set, look at what it is in the middle of."""
+    cdef State* part
+    ring(&e.segment, e.segment.rank, 0)
+    pthread_mutex_lock(&e.lock)
+    part = e.sets
+    while part != NULL:
+        ring(&part.segment, part.segment.rank, 0)
+        part = part.beside
+    pthread_mutex_unlock(&e.lock)
 
 
 cdef int monitor_wait(State* e) noexcept nogil:
@@ -69,7 +85,7 @@ cdef int monitor_wait(State* e) noexcept nogil:
         events = take32(&e.events)
         if events:
             break
-        if poll(fds, n + 1, patience(e)) < 0:
+        if poll(fds, n + 1, look_after(e)) < 0:
             if errno != EINTR:
                 events = EVENT_CLOSED
                 break
@@ -79,7 +95,9 @@ cdef int monitor_wait(State* e) noexcept nogil:
         for r in range(n):
             if fds[r].fd >= 0 and fds[r].revents:
                 fds[r].fd = e.peers[r] = -1 - e.peers[r]            # once; the descriptor can still be told for closing
-                if not load32_acquire(&e.segment.pages[r].left):    # pairs with the release in close: it said goodbye
+                if load32_acquire(&e.segment.pages[r].left):        # pairs with the release in close: it said goodbye,
+                    wake_drivers(e)                                 # and may have ended before it rang
+                else:
                     abort_world(&e.segment, r, CAUSE_DIED, b"its process ended without a word")
     free(fds)
     return <int>events

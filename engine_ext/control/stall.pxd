@@ -7,5 +7,5 @@ from engine_ext.control.table cimport Op
 cdef void stall_tell(State* e, const char* line) noexcept nogil
 cdef void stall_check(State* e) noexcept nogil
 cdef uint64_t stall_deadline(const State* e) noexcept nogil
-cdef uint64_t stall_watch(State* e, uint64_t now) noexcept nogil
-cdef void stall_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil
+cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil
+cdef void stall_look_after(State* e, Op* op) noexcept nogil

@@ -2,6 +2,8 @@
 
 An entry that stands still is watched by whoever drives; an operation that is not scheduled, by the thread that waits for it, and
 by the monitor thread, which also watches what nobody waits for.
+
+`seen` is the time that this process has seen pass (platform/clock.h): a job that was suspended as a whole is not late.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -9,13 +11,14 @@ from libc.string cimport strcmp, strcpy, strlen
 
 from engine_ext.control.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
 from engine_ext.control.execute cimport raise_event
-from engine_ext.control.layout cimport CAUSE_LEFT, CAUSE_STALLED, REASON_BYTES
+from engine_ext.control.layout cimport CAUSE_LEFT, CAUSE_STALLED, REASON_BYTES, rank_page
 from engine_ext.control.segment cimport abort_world, away, elsewhere, ring, ring_others
 from engine_ext.control.standoff cimport Standoff, standoff_absentee, standoff_describe, standoff_report
 from engine_ext.control.state cimport EVENT_STALL, HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.control.table cimport Op, bit
 from engine_ext.data.executor cimport executor_laggard
 from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, now_ns, store32_release
+from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
@@ -36,8 +39,9 @@ cdef void stall_tell(State* e, const char* line) noexcept nogil:
 
 
 cdef void stall_check(State* e) noexcept nogil:
-    """Called by whoever drives. Ends the world when an entry has stood still for the stall limit: the fault of whoever has passed
-    least of it. On the coordinator also when a name has been withheld for that long, or by a rank that has left."""
+    """Called by whoever drives. Ends the world when a rank has left in the middle of an entry, or when the entry has stood still for
+    the stall limit: the fault of whoever has passed least of it. On the coordinator also when a name has been withheld for that
+    long, or by a rank that has left."""
     if load32_relaxed(&e.failed):
         return
     if e.entry != NULL:
@@ -46,11 +50,30 @@ cdef void stall_check(State* e) noexcept nogil:
         check_names(e)
 
 
+cdef int who_left_it(State* e) noexcept nogil:
+    """A rank that has left and has not passed the entry in progress, or -1. Its words move no more once it has left."""
+    cdef rank_page* page
+    cdef int r
+    for r in range(e.segment.size):
+        page = e.segment.pages[r]
+        # `left` before the counter: pairs with the release in close, which comes after the last chunk.
+        if r != e.segment.rank and load32_acquire(&page.left) and load_acquire(&page.copied) < e.executor.end:
+            return r
+    return -1
+
+
 cdef void check_entry(State* e) noexcept nogil:
     cdef char[TEXT_BYTES] text
-    cdef int culprit = executor_laggard(&e.executor)
-    cdef uint64_t stood = now_ns() - min(e.executor.progressed, now_ns())
+    cdef int culprit = who_left_it(e)
+    cdef uint64_t stood
     cdef Row* row = &e.history[(e.rows - 1) % HISTORY]
+    if culprit >= 0:
+        snprintf(text, TEXT_BYTES, "'%.*s' was under way (schedule entry %llu), and it did not take part to its end",
+                 <int>sizeof(row.name), row.name, <unsigned long long>e.entry.sequence)
+        abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+        return
+    culprit = executor_laggard(&e.executor)
+    stood = age_ns(patience_look(e.clock), e.executor.progressed)
     if e.stall_limit_ns and stood >= e.stall_limit_ns:
         snprintf(text, TEXT_BYTES, "has stood still for %.1f s in the middle of schedule entry %llu", <double>stood / 1e9,
                  <unsigned long long>e.entry.sequence)
@@ -69,7 +92,7 @@ cdef void check_names(State* e) noexcept nogil:
     cdef char[TEXT_BYTES] text
     cdef char[TEXT_BYTES] all
     cdef uint32_t word
-    cdef uint64_t now
+    cdef uint64_t seen
     cdef bint spoken = False
     cdef int culprit = -1, r
     for r in range(e.segment.size):
@@ -77,9 +100,9 @@ cdef void check_names(State* e) noexcept nogil:
         spoken |= load32_relaxed(&e.segment.pages[r].overdue) & 1
     if not spoken and c.open == NULL:
         return
-    now = now_ns()
+    seen = patience_look(e.clock)
     if c.open != NULL:
-        culprit = coordinator_absentee(c, now - e.stall_limit_ns if e.stall_limit_ns else 0, text, TEXT_BYTES)
+        culprit = coordinator_absentee(c, seen, e.stall_limit_ns, text, TEXT_BYTES)
         if culprit >= 0 and load32_acquire(&e.segment.pages[culprit].left):
             abort_world(&e.segment, culprit, CAUSE_LEFT, text)
             return
@@ -93,16 +116,16 @@ cdef void check_names(State* e) noexcept nogil:
         elif text[0]:
             abort_world(&e.segment, culprit, CAUSE_STALLED, text)
     elif e.stall_warning_ns:
-        report_names(e, now - e.stall_warning_ns)
+        report_names(e, seen)
 
 
-cdef void report_names(State* e, uint64_t older_than) noexcept nogil:
+cdef void report_names(State* e, uint64_t seen) noexcept nogil:
     """Have what some rank withholds reported: other ranks cannot know who does while a name is new, nor why."""
     cdef char[OVERDUE_BYTES] text
     cdef uint32_t word
     cdef bint news = False, mine = False
     cdef int r
-    if standoff_report(&e.coordinator, older_than, text, OVERDUE_BYTES - TEXT_BYTES):
+    if standoff_report(&e.coordinator, seen, e.stall_warning_ns, text, OVERDUE_BYTES - TEXT_BYTES):
         text[strlen(text) - 1] = 0          # the end of its last line
         news = True
         stall_tell(e, text)
@@ -140,17 +163,17 @@ cdef bint watched(State* e, Op** op) noexcept nogil:
     return op[0].record != NULL and op[0].record.inflight == op[0]       # NULL: finished, perhaps not yet marked done
 
 
-cdef uint64_t stall_deadline(const State* e) noexcept nogil:
-    """When whoever drives has to call stall_check again, in nanoseconds; 0: there is nothing to watch."""
+cdef uint64_t stall_deadline(State* e) noexcept nogil:
+    """When whoever drives has to call stall_check again, by the monotonic clock; 0: there is nothing to watch."""
     cdef uint64_t when = 0, still = e.stall_limit_ns
     if e.segment.rank == 0 and e.coordinator.open != NULL:
         when = coordinator_look_at(&e.coordinator, e.stall_warning_ns, e.stall_limit_ns)
     if e.entry != NULL:
         if e.stall_warning_ns and e.stood != e.entry.sequence + 1 and (still == 0 or e.stall_warning_ns < still):
             still = e.stall_warning_ns
-        if still and (when == 0 or e.executor.progressed + still < when):
-            when = e.executor.progressed + still
-    return max(when, now_ns() + AGAIN_NS) if when else 0
+        if still and (when == 0 or after_ns(e.executor.progressed, still) < when):
+            when = after_ns(e.executor.progressed, still)
+    return after_ns(now_ns(), max(age_ns(when, patience_look(e.clock)), AGAIN_NS)) if when else 0
 
 
 cdef int who_left(State* e, const Op* op) noexcept nogil:
@@ -169,20 +192,19 @@ cdef void say_overdue(State* e, const Op* op, bint limit) noexcept nogil:
         store32_release(&e.segment.mine.overdue, <uint32_t>(op.record.id + 1) << 1 | limit)
 
 
-cdef bint asked(State* e, const Op* op) noexcept nogil:
+cdef bint asked(State* e, const Op* op, uint64_t seen) noexcept nogil:
     """Whether rank 0 has been asked about the overdue `op`, and has had time to answer. The caller holds the lock."""
-    cdef uint64_t now = now_ns()
     if e.asked_for != op.submitted:
-        e.asked_for, e.asked_at = op.submitted, now
+        e.asked_for, e.asked_at = op.submitted, seen
         say_overdue(e, op, True)
-    return now - e.asked_at >= <uint64_t>(ANSWER_NS if op.record.id >= 0 else GRACE_NS)
+    return overdue_ns(seen, e.asked_at, ANSWER_NS if op.record.id >= 0 else GRACE_NS)
 
 
-cdef int who_withholds(State* e, const Op* op) noexcept nogil:
+cdef int who_withholds(State* e, const Op* op, uint64_t seen) noexcept nogil:
     """Who keeps the overdue `op` from being done, or -1: it is not for this rank to tell, or not yet."""
     cdef int32_t id = op.record.id
     cdef int culprit = -1, r
-    if not asked(e, op):
+    if not asked(e, op, seen):
         return -1
     if id >= 0:
         for r in range(e.segment.size):
@@ -192,19 +214,20 @@ cdef int who_withholds(State* e, const Op* op) noexcept nogil:
     return 0                        # a new name: only the coordinator knows who has not requested it. It does not answer
 
 
-cdef void stall_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil:
+cdef void stall_look_after(State* e, Op* op) noexcept nogil:
     """Called between two ticks of a wait for `op`; NULL: for whichever has waited longest. Ends the world when a rank that it
-    needs has left, or when `op` was brought before `older_than` (0: never) and some rank withholds it."""
+    needs has left, or when some rank withholds `op` for longer than the stall limit."""
     cdef char[TEXT_BYTES] text
+    cdef uint64_t seen = patience_look(e.clock)
     cdef int culprit = -1, cause = CAUSE_LEFT
     pthread_mutex_lock(&e.lock)
     # With entries to execute nobody is to blame yet: stall_check watches over those.
     if watched(e, &op) and load_acquire(&e.segment.mine.cursor) == load_acquire(&e.segment.coordinator.tail):
         culprit = who_left(e, op)
-        if culprit < 0 and op.submitted < older_than:
+        if culprit < 0 and overdue_ns(seen, op.since, e.stall_limit_ns):
             # Whoever withholds `op` may itself be waiting for what a third rank withholds: that was brought here earlier.
             op = longest_waiting(e)
-            culprit, cause = who_withholds(e, op), CAUSE_STALLED
+            culprit, cause = who_withholds(e, op, seen), CAUSE_STALLED
         if culprit >= 0:
             snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
                      b"scheduled" if culprit == 0 and not (op.record.id >= 0 and withholds(e, 0, op.record.id)) else b"brought")
@@ -219,9 +242,9 @@ cdef void stall_look_after(State* e, Op* op, uint64_t older_than) noexcept nogil
             ring(&e.segment, 0, 0)              # who drives, here
 
 
-cdef uint64_t stall_watch(State* e, uint64_t now) noexcept nogil:
+cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     """Look after all that this rank has in flight, whether a thread waits for it or not: report what is overdue, once, and end
-    the world when the stall limit is over. When to look again; the end of time after a failure."""
+    the world when the stall limit is over. When to look again, as this process sees time pass; the end of time after a failure."""
     cdef uint64_t oldest = 0, unreported = 0, again = <uint64_t>-1
     cdef uint32_t overdue = 0
     cdef bint news
@@ -233,14 +256,14 @@ cdef uint64_t stall_watch(State* e, uint64_t now) noexcept nogil:
     pthread_mutex_lock(&e.lock)
     op = e.table.inflight                       # newest first
     while op != NULL:
-        oldest = op.submitted
-        overdue += e.stall_warning_ns != 0 and oldest + e.stall_warning_ns <= now
+        oldest = op.since
+        overdue += overdue_ns(seen, oldest, e.stall_warning_ns)
         if oldest > e.reported:
             unreported, first = oldest, op
         op = op.next
-    news = e.stall_warning_ns != 0 and unreported != 0 and unreported + e.stall_warning_ns <= now
+    news = unreported != 0 and overdue_ns(seen, unreported, e.stall_warning_ns)
     if news:
-        e.reported, unreported = now, 0         # a report tells all that is in flight
+        e.reported, unreported = seen, 0        # a report tells all that is in flight
         if e.segment.mine.overdue & 1 == 0:
             say_overdue(e, first, False)
     pthread_mutex_unlock(&e.lock)
@@ -249,13 +272,13 @@ cdef uint64_t stall_watch(State* e, uint64_t now) noexcept nogil:
         if e.segment.rank != 0:
             raise_event(e, EVENT_STALL)
         ring(&e.segment, 0, 0)                  # rank 0, which may know more, reports what it has in flight when it has looked
-    if e.stall_limit_ns and oldest and oldest + e.stall_limit_ns <= now:
-        stall_look_after(e, NULL, now - e.stall_limit_ns)
+    if oldest and overdue_ns(seen, oldest, e.stall_limit_ns):
+        stall_look_after(e, NULL)
     # What is brought from now on cannot be overdue sooner than this.
     if e.stall_warning_ns:
-        again = (unreported if unreported else now) + e.stall_warning_ns
+        again = after_ns(unreported if unreported else seen, e.stall_warning_ns)
     if e.stall_limit_ns:
-        again = min(again, (oldest if oldest else now) + e.stall_limit_ns)
+        again = min(again, after_ns(oldest if oldest else seen, e.stall_limit_ns))
     if overdue and e.page != NULL:
-        again = min(again, now + COUNT_AGAIN_NS)
-    return max(again, now + AGAIN_NS)
+        again = min(again, after_ns(seen, COUNT_AGAIN_NS))
+    return max(again, after_ns(seen, AGAIN_NS))

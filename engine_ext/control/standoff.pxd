@@ -9,5 +9,5 @@ cdef enum Standoff:
     MUTUAL = 2      # some ranks keep each other waiting
 
 cdef Standoff standoff_describe(Coordinator* c, int culprit, char* text, int room) noexcept nogil
-cdef bint standoff_report(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil
+cdef bint standoff_report(Coordinator* c, uint64_t seen, uint64_t warning_ns, char* text, int room) noexcept nogil
 cdef int standoff_absentee(Coordinator* c, int rank, int32_t id) noexcept nogil

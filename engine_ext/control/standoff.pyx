@@ -14,7 +14,8 @@ from engine_ext.control.describe cimport describe_ranks, fit, kind_name
 from engine_ext.control.layout cimport MAX_RANKS
 from engine_ext.control.segment cimport elsewhere
 from engine_ext.control.table cimport bit
-from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, now_ns
+from engine_ext.platform.atomics cimport load32_relaxed, load_acquire
+from engine_ext.platform.clock cimport age_ns, overdue_ns
 
 cdef enum:
     SIDES = 8               # more are not told
@@ -227,15 +228,15 @@ cdef Standoff standoff_describe(Coordinator* c, int culprit, char* text, int roo
     return Standoff.MUTUAL
 
 
-cdef bint standoff_report(Coordinator* c, uint64_t older_than, char* text, int room) noexcept nogil:
-    """Whether a name has become overdue: some ranks requested it before `older_than`, others have not. Then `text` has a line for
+cdef bint standoff_report(Coordinator* c, uint64_t seen, uint64_t warning_ns, char* text, int room) noexcept nogil:
+    """Whether a name has become overdue: some ranks requested it `warning_ns` before `seen`, others have not. Then `text` has a line for
     each side of all that is requested, as far as there is room; it is not told again."""
     cdef Sides sides
     cdef Name* name = c.open
     cdef bint overdue = False
     cdef int at = 0, k
     while name != NULL:
-        overdue |= not name.reported and name.since < older_than
+        overdue |= not name.reported and overdue_ns(seen, name.since, warning_ns)
         name = name.next
     if not overdue:
         return False
@@ -250,7 +251,7 @@ cdef bint standoff_report(Coordinator* c, uint64_t older_than, char* text, int r
         at += describe_names(&sides.side[k], text + at, room - at)
         at = fit(at, snprintf(text + at, room - at, " (%s) %s waited %.0f s for ", kind_name(sides.side[k].kind),
                               b"has" if sides.side[k].names == 1 else b"have",
-                              <double>(now_ns() - sides.side[k].since) / 1e9), room)
+                              <double>age_ns(seen, sides.side[k].since) / 1e9), room)
         at += describe_ranks(sides.side[k].missing, c.segment.numbers, c.segment.size, text + at, room - at)
         at = fit(at, snprintf(text + at, room - at, "; brought by "), room)
         at += describe_ranks(sides.side[k].brought, c.segment.numbers, c.segment.size, text + at, room - at)

@@ -10,6 +10,7 @@ from engine_ext.control.segment cimport Segment
 from engine_ext.control.table cimport Op, Table
 from engine_ext.control.trace cimport Trace
 from engine_ext.data.executor cimport Executor
+from engine_ext.platform.clock cimport patience
 from engine_ext.transport.arena cimport Arena
 
 cdef extern from "<pthread.h>" nogil:
@@ -105,11 +106,15 @@ cdef struct State:
     uint32_t events             # atomic
     int* peers                  # pidfds
     uint64_t spin_ns
+    # limits on progress, and times that are compared with them: as this process has seen time pass
+    patience own_clock          # of a world
+    patience* clock             # of the process; a process set has its world's
+    uint64_t look_ns            # how often the monitor looks, at least; 0: there is no limit
     uint64_t stall_warning_ns
     uint64_t stall_limit_ns
-    uint64_t reported           # nanoseconds: what was brought before this has been reported, if it was overdue; the monitor's
+    uint64_t reported           # what was brought before this has been reported, if it was overdue; the monitor's
     uint64_t asked_for          # when the operation was brought about which rank 0 was last asked; under the lock
-    uint64_t asked_at           # nanoseconds: since when
+    uint64_t asked_at           # since when
     void* graveyard             # atomic stack of operations that are done and abandoned
     char[OVERDUE_BYTES] overdue  # lines for the next stall report; under the lock
     uint32_t[MAX_RANKS] heard   # rank 0: what each rank has said to be overdue, as id + 1; 0: nothing

@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from engine_ext.control.layout cimport engine_meta
 from engine_ext.control.segment cimport Segment
 from engine_ext.platform.atomics cimport load_relaxed
+from engine_ext.platform.clock cimport patience
 
 cdef enum:
     OP_DONE = 1         # flags of an operation: the engine has let go of it
@@ -38,7 +39,7 @@ cdef struct Op:
     char* target        # NULL: the engine allocates `memory`
     uint64_t nbytes
     void* owner         # a Python reference, dropped under the GIL
-    uint64_t submitted  # nanoseconds
+    uint64_t submitted  # nanoseconds, monotonic
     uint32_t flags      # atomic
     int32_t status
     uint32_t agreed     # the record's `defined` when `meta` was found equal to its; 0: to be compared
@@ -53,6 +54,7 @@ cdef struct Op:
     int64_t* splits     # malloc'ed, all-to-all: rows for each rank; allgather of a group: rows of each member, bytes of one
     Member* members     # malloc'ed, of a group; meta says how many
     char* text          # malloc'ed, of an error
+    uint64_t since      # nanoseconds: when it was brought, as this process has seen time pass
 
 cdef struct Record:
     Record* chain       # of its hash bucket
@@ -70,13 +72,14 @@ cdef struct Record:
 
 cdef struct Table:
     Segment* segment
+    const patience* clock
     Record** buckets
     Record** by_id
     Op* inflight        # all operations in flight, newest first; stored as a record's
     uint64_t inflight_count
     uint64_t names
 
-cdef int table_open(Table* table, Segment* segment) noexcept nogil
+cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil
 cdef void table_close(Table* table) noexcept nogil
 cdef Record* table_record(Table* table, const char* name, uint32_t name_bytes) noexcept nogil
 cdef void table_release(Table* table, Record* record) noexcept nogil

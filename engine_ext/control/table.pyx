@@ -13,14 +13,15 @@ from engine_ext.platform.atomics cimport (
     load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed,
     store_release,
 )
+from engine_ext.platform.clock cimport patience, patience_at
 
 cdef enum:
     BUCKETS = 16384
 
 
-cdef int table_open(Table* table, Segment* segment) noexcept nogil:
+cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil:
     memset(table, 0, sizeof(Table))
-    table.segment = segment
+    table.segment, table.clock = segment, clock
     table.buckets = <Record**>calloc(BUCKETS, sizeof(Record*))
     table.by_id = <Record**>calloc(IDS, sizeof(Record*))
     return Status.OK if table.buckets != NULL and table.by_id != NULL else Status.NO_MEMORY
@@ -158,6 +159,7 @@ cdef int table_submit(Table* table, Record* record, Op* op) noexcept nogil:
         return Status.DUPLICATE
     op.record, op.status, op.requested = record, Status.OK, False
     op.submitted = now_ns()
+    op.since = patience_at(table.clock, op.submitted)
     store_pointer(<void**>&record.inflight, op)            # before the bit: the entry may come at once
     status = announce(table, record, op)
     if status != Status.OK:
@@ -186,7 +188,9 @@ cdef void table_stand_in(Table* table, Record* record) noexcept nogil:
     cdef Op* op = <Op*>calloc(1, sizeof(Op))
     if op == NULL:
         return
-    op.record, op.flags, op.meta, op.submitted = record, OP_STAND_IN, record.meta, now_ns()
+    op.record, op.flags, op.meta = record, OP_STAND_IN, record.meta
+    op.submitted = now_ns()
+    op.since = patience_at(table.clock, op.submitted)
     if op.meta.kind == KIND_ALLGATHER or op.meta.kind == KIND_ALLTOALL or op.meta.kind == KIND_REDUCESCATTER:
         op.row_bytes = <uint64_t>meta_row_bytes(&op.meta)
     if op.meta.kind == KIND_ALLTOALL:

@@ -16,6 +16,7 @@ from engine_ext.control.table cimport Record
 from engine_ext.platform.atomics cimport (
     load_acquire, load_relaxed, now_ns, store32_release, store_relaxed, store_release,
 )
+from engine_ext.platform.clock cimport age_ns
 
 cdef enum:
     BURST_SECONDS = 5           # of the rate that a budget may save up
@@ -33,7 +34,7 @@ cdef int trace_start(Trace* t, uint64_t now, uint64_t rate, uint64_t saved) noex
     memset(&t.overlap, 0, sizeof(Overlap))
     t.recordings += 1
     t.names_before, t.since, t.step_begun = t.names, now, now
-    t.saved_since = now - min(now, saved)
+    t.saved_since = age_ns(now, saved)
     t.spans.level, t.spans.filled = 0, t.saved_since
     store_relaxed(&t.rate, rate)
     store32_release(&t.on, t.recordings)        # pairs with the coordinator's acquire: what it reads is in place

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint64_t, uint8_t
 from engine_ext.control.segment cimport Segment
 from engine_ext.data.kernels cimport engine_kernels, engine_reduction
 from engine_ext.data.plan cimport Piece, Plan
+from engine_ext.platform.clock cimport patience
 from engine_ext.transport.arena cimport Arena
 
 cdef struct Adasum:         # of the entry in progress, if it is one (adasum.pyx)
@@ -48,7 +49,8 @@ cdef struct Executor:
     uint64_t reduced
     uint64_t copied
     uint64_t[3] known           # least packed, reduced, copied of all ranks, as last seen
-    uint64_t progressed         # nanoseconds: when a stage was last passed
+    const patience* clock
+    uint64_t progressed         # nanoseconds: when a stage was last passed, as this process has seen time pass
     bint timed                  # the entry in progress is recorded: then of each stage, in nanoseconds,
     uint64_t[3] stage_first     # when its first chunk was begun
     uint64_t[3] stage_last      # when its last chunk was done
@@ -65,7 +67,8 @@ cdef inline uint64_t offset(const Executor* x, const Piece* piece, uint64_t at) 
     """Where in the piece's tensor the byte `at` of the logical buffer is."""
     return elements(x, piece, at - piece.start) * x.kernels.types[piece.dtype].size
 
-cdef int executor_open(Executor* x, Segment* segment, Arena* arena, const engine_kernels* kernels) noexcept nogil
+cdef int executor_open(Executor* x, Segment* segment, Arena* arena, const engine_kernels* kernels,
+                       const patience* clock) noexcept nogil
 cdef void executor_close(Executor* x) noexcept nogil
 cdef void executor_start(Executor* x, uint64_t chunks) noexcept nogil
 cdef bint executor_progress(Executor* x) noexcept nogil

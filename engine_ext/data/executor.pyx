@@ -17,6 +17,7 @@ from engine_ext.data.stages cimport copy_chunk, pack_chunk, reduce_chunk
 from engine_ext.platform.atomics cimport (
     FENCE_STAGE, full_fence, load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release,
 )
+from engine_ext.platform.clock cimport age_ns, patience, patience_at
 
 cdef enum Stage:
     PACKED = 0
@@ -26,9 +27,11 @@ cdef enum Stage:
 cdef uint64_t NOTHING = <uint64_t>-1
 
 
-cdef int executor_open(Executor* x, Segment* segment, Arena* arena, const engine_kernels* kernels) noexcept nogil:
+cdef int executor_open(Executor* x, Segment* segment, Arena* arena, const engine_kernels* kernels,
+                       const patience* clock) noexcept nogil:
     memset(x, 0, sizeof(Executor))
-    x.segment, x.arena, x.kernels = segment, arena, kernels
+    x.segment, x.arena, x.kernels, x.clock = segment, arena, kernels, clock
+    x.progressed = patience_at(clock, now_ns())
     x.sources = <const void**>calloc(segment.size, sizeof(void*))
     x.targets = <void**>calloc(segment.size, sizeof(void*))
     x.gather_bytes = <uint64_t*>calloc(segment.size, 8)
@@ -61,7 +64,7 @@ cdef void executor_start(Executor* x, uint64_t chunks) noexcept nogil:
     x.uncopied = x.end if x.algorithm == ALGORITHM_ONE_SHOT or x.kind == KIND_REDUCESCATTER else 0
     x.pack_gate = x.reduce_gate = 0
     x.active = True
-    x.progressed = now_ns()
+    x.progressed = patience_at(x.clock, now_ns())
     if x.timed:
         memset(x.stage_first, 0, sizeof(x.stage_first))
         memset(x.stage_last, 0, sizeof(x.stage_last))
@@ -132,7 +135,7 @@ cdef void pass_chunk(Executor* x, Stage stage, uint64_t chunk) noexcept nogil:
         if x.stage_first[<int>stage] == 0:
             x.stage_first[<int>stage] = begun
         x.stage_last[<int>stage] = now_ns()
-        x.stage_spent[<int>stage] += x.stage_last[<int>stage] - begun
+        x.stage_spent[<int>stage] += age_ns(x.stage_last[<int>stage], begun)
 
 
 cdef bint step(Executor* x) noexcept nogil:
@@ -170,7 +173,7 @@ cdef bint executor_progress(Executor* x) noexcept nogil:
         publish(x)
         moved = True
     if moved:
-        x.progressed = now_ns()
+        x.progressed = patience_at(x.clock, now_ns())
     return moved
 
 

@@ -52,28 +52,29 @@ def stop(job: Job, rank: int) -> float:
     return at
 
 
-def runs_engine_code(job: Job, rank: int) -> bool:
-    """Whether the stopped rank's main thread was stopped in the native engine, and not in a system call."""
-    pid = job.pid(rank)
-    words = Path(f"/proc/{pid}/task/{pid}/syscall").read_text().split()
-    if words[0] != "-1":
-        return False
-    counter = int(words[-1], 16)
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+def runs_engine_code(job: Job, rank: int, main: bool) -> bool:
+    """Whether a stopped rank's main thread, or another one, was stopped in the native engine, and not in the kernel."""
+    process = Path(f"/proc/{job.pid(rank)}")
+    counters = []
+    for task in process.glob("task/*/syscall"):
+        words = task.read_text().split()
+        if words[0] == "-1" and main == (task.parent.name == process.name):
+            counters.append(int(words[-1], 16))
+    for line in process.joinpath("maps").read_text().splitlines():
         low, _, high = line.split()[0].partition("-")
-        if int(low, 16) <= counter < int(high, 16):
-            return "/engine_ext/" in line
+        if "/engine_ext/" in line and any(int(low, 16) <= counter < int(high, 16) for counter in counters):
+            return True
     return False
 
 
-def stop_in_the_middle(job: Job, rank: int) -> float:
-    """Stop a rank while it packs or reduces: try until it is so. Returns when."""
+def stop_in_the_middle(job: Job, rank: int, main: bool = True) -> float:
+    """Stop a rank while its main thread, or another one, packs or reduces: try until it is so. Returns when."""
     at = 0.0
 
     def caught() -> bool:
         nonlocal at
         at = stop(job, rank)
-        if runs_engine_code(job, rank):
+        if runs_engine_code(job, rank, main):
             return True
         send(job, rank, signal.SIGCONT)
         return False

@@ -100,8 +100,14 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ("ENGINE_FUSION_THRESHOLD", "MM", "a number of bytes"),
         ("ENGINE_CYCLE_TIME_MS", "fast", "a number from 0 to 10000"),
         ("ENGINE_CYCLE_TIME_MS", "nan", "a number from 0 to 10000"),
-        ("ENGINE_STALL_LIMIT", "inf", "a number of at least 0"),
-        ("ENGINE_START_TIMEOUT", "0", "a number of at least 0.001"),
+        ("ENGINE_STALL_LIMIT", "inf", "a number of seconds from 0 to 1e+09; 0 is never"),
+        ("ENGINE_START_TIMEOUT", "0", "a number of seconds from 0.001 to 1e+09"),
+        ("ENGINE_START_TIMEOUT", "1e10", "a number of seconds from 0.001 to 1e+09"),
+        ("ENGINE_SHUTDOWN_TIMEOUT", "1e11", "a number of seconds from 0 to 1e+09"),
+        ("ENGINE_STALL_WARNING", "1.5e10", "a number of seconds from 0 to 1e+09; 0 is never"),
+        ("ENGINE_FUSION_THRESHOLD", "17179869184G", "a number of bytes from 0 to 2^60"),
+        ("ENGINE_FUSION_THRESHOLD", "9" * 5000, "a number of bytes from 0 to 2^60"),
+        ("ENGINE_TIMELINE_LIMIT", str((1 << 60) + 1), "a number of bytes from 0 to 2^60"),
         ("ENGINE_LOG_LEVEL", "loud", "one of trace, debug"),
         ("ENGINE_AUTOTUNE_TRIALS", "0", "a whole number from 1 to 1000"),
         ("ENGINE_AUTOTUNE_STEPS", "2.5", "a whole number from 1 to 10000"),
@@ -124,6 +130,13 @@ def test_a_bad_value_is_named_with_its_variable_and_the_expected_form(variable: 
 def test_an_address_that_kubernetes_sets_for_a_service_is_no_setting() -> None:
     assert config.load({"ENGINE_METRICS_PORT": "tcp://10.96.1.2:9400"}).metrics_port is None
     assert config.load({"ENGINE_METRICS_PORT": "9400"}).metrics_port == 9400
+
+
+def test_the_largest_values_are_accepted() -> None:
+    durations = ("stall_warning", "stall_limit", "start_timeout", "shutdown_timeout")
+    chosen = config.load({}, {**dict.fromkeys(durations, 1e9), "fusion_threshold": 1 << 60, "timeline_limit": 1 << 60})
+    assert {getattr(chosen, name) for name in durations} == {1e9}
+    assert chosen.fusion_threshold == chosen.timeline_limit == 1 << 60
 
 
 @pytest.mark.parametrize("value", [None, True, "x", -1, [1]])

@@ -20,7 +20,7 @@ import pytest
 
 from engine.errors import IncompatibleRanksError, RendezvousError
 from engine.rendezvous import Gathered, gather, hosting
-from engine.rendezvous.messages import GRACE, address
+from engine.rendezvous.messages import GRACE, address, readable
 from engine.world import World
 
 BUILD: dict[str, str | int] = {"protocol": 1, "layout": "abc", "kernels": "avx2"}
@@ -102,6 +102,26 @@ def test_more_ranks_than_one_message_may_carry_descriptors(
     monkeypatch.setattr(hosting, "GROUP", 2)
     results = meet(*((job(rank, 6), BUILD) for rank in range(6)))
     assert all(isinstance(result, Gathered) and len(result.peers) == 6 for result in results)
+
+
+def test_a_visitor_who_has_spoken_is_heard_however_late(
+    job: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "GRACE", 0.1)
+    accept = hosting.Hosting._accept
+
+    def accept_and_pause(self: hosting.Hosting, listener: socket.socket) -> None:
+        """Rank 0 stands still between the greeting and the answer, until the answer is there and its time is over."""
+        accept(self, listener)
+        for visitor in self.strangers:
+            assert readable([visitor.connection.fileno()], 5.0)
+        over = time.monotonic() + 2 * hosting.GRACE
+        while time.monotonic() < over:
+            pass
+
+    monkeypatch.setattr(hosting.Hosting, "_accept", accept_and_pause)
+    results = meet((job(0, 2), BUILD), (job(1, 2), BUILD))
+    assert all(isinstance(result, Gathered) for result in results), results
 
 
 def test_whoever_did_not_come_is_named_on_every_rank_that_came(job: Callable[..., World]) -> None:

@@ -1,0 +1,36 @@
+"""After a search: what is deployed is watched, however slow the job's steps are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.tuning.search import ABORT_AFTER, OBSERVED, Tuning
+from engine.tuning.steps import Sample
+
+DEPLOYED = 3  # the version of the knobs
+
+
+def observed(looks: Iterator[list[Sample]]) -> list[float]:
+    """What a look after the search brings, where each pause brings the next samples of `looks`."""
+    tuning: Any = object.__new__(Tuning)
+    tuning._version, tuning._sleep = DEPLOYED, lambda seconds: None
+    tuning._steps = SimpleNamespace(read=lambda: next(looks))
+    return list(tuning._observe())
+
+
+@pytest.mark.parametrize("per_look", [0, 1, 2])
+def test_steps_longer_than_a_look_are_kept_until_there_are_enough(per_look: int) -> None:
+    samples = [Sample(12.0 + k, DEPLOYED, 0.0) for k in range(ABORT_AFTER + 1)]
+    looks: list[list[Sample]] = [[Sample(1.0, DEPLOYED - 1, 0.0)]]
+    for start in range(0, len(samples), per_look or 1):
+        looks += [samples[start : start + (per_look or 1)]] + [[]] * (per_look == 0)
+    assert observed(iter(looks))[:ABORT_AFTER] == [sample.value for sample in samples[:ABORT_AFTER]]
+
+
+def test_of_many_steps_the_last_ones_count() -> None:
+    samples = [Sample(float(k), DEPLOYED, 0.0) for k in range(2 * OBSERVED)]
+    assert observed(iter([samples])) == [sample.value for sample in samples[-OBSERVED:]]

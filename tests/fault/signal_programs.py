@@ -1,0 +1,49 @@
+"""What ranks do in the tests of signal handlers that shut the engine down."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from programs import ones, touch, touch_when_pending, until, wait_for
+
+import engine
+from engine.config import environment
+from engine.world import detect
+
+SPOKEN = 5.0  # seconds that a shutdown waits for what another rank never brings
+
+
+def shut_down(number: int, frame: object) -> None:
+    """A program's handler, as for preemption: `handling.N`, and `handled.N` when it is over."""
+    count = len(list(Path().glob("handling.*")))
+    touch(f"handling.{count}")
+    engine.shutdown()
+    touch(f"handled.{count}")
+
+
+def interrupted() -> Any:
+    """The test sends SIGTERM to rank 0: in `init`, then twice in `shutdown`; rank 1 comes late, and then not at all."""
+    rank = detect(environment()).rank
+    if rank == 0:
+        signal.signal(signal.SIGTERM, shut_down)
+        touch("in.init")
+    else:
+        wait_for("handled.0")
+    engine.init()
+    after_init = engine.is_initialized()
+    if rank == 1:
+        engine.shutdown()
+    engine.init(shutdown_timeout=SPOKEN)
+    engine.barrier()
+    if rank == 1:
+        wait_for("handled.1")
+        return {"after_init": after_init}
+    touch_when_pending("in.flight")
+    with contextlib.suppress(engine.errors.EngineError):
+        engine.allreduce(ones(), name="never")
+    until(lambda: not engine.is_initialized(), "the handler has shut the engine down")
+    return {"after_init": after_init, "ended": time.monotonic()}

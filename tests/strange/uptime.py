@@ -1,0 +1,123 @@
+"""A machine that has just booted: a job in a time namespace, in which the monotonic clock and the uptime begin anew.
+
+`run` is what its ranks do, so this module imports no pytest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import engine
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
+LATE = 0.25  # seconds by which rank 1 is late: more than a wait lasts before it looks who is to blame
+
+
+def namespace(uptime: int) -> list[str]:
+    """The command that runs another one on a machine that seems to have booted `uptime` seconds ago."""
+    offsets = {"monotonic": 0, "boottime": 0}  # the kernel counts them from the first namespace
+    for line in Path("/proc/self/timens_offsets").read_text().splitlines():
+        name, seconds, _ = line.split()
+        offsets[name] = int(seconds)
+    clocks = {"monotonic": time.CLOCK_MONOTONIC, "boottime": time.CLOCK_BOOTTIME}
+    wanted = [f"--{name}={offsets[name] + uptime - int(time.clock_gettime(clock))}" for name, clock in clocks.items()]
+    return ["unshare", "--time", "--fork", "--kill-child", *wanted, "--"]
+
+
+def refusal() -> str:
+    """Why this machine has no time namespace for us; empty if it has."""
+    try:
+        tried = subprocess.run([*namespace(1), "true"], capture_output=True, text=True, timeout=10)
+    except OSError as error:
+        return f"no time namespace here: {error}"
+    return f"no time namespace here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+def until(condition: Any, what: str, seconds: float = 40.0) -> None:
+    """Look until something is so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {seconds} s: {what}")
+        time.sleep(0.005)
+
+
+def reduce_with_a_late_rank(name: str | None, mark: str) -> float:
+    """An allreduce that rank 1 brings when rank 0 has waited for it for a while; the sum."""
+    rank = engine.rank()
+    if rank == 1:
+        until(Path(mark).exists, "rank 0 has waited")
+    else:
+
+        def look() -> None:
+            native = engine.runtime.engine()
+            until(lambda: any(entry["seconds"] > LATE for entry in native.pending()), "an operation that waits")
+            Path(mark).touch()
+
+        threading.Thread(target=look, daemon=True).start()
+    handle = engine.allreduce_async(np.full(100, rank + 1.0, np.float32), name=name, op=engine.Sum)
+    return float(engine.synchronize(handle)[0])
+
+
+def train_until_tuned(trials: int) -> int:
+    """Steps of an optimizer of torch until the tuner has tried that many settings; how many."""
+    import torch
+
+    parameter = torch.nn.Parameter(torch.zeros(4096))
+    optimizer = engine.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5))
+    steps, flag, end = 0, np.zeros(1, np.float32), time.monotonic() + 40.0
+    while not flag[0]:
+        time.sleep(
+            0.005
+        )  # the model computes elsewhere: the tuner's process, of low priority, has a processor meanwhile
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+        steps += 1
+        if engine.rank() == 0:
+            tuning = engine.runtime._running.tuning  # type: ignore[union-attr]
+            flag[0] = tuning is None or tuning._trials > trials or time.monotonic() > end
+        flag = engine.allreduce(flag, name="over", op=engine.Max)
+    assert torch.equal(parameter.detach(), torch.full((4096,), -0.5 * steps))
+    return steps
+
+
+def look_from_outside() -> dict[str, str]:
+    """What `enginerun top` and a scrape of the endpoint say about this job."""
+    launcher = os.getppid()
+    command = [sys.executable, "-m", "engine.launch", "top", str(launcher), "--once", "--interval", "0.2"]
+    top = subprocess.run(command, capture_output=True, text=True, timeout=40, env={**os.environ, "COLUMNS": "120"})
+    until(lambda: list(Path("sd").glob("*.json")), "a file that says where the metrics are")
+    [found] = [json.loads(path.read_text()) for path in Path("sd").glob("*.json")]
+    with urllib.request.urlopen(f"http://{found[0]['targets'][0]}/metrics", timeout=10) as answer:
+        return {"top": top.stdout + top.stderr, "metrics": answer.read().decode()}
+
+
+def run() -> dict[str, Any]:
+    """Use all of the engine that looks at a clock, once."""
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    engine.init()
+    found: dict[str, Any] = {"began": began, "monotonic": time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME)}
+    found["sums"] = [reduce_with_a_late_rank(name, f"late.{name}") for name in ("named", None)]
+    found["steps"] = train_until_tuned(1)
+    sys.argv = ["digits.py", "--steps", "20"]
+    sys.path.insert(0, str(EXAMPLE.parent))
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    engine.allreduce(np.ones(3, np.float32), name="last")
+    found["counters"] = engine.counters()
+    if engine.rank() == 0:
+        found.update(look_from_outside())
+    engine.barrier()
+    found["ended"] = time.monotonic()
+    return found
