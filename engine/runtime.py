@@ -27,7 +27,7 @@ from engine.watch import Watch
 from engine.world import World, detect
 
 DEFAULT_SPIN_US = 25.0
-DEFAULT_YIELD_US = 100.0
+DEFAULT_YIELD_US = 50.0
 _FORKED = (
     "the engine was initialised in process {parent}, and this is its forked child {child}. Use the start method "
     "'spawn' or 'forkserver' for processes that communicate; data-loading workers must not touch the engine."

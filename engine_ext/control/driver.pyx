@@ -52,6 +52,7 @@ cdef enum:
     DOOR_ENGINE = SLEEP_ENGINE
     DOOR_WAITER = SLEEP_WAITER
     NEVER = 0
+    LOOK_AT_CLOCK = 8           # passes that move something between two looks: small operations have fewer
     YIELD_BYTES = 65536         # what is larger takes longer than a sleep: a core that computes would get all of each slice
     STOP_POLL_NS = 1000000
 
@@ -388,18 +389,18 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
     """
     cdef rank_page* mine = e.segment.mine
     cdef uint64_t spin_end = 0, when
-    cdef uint32_t door
+    cdef uint32_t door, moves = 0
     while not met(e, goal) and not load32_acquire(&e.stop):     # pairs with driver_stop
         if drive_once(e):
             spin_end = 0
-            if now_ns() >= tick:
+            moves += 1
+            if moves % LOOK_AT_CLOCK == 0 and now_ns() >= tick:
                 return
             continue
         if e.spin_ns:
             if spin_end == 0:
                 spin_end = now_ns() + e.spin_ns
-            for _ in range(8):
-                spin_pause()
+            spin_pause()                # one at a time: some processors take 50 ns for it
             if now_ns() < spin_end:
                 continue
         elif e.yield_ns and is_small(e, goal):
