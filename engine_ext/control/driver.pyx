@@ -202,11 +202,16 @@ cdef void driver_stop(State* e) noexcept nogil:
 
 # ---- submitting -------------------------------------------------------------------------------------------------------------
 
-cdef int submit(State* e, const Name* name, Op* op, int32_t* id) noexcept nogil:
-    """Bring an operation; the id it travels under, -1 for a request. On success it may be done and gone at once."""
+cdef int submit(State* e, const Name* name, Op* op, int32_t* id, uint64_t now, uint32_t* recording) noexcept nogil:
+    """Bring an operation; the id it travels under, -1 for a request. On success it may be done and gone at once.
+
+    With `recording` the caller is blocked from `now` on; it is what end_wait wants to know. Else `now` may be 0.
+    """
     cdef Record* record = name.record
     cdef int status
     pthread_mutex_lock(&e.lock)
+    if recording != NULL:
+        recording[0] = note_wait(e, now)
     if load32_relaxed(&e.failed):
         status = Status.FAILED_WORLD
     elif e.joined:
@@ -214,7 +219,7 @@ cdef int submit(State* e, const Name* name, Op* op, int32_t* id) noexcept nogil:
     else:
         if record == NULL:
             record = table_record(&e.table, name.text, name.text_bytes)
-        status = table_submit(&e.table, record, op) if record != NULL else Status.NO_MEMORY
+        status = table_submit(&e.table, record, op, now) if record != NULL else Status.NO_MEMORY
         if status == Status.OK:
             id[0] = record.id
             if e.page != NULL:
@@ -268,7 +273,7 @@ cdef int driver_submit(State* e, const Name* name, Op* op) noexcept nogil:
     cdef bint awaited = op.awaited
     cdef uint64_t nbytes = op.nbytes
     cdef int32_t id = -1
-    cdef int status = submit(e, name, op, &id)
+    cdef int status = submit(e, name, op, &id, 0, NULL)
     if status == Status.OK:
         notify_leader(e, id, nbytes, awaited)
     return status
@@ -291,9 +296,8 @@ cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept n
     add32(&e.waiters, 1)
     if cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
         theirs = engine_float_enter()
-        recording = begin_wait(e, tick - ns)
         store32_relaxed(&e.segment.mine.asleep, 0)
-        status = submit(e, name, op, &id)
+        status = submit(e, name, op, &id, tick - ns, &recording)
         if status == Status.OK:
             if e.segment.rank != 0:
                 notify_leader(e, id, op.nbytes, True)
@@ -337,11 +341,16 @@ cdef inline uint32_t begin_wait(State* e, uint64_t now) noexcept nogil:
     cdef uint32_t recording = 0
     if load32_relaxed(&e.trace.on) or e.page != NULL:
         pthread_mutex_lock(&e.lock)
-        recording = trace_wait_begins(&e.trace, now)
-        if e.page != NULL:
-            overlap_wait_begins(&e.overlap, now)
+        recording = note_wait(e, now)
         pthread_mutex_unlock(&e.lock)
     return recording
+
+
+cdef inline uint32_t note_wait(State* e, uint64_t now) noexcept nogil:
+    """As begin_wait. The caller holds the lock."""
+    if e.page != NULL:
+        overlap_wait_begins(&e.overlap, now)
+    return trace_wait_begins(&e.trace, now)
 
 
 cdef inline void end_wait(State* e, uint32_t recording, uint64_t now) noexcept nogil:
