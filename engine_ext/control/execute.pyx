@@ -67,6 +67,7 @@ cdef void wake_waiters(State* e) noexcept nogil:
     if load32_relaxed(&e.waiters) > <uint32_t>(load32_relaxed(&e.role) == Role.WAITER):
         add32(&e.local_door, 1)
         futex_wake(&e.local_door, 1 << 30)
+        count_up(&e.segment.wakes, 1)
 
 
 cdef void fail_everything(State* e) noexcept nogil:
