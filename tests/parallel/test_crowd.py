@@ -44,7 +44,7 @@ def test_no_wake_up_is_lost(seen: Any) -> None:
 
 
 def test_ranks_that_share_processors_share_a_session(seen: Any) -> None:
-    """The kernel's autogroups hand a yielded processor on within a session; each rank still leads a group to be ended by."""
+    """Autogroups hand a yielded processor on within a session. Each rank still leads a process group."""
     assert len({rank["session"] for rank in seen}) == 1
     assert [rank["group"] for rank in seen] == [rank["pid"] for rank in seen]
 
