@@ -53,6 +53,7 @@ cdef enum:
     DOOR_WAITER = SLEEP_WAITER
     NEVER = 0
     LOOK_AT_CLOCK = 8           # passes that move something between two looks: small operations have fewer
+    YIELD_CHUNKS = 2            # the same of an entry in progress: a small all-to-all has two
     YIELD_BYTES = 65536         # what is larger takes longer than a sleep: a core that computes would get all of each slice
     STOP_POLL_NS = 1000000
 
@@ -385,9 +386,10 @@ cdef void give_back(State* e) noexcept nogil:
 
 cdef inline bint is_small(const State* e, const Goal* goal) noexcept nogil:
     """Whether a caller waits for so little that the other ranks need the processor for less time than a sleep costs."""
-    if e.entry != NULL:
-        return e.entry.bytes <= YIELD_BYTES
-    return goal.op != NULL and goal.op.nbytes <= YIELD_BYTES
+    if goal.op == NULL or goal.op.nbytes > YIELD_BYTES:
+        return False
+    # An all-to-all says by its chunks alone how long it is.
+    return e.entry == NULL or (e.entry.bytes <= YIELD_BYTES and e.executor.end - e.executor.first <= YIELD_CHUNKS)
 
 
 cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:

@@ -32,6 +32,7 @@ def test_small_operations_yield(seen: Any) -> None:
 
 def test_large_operations_do_not(seen: Any) -> None:
     assert [rank["large"]["yields"] for rank in seen] == [0] * SIZE
+    assert [rank["exchange"] for rank in seen] == [0] * SIZE  # whose entry says nothing of its size
 
 
 def test_yields_are_bounded(seen: Any) -> None:
