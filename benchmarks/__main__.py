@@ -46,6 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--rounds", type=int, help="rounds in which the contenders take turns")
     one.add_argument("--contenders", nargs="+", choices=NAMES)
     one.add_argument("--parts", nargs="+", choices=collective.PARTS)
+    one.add_argument(
+        "--against", metavar="DIR", help="also another build of the engine, from `pip install --target DIR`"
+    )
 
     two = commands.add_parser("training", help="what data parallelism adds to a training step")
     two.add_argument("--quick", action="store_true", help="4 rounds of short blocks")
@@ -113,6 +116,8 @@ def _collective(options: argparse.Namespace, console: Console) -> None:
     if options.command == "collective":
         given = {name: tuple(getattr(options, name) or ()) for name in ("ranks", "sizes", "contenders", "parts")}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value}
+        if options.against:
+            changes["against"] = options.against
         if options.sizes:
             changes["busy_sizes"] = changes["sizes"]
             if options.only or "operations" in (options.parts or ()):

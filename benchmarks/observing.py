@@ -4,8 +4,6 @@ and with metrics."""
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +17,7 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 
 from benchmarks.common import binding, environment, paths, progress, records, stats
-from benchmarks.common.processes import Group
+from benchmarks.common.processes import Group, other_build
 from benchmarks.common.stats import Interval
 from benchmarks.common.tables import Table, duration
 from benchmarks.training.run import summary
@@ -96,13 +94,6 @@ class _Variants:
             request = {"do": "block", "variant": "engine_timeline" if name == ON else "engine"}
         request["watched"] = {ON: "timeline", COUNTED: "counted", PAUSED: "paused"}.get(name, "")
         return self._groups[name].ask({**request, "steps": steps, "warmup": warmup})
-
-
-def other_build(place: str) -> dict[str, str]:
-    """Return the variables with which processes find the engine that is installed in a directory, and not this one."""
-    folders = (str(Path(place).resolve()), os.environ.get("PYTHONPATH"), str(paths.ROOT))
-    editable = paths.ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "MESONPY_EDITABLE_SKIP": str(editable)}
 
 
 def run(settings: Settings, console: Console) -> Path:

@@ -245,7 +245,8 @@ class Config:
         None,
         "microseconds",
         _optional(number(0, 1000), "auto"),
-        "How long a waiting thread spins before it sleeps; auto is 25, or 0 with more ranks than processors.",
+        "How long a waiting thread spins before it sleeps; auto is 25, or 0 with more ranks than processors, "
+        "where it yields in small operations instead.",
     )
     output_dir: Path | None = setting(
         None,

@@ -31,6 +31,7 @@ from .watch import Watch
 from .world import NO_LAUNCHER, World, detect
 
 DEFAULT_SPIN_US = 25.0
+DEFAULT_YIELD_US = 50.0
 _FORKED = (
     "the engine was initialised in process {parent}, and this is its forked child {child}. Use the start method "
     "'spawn' or 'forkserver' for processes that communicate; data-loading workers must not touch the engine."
@@ -178,6 +179,7 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
         stall_warning=settings.stall_warning,
         stall_limit=settings.stall_limit,
         spin_us=_spin(gathered) if settings.spin_us is None else settings.spin_us,
+        yield_us=_yield(gathered) if settings.spin_us is None else 0.0,
         stores=settings.stores,
         chunk_bytes=settings.chunk_bytes,
         compression=settings.compression,
@@ -245,7 +247,7 @@ def _tune(running: _Running, known: dict[str, Any], given: Collection[str], gath
 
 def _spin(gathered: Gathered) -> float:
     """Spinning pays when every rank has a processor; else it takes the processor from the rank that is waited for."""
-    processors: float = len({cpu for cpus in gathered.processors for cpu in cpus})
+    processors: float = _processors(gathered)
     try:
         quota = cpu_quota()
     except (ArithmeticError, LookupError, OSError, ValueError) as error:
@@ -255,6 +257,19 @@ def _spin(gathered: Gathered) -> float:
     if quota is not None:
         processors = min(processors, quota)
     return DEFAULT_SPIN_US if len(gathered.pids) <= processors else 0.0
+
+
+def _yield(gathered: Gathered) -> float:
+    """Yielding pays when ranks share processors: whoever is waited for may be ready on this one.
+
+    Where a quota alone is short, ranks have processors of their own: yielding would be spinning, and spend the quota.
+    """
+    return DEFAULT_YIELD_US if len(gathered.pids) > _processors(gathered) else 0.0
+
+
+def _processors(gathered: Gathered) -> int:
+    """How many processors the ranks may run on, all together."""
+    return len({cpu for cpus in gathered.processors for cpu in cpus})
 
 
 def shutdown() -> None:

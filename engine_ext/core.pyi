@@ -48,10 +48,12 @@ class Engine:
         chunk_bytes: int,
         compression: str,
         counters: int = -1,
+        yield_us: float = 0.0,
     ) -> None:
         """`peers`: a pidfd per rank, own included. Seconds for stall times, 0 is never. `stores`: auto, cached,
         streaming. `compression`: none, fp16, bf16. `counters`: the descriptor of a page to count into (counters.h),
-        which stays the caller's; -1: nothing is counted.
+        which stays the caller's; -1: nothing is counted. `spin_us`: how long a caller spins before it sleeps;
+        `yield_us`: how long it yields the processor instead, in small operations, where `spin_us` is 0.
         """
     rank: int
     size: int
@@ -177,8 +179,8 @@ class Engine:
         (operations of this rank that have ended, since there is the name).
         """
     def counters(self) -> dict[str, int]:
-        """Entries, tensors, bytes, wait_ns (callers blocked in the engine), busy_ns (executing), wakes, late_wakes
-        (0 unless one was lost).
+        """Entries, tensors, bytes, wait_ns (callers blocked in the engine), busy_ns (executing), wakes, sleeps and
+        yields (of callers that drive), late_wakes (0 unless one was lost).
         """
     def history(self) -> list[dict[str, Any]]:
         """The last schedule entries this rank executed, oldest first."""

@@ -208,7 +208,7 @@ cdef class Engine:
         self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, fusion_threshold, cycle_time_ms, stall_warning,
-                 stall_limit, spin_us, stores, chunk_bytes, compression, int counters=-1):
+                 stall_limit, spin_us, stores, chunk_bytes, compression, int counters=-1, double yield_us=0.0):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -225,7 +225,7 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.settings = {
             "fusion_threshold": fusion_threshold, "cycle_time_ms": cycle_time_ms, "stall_warning": stall_warning,
-            "stall_limit": stall_limit, "spin_us": spin_us, "stores": stores,
+            "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us, "stores": stores,
             "chunk_bytes": chunk_bytes, "compression": compression, "counters": counters,
         }
         self.open(rank, tuple(range(size)), None, 0)
@@ -250,6 +250,7 @@ cdef class Engine:
         knobs.compression = COMPRESSIONS.index(self.settings["compression"])
         e.wanted = e.seen = knobs
         e.spin_ns = <uint64_t>(<double>self.settings["spin_us"] * 1e3)
+        e.yield_ns = <uint64_t>(<double>self.settings["yield_us"] * 1e3)
         e.stall_warning_ns = seconds_ns(self.settings["stall_warning"])
         e.stall_limit_ns = seconds_ns(self.settings["stall_limit"])
         e.clock = &e.world.own_clock

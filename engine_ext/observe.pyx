@@ -54,6 +54,7 @@ cdef dict counters_of(State* e):
     return {"entries": load_relaxed(&e.counters.entries), "tensors": load_relaxed(&e.counters.tensors),
             "bytes": load_relaxed(&e.counters.nbytes), "wait_ns": load_relaxed(&e.counters.wait_ns),
             "busy_ns": load_relaxed(&e.counters.busy_ns), "wakes": load_relaxed(&e.segment.wakes),
+            "sleeps": load_relaxed(&e.counters.sleeps), "yields": load_relaxed(&e.counters.yields),
             "late_wakes": load_relaxed(&e.counters.late)}
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from benchmarks.collective.backends import BACKENDS
 from benchmarks.common import native
-from benchmarks.common.processes import Group, Launcher, RankError
+from benchmarks.common.processes import Group, Launcher, RankError, other_build
 
 LAUNCHERS: dict[str, Launcher] = {
     "engine": "engine",
@@ -24,6 +24,8 @@ LAUNCHERS: dict[str, Launcher] = {
     "mpi-sets": "mpi",
 }
 NAMES = ("limits", "engine", "gloo", "mpi")
+BEFORE = "before"
+"""The engine of another build."""
 
 
 class Contender(ABC):
@@ -46,13 +48,20 @@ class Contender(ABC):
 
 
 class GroupContender(Contender):
-    """Engine, gloo or MPI. Processors are divided as among `crowd` ranks; 0: as many as there are."""
+    """Engine, gloo or MPI. Processors are divided as among `crowd` ranks; 0: as many as there are.
 
-    def __init__(self, name: str, ranks: int, largest: int, processors: Sequence[int], crowd: int = 0) -> None:
+    `place`: where another build of the engine is installed, for the contender `BEFORE`.
+    """
+
+    def __init__(
+        self, name: str, ranks: int, largest: int, processors: Sequence[int], crowd: int = 0, place: str = ""
+    ) -> None:
         self.name = name
-        self.cases = BACKENDS[name].cases
-        arguments = ["--contender", name, "--largest", str(largest), "--crowd", str(crowd or ranks)]
-        self.group = Group(name, ranks, "benchmarks.collective.worker", arguments, LAUNCHERS[name], processors)
+        backend = "engine" if name == BEFORE else name
+        self.cases = BACKENDS[backend].cases
+        arguments = ["--contender", backend, "--largest", str(largest), "--crowd", str(crowd or ranks)]
+        module, variables = "benchmarks.collective.worker", other_build(place) if place else None
+        self.group = Group(name, ranks, module, arguments, LAUNCHERS[backend], processors, variables)
 
     def first(self, case: str, nbytes: int) -> float:
         return max(float(seconds) for seconds in self.group.ask({"do": "first", "case": case, "bytes": nbytes}))
@@ -119,16 +128,18 @@ class Limits(Contender):
 
 
 @contextlib.contextmanager
-def started(names: Sequence[str], ranks: int, largest: int, processors: Sequence[int]) -> Iterator[list[Contender]]:
-    """Start the named contenders, and end them all on any way out."""
+def started(
+    names: Sequence[str], ranks: int, largest: int, processors: Sequence[int], against: str = ""
+) -> Iterator[list[Contender]]:
+    """Start the named contenders, and the build `against` if there is one, and end them all on any way out."""
     with contextlib.ExitStack() as stack:
         contenders: list[Contender] = []
-        for name in names:
+        for name in (*names, BEFORE) if against else names:
             contender: Contender
             if name == "limits":
                 contender = Limits(ranks, largest, processors)
             else:
-                contender = GroupContender(name, ranks, largest, processors)
+                contender = GroupContender(name, ranks, largest, processors, place=against if name == BEFORE else "")
             stack.callback(contender.close)
             contenders.append(contender)
         yield contenders

@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
+from benchmarks.collective.contenders import BEFORE
 from benchmarks.common import paths, stats
 from benchmarks.common.environment import describe
 from benchmarks.common.tables import MISSING, Table, digits, duration, size
@@ -21,6 +22,8 @@ Key = tuple[str, str]
 LABELS: dict[Key, str] = {
     ("engine", "private"): "engine, private",
     ("engine", "shared"): "engine, in segment",
+    ("before", "private"): "before, private",
+    ("before", "shared"): "before, in segment",
     ("limits", "private_cached"): "limit, private, cached",
     ("limits", "private_streaming"): "limit, private, streaming",
     ("limits", "in_segment"): "limit, in segment",
@@ -31,6 +34,8 @@ LABELS: dict[Key, str] = {
 STYLES: dict[Key, dict[str, Any]] = {
     ("engine", "private"): {"color": "tab:blue", "marker": "o"},
     ("engine", "shared"): {"color": "tab:cyan", "marker": "o"},
+    ("before", "private"): {"color": "tab:purple", "marker": "o"},
+    ("before", "shared"): {"color": "tab:pink", "marker": "o"},
     ("limits", "private_cached"): {"color": "0.55", "linestyle": "--"},
     ("limits", "private_streaming"): {"color": "0.55", "linestyle": ":"},
     ("limits", "in_segment"): {"color": "0.25", "linestyle": "--"},
@@ -54,6 +59,8 @@ def tables(content: dict[str, Any]) -> list[Table]:
         rows = _rows(content, ranks, busy)
         where = f"{ranks} ranks{', every core busy computing' if busy else ''}"
         found.append(_by_size(rows, f"Allreduce of float32, {where}: median (p99)", _median_p99))
+        if any(row["contender"] == BEFORE for row in rows):
+            found.append(_shares(rows, f"Allreduce of float32, {where}: ratios of medians"))
         if not busy:
             found.append(_by_size(rows, f"Allreduce of float32, {where}: first call at each size", _first))
             found.append(_by_size(rows, f"Allreduce of float32, {where}: bus bandwidth in GB/s", _bus_bandwidth))
@@ -119,6 +126,22 @@ def _by_size(rows: Sequence[dict[str, Any]], title: str, cell: Any) -> Table:
     table = Table(title, ["size", *(LABELS[key] for key in keys)])
     for nbytes in sorted({row["bytes"] for row in rows}):
         table.rows.append([size(nbytes), *(cells.get((nbytes, *key), MISSING) for key in keys)])
+    return table
+
+
+def _shares(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    """This build beside the one before and Open MPI, and the one before beside Open MPI."""
+    pairs = {
+        "engine / before, private": (("engine", "private"), (BEFORE, "private")),
+        "engine / before, in segment": (("engine", "shared"), (BEFORE, "shared")),
+        "engine, private / Open MPI": (("engine", "private"), ("mpi", "private")),
+        "before, private / Open MPI": ((BEFORE, "private"), ("mpi", "private")),
+    }
+    found = {(row["bytes"], row["contender"], row["case"]): row for row in rows}
+    table = Table(title, ["size", *pairs])
+    for nbytes in sorted({row["bytes"] for row in rows}):
+        cells = [share(found.get((nbytes, *own)), found.get((nbytes, *other))) for own, other in pairs.values()]
+        table.rows.append([size(nbytes), *cells])
     return table
 
 

@@ -42,6 +42,8 @@ class Settings:
     operation_sizes: tuple[int, ...] = OPERATION_SIZES
     contenders: tuple[str, ...] = NAMES
     parts: tuple[str, ...] = PARTS
+    against: str = ""
+    """Where another build of the engine is installed, by `pip install --target`; empty: there is none."""
     rounds: int = 7
     block_seconds: float = 0.2
     operation_rounds: int = 5
@@ -112,7 +114,7 @@ def run(settings: Settings, console: Console) -> Path:
             continue
         largest = max((nbytes for sizes in wanted.values() for nbytes in sizes), default=4 * KIB)
         names = [name for name in settings.contenders if wanted or name != "limits"]
-        with started(names, ranks, largest, processors) as contenders:
+        with started(names, ranks, largest, processors, settings.against) as contenders:
             pairs = [(contender, case) for contender in contenders for case in contender.cases]
             steps = sum(len(sizes) for sizes in wanted.values()) * len(pairs)
             steps += (

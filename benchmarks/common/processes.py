@@ -34,6 +34,13 @@ class RankError(RuntimeError):
     """A rank failed, died or did not answer in time."""
 
 
+def other_build(place: str) -> dict[str, str]:
+    """Return the variables with which processes find the engine that is installed in a directory, and not this one."""
+    folders = (str(Path(place).resolve()), os.environ.get("PYTHONPATH"), str(paths.ROOT))
+    editable = paths.ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "MESONPY_EDITABLE_SKIP": str(editable)}
+
+
 class Group:
     """The ranks of one contender.
 

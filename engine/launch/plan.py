@@ -77,12 +77,15 @@ class RankPlan:
         CPUs to bind to.
     directory : Path
         Where its files go.
+    crowded : bool
+        There are more ranks than CPUs.
     """
 
     rank: int
     environment: dict[str, str] = field(repr=False)
     cpus: tuple[int, ...] | None
     directory: Path
+    crowded: bool = False
 
 
 def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list[RankPlan]:
@@ -119,6 +122,7 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
             environment=shared | _place(job, rank),
             cpus=None if allotment.slices is None else allotment.slices[rank],
             directory=job.directory / f"rank.{rank}",
+            crowded=allotment.crowded,
         )
         for rank in range(job.size)
     ]

@@ -55,11 +55,14 @@ class Allotment:
         CPUs of each rank; None where ranks are not bound.
     summary : str
         The decision and its reason, one line.
+    crowded : bool
+        There are more ranks than CPUs in the affinity set.
     """
 
     threads: int | None
     slices: tuple[tuple[int, ...], ...] | None
     summary: str
+    crowded: bool = False
 
 
 def allot(
@@ -111,6 +114,7 @@ def allot(
         slices=slices,
         summary=f"{ranks} rank{'s' * (ranks > 1)} on {len(facts.cpus)} CPU{'s' * (len(facts.cpus) > 1)}{quota}: "
         f"{having}, {place}",
+        crowded=ranks > len(facts.cpus),
     )
 
 

@@ -1,8 +1,11 @@
 """Start ranks as processes that cannot outlive the launcher.
 
-A rank leads a session of its own, so that it and all it starts can be ended as one process group. It asks for SIGKILL
-at the death of its parent. That request follows the *thread* that spawned it, so spawn from the main thread; it is made
-between fork and exec, which is safe because the launcher has one thread.
+A rank leads a process group of its own, so that it and all it starts can be ended together, and has no controlling
+terminal. It leads a session as well, unless there are more ranks than CPUs: the kernel divides processors among
+sessions first (autogroups, see sched(7)), so that a rank which yields would be given its processor back at once.
+
+It asks for SIGKILL at the death of its parent. That request follows the *thread* that spawned it, so spawn from the
+main thread; it is made between fork and exec, which is safe because the launcher has one thread.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +42,7 @@ class Rank:
     ----------
     plan : RankPlan
     process : subprocess.Popen
-        Leader of its own session and process group.
+        Leader of its own process group.
     pidfd : int
         Readable when the process has ended.
     stdout, stderr : int
@@ -136,8 +140,9 @@ def start(plan: RankPlan, command: Sequence[str], program: str, descriptors: tup
             stdin=subprocess.DEVNULL,
             stdout=out_write,
             stderr=err_write,
-            start_new_session=True,
-            preexec_fn=_before_exec(os.getpid(), plan.cpus, descriptors),
+            start_new_session=not plan.crowded,
+            process_group=0 if plan.crowded else None,
+            preexec_fn=_before_exec(os.getpid(), plan, descriptors),
         )
     except (OSError, subprocess.SubprocessError) as error:
         for descriptor in opened:
@@ -190,7 +195,7 @@ def _pipe(opened: list[int]) -> tuple[int, int]:
     return reading, writing
 
 
-def _before_exec(launcher: int, cpus: tuple[int, ...] | None, descriptors: tuple[int, int]) -> Callable[[], None]:
+def _before_exec(launcher: int, plan: RankPlan, descriptors: tuple[int, int]) -> Callable[[], None]:
     """Make what the child does between fork and exec."""
 
     def prepare() -> None:
@@ -198,10 +203,22 @@ def _before_exec(launcher: int, cpus: tuple[int, ...] | None, descriptors: tuple
         if os.getppid() != launcher:  # it died before the request above
             os._exit(128 + signal.SIGKILL)
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
-        if cpus is not None:
-            os.sched_setaffinity(0, cpus)
+        if plan.cpus is not None:
+            os.sched_setaffinity(0, plan.cpus)
+        if plan.crowded:
+            _leave_terminal()
 
     return prepare
+
+
+def _leave_terminal() -> None:
+    """Have no controlling terminal, as in a session of its own: reading one from the background would stop the rank."""
+    with contextlib.suppress(OSError):  # the launcher has none either
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+        try:
+            fcntl.ioctl(terminal, termios.TIOCNOTTY)
+        finally:
+            os.close(terminal)
 
 
 def _mend(error: Exception) -> str:

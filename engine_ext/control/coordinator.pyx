@@ -23,8 +23,12 @@ from engine_ext.control.table cimport Status, bit, hash_name
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 from engine_ext.platform.clock cimport after_ns, overdue_ns, patience, patience_at
 
+cdef extern from "platform/cpu.h" nogil:
+    void engine_prefetch_read(const void* memory, size_t nbytes)
+
 cdef enum:
     BUCKETS = 16384
+    LINE = 64                   # bytes of a cache line
     EVICTION_SAMPLE = 64
 
 
@@ -347,6 +351,9 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             id = w * 64 + count_trailing_zeros(ready)
             ready &= ready - 1
             name = c.by_id[id]
+            if c.page != NULL:
+                for r in range(c.segment.size):
+                    engine_prefetch_read(&c.segment.pages[r].brought[id], 8)        # for arrivals_count
             alike = name.brought == 0 and (c.joined_count == 0 or name.meta.kind != KIND_BROADCAST)
             if not (enqueue(c, name, False) if alike else settle(c, name)):
                 c.stuck = True
@@ -425,6 +432,8 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
         if seen != c.seen[r]:
             store_relaxed(&c.seen[r], seen)             # others than the role's holder look, in coordinator_unseen
             changed = True
+            engine_prefetch_read(segment.pages[r].ready, LINE)      # what it has written since, in the usual case of few names
+            engine_prefetch_read(segment.pages[r].awaited, LINE)
     steps = load_acquire(&segment.pages[0].steps)
     if steps != c.step:
         c.step, c.usual_items, c.step_items = steps, c.step_items, 0

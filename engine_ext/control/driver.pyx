@@ -30,7 +30,7 @@ from engine_ext.data.executor cimport executor_needs
 from engine_ext.platform.atomics cimport (
     FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas32, count_up,
     full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns,
-    spin_pause, store32_relaxed, store32_release, store_relaxed, store_release,
+    spin_pause, store32_relaxed, store32_release, store_relaxed, store_release, yield_processor,
 )
 from engine_ext.platform.clock cimport age_ns
 
@@ -53,6 +53,9 @@ cdef enum:
     DOOR_ENGINE = SLEEP_ENGINE
     DOOR_WAITER = SLEEP_WAITER
     NEVER = 0
+    LOOK_AT_CLOCK = 8           # passes that move something between two looks: small operations have fewer
+    YIELD_CHUNKS = 2            # the same of an entry in progress: a small all-to-all has two
+    YIELD_BYTES = 65536         # what is larger takes longer than a sleep: a core that computes would get all of each slice
     STOP_POLL_NS = 1000000
 
 
@@ -201,11 +204,16 @@ cdef void driver_stop(State* e) noexcept nogil:
 
 # ---- submitting -------------------------------------------------------------------------------------------------------------
 
-cdef int submit(State* e, const Name* name, Op* op, int32_t* id) noexcept nogil:
-    """Bring an operation; the id it travels under, -1 for a request. On success it may be done and gone at once."""
+cdef int submit(State* e, const Name* name, Op* op, int32_t* id, uint64_t now, uint32_t* recording) noexcept nogil:
+    """Bring an operation; the id it travels under, -1 for a request. On success it may be done and gone at once.
+
+    With `recording` the caller is blocked from `now` on; it is what end_wait wants to know. Else `now` may be 0.
+    """
     cdef Record* record = name.record
     cdef int status
     pthread_mutex_lock(&e.lock)
+    if recording != NULL:
+        recording[0] = note_wait(e, now)
     if load32_relaxed(&e.failed):
         status = Status.FAILED_WORLD
     elif e.joined:
@@ -213,7 +221,7 @@ cdef int submit(State* e, const Name* name, Op* op, int32_t* id) noexcept nogil:
     else:
         if record == NULL:
             record = table_record(&e.table, name.text, name.text_bytes)
-        status = table_submit(&e.table, record, op) if record != NULL else Status.NO_MEMORY
+        status = table_submit(&e.table, record, op, now) if record != NULL else Status.NO_MEMORY
         if status == Status.OK:
             id[0] = record.id
             if e.page != NULL:
@@ -267,7 +275,7 @@ cdef int driver_submit(State* e, const Name* name, Op* op) noexcept nogil:
     cdef bint awaited = op.awaited
     cdef uint64_t nbytes = op.nbytes
     cdef int32_t id = -1
-    cdef int status = submit(e, name, op, &id)
+    cdef int status = submit(e, name, op, &id, 0, NULL)
     if status == Status.OK:
         notify_leader(e, id, nbytes, awaited)
     return status
@@ -290,9 +298,8 @@ cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept n
     add32(&e.waiters, 1)
     if cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
         theirs = engine_float_enter()
-        recording = begin_wait(e, tick - ns)
         store32_relaxed(&e.segment.mine.asleep, 0)
-        status = submit(e, name, op, &id)
+        status = submit(e, name, op, &id, tick - ns, &recording)
         if status == Status.OK:
             if e.segment.rank != 0:
                 notify_leader(e, id, op.nbytes, True)
@@ -336,11 +343,16 @@ cdef inline uint32_t begin_wait(State* e, uint64_t now) noexcept nogil:
     cdef uint32_t recording = 0
     if load32_relaxed(&e.trace.on) or e.page != NULL:
         pthread_mutex_lock(&e.lock)
-        recording = trace_wait_begins(&e.trace, now)
-        if e.page != NULL:
-            overlap_wait_begins(&e.overlap, now)
+        recording = note_wait(e, now)
         pthread_mutex_unlock(&e.lock)
     return recording
+
+
+cdef inline uint32_t note_wait(State* e, uint64_t now) noexcept nogil:
+    """As begin_wait. The caller holds the lock."""
+    if e.page != NULL:
+        overlap_wait_begins(&e.overlap, now)
+    return trace_wait_begins(&e.trace, now)
 
 
 cdef inline void end_wait(State* e, uint32_t recording, uint64_t now) noexcept nogil:
@@ -373,22 +385,41 @@ cdef void give_back(State* e) noexcept nogil:
         futex_wake(&e.segment.mine.door[DOOR_ENGINE], 1)
 
 
+cdef inline bint is_small(const State* e, const Goal* goal) noexcept nogil:
+    """Whether a caller waits for so little that the other ranks need the processor for less time than a sleep costs."""
+    if goal.op == NULL or goal.op.nbytes > YIELD_BYTES:
+        return False
+    # An all-to-all says by its chunks alone how long it is.
+    return e.entry == NULL or (e.entry.bytes <= YIELD_BYTES and e.executor.end - e.executor.first <= YIELD_CHUNKS)
+
+
 cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
-    """Drive until the goal is met or the time `tick` has come. The caller holds the role."""
+    """Drive until the goal is met or the time `tick` has come. The caller holds the role.
+
+    Before it sleeps it spins, where each rank has a processor. Where ranks share processors it yields: whoever it waits for
+    may be ready to run on this very processor, and gets it for the price of a system call instead of a sleep and a wake-up.
+    """
     cdef rank_page* mine = e.segment.mine
     cdef uint64_t spin_end = 0, when
-    cdef uint32_t door
+    cdef uint32_t door, moves = 0
     while not met(e, goal) and not load32_acquire(&e.stop):     # pairs with driver_stop
         if drive_once(e):
             spin_end = 0
-            if now_ns() >= tick:
+            moves += 1
+            if moves % LOOK_AT_CLOCK == 0 and now_ns() >= tick:
                 return
             continue
         if e.spin_ns:
             if spin_end == 0:
                 spin_end = now_ns() + e.spin_ns
-            for _ in range(8):
-                spin_pause()
+            spin_pause()                # one at a time: some processors take 50 ns for it
+            if now_ns() < spin_end:
+                continue
+        elif e.yield_ns and is_small(e, goal):
+            if spin_end == 0:
+                spin_end = now_ns() + e.yield_ns
+            yield_processor()
+            count_up(&e.counters.yields, 1)
             if now_ns() < spin_end:
                 continue
         spin_end = 0
@@ -401,6 +432,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
                 return
             stall_check(e)
             when = deadline(e)
+            count_up(&e.counters.sleeps, 1)
             futex_wait(&mine.door[DOOR_WAITER], door, until(tick if when == NEVER else min(when, tick)))
             store32_relaxed(&mine.asleep, 0)
             if now_ns() >= tick and load32_acquire(&mine.door[DOOR_WAITER]) == door and drive_once(e):

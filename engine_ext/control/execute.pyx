@@ -15,7 +15,7 @@ from engine_ext.control.overlap cimport overlap_entry_begins, overlap_entry_ends
 from engine_ext.control.schedule cimport schedule_advance, schedule_next
 from engine_ext.control.segment cimport Segment, abort_world, ring
 from engine_ext.control.state cimport (
-    EVENT_ABORT, EVENT_STALL, HISTORY, HISTORY_NAME, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
+    EVENT_ABORT, EVENT_STALL, HISTORY, HISTORY_NAME, Role, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
@@ -62,11 +62,12 @@ cdef void complete(State* e, Op* op) noexcept nogil:
 
 
 cdef void wake_waiters(State* e) noexcept nogil:
-    """Waiters that do not drive look whether theirs is done. The driver itself is one of the waiters when it is one."""
+    """Waiters that do not drive look whether theirs is done. The caller holds the role; a waiter that does is counted too."""
     full_fence(FENCE_DONE)                            # done before the look for waiters; pairs with the fence in driver_wait
-    if load32_relaxed(&e.waiters):
+    if load32_relaxed(&e.waiters) > <uint32_t>(load32_relaxed(&e.role) == Role.WAITER):
         add32(&e.local_door, 1)
         futex_wake(&e.local_door, 1 << 30)
+        count_up(&e.segment.wakes, 1)
 
 
 cdef void fail_everything(State* e) noexcept nogil:
@@ -112,7 +113,7 @@ cdef inline const int64_t* rows_of(const engine_entry* entry) noexcept nogil:
 
 cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
     """The operations of an entry's members into `batch`. False: this rank does not have one, for which there was no memory, or
-    which is a defect of ours."""
+    which is a defect of ours. The caller holds the lock."""
     cdef const int32_t* ids = ids_of(entry)
     cdef Record* record
     cdef Op** batch
@@ -123,7 +124,6 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
         if batch == NULL:
             return False
         e.batch, e.batch_room = batch, <int32_t>entry.items
-    pthread_mutex_lock(&e.lock)
     for i in range(<int32_t>entry.items):
         record = e.table.by_id[ids[i]]
         if record != NULL and record.inflight == NULL and e.joined:
@@ -134,7 +134,6 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
             whole = False
             break
         e.batch[i] = record.inflight
-    pthread_mutex_unlock(&e.lock)
     return whole
 
 
@@ -299,9 +298,7 @@ cdef int place_of(const Segment* segment, int number) noexcept nogil:
 
 
 cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
-    """Start a BATCH. False when memory or a member is missing."""
-    if not collect(e, entry):
-        return False
+    """Start a BATCH whose operations are in `batch`. False when memory is missing."""
     e.telling = entry.flags & ENTRY_MEMBERS != 0
     return members_tell(e, entry) if e.telling else plan_batch(e, entry)
 
@@ -449,15 +446,15 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     schedule_advance(&e.segment, entry)
 
 
-cdef bint apply(State* e, engine_entry* entry) noexcept nogil:
-    """Execute `entry`, or begin to. False: it cannot be left yet."""
+cdef bint apply(State* e, engine_entry* entry, bint collected) noexcept nogil:
+    """Execute `entry`, or begin to; `collected`: its operations are in `batch`. False: it cannot be left yet."""
     cdef int status = Status.OK
     if entry.type == ENTRY_BATCH:
-        if not begin(e, entry):
+        if not (collected and begin(e, entry)):
             abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for a result, or an operation is missing")
         return False
     if entry.type == ENTRY_SKIP:
-        if collect(e, entry):
+        if collected:
             finish(e, entry, Status.ABSENT)
     elif entry.type == ENTRY_ERROR:
         report_mismatch(e, entry)
@@ -478,7 +475,7 @@ cdef bint apply(State* e, engine_entry* entry) noexcept nogil:
 
 cdef bint run_schedule(State* e) noexcept nogil:
     """Execute all that can be executed now; whether anything was."""
-    cdef bint moved = False
+    cdef bint moved = False, collected
     cdef engine_entry* entry
     while True:
         if e.entry != NULL:
@@ -508,8 +505,9 @@ cdef bint run_schedule(State* e) noexcept nogil:
             if e.page != NULL:
                 overlap_entry_begins(&e.overlap, e.history[(e.rows - 1) % HISTORY].started)
             note_knobs(e, entry)
+            collected = (entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP) and collect(e, entry)
             pthread_mutex_unlock(&e.lock)
-            if apply(e, entry):
+            if apply(e, entry, collected):
                 leave(e, entry)
             elif e.executor.active:
                 e.entry = entry

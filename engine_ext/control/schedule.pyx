@@ -5,6 +5,13 @@ from libc.string cimport memset
 from engine_ext.control.layout cimport ENTRY_PAD, RING_WORDS, engine_entry
 from engine_ext.platform.atomics cimport load_acquire, store_release
 
+cdef extern from "platform/cpu.h" nogil:
+    void engine_prefetch(const void* memory, size_t nbytes)
+    void engine_prefetch_read(const void* memory, size_t nbytes)
+
+cdef enum:
+    USUAL_ENTRY = sizeof(engine_entry) + 8      # bytes of a BATCH of one or two tensors
+
 
 cdef uint64_t schedule_slowest(Writer* writer) noexcept nogil:
     """The position that every rank has passed."""
@@ -45,6 +52,7 @@ cdef void schedule_append(Writer* writer, engine_entry* entry) noexcept nogil:
     writer.sequence += 1
     writer.tail += entry.words
     store_release(&writer.segment.coordinator.tail, writer.tail)   # pairs with schedule_next
+    engine_prefetch(&writer.segment.ring[writer.tail % RING_WORDS], USUAL_ENTRY)   # other ranks have read what lies there
 
 
 cdef engine_entry* schedule_next(Segment* segment) noexcept nogil:
@@ -54,6 +62,7 @@ cdef engine_entry* schedule_next(Segment* segment) noexcept nogil:
     cdef uint64_t tail = load_acquire(&segment.coordinator.tail)   # pairs with schedule_append
     while cursor < tail:
         entry = <engine_entry*>&segment.ring[cursor % RING_WORDS]
+        engine_prefetch_read(entry, USUAL_ENTRY)
         if entry.type != ENTRY_PAD:
             return entry
         cursor += entry.words

@@ -59,6 +59,8 @@ cdef struct Counters:
     uint64_t nbytes
     uint64_t wait_ns        # callers blocked in the engine
     uint64_t busy_ns        # from the start to the end of entries
+    uint64_t sleeps         # of callers that drive, on their door
+    uint64_t yields         # of the processor, by callers that drive
     uint64_t late           # waits that a tick ended although there was something to do: lost or very late wake-ups
 
 cdef struct Told:            # a tensor of a group, to ranks that have joined (members.pyx)
@@ -105,7 +107,8 @@ cdef struct State:
     int events_fd
     uint32_t events             # atomic
     int* peers                  # pidfds
-    uint64_t spin_ns
+    uint64_t spin_ns            # how long a caller spins before it sleeps
+    uint64_t yield_ns           # how long it yields instead, in a small operation, where ranks share processors; 0: not at all
     # limits on progress, and times that are compared with them: as this process has seen time pass
     patience own_clock          # of a world
     patience* clock             # of the process; a process set has its world's

@@ -152,13 +152,13 @@ cdef int announce(Table* table, Record* record, Op* op) noexcept nogil:
     return Status.OK
 
 
-cdef int table_submit(Table* table, Record* record, Op* op) noexcept nogil:
-    """Bring `op` under `record`'s name. On success the engine holds `op` until OP_DONE."""
+cdef int table_submit(Table* table, Record* record, Op* op, uint64_t now) noexcept nogil:
+    """Bring `op` under `record`'s name; `now` is the time, if it is known. On success the engine holds `op` until OP_DONE."""
     cdef int status
     if record.inflight != NULL:
         return Status.DUPLICATE
     op.record, op.status, op.requested = record, Status.OK, False
-    op.submitted = now_ns()
+    op.submitted = now if now else now_ns()
     op.since = patience_at(table.clock, op.submitted)
     store_pointer(<void**>&record.inflight, op)            # before the bit: the entry may come at once
     status = announce(table, record, op)

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdint.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -74,6 +75,9 @@ static inline void spin_pause(void) {
   __asm__ __volatile__("isb" ::: "memory");
 #endif
 }
+
+/* Let whoever else is ready run on this processor first. Never what a wait rests on: without anybody else it returns at once. */
+static inline void yield_processor(void) { sched_yield(); }
 
 static inline uint64_t now_ns(void) {
   struct timespec t;

@@ -61,6 +61,12 @@ static inline void engine_float_leave(uint64_t saved) {
   if (engine_float_save() != saved) engine_float_restore(saved);
 }
 
+/* Fetch memory that will be read soon; a wrong address does no harm. */
+static inline void engine_prefetch_read(const void *memory, size_t bytes) {
+  uintptr_t line = (uintptr_t)memory & ~(uintptr_t)63, end = (uintptr_t)memory + bytes;
+  for (; line < end; line += 64) __builtin_prefetch((const void *)line, 0);
+}
+
 /* Fetch memory that will be written soon; a wrong address does no harm. */
 static inline void engine_prefetch(const void *memory, size_t bytes) {
   uintptr_t line = (uintptr_t)memory & ~(uintptr_t)63, end = (uintptr_t)memory + bytes;

@@ -38,6 +38,7 @@ EIGHT = tuple(range(8))
 def test_threads_and_slices(cpus, quota, ranks, environment, threads, slices):
     given = allot(Facts(cpus, quota), ranks, environment)
     assert (given.threads, given.slices) == (threads, slices)
+    assert given.crowded == (ranks > len(cpus))
 
 
 def test_slices_share_no_cpu_and_use_all_of_them():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import pty
 import signal
 import subprocess
+import termios
 import time
 from pathlib import Path
 
@@ -117,6 +120,34 @@ def test_ctrl_c_on_a_terminal_reaches_the_ranks_once(launcher):
     assert process.wait(DEADLINE) == 130
     os.close(ours)
     assert [(launcher.home / f"ints.{rank}").read_text() for rank in (0, 1)] == ["x", "x"]
+
+
+def test_ranks_that_share_a_processor_have_no_terminal(launcher):
+    """They are in the launcher's session, where reading its terminal from the background would stop them."""
+    ours, theirs = pty.openpty()
+
+    def prepare():
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+    process = launcher.start(
+        "-np",
+        2,
+        start_new_session=True,
+        preexec_fn=prepare,
+        python="""
+            try:
+                os.open("/dev/tty", os.O_RDWR)
+                here.joinpath(f"terminal.{rank}").write_text("open")
+            except OSError as error:
+                here.joinpath(f"terminal.{rank}").write_text(f"{error.errno} {os.getsid(0)}")
+        """,
+    )
+    os.close(theirs)
+    assert launcher.finish(process).code == 0
+    os.close(ours)
+    expected = f"{errno.ENXIO} {process.pid}"
+    assert [(launcher.home / f"terminal.{rank}").read_text() for rank in (0, 1)] == [expected] * 2
 
 
 def test_usr1_reaches_ranks_that_handle_it_and_spares_those_that_do_not(launcher):

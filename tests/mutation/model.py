@@ -41,6 +41,7 @@ class Thread(Code):
         super().__init__(without=without, constant={"stop": 0, **constant})
         self.drive: Callable[[], None] = self.no_work
         self.reasons: Callable[[], None] | None = None
+        self.waits = 0  # 1 while it writes the steps of a driver that is a waiter itself, and counted as one
 
     def no_work(self) -> None:
         self.let("moved", 0)
@@ -77,7 +78,7 @@ class Thread(Code):
         out = self.fresh()
         self.fence("DONE")
         self.load("others", "waiters")
-        self.jump_if(lambda r: not r["others"], out)
+        self.jump_if(lambda r, own=self.waits: r["others"] <= own, out)
         self.add("local", 1)
         self.futex_wake("local")
         self.label(out)
@@ -195,6 +196,7 @@ class Thread(Code):
 
     def drive_until(self, op: str) -> None:
         top, awake, out = self.fresh(), self.fresh(), self.fresh()
+        self.waits = 1
         self.label(top)
         self.load("done", op, acquire=True)
         self.jump_if(lambda r: r["done"], out)
@@ -218,6 +220,7 @@ class Thread(Code):
         self.store("asleep", 0)
         self.jump(top)
         self.label(out)
+        self.waits = 0
 
     def driver_wait(self, op: str) -> None:
         late = "LOCAL_DOOR_FIRST" in self.without

@@ -1,0 +1,60 @@
+"""What ranks do that share one processor; as `on_ranks`."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import engine
+
+SMALL, LARGE = 1024, 1 << 18  # elements of float32: 4 KiB and 1 MiB
+WITHIN = 20.0
+
+
+def crowd() -> dict[str, Any]:
+    """Small and large blocking calls, and one that the last rank is late for; the yields and sleeps of each."""
+    engine.init()
+    rank, last = engine.rank(), engine.size() - 1
+    native = engine.runtime.engine()
+    seen: dict[str, Any] = {"session": os.getsid(0), "group": os.getpgrp(), "pid": os.getpid()}
+
+    def counted(what: str, count: int, elements: int) -> None:
+        value = np.empty(elements, np.float32)
+        before = native.counters()
+        for k in range(count):
+            value[:] = rank + k
+            engine.allreduce_(value, engine.Sum, what)
+            assert (value == sum(range(last + 1)) + (last + 1) * k).all()
+        after = native.counters()
+        seen[what] = {name: after[name] - before[name] for name in ("yields", "sleeps", "late_wakes")}
+
+    counted("warm", 3, SMALL)
+    counted("large", 5, LARGE)
+    before = native.counters()["yields"]
+    for _ in range(3):
+        engine.alltoall(np.ones(LARGE - LARGE % engine.size(), np.float32), name="exchange")
+    seen["exchange"] = native.counters()["yields"] - before
+    counted("small", 200, SMALL)
+    Path(f"pid.{rank}").write_text(str(os.getpid()))
+    if rank == last:
+        _until_others_sleep(last)
+    counted("late", 1, SMALL)
+    engine.shutdown()
+    return seen
+
+
+def _until_others_sleep(count: int) -> None:
+    """Return when the main threads of the first `count` ranks sleep all at once."""
+    deadline = time.monotonic() + WITHIN
+    while time.monotonic() < deadline:
+        pids = [Path(f"pid.{other}") for other in range(count)]
+        if all(path.exists() and path.read_text() for path in pids):
+            states = [Path(f"/proc/{path.read_text()}/stat").read_text().rpartition(") ")[2][0] for path in pids]
+            if states == ["S"] * count:
+                return
+        os.sched_yield()
+    raise TimeoutError("the other ranks never sleep in a call that this one is late for")

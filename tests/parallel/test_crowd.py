@@ -1,0 +1,96 @@
+"""More ranks than processors: who waits for something small yields, for a while; a large operation sleeps at once."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import crowd_program
+import numpy as np
+import pytest
+from ranks import run_ranks
+from thread_world import ThreadWorld
+
+import engine
+from engine import runtime
+from engine.rendezvous import Gathered
+
+SIZE = 3
+
+
+@pytest.fixture(scope="module")
+def seen() -> Any:
+    """What three ranks on one processor have seen."""
+    one = str(min(os.sched_getaffinity(0)))
+    return run_ranks(SIZE, crowd_program.crowd, prefix=("taskset", "-c", one)).values
+
+
+def test_small_operations_yield(seen: Any) -> None:
+    assert all(rank["small"]["yields"] > 0 for rank in seen), seen
+    assert all(rank["small"]["sleeps"] < 200 for rank in seen), seen  # with one sleep for each handshake it is 400
+
+
+def test_large_operations_do_not(seen: Any) -> None:
+    assert [rank["large"]["yields"] for rank in seen] == [0] * SIZE
+    assert [rank["exchange"] for rank in seen] == [0] * SIZE  # whose entry says nothing of its size
+
+
+def test_yields_are_bounded(seen: Any) -> None:
+    """The last rank comes only when the others sleep: a wait without a bound would never let it."""
+    assert all(rank["late"]["sleeps"] >= 1 for rank in seen[:-1]), seen
+
+
+def test_no_wake_up_is_lost(seen: Any) -> None:
+    assert {rank[what]["late_wakes"] for rank in seen for what in ("small", "large", "late")} == {0}
+
+
+def test_ranks_that_share_processors_share_a_session(seen: Any) -> None:
+    """Autogroups hand a yielded processor on within a session. Each rank still leads a process group."""
+    assert len({rank["session"] for rank in seen}) == 1
+    assert [rank["group"] for rank in seen] == [rank["pid"] for rank in seen]
+
+
+@pytest.mark.parametrize(
+    ("processors", "spins", "yields"),
+    [
+        ([[0], [1]], True, False),
+        ([[0, 1], [0, 1]], True, False),
+        ([[0], [0]], False, True),
+        ([[0, 1]] * 3, False, True),
+    ],
+)
+def test_who_spins_and_who_yields(processors: list[list[int]], spins: bool, yields: bool, monkeypatch: Any) -> None:
+    count = len(processors)
+    gathered = Gathered(-1, -1, [-1] * count, list(range(count)), processors)
+    monkeypatch.setattr(runtime, "cpu_quota", lambda: None)
+    assert (runtime._spin(gathered) > 0, runtime._yield(gathered) > 0) == (spins, yields)
+    # A quota that is short leaves each rank its processor: there is nobody to yield to, and what is spun is spent.
+    monkeypatch.setattr(runtime, "cpu_quota", lambda: 0.5)
+    assert (runtime._spin(gathered) > 0, runtime._yield(gathered) > 0) == (False, yields)
+
+
+def calls(rank: int, count: int) -> dict[str, int]:
+    """Blocking calls of one element; what they cost."""
+    native = engine.runtime.engine()
+    value = np.empty(1, np.float32)
+    engine.allreduce_(value, engine.Sum, "small")
+    before = native.counters()
+    for k in range(count):
+        value[0] = rank + k
+        engine.allreduce_(value, engine.Sum, "small")
+        assert value[0] == sum(range(native.size)) + native.size * k
+    after = native.counters()
+    return {name: after[name] - before[name] for name in before}
+
+
+def test_without_yields_nobody_yields() -> None:
+    with ThreadWorld(2) as world:
+        assert [cost["yields"] for cost in world.run(calls, 50)] == [0, 0]
+    with ThreadWorld(2, yield_us=1000.0) as world:
+        assert sum(cost["yields"] for cost in world.run(calls, 50)) > 0
+
+
+def test_a_caller_that_is_alone_wakes_nobody() -> None:
+    with ThreadWorld(1) as world:
+        (cost,) = world.run(calls, 50)
+    assert (cost["wakes"], cost["sleeps"]) == (0, 0)
