@@ -16,6 +16,8 @@ from engine.errors import ConfigError
 
 PREFIX = "ENGINE_"
 _LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}
+_LARGEST_SIZE = 1 << 60  # bytes; sums of two still fit a machine word
+_LONGEST = 1e9  # seconds, which is 32 years; what waits for longer than that overflows in the operating system's calls
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 # Horovod's variables that are no other name of a setting (those are given with the setting, as its alias).
@@ -71,7 +73,10 @@ def size(value: Any) -> int:
     digits = text.removesuffix(suffix).strip()
     if isinstance(value, bool) or not (digits.isascii() and digits.isdigit()):
         raise ValueError(expected)
-    return int(digits) * _SUFFIXES[suffix]
+    nbytes = int(digits) * _SUFFIXES[suffix]
+    if nbytes > _LARGEST_SIZE:
+        raise ValueError(f"a number of bytes of at most {_LARGEST_SIZE}, which is {_LARGEST_SIZE >> 30}G")
+    return nbytes
 
 
 def choice(*words: str) -> Parser:
@@ -194,14 +199,14 @@ class Config:
     start_timeout: float = setting(
         60.0,
         "seconds",
-        number(0.001),
+        number(0.001, _LONGEST),
         "How long `init` waits for the other ranks.",
         "HOROVOD_START_TIMEOUT",
     )
     shutdown_timeout: float = setting(
         10.0,
         "seconds",
-        number(0),
+        number(0, _LONGEST),
         "How long `shutdown` lets operations in flight finish.",
     )
     log_level: str = setting("WARNING", "", level, "Least level of the engine's log records.", "HOROVOD_LOG_LEVEL")

@@ -9,6 +9,7 @@ import torch
 
 from engine.adapters import register
 from engine.errors import UnsupportedTensorError
+from engine.native import memory
 
 
 def check(tensor: torch.Tensor, what: str = "a tensor") -> None:
@@ -18,6 +19,7 @@ def check(tensor: torch.Tensor, what: str = "a tensor") -> None:
             f"{what} has layout {tensor.layout}; the engine takes dense tensors: use to_dense(), or sparse_allreduce"
         )
     check_device(tensor, what)
+    memory.expect_memory(tensor.detach())  # torch copies from where there is none without a word, and crashes
 
 
 def check_device(tensor: torch.Tensor, what: str = "a tensor") -> None:
@@ -37,7 +39,10 @@ class TorchAdapter:
         if tensor.requires_grad:
             tensor = tensor.detach()
         # A lazily negated view lends memory with the other sign.
-        return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
+        if tensor.is_contiguous() and not tensor.is_neg():
+            return tensor
+        check(tensor)
+        return tensor.resolve_neg().contiguous()
 
     target = input
 

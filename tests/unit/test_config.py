@@ -101,7 +101,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ("ENGINE_CYCLE_TIME_MS", "fast", "a number from 0 to 10000"),
         ("ENGINE_CYCLE_TIME_MS", "nan", "a number from 0 to 10000"),
         ("ENGINE_STALL_LIMIT", "inf", "a number of at least 0"),
-        ("ENGINE_START_TIMEOUT", "0", "a number of at least 0.001"),
+        ("ENGINE_START_TIMEOUT", "0", "a number from 0.001 to 1e+09"),
         ("ENGINE_LOG_LEVEL", "loud", "one of trace, debug"),
         ("ENGINE_AUTOTUNE_TRIALS", "0", "a whole number from 1 to 1000"),
         ("ENGINE_AUTOTUNE_STEPS", "2.5", "a whole number from 1 to 10000"),
@@ -156,3 +156,17 @@ def test_the_table_names_every_variable() -> None:
     table = config.describe()
     for entry in dataclasses.fields(config.Config):
         assert f"`{config.variable(entry.name)}`" in table
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("ENGINE_FUSION_THRESHOLD", "17179869184G"),
+        ("ENGINE_TIMELINE_LIMIT", "18446744073709551616"),
+        ("ENGINE_SHUTDOWN_TIMEOUT", "1e11"),
+        ("ENGINE_START_TIMEOUT", "1e10"),
+    ],
+)
+def test_what_overflows_later_is_refused_at_once(variable: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=variable):
+        config.load({variable: text})
