@@ -25,6 +25,7 @@ cdef struct Request:
     int64_t rows
     uint64_t submitted          # nanoseconds
     bint absent
+    char* text                  # malloc'ed: how the rank's call failed; NULL: it did not
 
 cdef struct Name:
     Name* chain                 # of its hash bucket
@@ -41,7 +42,9 @@ cdef struct Name:
     uint64_t used               # entry that last carried it: the oldest is evicted first
     Request** requests          # by rank; NULL where that rank has none open
     int brought                 # how many ranks have
-    uint64_t since              # nanoseconds: when the first open request came
+    int failures                # in how many of those requests the rank's call has failed: they wait for nothing
+    bint aligns                 # a barrier behind which ranks have brought the same operations without a name
+    uint64_t since              # nanoseconds: when the first open request came that is no failure
     bint reported               # as overdue
     uint64_t ready              # nanoseconds: when all had brought it, in a round that is recorded; or 0
     uint64_t arrival            # then, who was last: see arrivals.pyx
@@ -100,6 +103,10 @@ cdef inline bint withheld(Coordinator* c, Name* name, int rank) noexcept nogil:
     """Whether `rank` has not brought a name that may be in flight on others."""
     return name.requests[rank] == NULL and not c.joined[rank] and (
         name.id < 0 or bit(c.segment.pages[rank].ready, name.id) == bit(c.phase, name.id))
+
+cdef inline bint wanted(const Name* name) noexcept nogil:
+    """Whether a rank has requested a name, and may wait for it."""
+    return name.brought > name.failures
 
 cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:
     """The knobs in force, on every entry: all ranks see a change at the same one."""
