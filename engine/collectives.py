@@ -8,7 +8,7 @@ from typing import Any
 from engine.adapters import Adapter, adapter_of
 from engine.compression import resolve
 from engine.failures import announce
-from engine.native import core
+from engine.native import core, memory
 from engine.process_sets import ProcessSet, global_process_set
 from engine.types import Average, Op
 
@@ -358,6 +358,7 @@ def share_of(source: Any, rank: int, size: int) -> Any:
     """As many rows of `source` as `rank` gets of them by a reduce-scatter: what an output looks like."""
     if not source.ndim:
         return source  # The native engine says what is wrong with it.
+    memory.expect_memory(source)  # else the slice is refused by its framework, in words that mean nothing here
     rows = source.shape[0]  # `len` of a torch tensor takes seven times as long
     return source[: rows // size + (rank < rows % size)]
 
