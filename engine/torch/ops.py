@@ -61,10 +61,10 @@ def _check_all(tensors: Any, kind: str, name: str | None, process_set: ProcessSe
         error = TypeError(f"expected a sequence of torch.Tensor, not {type(tensors).__qualname__}")
         announce(process_set, kind, name, error)
         raise error
-    tensors = list(tensors)
-    for tensor in tensors:
+    chosen = list(tensors)
+    for tensor in chosen:
         _check(tensor, kind, name, process_set)
-    return tensors
+    return chosen
 
 
 def _compressed(

@@ -1,4 +1,4 @@
-"""Calls that fail on one rank, or that one rank leaves out: every rank is told, and all go on in step. Runs on every rank."""
+"""Calls that fail on one rank, or are left out there: every rank is told, and all go on in step. Runs on every rank."""
 
 from __future__ import annotations
 

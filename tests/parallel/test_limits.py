@@ -74,7 +74,7 @@ print(grown)
 
 
 def test_shared_memory_costs_page_tables_of_what_a_rank_touches() -> None:
-    # Of 32 MiB: 64 KiB for a rank's own part, as much for its share of all others', and up to 4 KiB at each end of a mapping.
+    # Of 32 MiB: 64 KiB for its own part, as much for its share of all others', and 4 KiB at each end of a mapping.
     ranks = 4
     for rank in run_ranks(ranks, PAGE_TABLES).ranks:
         assert int(rank.stdout) < 2 * 64 + 16 * ranks, rank
