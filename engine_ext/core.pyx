@@ -604,7 +604,7 @@ cdef class Engine:
         store_relaxed(&self.state.segment.mine.unnamed[kind], count)
 
     cdef void note_thread(self) noexcept:
-        """Whether one thread alone has used this engine: only then can a wait of it mean that nothing more will come from here."""
+        """Note whether one thread alone has used this engine: only then does its wait mean that nothing more comes from here."""
         cdef unsigned long thread = <unsigned long>PyThread_get_thread_ident()
         if self.thread == 0:
             self.thread = thread

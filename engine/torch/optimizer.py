@@ -325,8 +325,8 @@ def _hooked_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     if "step" in vars(optimizer):
         raise EngineError(
             f"torch {torch.__version__} has removed the step hooks of {type(optimizer).__name__}, as it does when it "
-            "compiles something, and a scheduler has been made since: make the scheduler after DistributedOptimizer, or "
-            "call torch.compile after both"
+            "compiles something, and a scheduler has been made since: make the scheduler after DistributedOptimizer, "
+            "or call torch.compile after both"
         )
     hooked = torch.optim.Optimizer.profile_hook_step(step)
     hooked.hooked = True  # type: ignore[attr-defined]

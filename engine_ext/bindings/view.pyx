@@ -90,8 +90,8 @@ cdef int refuse_memory(object tensor) except -1:
     if hasattr(tensor, "to_local"):
         return refuse(tensor, "it is spread over a device mesh and has no memory of its own; communicate what this rank holds "
                               "of it, its to_local()")
-    return refuse(tensor, "it has a shape and no memory: it is a stand-in such as a FakeTensor, or its storage was freed, as FSDP "
-                          "does between steps; communicate it while it is materialized")
+    return refuse(tensor, "it has a shape and no memory: it is a stand-in such as a FakeTensor, or its storage was freed, as "
+                          "FSDP does between steps; communicate it while it is materialized")
 
 
 cdef int dtype_of_dlpack(object tensor, const dl_tensor* t) except -1:

@@ -5,9 +5,9 @@ from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, tally
 from engine_ext.control.layout cimport (
-    ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
-    ENTRY_ALIGN, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, FAULT_CALL, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER, SLEEP_STUCK,
-    STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes, wire_dtype,
+    ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
+    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, FAULT_CALL, KIND_ALLGATHER, KIND_ALLTOALL, KIND_REDUCESCATTER,
+    SLEEP_STUCK, STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes, wire_dtype,
 )
 from engine_ext.control.marks cimport SOURCE_TRAFFIC, marks_add, marks_pass
 from engine_ext.control.members cimport members_heard, members_tell
