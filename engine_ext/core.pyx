@@ -200,7 +200,7 @@ cdef class Handle:
         elif op.memory != NULL:
             self.rows = tuple([op.row_counts[r] for r in range(self.engine.size)])
             self.memory = take_memory(op)
-        elif op.meta.kind == KIND_BARRIER:
+        elif op.meta.kind == KIND_BARRIER and op.rows:      # others, of the engine's own, agree on a size there
             self.engine.catch_up(op.meta.dims)
         return 0
 

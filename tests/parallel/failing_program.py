@@ -233,6 +233,10 @@ def left_out() -> int:
             in_step()
             for handle in handles:
                 told(handle.wait, f"was not done: rank {ODD} came to a barrier without it, at {__file__}:")
+    with cases.case("what the engine agrees on by barriers of its own"):
+        engine.runtime.engine().share(3776)
+        in_step()
+        assert engine.runtime.engine().counters()["entries"] < 1000
     with cases.case("each waits in what the other has left out"):
         told(lambda: engine.broadcast(ones(), 0) if odd else common(None), "waits for")
         in_step()
