@@ -34,7 +34,7 @@ def refusal(text: str) -> str:
 
 MADE: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "freed": (lambda: freed(torch.ones(4, 4)), "it has a shape and no memory"),
-    "freed, transposed": (lambda: freed(torch.ones(4, 4)).t(), "it has a shape and no memory"),
+    "freed, transposed": (lambda: freed(torch.ones(4, 4).t()), "it has a shape and no memory"),
     "fake": (fake, "it has a shape and no memory"),
     "meta": (lambda: torch.empty(4, 4, device="meta"), "meta"),
 }
