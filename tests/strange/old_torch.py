@@ -46,7 +46,20 @@ JOBS = (
     ("torch_sparse", "torch_adasum", "torch_compression", "torch_tuned"),
 )
 # What torch 2.2 itself cannot do, and why.
-CANNOT = {}
+CANNOT = {
+    **dict.fromkeys(
+        ("equals_one_process_with_the_whole_batch", "equals_one_process_with_the_whole_batch_in_views"),
+        "Adam(fused=True) works on GPUs only there",
+    ),
+    **dict.fromkeys(
+        (
+            "what_horovod_scripts_say_around_gradient_scaling",
+            "what_horovod_scripts_say_around_gradient_scaling_in_views",
+        ),
+        "there is no torch.amp.GradScaler",
+    ),
+    "compiled_models_keep_the_overlap": "a compiler does not see through the function that takes the mark",
+}
 PROGRAM = """
 import sys
 sys.path[:0] = [{tests!r}, {frameworks!r}]
