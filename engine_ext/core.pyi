@@ -152,8 +152,8 @@ class Engine:
     ) -> int:
         """On the coordinator only. Returns the knob version that the next entry carries."""
     def fail(self, kind: str, name: str | None, reason: str) -> None:
-        """This rank's call of an operation of that kind and name has failed before it brought anything: tell every rank, when
-        it comes to that operation. It takes its place, and its number where it has no name. Raises nothing.
+        """This rank's call of an operation of that kind and name has failed before it brought anything: tell every
+        rank, when it comes to that operation. It takes its place, and its number where it has no name. Raises nothing.
         """
     def knobs(self) -> dict[str, Any]:
         """As stamped on the last entry this rank executed: version, entry, fusion_threshold, cycle_time_ms, stores,
