@@ -47,6 +47,8 @@ JOBS = (
 )
 # What torch 2.2 itself cannot do, and why.
 CANNOT = {
+    "gradient_scaler_skips_a_step_on_all_ranks": "there is no torch.amp.GradScaler",
+    "gradient_scaler_skips_a_step_on_all_ranks_in_views": "there is no torch.amp.GradScaler",
     **dict.fromkeys(
         ("equals_one_process_with_the_whole_batch", "equals_one_process_with_the_whole_batch_in_views"),
         "Adam(fused=True) works on GPUs only there",
