@@ -8,7 +8,8 @@ from typing import Any
 from .adapters import Adapter, adapter_of
 from .compression import resolve
 from .errors import ArgumentError
-from .native import core
+from .failures import announce
+from .native import core, memory
 from .process_sets import ProcessSet, global_process_set
 from .types import Average, Op
 
@@ -366,6 +367,7 @@ def share_of(source: Any, rank: int, size: int) -> Any:
     """As many rows of `source` as `rank` gets of them by a reduce-scatter: what an output looks like."""
     if not source.ndim:
         return source  # The native engine says what is wrong with it.
+    memory.expect_memory(source)  # else the slice is refused by its framework, in words that mean nothing here
     rows = source.shape[0]  # `len` of a torch tensor takes seven times as long
     return source[: rows // size + (rank < rows % size)]
 
@@ -383,12 +385,16 @@ def _reduce(
     compression: Any,
     blocking: bool,
 ) -> Handle:
-    wire, own = resolve(compression, op)
-    sent, context = (tensor, None) if own is None else own.compress(tensor)
-    adapter = adapter_of(sent)
-    source = adapter.input(sent)
-    output = adapter.empty(source)
-    native = process_set.engine.allreduce(source, output, name, number_of(op), prescale, postscale, blocking, wire)
+    try:
+        wire, own = resolve(compression, op)
+        sent, context = (tensor, None) if own is None else own.compress(tensor)
+        adapter = adapter_of(sent)
+        source = adapter.input(sent)
+        output = adapter.empty(source)
+        native = process_set.engine.allreduce(source, output, name, number_of(op), prescale, postscale, blocking, wire)
+    except Exception as error:
+        announce(process_set, "allreduce", name, error)
+        raise
     return _result(native, adapter, sent, output, own, context)
 
 
@@ -402,34 +408,54 @@ def _reduce_in_place(
     compression: Any,
     blocking: bool,
 ) -> Handle:
-    adapter = adapter_of(tensor)
-    target = adapter.target(tensor)
-    wire, own = resolve(compression, op)
-    if own is not None:
+    native = None
+    try:
+        adapter = adapter_of(tensor)
+        target = adapter.target(tensor)
+        wire, own = resolve(compression, op)
+        if own is None:
+            native = process_set.engine.allreduce(
+                target, target, name, number_of(op), prescale, postscale, blocking, wire
+            )
+    except Exception as error:
+        announce(process_set, "allreduce", name, error)
+        raise
+    if native is None:
         handle = _reduce(tensor, op, name, prescale, postscale, process_set, compression, blocking)
         return handle.then(lambda result: _stored(adapter, tensor, result))
-    native = process_set.engine.allreduce(target, target, name, number_of(op), prescale, postscale, blocking, wire)
     return _in_place(native, adapter, tensor, target)
 
 
 def _spread(tensor: Any, root: int, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
-    adapter = adapter_of(tensor)
-    source = adapter.input(tensor)
-    output = adapter.empty(source)
-    native = process_set.engine.broadcast(source, output, name, root, blocking)
+    try:
+        adapter = adapter_of(tensor)
+        source = adapter.input(tensor)
+        output = adapter.empty(source)
+        native = process_set.engine.broadcast(source, output, name, root, blocking)
+    except Exception as error:
+        announce(process_set, "broadcast", name, error)
+        raise
     return Handle(native, output, lambda output: adapter.result(tensor, output))
 
 
 def _spread_in_place(tensor: Any, root: int, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
-    adapter = adapter_of(tensor)
-    target = adapter.target(tensor)
-    native = process_set.engine.broadcast(target, target, name, root, blocking)
+    try:
+        adapter = adapter_of(tensor)
+        target = adapter.target(tensor)
+        native = process_set.engine.broadcast(target, target, name, root, blocking)
+    except Exception as error:
+        announce(process_set, "broadcast", name, error)
+        raise
     return _in_place(native, adapter, tensor, target)
 
 
 def _gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
-    adapter = adapter_of(tensor)
-    native = process_set.engine.allgather(adapter.rows(tensor), name, blocking)
+    try:
+        adapter = adapter_of(tensor)
+        native = process_set.engine.allgather(adapter.rows(tensor), name, blocking)
+    except Exception as error:
+        announce(process_set, "allgather", name, error)
+        raise
 
     def fetch(_: Any) -> Any:
         data, rows = native.gathered
@@ -439,16 +465,22 @@ def _gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bo
 
 
 def _exchange(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
-    adapter = adapter_of(tensor)
-    source = adapter.rows(tensor)
-    engine = process_set.engine
-    if splits is None:
-        rows, rest = divmod(len(source), engine.size)
-        if rest:
-            raise ArgumentError(f"{len(source)} rows cannot be divided equally among {engine.size} ranks; give splits")
-        native = engine.alltoall(source, [rows] * engine.size, name, blocking)
-    else:
-        native = engine.alltoall(source, splits, name, blocking)
+    try:
+        adapter = adapter_of(tensor)
+        source = adapter.rows(tensor)
+        engine = process_set.engine
+        if splits is None:
+            rows, rest = divmod(len(source), engine.size)
+            if rest:
+                raise ArgumentError(
+                    f"{len(source)} rows cannot be divided equally among {engine.size} ranks; give splits"
+                )
+            native = engine.alltoall(source, [rows] * engine.size, name, blocking)
+        else:
+            native = engine.alltoall(source, splits, name, blocking)
+    except Exception as error:
+        announce(process_set, "alltoall", name, error)
+        raise
 
     def fetch(_: Any) -> Any:
         data, rows = native.gathered
@@ -468,13 +500,17 @@ def _scatter(
     compression: Any,
     blocking: bool,
 ) -> Handle:
-    wire, own = resolve(compression, op)
-    sent, context = (tensor, None) if own is None else own.compress(tensor)
-    adapter = adapter_of(sent)
-    source = adapter.input(sent)
-    engine = process_set.engine
-    output = adapter.empty(share_of(source, engine.rank, engine.size))
-    native = engine.reducescatter(source, output, name, number_of(op), prescale, postscale, blocking, wire)
+    try:
+        wire, own = resolve(compression, op)
+        sent, context = (tensor, None) if own is None else own.compress(tensor)
+        adapter = adapter_of(sent)
+        source = adapter.input(sent)
+        engine = process_set.engine
+        output = adapter.empty(share_of(source, engine.rank, engine.size))
+        native = engine.reducescatter(source, output, name, number_of(op), prescale, postscale, blocking, wire)
+    except Exception as error:
+        announce(process_set, "reducescatter", name, error)
+        raise
     return _result(native, adapter, sent, output, own, context)
 
 

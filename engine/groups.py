@@ -8,6 +8,7 @@ from typing import Any
 from .adapters import adapter_of
 from .collectives import Handle, number_of, share_of
 from .compression import resolve
+from .failures import announce
 from .native import core
 from .process_sets import ProcessSet, global_process_set
 from .types import Average
@@ -201,14 +202,18 @@ def _reduce(
     compression: Any,
     blocking: bool,
 ) -> Handle:
-    wire, own = resolve(compression, op)
-    sent, contexts = _compressed(tensors, own)
-    adapters = [adapter_of(tensor) for tensor in sent]
-    sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
-    outputs = [adapter.empty(source) for adapter, source in zip(adapters, sources, strict=True)]
-    native = process_set.engine.allreduce_group(
-        sources, outputs, name, number_of(op), prescale, postscale, blocking, wire
-    )
+    try:
+        wire, own = resolve(compression, op)
+        sent, contexts = _compressed(tensors, own)
+        adapters = [adapter_of(tensor) for tensor in sent]
+        sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
+        outputs = [adapter.empty(source) for adapter, source in zip(adapters, sources, strict=True)]
+        native = process_set.engine.allreduce_group(
+            sources, outputs, name, number_of(op), prescale, postscale, blocking, wire
+        )
+    except Exception as error:
+        announce(process_set, "allreduce", name, error)
+        raise
     return _results(native, adapters, sent, outputs, own, contexts)
 
 
@@ -222,8 +227,18 @@ def _reduce_in_place(
     compression: Any,
     blocking: bool,
 ) -> Handle:
-    adapters = [adapter_of(tensor) for tensor in tensors]
-    targets = [adapter.target(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
+    native = None
+    try:
+        adapters = [adapter_of(tensor) for tensor in tensors]
+        targets = [adapter.target(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
+        wire, own = resolve(compression, op)
+        if own is None:
+            native = process_set.engine.allreduce_group(
+                targets, targets, name, number_of(op), prescale, postscale, blocking, wire
+            )
+    except Exception as error:
+        announce(process_set, "allreduce", name, error)
+        raise
 
     def store(results: list[Any]) -> list[Any]:
         for adapter, tensor, result in zip(adapters, tensors, results, strict=True):
@@ -231,19 +246,19 @@ def _reduce_in_place(
                 adapter.store(tensor, result)
         return list(tensors)
 
-    wire, own = resolve(compression, op)
-    if own is not None:
+    if native is None:
         return _reduce(tensors, op, name, prescale, postscale, process_set, compression, blocking).then(store)
-    native = process_set.engine.allreduce_group(
-        targets, targets, name, number_of(op), prescale, postscale, blocking, wire
-    )
     return Handle(native, targets, store)
 
 
 def _gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, blocking: bool) -> GatherHandle:
-    adapters = [adapter_of(tensor) for tensor in tensors]
-    sources = [adapter.rows(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
-    native = process_set.engine.allgather_group(sources, name, blocking)
+    try:
+        adapters = [adapter_of(tensor) for tensor in tensors]
+        sources = [adapter.rows(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
+        native = process_set.engine.allgather_group(sources, name, blocking)
+    except Exception as error:
+        announce(process_set, "allgather", name, error)
+        raise
 
     def fetch(_: Any) -> list[Any]:
         parts = native.gathered_group
@@ -265,16 +280,20 @@ def _scatter(
     compression: Any,
     blocking: bool,
 ) -> Handle:
-    wire, own = resolve(compression, op)
-    sent, contexts = _compressed(tensors, own)
-    adapters = [adapter_of(tensor) for tensor in sent]
-    sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
-    engine = process_set.engine
-    outputs = [
-        adapter.empty(share_of(source, engine.rank, engine.size))
-        for adapter, source in zip(adapters, sources, strict=True)
-    ]
-    native = engine.reducescatter_group(sources, outputs, name, number_of(op), prescale, postscale, blocking, wire)
+    try:
+        wire, own = resolve(compression, op)
+        sent, contexts = _compressed(tensors, own)
+        adapters = [adapter_of(tensor) for tensor in sent]
+        sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
+        engine = process_set.engine
+        outputs = [
+            adapter.empty(share_of(source, engine.rank, engine.size))
+            for adapter, source in zip(adapters, sources, strict=True)
+        ]
+        native = engine.reducescatter_group(sources, outputs, name, number_of(op), prescale, postscale, blocking, wire)
+    except Exception as error:
+        announce(process_set, "reducescatter", name, error)
+        raise
     return _results(native, adapters, sent, outputs, own, contexts)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from . import runtime
 from .adapters import adapter_of
-from .collectives import broadcast_
+from .collectives import barrier, broadcast_
 from .errors import EngineError, MismatchError, UnsupportedTensorError
+from .failures import announce
 from .native import memory
 from .process_sets import ProcessSet, global_process_set
 
@@ -51,6 +52,8 @@ def broadcast_object(
     """
     failure: Exception | None = None
     data = b""
+    if name is None:
+        barrier(process_set=process_set)  # Behind it the ranks agree on how many unnamed operations there were.
     if runtime.rank() == root_rank:
         try:
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
@@ -155,9 +158,13 @@ def check_consistency(params: Any, name: str | None = None, process_set: Process
         presence, dtype, shape or value.
     """
     described: Described = {}
-    for key, value in pairs(params):
-        is_tensor = hasattr(value, "dtype")
-        described[key] = describe(key, value), memory.checksum(adapter_of(value).input(value)) if is_tensor else 0
+    try:
+        for key, value in pairs(params):
+            is_tensor = hasattr(value, "dtype")
+            described[key] = describe(key, value), memory.checksum(adapter_of(value).input(value)) if is_tensor else 0
+    except Exception as error:
+        announce(process_set, "allgather", name, error)  # That is what the others bring to compare.
+        raise
     compare(described, "parameters differ between ranks", name, process_set)
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 LARGEST_CHUNK: int
 """Bytes: the largest `chunk_bytes`."""
+LARGEST_THRESHOLD: int
+"""Bytes: the largest `fusion_threshold`."""
 
 class Handle:
     """One submitted operation. It owns its tensors until the engine has let go of them."""
@@ -151,6 +153,10 @@ class Engine:
         compression: str | None = None,
     ) -> int:
         """On the coordinator only. Returns the knob version that the next entry carries."""
+    def fail(self, kind: str, name: str | None, reason: str) -> None:
+        """This rank's call of an operation of that kind and name has failed before it brought anything: tell every
+        rank, when it comes to that operation. It takes its place, and its number where it has no name. Raises nothing.
+        """
     def knobs(self) -> dict[str, Any]:
         """As stamped on the last entry this rank executed: version, entry, fusion_threshold, cycle_time_ms, stores,
         chunk_bytes, compression.

@@ -6,13 +6,14 @@ frees it, or, when the handle went first, the graveyard does at the next call (A
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
+from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF, Py_INCREF
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.errno cimport EPROTO
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from engine_ext.bindings.arguments cimport (
     expect_reduction, expect_rows, expect_rows_reduction, fill_memory, fill_meta, may_share, same_shape, wire_number,
@@ -31,8 +32,8 @@ from engine_ext.control.driver cimport (
 )
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.layout cimport (
-    CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST,
-    KIND_REDUCESCATTER, NAME_BYTES, SLOT_BYTES, segment_bytes,
+    CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, FAILURE_BYTES, FAULT_CALL, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL,
+    KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, KINDS, NAME_BYTES, SLOT_BYTES, segment_bytes,
 )
 from engine_ext.control.marks cimport marks_add, marks_close, marks_open
 from engine_ext.control.monitor cimport monitor_wait
@@ -45,7 +46,7 @@ from engine_ext.control.state cimport (
     EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock,
 )
-from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Record, Status, table_close, table_open
+from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Record, Status, bit, table_close, table_open
 from engine_ext.control.trace cimport trace_close, trace_step
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.data.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64, engine_kernels_get
@@ -61,8 +62,10 @@ from engine_ext.platform.clock cimport after_ns, age_ns, patience_at, patience_l
 from engine_ext.setup cimport kernel_level
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
 
+import logging
 from operator import index
 
+from engine_ext.caller import place
 from engine_ext.errors import (
     BY_CAUSE, ArgumentError, DuplicateNameError, EngineError, ForkedError, IncompatibleRanksError, MismatchError,
     NotInitializedError,
@@ -101,8 +104,12 @@ cdef enum:
     PAGE = 4096
     SHORTEST_STEP_NS = 250000000    # of the time that a process sees pass: longer than a tick
     LONGEST_STEP_NS = 15000000000
+    STUCK_SHIFT = 56            # rank_page.stuck: the kind above, the number below
 
 LARGEST_CHUNK = SLOT_BYTES      # of what `set_knobs` takes
+LARGEST_THRESHOLD = 1 << 60     # the same
+LOGGER = logging.getLogger("engine")
+KIND_NUMBERS = {kind_name(number).decode(): number for number in range(KINDS)}
 CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
 LEFT_HINT = (". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join() after its "
              "last step")
@@ -134,6 +141,13 @@ cdef Memory take_memory(Op* op):
     memory.data, memory.nbytes = op.memory, op.memory_bytes
     op.memory = NULL
     return memory
+
+
+cdef object disagreement(int status, str what, str text):
+    """What every rank raises of an operation that cannot be done, though the engine goes on."""
+    if status == Status.FAILED_CALL:
+        return MismatchError(f"{what} was not done: {text}")
+    return MismatchError(f"ranks disagree on {what}: {text}")
 
 
 cdef class Handle:
@@ -180,9 +194,11 @@ cdef class Handle:
         """The operation is done: take what it brought, or raise what went wrong."""
         cdef int status = op.status
         cdef str text
-        if status == Status.MISMATCH:
+        if status == Status.MISMATCH or status == Status.FAILED_CALL:
+            if status == Status.FAILED_CALL and op.meta.root > 0:
+                self.engine.release(op.meta.root - 1, op)
             text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
-            raise MismatchError(f"ranks disagree on '{self.name}': {text}")
+            raise disagreement(status, f"'{self.name}'", text)
         if status != Status.OK:
             self.engine.refuse(status, self.name)
         if op.memory != NULL and op.meta.group:
@@ -190,6 +206,8 @@ cdef class Handle:
         elif op.memory != NULL:
             self.rows = tuple([op.row_counts[r] for r in range(self.engine.size)])
             self.memory = take_memory(op)
+        elif op.meta.kind == KIND_BARRIER and op.rows:      # others, of the engine's own, agree on a size there
+            self.engine.catch_up(op.meta.dims)
         return 0
 
 
@@ -477,12 +495,17 @@ cdef class Engine:
         if status != Status.TICK:
             return 0
         self.count_blocked(1)
+        self.note_thread()
+        if op.number and not self.several:
+            store_release(&e.segment.mine.stuck, <uint64_t>(op.meta.kind + 1) << STUCK_SHIFT | (op.number - 1))
         try:
             while status == Status.TICK:
                 self.between_ticks(op)
+                self.release_stuck(op)
                 with nogil:
                     status = driver_wait(e, &goal, TICK_NS)
         finally:
+            store_release(&e.segment.mine.stuck, 0)
             self.count_blocked(-1)
         return 0
 
@@ -493,42 +516,57 @@ cdef class Engine:
 
     cdef Handle start(self, Op* op, object name, bint blocking, object owner, object output):
         """Bring an operation under `name`, or the next of the unnamed. With `blocking`, wait up to a tick for it."""
-        cdef State* e = self.state
         cdef Handle handle = Handle.__new__(Handle)
         cdef char[64] buffer
         cdef Name brought
         cdef Py_ssize_t length
-        cdef int status
+        cdef unsigned long long number
+        cdef int kind
         memset(&brought, 0, sizeof(Name))
+        self.note_thread()
         handle.engine, handle.output, handle.op = self, output, op
         op.flags = OP_DONE                          # until it is brought, the handle alone owns it
         if owner is not None:
             Py_INCREF(owner)
             op.owner = <void*>owner
-        if name is None:
-            brought.text = buffer
-            brought.text_bytes = <uint32_t>snprintf(buffer, 64, "%s.noname.%llu", kind_name(op.meta.kind),
-                                                    <unsigned long long>(self.unnamed[op.meta.kind] % UNNAMED))
-            handle.name = buffer[:brought.text_bytes].decode()
-        else:
+        if name is not None:
             brought.text = PyUnicode_AsUTF8AndSize(name, &length)
             brought.text_bytes, handle.name = <uint32_t>length, name
             if not 0 < length <= NAME_BYTES:
                 raise ValueError(f"a name has 1 to {NAME_BYTES} bytes of UTF-8; this one has {length}")
+            self.bring(&brought, handle, blocking, False)
+            return handle
+        # The number is taken before the GIL is released, or two threads would take the same one.
+        kind, number = op.meta.kind, self.unnamed[op.meta.kind]
+        self.count_unnamed(kind, number + 1)
+        op.number = number + 1
+        brought.text = buffer
+        brought.text_bytes = <uint32_t>snprintf(buffer, 64, "%s.noname.%llu", kind_name(kind), number % UNNAMED)
+        handle.name = buffer[:brought.text_bytes].decode()
+        try:
+            self.bring(&brought, handle, blocking, True)
+        except BaseException:
+            if self.unnamed[kind] == number + 1:        # nothing was brought, and no other thread has gone on from there
+                self.count_unnamed(kind, number)
+            raise
+        return handle
+
+    cdef int bring(self, const Name* name, Handle handle, bint blocking, bint unnamed) except -1:
+        """Hand the operation of `handle` over to the engine, when there is room for it."""
+        cdef State* e = self.state
+        cdef Op* op = handle.op
+        cdef int status
         while True:
             op.flags = 0
             with nogil:
-                status = driver_call(e, &brought, op, TICK_NS) if blocking else driver_submit(e, &brought, op)
+                status = driver_call(e, name, op, TICK_NS) if blocking else driver_submit(e, name, op)
             if status == Status.OK or status == Status.TICK:
-                break
+                return 0
             op.flags = OP_DONE
-            if status == Status.NO_ROOM or (status == Status.DUPLICATE and name is None):
-                self.make_room(&brought, status)
+            if status == Status.NO_ROOM or status == Status.AFTER_FAILURE or (status == Status.DUPLICATE and unnamed):
+                self.make_room(name, status)
             else:
                 self.refuse(status, handle.name)
-        if name is None:
-            self.unnamed[op.meta.kind] += 1
-        return handle
 
     cdef int make_room(self, const Name* name, int status) except -1:
         """Flow control: wait until the coordinator has read requests, or the oldest unnamed operation is done."""
@@ -554,6 +592,107 @@ cdef class Engine:
         finally:
             if goal.record != NULL:
                 driver_unpin(e, goal.record)
+
+    # ---- calls that fail on one rank
+
+    def fail(self, str kind, name, str reason):
+        """Bring word that this rank's call has failed, in the place of the operation that it would have brought: so every rank
+        hears of it when it comes to that operation, and the numbers of unnamed ones stay in step."""
+        if self.state.alive != NULL and self.state.alive[0] == 1 and not self.closed:
+            first_line = reason.partition("\n")[0]
+            self.bring_failure(KIND_NUMBERS[kind], name, f"failed at {place()}: {first_line}", False)
+
+    cdef int bring_failure(self, int kind, object name, str text, bint waits) except -1:
+        """`waits`: for the ranks that have brought the operation, and they for this one."""
+        cdef bytes told = text.encode("utf-8", "replace")[:FAILURE_BYTES]
+        cdef Op* op = new_op()
+        op.meta.kind, op.meta.fault, op.meta.root = <unsigned char>kind, FAULT_CALL, waits
+        op.text = <char*>malloc(len(told) + 1)
+        if op.text == NULL:
+            free_op(op)
+            raise MemoryError("no memory to tell of a failed call")
+        memcpy(op.text, <const char*>told, len(told) + 1)
+        try:
+            self.start(op, name, False, None, None)
+        except (EngineError, TypeError, ValueError):
+            pass            # it cannot be brought, nor could the operation: no world, a rank that has joined, no such name
+        return 0
+
+    cdef void count_unnamed(self, int kind, uint64_t count) noexcept:
+        self.unnamed[kind] = count
+        store_relaxed(&self.state.segment.mine.unnamed[kind], count)
+
+    cdef void note_thread(self) noexcept:
+        """Note whether one thread alone has used this engine: only then does its wait mean that nothing more comes from here."""
+        cdef unsigned long thread = <unsigned long>PyThread_get_thread_ident()
+        if self.thread == 0:
+            self.thread = thread
+        self.several |= self.thread != thread
+
+    cdef int catch_up(self, const int64_t* counts) except -1:
+        """Behind a barrier: bring failures for the unnamed operations that other ranks brought before it and this one did not."""
+        cdef int kind
+        for kind in range(KINDS):
+            if kind != KIND_BARRIER and self.unnamed[kind] < <uint64_t>counts[kind]:
+                self.skip(kind, <uint64_t>counts[kind], "came to a barrier without it", False)
+        return 0
+
+    cdef int skip(self, int kind, uint64_t count, str why, bint waits) except -1:
+        """Bring failures for unnamed operations that this rank has left out, until it has brought `count` of that kind."""
+        cdef str where = place()
+        LOGGER.warning(
+            "rank %d has brought %d unnamed operations of kind %s, other ranks %d: it %s, at %s. What it has left out fails on "
+            "every rank", self.number, self.unnamed[kind], kind_name(kind).decode(), count, why, where)
+        while self.unnamed[kind] < count and load_acquire(self.state.segment.abort) == 0:
+            self.bring_failure(kind, None, f"{why}, at {where}", waits)
+        return 0
+
+    cdef int release_stuck(self, Op* op) except -1:
+        """The only thread of this rank waits for `op`, and has done so for longer than a tick.
+
+        Another rank whose only thread waits for an unnamed operation that this rank has not brought, and which itself has not
+        brought `op`, would wait for this one for ever, and this one for it. So this rank tells that it has left that operation
+        out, and the other one does the same. A barrier is spared: there the ranks are to come together.
+        """
+        cdef int r
+        for r in range(self.size if not self.several else 0):
+            if r != self.rank and load_acquire(&self.state.segment.pages[r].stuck) and self.withholds(r, op):
+                self.release(r, op)
+        return 0
+
+    cdef int release(self, int rank, Op* op) except -1:
+        """Tell a rank that waits for an unnamed operation that this one has left it out: it waits for `op`, or has done so until
+        that rank told the same."""
+        cdef uint64_t stuck = load_acquire(&self.state.segment.pages[rank].stuck)
+        cdef uint64_t number = stuck & ((<uint64_t>1 << STUCK_SHIFT) - 1)
+        cdef int kind = <int>(stuck >> STUCK_SHIFT) - 1
+        if stuck and not self.several and kind != KIND_BARRIER and self.unnamed[kind] <= number:
+            self.skip(kind, number + 1, f"waits for {self.name_of(op)}, which rank {self.numbers[rank]} has not brought", True)
+        return 0
+
+    cdef bint withholds(self, int rank, Op* op) noexcept:
+        """Whether another rank is known not to have brought an operation of this one. Of a new name only rank 0 knows it."""
+        cdef State* e = self.state
+        cdef bint missing = False
+        if op.number:
+            return load_acquire(&e.segment.pages[rank].unnamed[op.meta.kind]) < op.number
+        pthread_mutex_lock(&e.lock)
+        if op.record != NULL and op.record.id >= 0:
+            missing = bit(e.segment.pages[rank].ready, op.record.id) != bit(e.segment.mine.ready, op.record.id)
+        pthread_mutex_unlock(&e.lock)
+        return missing
+
+    cdef str name_of(self, Op* op):
+        cdef char[NAME_BYTES] name
+        cdef uint32_t length = 0
+        if op.number:
+            return f"'{kind_name(op.meta.kind).decode()}.noname.{(op.number - 1) % UNNAMED}'"
+        pthread_mutex_lock(&self.state.lock)
+        if op.record != NULL:           # else it is finished
+            length = op.record.name_bytes
+            memcpy(name, op.record.name, length)
+        pthread_mutex_unlock(&self.state.lock)
+        return f"'{name[:length].decode('utf-8', 'replace')}'"
 
     # ---- collectives
 
@@ -736,6 +875,8 @@ cdef class Engine:
         self.check()
         brought = new_op()
         brought.meta.kind = KIND_BARRIER
+        self.note_thread()
+        brought.rows = name is None and blocking and not self.several       # whether ranks come together behind it
         return self.start(brought, name, blocking, None, None)
 
     def join(self):
@@ -744,6 +885,7 @@ cdef class Engine:
         cdef Goal goal
         cdef int status
         cdef uint64_t begun = 0
+        cdef int kind
         self.check()
         memset(&goal, 0, sizeof(Goal))
         goal.idle = True
@@ -769,7 +911,8 @@ cdef class Engine:
         if load32_acquire(&e.joins) < goal.joins:
             self.refuse(Status.FAILED_WORLD, "join")
         # The ranks have brought different numbers of unnamed operations: count anew, together.
-        memset(self.unnamed, 0, sizeof(self.unnamed))
+        for kind in range(KINDS):
+            self.count_unnamed(kind, 0)
         return e.last_joined
 
     @property
@@ -807,6 +950,7 @@ cdef class Engine:
         cdef State* e = self.state
         cdef Part part
         cdef Op* op
+        cdef uint64_t begin, end
         cdef int status = 0, region = 0, r
         self.check()
         if self.world is not None:
@@ -829,9 +973,15 @@ cdef class Engine:
                     raise OSError(-region, f"cannot map {nbytes} shared bytes of each of {self.size} ranks")
                 with nogil:     # own pages now, the others' after everybody has made theirs: not in the first step
                     madvise(e.arena.regions[region].bases[e.segment.rank], e.arena.regions[region].part, MADV_POPULATE_WRITE)
+        # Of the others' parts this rank writes the share that it reduces: page tables of that cost as much as those of its own
+        # part. Rank 0 has the first share of a batch, which is the end of the region, since the last parameters' gradients come
+        # first. Where the batches are cut otherwise the first step faults in what is missing.
+        begin = e.arena.regions[region].part // PAGE * <uint64_t>(self.size - 1 - self.rank) // <uint64_t>self.size * PAGE
+        end = e.arena.regions[region].part // PAGE * <uint64_t>(self.size - self.rank) // <uint64_t>self.size * PAGE
         with nogil:
             for r in range(e.segment.size):
-                madvise(e.arena.regions[region].bases[r], e.arena.regions[region].part, MADV_POPULATE_WRITE)
+                if end > begin:
+                    madvise(e.arena.regions[region].bases[r] + begin, end - begin, MADV_POPULATE_WRITE)
         part = Part.__new__(Part)
         part.base, part.nbytes = e.arena.regions[region].bases[self.rank], nbytes
         self.shared.append(part)
@@ -841,11 +991,12 @@ cdef class Engine:
 
     def set_knobs(self, fusion_threshold=None, cycle_time_ms=None, stores=None, chunk_bytes=None, compression=None):
         cdef State* e = self.state
+        cdef Knobs chosen       # what Python gives is converted before the lock is taken: a conversion may raise
         self.check()
         if self.rank != 0:
             raise EngineError(f"knobs are set on the coordinator, rank 0; this is rank {self.rank}")
-        if fusion_threshold is not None and int(fusion_threshold) < 0:
-            raise ValueError(f"fusion_threshold is a number of bytes, 0 or more, not {fusion_threshold}")
+        if fusion_threshold is not None and not 0 <= int(fusion_threshold) <= LARGEST_THRESHOLD:
+            raise ValueError(f"fusion_threshold is a number of bytes, 0 to {LARGEST_THRESHOLD}, not {fusion_threshold}")
         if cycle_time_ms is not None and not 0 <= float(cycle_time_ms) <= 1e6:
             raise ValueError(f"cycle_time_ms is a time in milliseconds, 0 to 1e6, not {cycle_time_ms}")
         if stores is not None and stores not in STORES:
@@ -854,22 +1005,23 @@ cdef class Engine:
             raise ValueError(f"chunk_bytes is 4096 to {SLOT_BYTES}, not {chunk_bytes}")
         if compression is not None and compression not in COMPRESSIONS:
             raise ValueError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
-        pthread_mutex_lock(&e.lock)
-        e.wanted.version += 1
+        chosen = e.wanted       # written here alone, under the GIL
+        chosen.version += 1
         if fusion_threshold is not None:
-            e.wanted.fusion_threshold = <uint64_t>int(fusion_threshold)
+            chosen.fusion_threshold = int(fusion_threshold)
         if cycle_time_ms is not None:
-            e.wanted.cycle_time_ms = float(cycle_time_ms)
+            chosen.cycle_time_ms = float(cycle_time_ms)
         if stores is not None:
-            e.wanted.stores = STORES.index(stores)
+            chosen.stores = STORES.index(stores)
         if chunk_bytes is not None:
-            e.wanted.chunk = <uint32_t>int(chunk_bytes)
+            chosen.chunk = int(chunk_bytes)
         if compression is not None:
-            e.wanted.compression = COMPRESSIONS.index(compression)
+            chosen.compression = COMPRESSIONS.index(compression)
+        pthread_mutex_lock(&e.lock)
+        e.wanted = chosen
         store32_release(&e.wanted_new, 1)
-        version = e.wanted.version
         pthread_mutex_unlock(&e.lock)
-        return version
+        return chosen.version
 
     def knobs(self):
         return knobs_of(self.state)

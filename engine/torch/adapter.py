@@ -9,6 +9,7 @@ import torch
 
 from ..adapters import register
 from ..errors import UnsupportedTensorError
+from ..native import memory
 
 
 def check(tensor: torch.Tensor, what: str = "a tensor") -> None:
@@ -18,6 +19,7 @@ def check(tensor: torch.Tensor, what: str = "a tensor") -> None:
             f"{what} has layout {tensor.layout}; the engine takes dense tensors: use to_dense(), or sparse_allreduce"
         )
     check_device(tensor, what)
+    memory.expect_memory(tensor.detach())  # torch copies from where there is none without a word, and crashes
 
 
 def check_device(tensor: torch.Tensor, what: str = "a tensor") -> None:
@@ -39,6 +41,7 @@ class TorchAdapter:
         # A view that is negated or conjugated lazily lends memory with other signs.
         if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
             return tensor
+        check(tensor)
         return tensor.resolve_conj().resolve_neg().contiguous()
 
     target = input

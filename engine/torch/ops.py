@@ -6,7 +6,7 @@ Gradients flow through the blocking ones that return a new tensor: Horovod's, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from .. import collectives, groups, runtime
 from ..collectives import Handle
 from ..compression import MARKERS, Compression, resolve
 from ..errors import EngineError
+from ..failures import announce
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Average, Op, Sum
 from . import adapter as _adapter  # noqa: F401  (registers torch.Tensor)
@@ -36,30 +37,58 @@ def choose_op(average: bool | None, op: int | None) -> Op:
     return Average if op is None else Op(op)
 
 
-def _check(tensor: Any) -> None:
+def _chosen(
+    average: bool | None, op: int | None, kind: str, name: str | None, process_set: ProcessSet = global_process_set
+) -> Op:
+    """As `choose_op`, for a call of that kind and name; if it fails the other ranks are told."""
+    try:
+        return choose_op(average, op)
+    except ValueError as error:
+        announce(process_set, kind, name, error)
+        raise
+
+
+def _check(tensor: Any, kind: str, name: str | None, process_set: ProcessSet) -> None:
+    """Raise, and tell the other ranks, unless a call of that kind and name was given a tensor of torch."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
+        error = TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
+        announce(process_set, kind, name, error)
+        raise error
 
 
-def _check_all(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    tensors = list(tensors)
-    for tensor in tensors:
-        _check(tensor)
-    return tensors
+def _check_all(tensors: Any, kind: str, name: str | None, process_set: ProcessSet) -> list[torch.Tensor]:
+    """As `_check`, for several tensors."""
+    if not isinstance(tensors, Iterable):
+        error = TypeError(f"expected a sequence of torch.Tensor, not {type(tensors).__qualname__}")
+        announce(process_set, kind, name, error)
+        raise error
+    chosen = list(tensors)
+    for tensor in chosen:
+        _check(tensor, kind, name, process_set)
+    return chosen
 
 
 def _compressed(
     compression: Any,
-    op: Op,
+    settings: Any,
+    kind: str,
     tensors: list[torch.Tensor],
     reduce: Callable[[list[torch.Tensor], Any], list[torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """What `reduce(sent, marker)` gives, between the compressor's own methods: gradients flow through these too."""
-    wire, own = resolve(compression, op)
+    """What `reduce(sent, marker)` gives, between the compressor's own methods: gradients flow through these too.
+
+    `settings` are operation, name, factors and process set, `kind` that of the operation.
+    """
+    op, name, *_, process_set = settings
+    try:
+        wire, own = resolve(compression, op)
+        pairs = [(tensor, None) if own is None else own.compress(tensor) for tensor in tensors]
+    except Exception as error:
+        announce(process_set, kind, name, error)
+        raise
     if own is None:
         return reduce(tensors, MARKERS[wire])
-    pairs = [own.compress(tensor) for tensor in tensors]
-    results = reduce(_check_all([sent for sent, _ in pairs]), MARKERS[wire])
+    results = reduce(_check_all([sent for sent, _ in pairs], kind, name, process_set), MARKERS[wire])
     return [own.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
 
 
@@ -78,9 +107,14 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an allreduce. `synchronize` gives its result, a new tensor. See `engine.allreduce`."""
-    _check(tensor)
+    _check(tensor, "allreduce", name, process_set)
     return collectives.allreduce_async(
-        tensor, choose_op(average, op), name, prescale_factor, postscale_factor, process_set
+        tensor,
+        _chosen(average, op, "allreduce", name, process_set),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
     )
 
 
@@ -94,9 +128,14 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an allreduce in place; the tensor must be left alone until `synchronize` returns."""
-    _check(tensor)
+    _check(tensor, "allreduce", name, process_set)
     return collectives.allreduce_async_(
-        tensor, choose_op(average, op), name, prescale_factor, postscale_factor, process_set
+        tensor,
+        _chosen(average, op, "allreduce", name, process_set),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
     )
 
 
@@ -138,11 +177,18 @@ def allreduce(
     EngineError
         As for `engine.allreduce`.
     """
-    _check(tensor)
-    settings = choose_op(average, op), name, prescale_factor, postscale_factor, process_set
+    _check(tensor, "allreduce", name, process_set)
+    settings = (
+        _chosen(average, op, "allreduce", name, process_set),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
     (result,) = _compressed(
         compression,
-        settings[0],
+        settings,
+        "allreduce",
         [tensor],
         lambda sent, marker: [functions.call(functions.Allreduce, collectives.allreduce, sent[0], *settings, marker)],
     )
@@ -159,8 +205,15 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """As `allreduce`, in place. Returns `tensor`."""
-    _check(tensor)
-    collectives.allreduce_(tensor, choose_op(average, op), name, prescale_factor, postscale_factor, process_set)
+    _check(tensor, "allreduce", name, process_set)
+    collectives.allreduce_(
+        tensor,
+        _chosen(average, op, "allreduce", name, process_set),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
     return tensor
 
 
@@ -175,7 +228,12 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Start a grouped allreduce. `synchronize` gives a list of new tensors. See `engine.grouped_allreduce`."""
     return groups.grouped_allreduce_async(
-        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor, process_set
+        _check_all(tensors, "allreduce", name, process_set),
+        _chosen(average, op, "allreduce", name, process_set),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
     )
 
 
@@ -190,7 +248,12 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Start a grouped allreduce in place; the tensors must be left alone until `synchronize` returns."""
     return groups.grouped_allreduce_async_(
-        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor, process_set
+        _check_all(tensors, "allreduce", name, process_set),
+        _chosen(average, op, "allreduce", name, process_set),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
     )
 
 
@@ -208,11 +271,18 @@ def grouped_allreduce(
 
     Gradients flow through it as through `allreduce`.
     """
-    settings = choose_op(average, op), name, prescale_factor, postscale_factor, process_set
+    settings = (
+        _chosen(average, op, "allreduce", name, process_set),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
     return _compressed(
         compression,
-        settings[0],
-        _check_all(tensors),
+        settings,
+        "allreduce",
+        _check_all(tensors, "allreduce", name, process_set),
         lambda sent, marker: functions.call_grouped(
             functions.GroupedAllreduce, groups.grouped_allreduce, sent, *settings, marker
         ),
@@ -230,7 +300,12 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """As `grouped_allreduce`, in place. Returns the tensors."""
     return groups.grouped_allreduce_(
-        _check_all(tensors), choose_op(average, op), name, prescale_factor, postscale_factor, process_set
+        _check_all(tensors, "allreduce", name, process_set),
+        _chosen(average, op, "allreduce", name, process_set),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
     )
 
 
@@ -238,7 +313,7 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a broadcast. `synchronize` gives its result, a new tensor."""
-    _check(tensor)
+    _check(tensor, "broadcast", name, process_set)
     return collectives.broadcast_async(tensor, root_rank, name, process_set)
 
 
@@ -246,7 +321,7 @@ def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a broadcast in place; the tensor must be left alone until `synchronize` returns."""
-    _check(tensor)
+    _check(tensor, "broadcast", name, process_set)
     return collectives.broadcast_async_(tensor, root_rank, name, process_set)
 
 
@@ -257,7 +332,7 @@ def broadcast(
 
     Gradients flow back to the root: their average over ranks; their sum with `mathematical_gradients`.
     """
-    _check(tensor)
+    _check(tensor, "broadcast", name, process_set)
     return _tensor(functions.call(functions.Broadcast, collectives.broadcast, tensor, root_rank, name, process_set))
 
 
@@ -265,7 +340,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """As `broadcast`, in place. Returns `tensor`."""
-    _check(tensor)
+    _check(tensor, "broadcast", name, process_set)
     collectives.broadcast_(tensor, root_rank, name, process_set)
     return tensor
 
@@ -274,7 +349,7 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start an allgather. `synchronize` gives its result."""
-    _check(tensor)
+    _check(tensor, "allgather", name, process_set)
     return collectives.allgather_async(tensor, name, process_set)
 
 
@@ -285,7 +360,7 @@ def allgather(
 
     Gradients flow through it: those of this rank's rows, averaged over ranks; summed with `mathematical_gradients`.
     """
-    _check(tensor)
+    _check(tensor, "allgather", name, process_set)
     return _tensor(functions.call(functions.Allgather, collectives.allgather, tensor, name, process_set))
 
 
@@ -293,7 +368,7 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a grouped allgather. `synchronize` gives a list of new tensors. See `engine.grouped_allgather`."""
-    return groups.grouped_allgather_async(_check_all(tensors), name, process_set)
+    return groups.grouped_allgather_async(_check_all(tensors, "allgather", name, process_set), name, process_set)
 
 
 def grouped_allgather(
@@ -304,7 +379,11 @@ def grouped_allgather(
     Gradients flow through it as through `allgather`.
     """
     return functions.call_grouped(
-        functions.GroupedAllgather, groups.grouped_allgather, _check_all(tensors), name, process_set
+        functions.GroupedAllgather,
+        groups.grouped_allgather,
+        _check_all(tensors, "allgather", name, process_set),
+        name,
+        process_set,
     )
 
 
@@ -312,7 +391,7 @@ def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start an all-to-all. `synchronize` gives its result."""
-    _check(tensor)
+    _check(tensor, "alltoall", name, process_set)
     return collectives.alltoall_async(tensor, splits, name, process_set)
 
 
@@ -323,7 +402,7 @@ def alltoall(
 
     Returns the rows; with `splits` also how many came from each rank. Gradients flow back the way the rows came.
     """
-    _check(tensor)
+    _check(tensor, "alltoall", name, process_set)
     return functions.call(functions.Alltoall, collectives.alltoall, tensor, splits, name, process_set)
 
 
@@ -336,7 +415,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start a reduce-scatter. `synchronize` gives its result."""
-    _check(tensor)
+    _check(tensor, "reducescatter", name, process_set)
     return collectives.reducescatter_async(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
@@ -354,11 +433,18 @@ def reducescatter(
     Gradients flow through it with `Sum` and `Average`: each row's from the rank that it went to, with `Sum` multiplied
     by the number of ranks. With `mathematical_gradients` both are divided by that.
     """
-    _check(tensor)
-    settings = choose_op(None, op), name, prescale_factor, postscale_factor, process_set
+    _check(tensor, "reducescatter", name, process_set)
+    settings = (
+        _chosen(None, op, "reducescatter", name, process_set),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
     (result,) = _compressed(
         compression,
-        settings[0],
+        settings,
+        "reducescatter",
         [tensor],
         lambda sent, marker: [
             functions.call(functions.Reducescatter, collectives.reducescatter, sent[0], *settings, marker)
@@ -377,7 +463,12 @@ def grouped_reducescatter_async(
 ) -> Handle:
     """Start a grouped reduce-scatter. `synchronize` gives a list of new tensors. See `engine.grouped_reducescatter`."""
     return groups.grouped_reducescatter_async(
-        _check_all(tensors), choose_op(None, op), name, prescale_factor, postscale_factor, process_set
+        _check_all(tensors, "reducescatter", name, process_set),
+        _chosen(None, op, "reducescatter", name, process_set),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
     )
 
 
@@ -394,11 +485,18 @@ def grouped_reducescatter(
 
     See `engine.grouped_reducescatter`. Gradients flow through it as through `reducescatter`.
     """
-    settings = choose_op(None, op), name, prescale_factor, postscale_factor, process_set
+    settings = (
+        _chosen(None, op, "reducescatter", name, process_set),
+        name,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
     return _compressed(
         compression,
-        settings[0],
-        _check_all(tensors),
+        settings,
+        "reducescatter",
+        _check_all(tensors, "reducescatter", name, process_set),
         lambda sent, marker: functions.call_grouped(
             functions.GroupedReducescatter, groups.grouped_reducescatter, sent, *settings, marker
         ),

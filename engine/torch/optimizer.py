@@ -12,6 +12,7 @@ import torch
 
 from .. import objects
 from ..compression import Compression, Scheme, resolve
+from ..errors import EngineError
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Adasum, Average, Op
 from .adasum import Deltas
@@ -257,6 +258,7 @@ def DistributedOptimizer(
         )
     names = None if named_parameters is None else _names(named_parameters)
     kind = type(optimizer)
+    own_step = _hooked_step(optimizer)
     number = next(_counts.setdefault(process_set, itertools.count()))
     prefix = f"{'change' if op == Adasum else 'gradient'}{number or ''}"
     reducer: Reducer | Deltas
@@ -293,12 +295,42 @@ def DistributedOptimizer(
         optimizer.register_step_pre_hook(lambda *_: reducer.before_step()),
         optimizer.register_step_post_hook(lambda *_: reducer.after_step()),
     ]
-    namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, **own_step}
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), namespace)
     optimizer._engine = wrapping  # type: ignore[attr-defined]
     wrapping.finalizer = weakref.finalize(optimizer, reducer.remove)
     wrapping.finalizer.atexit = False
     return optimizer
+
+
+def _hooked_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What the class of a wrapped optimizer needs so that `step` calls hooks: nothing, or a `step` of its own.
+
+    torch 2.2 takes the hooks out of the `step` of every class when something is compiled for the first time, and says
+    that they are there.
+
+    Raises
+    ------
+    EngineError
+        A scheduler holds on to the `step` without hooks.
+    """
+    step: Any = type(optimizer).step
+    if not getattr(step, "hooked", False):
+        return {}  # torch adds them itself
+    layer = step
+    while layer is not None:
+        if "profile_hook_step" in getattr(getattr(layer, "__code__", None), "co_qualname", ""):
+            return {}
+        layer = getattr(layer, "__wrapped__", None)
+    if "step" in vars(optimizer):
+        raise EngineError(
+            f"torch {torch.__version__} has removed the step hooks of {type(optimizer).__name__}, as it does when it "
+            "compiles something, and a scheduler has been made since: make the scheduler after DistributedOptimizer, "
+            "or call torch.compile after both"
+        )
+    hooked = torch.optim.Optimizer.profile_hook_step(step)
+    hooked.hooked = True  # type: ignore[attr-defined]
+    return {"step": hooked}
 
 
 def _described(compression: Any) -> str:

@@ -175,10 +175,11 @@ class Reducer:
         self._frozen.update({name: parameter for name, parameter in named.items() if not parameter.requires_grad})
         deferred = {name for name, parameter in active.items() if self._rounds.accepts(name, parameter)}
         views: dict[str, torch.Tensor | None] = dict.fromkeys(active)
+        for name, parameter in active.items():
+            check(parameter, f"parameter {name!r}")
         if self._views:
             views |= share(self.engine, {name: each for name, each in active.items() if name not in deferred})
         for name, parameter in active.items():
-            check(parameter, f"parameter {name!r}")
             hook = self.group.add(parameter, name, views[name], name in deferred)
             if name in deferred:
                 self._rounds.add(hook.index, name, parameter)
@@ -342,9 +343,9 @@ class Reducer:
             gradient = gradient.to_dense()
             parameter.grad = gradient
         check(gradient, f"the gradient of {self._names[index]!r}")
+        gradient = gradient.detach()
         if index in self._rounds:
             return gradient
-        gradient = gradient.detach()
         copy = gradient.contiguous()
         if copy.data_ptr() != gradient.data_ptr():
             self._copies.append((gradient, copy))
@@ -377,6 +378,7 @@ def _shares(gradient: torch.Tensor) -> bool:
 
 def _apart(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Give a parameter a gradient of its own, with the same values."""
+    check(gradient, "a gradient")
     gradient = gradient.resolve_neg().clone()
     parameter.grad = gradient
     return gradient

@@ -20,6 +20,7 @@ import torch
 
 from ..collectives import Handle
 from ..errors import EngineError, UnsupportedTensorError
+from ..failures import announce
 from ..native import core
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Average, Op, Sum
@@ -99,10 +100,14 @@ def start(
     blocking: bool = False,
 ) -> SparseHandle:
     """Start to add up a sparse tensor; parameters and errors as of `sparse_allreduce` and `add_up`."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
-    indices, values, shape, fault = bring(tensor, op, "a tensor")
-    native = engine.allgather_group([indices, values], name, blocking, (shape, int(op), prescale, postscale, fault))
+    try:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
+        indices, values, shape, fault = bring(tensor, op, "a tensor")
+        native = engine.allgather_group([indices, values], name, blocking, (shape, int(op), prescale, postscale, fault))
+    except Exception as error:
+        announce(engine, "allgather", name, error)
+        raise
     return SparseHandle(
         native, None, lambda _: add_up(native.gathered_group, values.dtype, shape, op, prescale, postscale)
     )

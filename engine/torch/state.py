@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from .. import objects, runtime
-from ..collectives import broadcast_async_
+from ..collectives import barrier, broadcast_async_
 from ..errors import UnsupportedTensorError
+from ..failures import announce
 from ..process_sets import ProcessSet, global_process_set
+from .adapter import check
 from .ops import broadcast_async_ as broadcast_tensor
 
 
@@ -41,19 +43,30 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     UnsupportedTensorError
         An entry that is no tensor, or on a device.
     """
+    try:
+        named = _tensors(params)
+        described = {name: (objects.describe(name, tensor), 0) for name, tensor in named}
+        if len(described) < len(named):
+            raise ValueError("broadcast_parameters: two entries have one name")
+    except Exception as error:
+        announce(process_set, "allgather", None, error)  # That is what the others bring to compare.
+        raise
+    objects.compare(described, "broadcast_parameters: the ranks do not hold the same model", None, process_set)
+    handles = [broadcast_tensor(tensor, root_rank, None, process_set) for _, tensor in named]
+    for handle in handles:
+        handle.wait()
+
+
+def _tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
+    """Names and tensors that can be broadcast; raises UnsupportedTensorError for others."""
     named = [(name, tensor) for name, tensor in objects.pairs(params) if tensor is not None]
     for name, tensor in named:
         if not isinstance(tensor, torch.Tensor):
             raise UnsupportedTensorError(
                 f"{name!r} is a {type(tensor).__qualname__}, not a torch.Tensor; send it with broadcast_object"
             )
-    described = {name: (objects.describe(name, tensor), 0) for name, tensor in named}
-    if len(described) < len(named):
-        raise ValueError("broadcast_parameters: two entries have one name")
-    objects.compare(described, "broadcast_parameters: the ranks do not hold the same model", None, process_set)
-    handles = [broadcast_tensor(tensor, root_rank, None, process_set) for _, tensor in named]
-    for handle in handles:
-        handle.wait()
+        check(tensor, repr(name))
+    return named
 
 
 def broadcast_optimizer_state(
@@ -79,6 +92,7 @@ def broadcast_optimizer_state(
     MismatchError
         The ranks' parameter groups have different parameters; all ranks raise it, before anything is changed.
     """
+    # What cannot be described cannot be a parameter of an optimizer, so this does not fail on one rank alone.
     described = {
         f"param_groups[{g}].params[{p}]": (objects.describe("", parameter), 0)
         for g, group in enumerate(optimizer.param_groups)
@@ -89,9 +103,15 @@ def broadcast_optimizer_state(
     )
     tensors: list[torch.Tensor] = []
     is_root = runtime.rank() == root_rank
-    skeleton = objects.broadcast_object(
-        _strip(optimizer.state_dict(), tensors) if is_root else None, root_rank, None, process_set
-    )
+    try:
+        state = _strip(optimizer.state_dict(), tensors) if is_root else None
+        for tensor in tensors:
+            check(tensor, "a tensor of the optimizer's state")
+    except Exception as error:
+        barrier(process_set=process_set)  # The others are in `broadcast_object`, which begins with these two.
+        announce(process_set, "broadcast", None, error)
+        raise
+    skeleton = objects.broadcast_object(state, root_rank, None, process_set)
     if not is_root:
         tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in _slots(skeleton)]
     handles = [broadcast_async_(tensor, root_rank, None, process_set) for tensor in tensors]

@@ -17,13 +17,13 @@ from engine_ext.bindings.view cimport View, expect_dense, expect_reducible, view
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, NAME_BYTES, engine_meta
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status
-from engine_ext.core cimport Engine, free_op, new_op, take_memory
+from engine_ext.core cimport Engine, disagreement, free_op, new_op, take_memory
 from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL
 from engine_ext.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.platform.atomics cimport or32
 from engine_ext.transport.arena cimport arena_locate
 
-from engine_ext.errors import EngineError, MismatchError, UnsupportedTensorError
+from engine_ext.errors import EngineError, UnsupportedTensorError
 
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch(const void* memory, size_t nbytes)
@@ -221,8 +221,8 @@ cdef class GradientHook:
             self.group.moved |= self.place != view.data or self.nbytes != view.nbytes
             self.place, self.nbytes = view.data, view.nbytes
         except UnsupportedTensorError:
-            self.group.on_slow(self.index, parameter, gradient)     # what it makes shares no memory with others
-            self.place = NULL
+            view_of(self.group.on_slow(self.index, parameter, gradient), &view)
+            self.place = NULL       # what `on_slow` makes shares no memory with others
         self.flying = True
         return 0
 
@@ -256,7 +256,7 @@ cdef class GradientHook:
             if status == Status.OK:
                 self.flying = True
                 return 0
-            if status != Status.NO_ROOM:
+            if status != Status.NO_ROOM and status != Status.AFTER_FAILURE:
                 self.op.flags = OP_DONE
                 engine.refuse(status, self.label)
             engine.make_room(&self.name, status)
@@ -266,11 +266,11 @@ cdef class GradientHook:
         cdef Op* op = self.op
         cdef str text
         self.flying = False
-        if op.status == Status.MISMATCH:
+        if op.status == Status.MISMATCH or op.status == Status.FAILED_CALL:
             text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
             free(op.text)
             op.text = NULL
-            raise MismatchError(f"ranks disagree on the gradient of '{self.label}': {text}")
+            raise disagreement(op.status, f"the gradient of '{self.label}'", text)
         if op.status != Status.OK and op.status != Status.ABSENT:
             self.engine.refuse(op.status, self.label)
         return 0
@@ -318,7 +318,7 @@ cdef class GradientGroup:
         self.engine.check()
         if not 0 < length <= NAME_BYTES:
             raise ValueError(f"a name has 1 to {NAME_BYTES} bytes of UTF-8; '{name}' has {length}")
-        view_of(parameter, &memory)
+        view_of(parameter.detach(), &memory)        # some versions of torch lend nothing that requires a gradient
         expect_reducible(&memory, f"parameter '{name}'")
         if memory.dtype == ENGINE_BOOL and self.scales.op == ENGINE_AVERAGE:
             raise UnsupportedTensorError(f"parameter '{name}' is bool, which has no Average")

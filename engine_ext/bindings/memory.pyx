@@ -34,6 +34,12 @@ cdef class Part:
             arena_unmap(self.base, self.nbytes)
 
 
+def expect_memory(tensor):
+    """Raise UnsupportedTensorError unless a tensor lends memory, contiguous or not."""
+    cdef View view
+    view_of(tensor, &view)
+
+
 def checksum(tensor):
     """64-bit checksum of the bytes of a tensor (FNV-1a over words, the rest over bytes)."""
     cdef View view

@@ -111,6 +111,15 @@ cdef int expect_reducible(const View* view, str what) except -1:
     return 0
 
 
+cdef int refuse_memory(object tensor) except -1:
+    """A tensor that has elements and no memory where they would be. Its address would mean *absent* to the engine."""
+    if hasattr(tensor, "to_local"):
+        return refuse(tensor, "it is spread over a device mesh and has no memory of its own; communicate what this rank holds "
+                              "of it, its to_local()")
+    return refuse(tensor, "it has a shape and no memory: it is a stand-in such as a FakeTensor, or its storage was freed, as "
+                          "FSDP does between steps; communicate it while it is materialized")
+
+
 cdef int dtype_of_dlpack(object tensor, const dl_tensor* t) except -1:
     cdef int code = t.dtype.code, bits = t.dtype.bits
     cdef int dtype = -1
@@ -230,7 +239,10 @@ cdef int from_dlpack(object tensor, const dl_tensor* t, View* view) except -1:
                        "move it with .cpu()")
     view.dtype = <uint8_t>dtype_of_dlpack(tensor, t)
     view.data = <char*>t.data + t.byte_offset
-    return describe(view, t.ndim, t.shape, t.strides, (t.dtype.bits + 7) // 8)
+    describe(view, t.ndim, t.shape, t.strides, (t.dtype.bits + 7) // 8)
+    if t.data == NULL and view.count:
+        refuse_memory(tensor)
+    return 0
 
 
 cdef int from_buffer(object tensor, const Py_buffer* buffer, View* view) except -1:
@@ -248,6 +260,8 @@ cdef int from_buffer(object tensor, const Py_buffer* buffer, View* view) except 
         for k in range(buffer.ndim):
             if buffer.strides[k] % buffer.itemsize:
                 view.layout = -1
+    if buffer.buf == NULL and view.count:
+        refuse_memory(tensor)
     return 0
 
 
@@ -261,7 +275,7 @@ cdef object view_of(object tensor, View* view):
         try:
             table.borrow(<void*>tensor, &borrowed)
         except (BufferError, RuntimeError) as cause:    # sparse, conjugated, without memory: the type's own words say which
-            refuse(tensor, str(cause))
+            refuse(tensor, str(cause).partition("\n")[0])
         from_dlpack(tensor, &borrowed, view)
         return None
     try:
@@ -269,13 +283,16 @@ cdef object view_of(object tensor, View* view):
     except TypeError:
         keeper = None
     except (ValueError, BufferError) as cause:
-        refuse(tensor, str(cause))
+        refuse(tensor, str(cause).partition("\n")[0])
     if keeper is not None:
         from_buffer(tensor, PyMemoryView_GET_BUFFER(keeper), view)
         return keeper
     if not hasattr(tensor, "__dlpack__"):
         refuse(tensor, "it speaks neither DLPack nor the buffer protocol; wrap it with numpy.asarray or torch.as_tensor")
-    keeper = tensor.__dlpack__()
+    try:
+        keeper = tensor.__dlpack__()
+    except (BufferError, RuntimeError) as cause:        # the same; which of the two is raised depends on the version
+        refuse(tensor, str(cause).partition("\n")[0])
     view_of_capsule(tensor, keeper, view)
     return keeper
 

@@ -3,7 +3,7 @@ driver role."""
 from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memset
 
-from engine_ext.control.describe cimport describe_meta, describe_ranks
+from engine_ext.control.describe cimport describe_meta, describe_ranks, fit
 from engine_ext.control.layout cimport DIM_SPARSE, FAULT_NONE, KIND_BROADCAST, LAYOUT_SPARSE, MAX_RANKS
 
 
@@ -35,17 +35,24 @@ cdef const engine_meta* counts_as(Coordinator* c, Name* name, int rank, const en
 
 
 cdef int complain_of_faults(Coordinator* c, Name* name, char* text) noexcept nogil:
-    """What ranks sent that cannot be done, whatever the others sent."""
+    """What ranks sent that cannot be done, whatever the others sent, and on which the call failed before they sent anything."""
     cdef bint[MAX_RANKS] one
+    cdef bint failed
     cdef int at = 0, r
     for r in range(c.segment.size):
-        if c.joined[r] or sent_by(name, r).fault == FAULT_NONE or at > COMPLAINT_BYTES - 512:
+        failed = name.requests[r] != NULL and name.requests[r].text != NULL
+        if not failed and (c.joined[r] or sent_by(name, r).fault == FAULT_NONE):
             continue
+        if at > COMPLAINT_BYTES - 512:
+            break
         if at:
             at += snprintf(text + at, COMPLAINT_BYTES - at, "; ")
         memset(one, 0, sizeof(one))
         one[r] = True
         at += describe_ranks(one, c.segment.numbers, c.segment.size, text + at, COMPLAINT_BYTES - at)
+        if failed:
+            at = fit(at, snprintf(text + at, COMPLAINT_BYTES - at, " %s", name.requests[r].text), COMPLAINT_BYTES)
+            continue
         at += snprintf(text + at, COMPLAINT_BYTES - at, " sent ")
         at += describe_meta(sent_by(name, r), text + at, COMPLAINT_BYTES - at)
     return at

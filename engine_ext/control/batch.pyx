@@ -12,9 +12,9 @@ from engine_ext.control.arrivals cimport arrivals_append, arrivals_count
 from engine_ext.control.coordinator cimport Coordinator, Name, cycle_ns, stamp, wire_now
 from engine_ext.control.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP, tally
 from engine_ext.control.layout cimport (
-    ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_BATCH,
-    ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER,
-    SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, rank_page,
+    ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_ALIGN,
+    ENTRY_BATCH, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER,
+    KIND_REDUCESCATTER, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve
 from engine_ext.control.stores cimport StoreChooser, stores_choose
@@ -84,6 +84,17 @@ cdef bint fuses(Coordinator* c, const Name* a, const Name* b) noexcept nogil:
             ) or x.kind == KIND_BARRIER
 
 
+cdef void align(Coordinator* c, engine_entry* entry) noexcept nogil:
+    """Tell on a barrier's entry how many operations without a name, of each kind, the rank with the most of them has brought.
+    The ranks' only threads wait in the barrier, so the numbers stand still."""
+    cdef int r, kind
+    entry.flags |= ENTRY_ALIGN
+    for kind in range(KINDS):
+        entry.meta.dims[kind] = 0
+        for r in range(c.segment.size):
+            entry.meta.dims[kind] = max(entry.meta.dims[kind], <int64_t>load_relaxed(&c.segment.pages[r].unnamed[kind]))
+
+
 cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nbytes) noexcept nogil:
     """One entry for `ids`, which fuse. False: the schedule is full."""
     cdef Name* name = c.by_id[ids[0]]
@@ -128,6 +139,8 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         if name.meta.group and c.joined_count and (adasum or name.meta.kind == KIND_REDUCESCATTER):
             entry.flags |= ENTRY_MEMBERS
             entry.id = bringer(c)
+        if name.aligns:
+            align(c, entry)
         name.used = c.writer.sequence
         c.phase[ids[i] >> 6] ^= <uint64_t>1 << (ids[i] & 63)
         c.queued[ids[i] >> 6] &= ~(<uint64_t>1 << (ids[i] & 63))

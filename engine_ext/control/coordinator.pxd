@@ -26,6 +26,7 @@ cdef struct Request:
     int64_t rows
     uint64_t submitted          # nanoseconds
     bint absent
+    char* text                  # malloc'ed: how the rank's call failed; NULL: it did not
 
 cdef struct Name:
     Name* chain                 # of its hash bucket
@@ -42,7 +43,10 @@ cdef struct Name:
     uint64_t used               # entry that last carried it: the oldest is evicted first
     Request** requests          # by rank; NULL where that rank has none open
     int brought                 # how many ranks have
-    uint64_t since              # nanoseconds: when the first open request came, as rank 0's process has seen time pass
+    int failures                # in how many of those requests the rank's call has failed: they wait for nothing
+    bint aligns                 # a barrier behind which ranks have brought the same operations without a name
+    uint64_t since              # nanoseconds: when the first open request came that is no failure, as rank 0's process
+                                # has seen time pass
     bint reported               # as overdue
     uint64_t ready              # nanoseconds: when all had brought it, in a round that is recorded; or 0
     uint64_t arrival            # then, who was last: see arrivals.pyx
@@ -105,6 +109,11 @@ cdef inline bint withheld(Coordinator* c, Name* name, int rank) noexcept nogil:
 
 cdef inline uint64_t cycle_ns(const Coordinator* c) noexcept nogil:
     return seconds_ns(c.knobs.cycle_time_ms / 1e3)
+
+
+cdef inline bint wanted(const Name* name) noexcept nogil:
+    """Whether a rank has requested a name, and may wait for it."""
+    return name.brought > name.failures
 
 cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:
     """The knobs in force, on every entry: all ranks see a change at the same one."""

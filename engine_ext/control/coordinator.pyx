@@ -11,10 +11,10 @@ from libc.string cimport memcmp, memcpy, memset
 from engine_ext.control.agreement cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
 from engine_ext.control.arrivals cimport arrivals_decide, arrivals_earliest, arrivals_note
 from engine_ext.control.batch cimport close_batches
-from engine_ext.control.describe cimport describe_ranks
+from engine_ext.control.describe cimport describe_ranks, fit
 from engine_ext.control.layout cimport (
-    ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ID_WORDS, IDS, KIND_ALLGATHER,
-    KIND_ALLREDUCE, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, WIRE_TUNED, engine_entry, engine_meta, engine_request,
+    ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, ID_WORDS, IDS, KIND_ALLGATHER,
+    KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, WIRE_TUNED, engine_entry, engine_meta, engine_request,
     meta_reduces, meta_wire_bytes, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
@@ -119,15 +119,34 @@ cdef void clear_requests(Coordinator* c, Name* name) noexcept nogil:
     cdef Name** link
     cdef int r
     for r in range(c.segment.size):
+        if name.requests[r] != NULL:
+            free(name.requests[r].text)
         free(name.requests[r])
         name.requests[r] = NULL
-    name.brought, name.reported = 0, False
+    name.brought, name.failures, name.reported = 0, 0, False
     if name.listed:
         link = &c.open
         while link[0] != name:
             link = &link[0].next
         link[0] = name.next
         name.listed = False
+
+
+cdef Request* keep_request(const engine_request* request) noexcept nogil:
+    """A copy of a request, without its name; NULL without memory."""
+    cdef Request* kept = <Request*>calloc(1, sizeof(Request))
+    if kept == NULL:
+        return NULL
+    kept.meta, kept.rows, kept.absent = request.meta, request.rows, request.absent
+    kept.submitted = request.submitted
+    if request.meta.fault == FAULT_CALL:
+        kept.text = <char*>malloc(request.text_bytes + 1)
+        if kept.text == NULL:
+            free(kept)
+            return NULL
+        memcpy(kept.text, <const char*>request + sizeof(engine_request) + request.name_bytes, request.text_bytes)
+        kept.text[request.text_bytes] = 0
+    return kept
 
 
 cdef bint drain(Coordinator* c, int rank) noexcept nogil:
@@ -146,17 +165,16 @@ cdef bint drain(Coordinator* c, int rank) noexcept nogil:
             tail += REQUEST_BYTES - tail % REQUEST_BYTES
             continue
         name = name_of(c, <const char*>request + sizeof(engine_request), request.name_bytes)
-        kept = <Request*>malloc(sizeof(Request))
-        if name == NULL or kept == NULL:        # out of memory: leave it on the ring, and see next time
-            free(kept)
+        kept = keep_request(request) if name != NULL else NULL
+        if kept == NULL:                # out of memory: leave it on the ring, and see next time
             break
-        kept.meta, kept.rows, kept.absent = request.meta, request.rows, request.absent
-        kept.submitted = request.submitted
         name.requests[rank] = kept
         if name.brought == 0:
-            name.since = patience_at(c.clock, now_ns())
             name.next, c.open, name.listed = c.open, name, True
+        if not wanted(name):
+            name.since = patience_at(c.clock, now_ns())
         name.brought += 1
+        name.failures += kept.text != NULL
         tail += request.bytes
     c.request_tail[rank], c.drained = tail, True
     store_release(&c.segment.coordinator.drained[rank], tail)       # pairs with write_request: the bytes may be reused
@@ -164,12 +182,18 @@ cdef bint drain(Coordinator* c, int rank) noexcept nogil:
 
 
 cdef bint append_error(Coordinator* c, Name* name, const char* text, int text_bytes) noexcept nogil:
+    """Tell every rank that an operation cannot be done, and why: ranks mean different things, or the call of one has failed."""
     cdef uint32_t words = <uint32_t>(sizeof(engine_entry) + name.name_bytes + text_bytes + 7) // 8
     cdef engine_entry* entry = schedule_reserve(&c.writer, words)
     cdef char* body
+    cdef int r
     if entry == NULL:
         return False
     entry.type, entry.id = ENTRY_ERROR, name.id
+    entry.meta.fault = FAULT_CALL if name.failures else FAULT_NONE
+    for r in range(c.segment.size):
+        if entry.meta.root == 0 and name.requests[r] != NULL and name.requests[r].text != NULL and name.requests[r].meta.root:
+            entry.meta.root = r + 1     # it waits for those who wait for this operation
     entry.name_bytes, entry.bytes = <int32_t>name.name_bytes, <uint64_t>text_bytes
     body = <char*>entry + sizeof(engine_entry)
     memcpy(body, name.name, name.name_bytes)
@@ -245,6 +269,9 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
     cdef int64_t rows
     cdef int r
     name.nbytes, name.absent = <uint64_t>meta_wire_bytes(&name.meta, wire_now(c, &name.meta)), 0
+    name.aligns = name.meta.kind == KIND_BARRIER and c.joined_count == 0
+    for r in range(c.segment.size if name.aligns else 0):
+        name.aligns &= (name.requests[r].rows if first else <int64_t>load_relaxed(&c.segment.pages[r].rows[name.id])) != 0
     if name.meta.kind == KIND_ALLGATHER:
         if name.rows == NULL:
             name.rows = <int64_t*>calloc(c.segment.size, sizeof(int64_t))
@@ -375,6 +402,17 @@ cdef bint coordinator_unseen(Coordinator* c) noexcept nogil:
     return False
 
 
+cdef inline bint brought_by_all(const Coordinator* c, const Name* name) noexcept nogil:
+    """Whether every rank that has not joined has requested a name. A rank whose call has failed may have joined since."""
+    cdef int r
+    if name.brought + c.joined_count < c.segment.size:
+        return False
+    for r in range(c.segment.size):
+        if name.requests[r] == NULL and not c.joined[r]:
+            return False
+    return True
+
+
 cdef void see_joined(Coordinator* c) noexcept nogil:
     """Which ranks have joined. What a rank brought before that is visible after this: all of it is done."""
     cdef int r
@@ -449,7 +487,8 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
         name = c.open
         while name != NULL:
             after = name.next
-            if name.id < 0 and name.brought + c.joined_count == segment.size and not settle(c, name):
+            # When all have joined, what is left are failures: no rank is told of them after it has gone on.
+            if ((name.id < 0 or c.joined_count == segment.size) and brought_by_all(c, name)) and not settle(c, name):
                 c.stuck = True
                 wanting += c.free_count == 0
             name = after
@@ -473,9 +512,9 @@ cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uin
     cdef const Name* name = c.open
     cdef uint64_t when = <uint64_t>-1
     while name != NULL:
-        if warning_ns and not name.reported:
+        if warning_ns and not name.reported and wanted(name):
             when = min(when, after_ns(name.since, warning_ns))
-        if limit_ns:
+        if limit_ns and wanted(name):
             when = min(when, after_ns(name.since, limit_ns))
         name = name.next
     return when if when != <uint64_t>-1 else 0
@@ -493,7 +532,7 @@ cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, 
     cdef int r, first, at, culprit = -1
     while name != NULL:
         first = -1
-        if name.since < longest:
+        if wanted(name) and name.since < longest:
             for r in range(c.segment.size):
                 missing[r] = withheld(c, name, r) and (
                     overdue_ns(seen, name.since, limit_ns) or load32_relaxed(&c.segment.pages[r].left))
@@ -501,7 +540,7 @@ cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, 
                     first = r
         if first >= 0:
             culprit, longest = first, name.since
-            at = snprintf(text, room, "'%.*s' was not brought by ", <int>name.name_bytes, name.name)
+            at = fit(0, snprintf(text, room, "'%.*s' was not brought by ", <int>name.name_bytes, name.name), room)
             describe_ranks(missing, c.segment.numbers, c.segment.size, text + at, room - at)
         name = name.next
     return culprit

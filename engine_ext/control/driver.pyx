@@ -22,7 +22,7 @@ from engine_ext.control.segment cimport ring, ring_others, ring_unfenced
 from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State, pthread_mutex_lock, pthread_mutex_unlock, pthread_t
 from engine_ext.control.table cimport (
-    OP_DONE, Op, Record, Status, bit, table_await, table_brought_by_all, table_record, table_release,
+    OP_DONE, Op, Record, Status, bit, fails, table_await, table_brought_by_all, table_record, table_release,
     table_submit,
 )
 from engine_ext.control.trace cimport trace_wait_begins, trace_wait_ends
@@ -224,7 +224,7 @@ cdef int submit(State* e, const Name* name, Op* op, int32_t* id, uint64_t now, u
         status = table_submit(&e.table, record, op, now) if record != NULL else Status.NO_MEMORY
         if status == Status.OK:
             id[0] = record.id
-            if e.page != NULL:
+            if e.page != NULL and not fails(op):
                 tally(e.page.submitted, 1)
                 if op.requested:
                     tally(e.page.requests, 1)

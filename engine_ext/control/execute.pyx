@@ -1,12 +1,12 @@
 """Read the schedule in order; execute its entries; complete operations. The caller holds the driver's role."""
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport malloc, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset, strncpy
 
 from engine_ext.control.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, tally
 from engine_ext.control.layout cimport (
-    ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
-    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BROADCAST,
+    ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
+    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, FAULT_CALL, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BROADCAST,
     KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes, wire_dtype,
 )
 from engine_ext.control.marks cimport SOURCE_TRAFFIC, marks_add, marks_pass
@@ -19,7 +19,7 @@ from engine_ext.control.state cimport (
 )
 from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
-    OP_ABANDONED, OP_DONE, OP_STAND_IN, Member, Op, Record, Status, table_define, table_dismiss, table_evict, table_finish,
+    OP_ABANDONED, OP_DONE, OP_STAND_IN, Member, Op, Record, Status, fails, table_define, table_dismiss, table_evict, table_finish,
     table_record, table_stand_in, table_toggle,
 )
 from engine_ext.control.trace cimport trace_entry, trace_entry_begins, trace_entry_ends
@@ -80,11 +80,11 @@ cdef void fail_everything(State* e) noexcept nogil:
     arena_privatise(&e.arena)
     pthread_mutex_lock(&e.lock)
     store32_release(&e.failed, 1)       # under the lock: no submission comes after this loop
-    while e.table.inflight != NULL:
-        op = e.table.inflight
+    while e.table.inflight != NULL or e.table.failures != NULL:
+        op = e.table.inflight if e.table.inflight != NULL else e.table.failures
+        failed += not fails(op)
         table_finish(&e.table, op, Status.FAILED_WORLD)
         complete(e, op)
-        failed += 1
     part = e.sets
     while part != NULL:                 # whoever sleeps in a process set of this rank
         for door in range(1, DOORS):
@@ -337,6 +337,8 @@ cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil
     if e.marks.ring != NULL:
         marks_pass(&e.marks, e.batch, entry.items)
     for i in range(<int32_t>entry.items):
+        if entry.flags & ENTRY_ALIGN:
+            e.batch[i].meta.dims = entry.meta.dims      # for whoever waits for the barrier
         table_finish(&e.table, e.batch[i], status)
     count_up(&e.counters.tensors, entry.items)
     pthread_mutex_unlock(&e.lock)
@@ -350,22 +352,27 @@ cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
     cdef const char* body = <const char*>entry + sizeof(engine_entry)
     cdef Record* record
     cdef Op* op = NULL
+    cdef bint counts = False
     pthread_mutex_lock(&e.lock)
     record = table_record(&e.table, body, <unsigned int>entry.name_bytes)
     if record != NULL:
         op = record.inflight
     if op != NULL:
+        counts = not fails(op)
+        free(op.text)
         op.text = <char*>malloc(entry.bytes + 1)
         if op.text != NULL:
             memcpy(op.text, body + entry.name_bytes, entry.bytes)
             op.text[entry.bytes] = 0
-        table_finish(&e.table, op, Status.MISMATCH)
+        if entry.meta.fault == FAULT_CALL:
+            op.meta.root = entry.meta.root
+        table_finish(&e.table, op, Status.FAILED_CALL if entry.meta.fault == FAULT_CALL else Status.MISMATCH)
     elif e.joined and entry.id >= 0:
         table_toggle(&e.table, entry.id)            # as if this rank had brought it
     pthread_mutex_unlock(&e.lock)
     if e.page != NULL:
         tally(e.page.mismatches, 1)
-        tally(e.page.completed, op != NULL)
+        tally(e.page.completed, counts)
     if op != NULL:
         complete(e, op)
         wake_waiters(e)

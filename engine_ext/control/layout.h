@@ -15,7 +15,7 @@
 #include "engine_ext/data/kernels.h"
 
 enum {
-  ENGINE_PROTOCOL = 9,
+  ENGINE_PROTOCOL = 10,
   MAX_RANKS = 256,
   MAX_DIMS = 13,
   DIM_SPARSE = 10,             /* in dims of a sparse tensor */
@@ -29,6 +29,7 @@ enum {
   REQUEST_BYTES = 1 << 18,     /* request ring of one rank */
   NAME_BYTES = 1024,           /* longest name of a tensor */
   REASON_BYTES = 1024,
+  FAILURE_BYTES = 384,         /* of what a rank tells of a call that failed there */
   SLOTS = 4,
   SLOT_BYTES = 1 << 20,        /* no chunk is larger */
   DOORS = 3                    /* 0 unused, 1 the engine thread sleeps, 2 a caller sleeps */
@@ -38,8 +39,9 @@ enum { KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOA
 enum { ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED };
 enum { ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM };
 enum { LAYOUT_ROWS, LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_SPARSE };
-/* What is wrong with a sparse tensor, so that every rank is told and nobody waits. */
-enum { FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS };
+/* Why an operation cannot be done whatever the others bring, so that every rank is told and nobody waits: what is wrong with a
+ * sparse tensor; or that the call failed on this rank before it brought anything, and a text says how. */
+enum { FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS, FAULT_CALL = FAULTS };
 enum { STORES_CACHED, STORES_STREAMING, STORES_AUTO };
 /* engine_meta.wire of a name, never of an entry that moves data: it travels as the knob `compression` says. */
 enum { WIRE_TUNED = 255 };
@@ -57,6 +59,9 @@ enum {
 /* Flags of an entry. */
 enum {
   ENTRY_NEEDS_PACK = 1,        /* a shared entry in which some rank must write before others read */
+  ENTRY_ALIGN = 4,             /* a barrier behind which every rank has brought the same operations without a name: how many of
+                                * each kind, in dims. Of an ERROR with FAULT_CALL, `root` is 1 + a rank that waits for those who
+                                * wait for the operation, or 0. */
   ENTRY_MEMBERS = 2            /* first rank `id` tells those that have joined what the tensors of its groups are */
 };
 
@@ -67,7 +72,7 @@ typedef struct engine_meta {
   double prescale, postscale;
   int64_t shared;              /* where in the arena, the same on every rank, or -1 */
   uint8_t wire;                /* 1 + the dtype in which float32 and float64 travel; 0: in their own; WIRE_TUNED */
-  uint8_t fault, reserved[6];  /* of a sparse tensor that must not be added up: FAULT_* */
+  uint8_t fault, reserved[6];  /* FAULT_* */
   uint32_t ndim, group;        /* tensors in a group, 0 for one tensor */
   /* dims[0] of an allgather or all-to-all is 0: it may differ. Of a group: how many elements of each dtype (an allgather's:
    * in one row of each tensor; what is only moved in one number), and a digest of dtypes and shapes in order. Of a sparse tensor, which is gathered as a group
@@ -79,10 +84,11 @@ typedef struct engine_meta {
 typedef struct engine_request {
   uint32_t bytes;              /* of the whole record, a multiple of 8 */
   uint16_t name_bytes, absent;
-  int64_t rows;
+  int64_t rows;                /* of an allgather; of a barrier: whether ranks align behind it */
   uint64_t submitted;          /* nanoseconds */
+  uint32_t text_bytes, reserved;
   engine_meta meta;
-  /* the name follows */
+  /* the name follows; with FAULT_CALL, a text */
 } engine_request;
 
 typedef struct engine_entry {
@@ -130,6 +136,8 @@ typedef struct rank_page {
   _Alignas(64) uint32_t asleep; /* SLEEP_*; 0: some thread of the rank drives */
   uint32_t blocked_anywhere;   /* the same, in the world and in all process sets; of the world's pages alone */
   uint64_t need[3];            /* with SLEEP_IN_ENTRY: chunks another rank has to have packed, reduced, copied to be news */
+  _Alignas(64) uint64_t unnamed[KINDS]; /* operations without a name that this rank has brought, by kind */
+  uint64_t stuck;              /* 0, or the one that its only thread has waited for longer than a tick: (kind + 1) << 56 | number */
   _Alignas(64) uint32_t door[DOORS];
   _Alignas(64) uint64_t cursor;
   _Alignas(64) uint64_t packed;

@@ -3,16 +3,16 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "engine_ext/control/layout.h" nogil:
     enum:
         ENGINE_PROTOCOL, MAX_RANKS, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
-        REASON_BYTES, SLOTS, SLOT_BYTES, DOORS, DIM_SPARSE, DIM_MOVED, DIM_DIGEST, DIM_FAULT
+        REASON_BYTES, FAILURE_BYTES, SLOTS, SLOT_BYTES, DOORS, DIM_SPARSE, DIM_MOVED, DIM_DIGEST, DIM_FAULT
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
         ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED
         ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM
         LAYOUT_ROWS, LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_SPARSE
-        FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS
+        FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS, FAULT_CALL
         STORES_CACHED, STORES_STREAMING, STORES_AUTO
         WIRE_TUNED
         CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED
-        ENTRY_NEEDS_PACK, ENTRY_MEMBERS
+        ENTRY_NEEDS_PACK, ENTRY_MEMBERS, ENTRY_ALIGN
         SLEEP_ENGINE, SLEEP_WAITER, SLEEP_DOORS, SLEEP_IN_ENTRY, SLEEP_CYCLE, SLEEP_STUCK, SLEEP_COUNT_SHIFT
     const uint64_t ENGINE_LAYOUT
     const uint64_t SEGMENT_MAGIC
@@ -31,6 +31,7 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint16_t name_bytes, absent
         int64_t rows
         uint64_t submitted
+        uint32_t text_bytes
         engine_meta meta
 
     ctypedef struct engine_entry:
@@ -63,6 +64,8 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint64_t joined
         uint32_t asleep
         uint64_t* need
+        uint64_t* unnamed
+        uint64_t stuck
         uint32_t* door
         uint64_t cursor, packed, reduced, copied
         char* reason

@@ -9,7 +9,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memset, strncmp
 
-from engine_ext.control.coordinator cimport Name, withheld
+from engine_ext.control.coordinator cimport Name, wanted, withheld
 from engine_ext.control.describe cimport describe_ranks, fit, kind_name
 from engine_ext.control.layout cimport MAX_RANKS
 from engine_ext.control.segment cimport elsewhere
@@ -58,7 +58,7 @@ cdef void add(Coordinator* c, Sides* sides, Name* name) noexcept nogil:
     memset(missing, 0, sizeof(missing))
     for r in range(size):
         missing[r] = withheld(c, name, r)
-        brought[r] = not missing[r] and not c.joined[r]
+        brought[r] = not missing[r] and not c.joined[r] and (name.requests[r] == NULL or name.requests[r].text == NULL)
         lacking += missing[r]
         bringing += brought[r]
         awaited |= brought[r] and name.id >= 0 and bit(c.segment.pages[r].awaited, name.id)
@@ -236,16 +236,16 @@ cdef bint standoff_report(Coordinator* c, uint64_t seen, uint64_t warning_ns, ch
     cdef bint overdue = False
     cdef int at = 0, k
     while name != NULL:
-        overdue |= not name.reported and overdue_ns(seen, name.since, warning_ns)
+        overdue |= wanted(name) and not name.reported and overdue_ns(seen, name.since, warning_ns)
         name = name.next
     if not overdue:
         return False
     sides.count = 0
     name = c.open
     while name != NULL:
-        if not name.reported:
+        if not name.reported and wanted(name):
             add(c, &sides, name)
-        name.reported = True
+            name.reported = True
         name = name.next
     for k in range(sides.count):
         at += describe_names(&sides.side[k], text + at, room - at)

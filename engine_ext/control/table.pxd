@@ -1,7 +1,7 @@
 """Names on one rank: which are known to the coordinator by an id, and which are in flight."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from engine_ext.control.layout cimport engine_meta
+from engine_ext.control.layout cimport FAULT_CALL, engine_meta
 from engine_ext.control.segment cimport Segment
 from engine_ext.platform.atomics cimport load_relaxed
 from engine_ext.platform.clock cimport patience
@@ -21,6 +21,8 @@ cdef enum Status:
     TICK = -6           # not done yet: look for signals and come back
     ABSENT = -7         # no rank brought a tensor; not an error
     JOINED = -8         # this rank has joined, and brings nothing until the others have
+    AFTER_FAILURE = -9  # under this name a call has failed here, of which the others have yet to hear: wait, and try again
+    FAILED_CALL = -10   # a rank's call failed before it brought anything
 
 # The first bytes of an operation and of a record are what a gradient hook touches; it prefetches them.
 cdef struct Member:     # a tensor of a group
@@ -53,7 +55,8 @@ cdef struct Op:
     int64_t* row_counts  # malloc'ed, allgather and all-to-all: rows from each rank
     int64_t* splits     # malloc'ed, all-to-all: rows for each rank; allgather of a group: rows of each member, bytes of one
     Member* members     # malloc'ed, of a group; meta says how many
-    char* text          # malloc'ed, of an error
+    char* text          # malloc'ed, of an error; of a failure, what the others are told
+    uint64_t number     # 1 + how many operations of this kind without a name came before; 0: it has a name
     uint64_t since      # nanoseconds: when it was brought, as this process has seen time pass
 
 cdef struct Record:
@@ -76,6 +79,7 @@ cdef struct Table:
     Record** buckets
     Record** by_id
     Op* inflight        # all operations in flight, newest first; stored as a record's
+    Op* failures        # calls that failed here: nobody waits for them
     uint64_t inflight_count
     uint64_t names
 
@@ -93,6 +97,10 @@ cdef void table_define(Table* table, int32_t id, const char* name, uint32_t name
 cdef int table_evict(Table* table, int32_t id) noexcept nogil
 cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil
 cdef uint64_t hash_name(const char* name, uint32_t name_bytes) noexcept nogil
+
+cdef inline bint fails(const Op* op) noexcept nogil:
+    """Whether an operation only tells the other ranks that this rank's call has failed."""
+    return op.meta.fault == FAULT_CALL
 
 cdef inline bint bit(const uint64_t* words, int32_t id) noexcept nogil:
     return (load_relaxed(&words[id >> 6]) >> (id & 63)) & 1

@@ -1,7 +1,7 @@
 """Names on one rank. The caller holds the engine's lock; nothing here waits."""
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memset, strlen
 
 from engine_ext.control.layout cimport (
     IDS, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, REQUEST_BYTES, engine_meta, engine_request,
@@ -103,7 +103,8 @@ cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
     cdef rank_page* page = table.segment.mine
     cdef uint64_t head = page.request_head
     cdef uint64_t tail = load_acquire(&table.segment.coordinator.drained[table.segment.rank])  # pairs with the drain's release
-    cdef uint32_t bytes = (<uint32_t>sizeof(engine_request) + record.name_bytes + 7) & ~<uint32_t>7
+    cdef uint32_t text_bytes = <uint32_t>strlen(op.text) if fails(op) else 0
+    cdef uint32_t bytes = (<uint32_t>sizeof(engine_request) + record.name_bytes + text_bytes + 7) & ~<uint32_t>7
     cdef uint32_t left = REQUEST_BYTES - <uint32_t>(head % REQUEST_BYTES)
     cdef engine_request* request
     if head + bytes + (left if left < bytes else 0) - tail > REQUEST_BYTES:
@@ -115,8 +116,10 @@ cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
     request.bytes, request.name_bytes = bytes, <uint16_t>record.name_bytes
     request.absent = op.source == NULL and op.nbytes > 0
     request.rows, request.submitted = op.rows, op.submitted
-    request.meta = op.meta
+    request.text_bytes, request.meta = text_bytes, op.meta
     memcpy(<char*>request + sizeof(engine_request), record.name, record.name_bytes)
+    if text_bytes:
+        memcpy(<char*>request + sizeof(engine_request) + record.name_bytes, op.text, text_bytes)
     op.requested = True
     store_release(&page.request_head, head + bytes)         # pairs with the coordinator's acquire
     return Status.OK
@@ -140,7 +143,7 @@ cdef int announce(Table* table, Record* record, Op* op) noexcept nogil:
         absent = op.source == NULL and op.nbytes > 0
         if absent != bit(page.absent, id):
             store_relaxed(&page.absent[id >> 6], page.absent[id >> 6] ^ mask)
-        if op.meta.kind == KIND_ALLGATHER:
+        if op.meta.kind == KIND_ALLGATHER or op.meta.kind == KIND_BARRIER:
             store_relaxed(&page.rows[id], <uint64_t>op.rows)
         if load32_relaxed(&table.segment.coordinator.recording):
             store_relaxed(&page.brought[id], op.submitted)
@@ -156,7 +159,7 @@ cdef int table_submit(Table* table, Record* record, Op* op, uint64_t now) noexce
     """Bring `op` under `record`'s name; `now` is the time, if it is known. On success the engine holds `op` until OP_DONE."""
     cdef int status
     if record.inflight != NULL:
-        return Status.DUPLICATE
+        return Status.AFTER_FAILURE if fails(record.inflight) else Status.DUPLICATE
     op.record, op.status, op.requested = record, Status.OK, False
     op.submitted = now if now else now_ns()
     op.since = patience_at(table.clock, op.submitted)
@@ -169,12 +172,17 @@ cdef int table_submit(Table* table, Record* record, Op* op, uint64_t now) noexce
     return Status.OK
 
 
+cdef inline Op** list_of(Table* table, const Op* op) noexcept nogil:
+    return &table.failures if fails(op) else &table.inflight
+
+
 cdef void list_inflight(Table* table, Op* op) noexcept nogil:
-    op.previous, op.next = NULL, table.inflight
-    if table.inflight != NULL:
-        table.inflight.previous = op
-    store_pointer(<void**>&table.inflight, op)
-    table.inflight_count += 1
+    cdef Op** head = list_of(table, op)
+    op.previous, op.next = NULL, head[0]
+    if head[0] != NULL:
+        head[0].previous = op
+    store_pointer(<void**>head, op)
+    table.inflight_count += not fails(op)
 
 
 cdef void table_toggle(Table* table, int32_t id) noexcept nogil:
@@ -244,11 +252,11 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
     if op.previous != NULL:
         op.previous.next = op.next
     else:
-        store_pointer(<void**>&table.inflight, op.next)
+        store_pointer(<void**>list_of(table, op), op.next)
     if op.next != NULL:
         op.next.previous = op.previous
     op.next, op.record = NULL, NULL         # the record may go now
-    table.inflight_count -= 1
+    table.inflight_count -= not fails(op)
     store_pointer(<void**>&record.inflight, NULL)
     record.fresh = False
     record.times += 1

@@ -15,9 +15,11 @@ from ranks import RanksFailed, run_ranks
 # Those of a line share a job, since a process takes seconds to import torch.
 JOBS = (
     ("torch_training", "torch_gradients", "torch_state", "torch_functions"),
-    ("torch_options", "torch_alias", "torch_batch_norm", "torch_sets"),
+    ("torch_options", "torch_alias", "torch_batch_norm", "torch_sets", "torch_memory"),
     ("torch_sparse", "torch_adasum", "torch_compression", "torch_tuned"),
 )
+# As they run with a torch whose tensors speak DLPack by a method alone.
+OLD = ("torch_training", "torch_gradients", "torch_sparse", "torch_state", "torch_memory")
 SIZES = (1, 2, 3, 4)
 CASES = [
     (job, module, name)
@@ -50,6 +52,13 @@ def failures(job: int, size: int) -> list[Failures]:
 @pytest.mark.parametrize("size", SIZES)
 def test_torch(job: int, module: str, name: str, size: int) -> None:
     wrong = [each[module, name] for each in failures(job, size) if (module, name) in each]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.timeout(180)
+def test_torch_without_an_exchange_table() -> None:
+    done = run_ranks(2, torch_cases.run_cases, OLD, True, timeout=170, env={"ENGINE_STALL_LIMIT": "20"})
+    wrong = [text for failures in done.values for text in failures.values()]
     assert not wrong, "\n".join(wrong)
 
 

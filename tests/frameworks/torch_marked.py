@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,21 +13,36 @@ from torch_cases import reduced
 _passed: Callable[[], object]  # what the backward of the last marked model calls
 
 
-@torch.library.custom_op("enginetest::mark", mutates_args=())
-def _mark(x: torch.Tensor) -> torch.Tensor:
+def _forward(x: torch.Tensor) -> torch.Tensor:
     """Nothing, forward."""
     return x.clone()
 
 
-@torch.library.custom_op("enginetest::mark_backward", mutates_args=())
-def _mark_backward(gradient: torch.Tensor) -> torch.Tensor:
+def _backward(gradient: torch.Tensor) -> torch.Tensor:
     _passed()
     return gradient.clone()
 
 
-_mark.register_fake(torch.empty_like)
-_mark_backward.register_fake(torch.empty_like)
-_mark.register_autograd(lambda ctx, gradient: _mark_backward(gradient))
+class _Function(torch.autograd.Function):
+    """For torch before 2.4, which a compiler does not see through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return _forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return _backward(gradients[0])
+
+
+if hasattr(torch.library, "custom_op"):
+    _mark = torch.library.custom_op("enginetest::mark", _forward, mutates_args=())
+    _mark_backward = torch.library.custom_op("enginetest::mark_backward", _backward, mutates_args=())
+    _mark.register_fake(torch.empty_like)
+    _mark_backward.register_fake(torch.empty_like)
+    _mark.register_autograd(lambda ctx, gradient: _mark_backward(gradient))
+else:
+    _mark = _Function.apply
 
 
 class Marked(nn.Module):

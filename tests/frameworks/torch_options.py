@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch_cases import Wrap, case, mlp, plain_case, raises, reduced
 
 import engine
 import engine.torch as hvd
+from engine.errors import EngineError
 from engine.torch import PowerSGD
 
 
@@ -199,3 +202,28 @@ def numbers_that_make_no_sense_are_refused(wrap: Wrap) -> None:
     ):
         with pytest.raises(ValueError, match=text):
             wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
+
+
+class Unhooked(torch.optim.SGD):
+    """Of a class from whose `step` torch has taken the hooks, as torch 2.2 does when something is compiled."""
+
+    def step(self, closure: Any = None) -> Any:
+        return torch.optim.SGD.step.__wrapped__(self, closure)  # type: ignore[attr-defined]
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+
+@case
+def test_step_hooks_that_torch_has_removed_are_put_back(wrap: Wrap) -> None:
+    model = mlp()
+    plain = Unhooked(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(plain, 1)
+    said = raises(EngineError, lambda: wrap(plain, model.named_parameters()))
+    assert "make the scheduler after DistributedOptimizer" in said
+    optimizer = wrap(Unhooked(model.parameters(), lr=0.1), model.named_parameters(), op=engine.Sum)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for number in range(3):  # What has been reduced may be added to again behind a step only.
+        loss(model, engine.rank(), number).backward()
+        optimizer.step()
+    engine.check_consistency(model.state_dict())
+    assert type(optimizer.unwrap()) is Unhooked

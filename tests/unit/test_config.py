@@ -174,3 +174,17 @@ def test_the_table_names_every_variable() -> None:
     table = config.describe()
     for entry in dataclasses.fields(config.Config):
         assert f"`{config.variable(entry.name)}`" in table
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("ENGINE_FUSION_THRESHOLD", "17179869184G"),
+        ("ENGINE_TIMELINE_LIMIT", "18446744073709551616"),
+        ("ENGINE_SHUTDOWN_TIMEOUT", "1e11"),
+        ("ENGINE_START_TIMEOUT", "1e10"),
+    ],
+)
+def test_what_overflows_later_is_refused_at_once(variable: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=variable):
+        config.load({variable: text})

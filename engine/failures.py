@@ -1,0 +1,34 @@
+"""Calls that fail on one rank alone, before they have brought anything: the other ranks are told.
+
+A tensor of the wrong kind, a root that is no rank, a compressor that raises: the rank that makes such a call gets the
+exception. The others have brought the operation, or will. So the rank announces its failure in the place of the
+operation, under the operation's name or number: every rank raises an error that names the rank, the line and the
+exception, and unnamed operations stay in step.
+"""
+
+from __future__ import annotations
+
+from .errors import DuplicateNameError, ForkedError, NotInitializedError, WorldError
+from .native import core
+from .process_sets import ProcessSet
+
+# What is no failure of one call: the world's end, which every rank learns of, and a name whose operation is in flight.
+_OTHERWISE = DuplicateNameError, ForkedError, NotInitializedError, WorldError
+
+
+def announce(among: ProcessSet | core.Engine, kind: str, name: str | None, error: Exception) -> None:
+    """Tell the other ranks of a process set that a call of this rank has failed with `error` and brought nothing.
+
+    Parameters
+    ----------
+    among : ProcessSet or core.Engine
+    kind : str
+        Of the operation that was called: `allreduce`, `broadcast`, `allgather`, `alltoall` or `reducescatter`.
+    name : str or None
+        That it was called with.
+    error : Exception
+        The caller raises it.
+    """
+    engine = among if isinstance(among, core.Engine) else getattr(among, "_engine", None)
+    if engine is not None and not isinstance(error, _OTHERWISE):
+        engine.fail(kind, name, f"{type(error).__name__}: {error}")

@@ -1,0 +1,33 @@
+"""A call that fails on one rank, or is left out there, is told to every rank, and unnamed operations stay in step."""
+
+from __future__ import annotations
+
+import failing_program
+import pytest
+from ranks import run_ranks
+
+SIZES = [2, 3]
+LIMIT = {"ENGINE_STALL_LIMIT": "20"}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_call_that_fails_on_one_rank_fails_on_all(size: int) -> None:
+    run_ranks(size, failing_program.failing, env=LIMIT)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_call_that_one_rank_alone_makes_and_that_fails_harms_nothing(size: int) -> None:
+    run_ranks(size, failing_program.lonely, env={"ENGINE_STALL_LIMIT": "1", "ENGINE_STALL_WARNING": "0.5"})
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_one_rank_leaves_out_fails_on_the_others_and_all_go_on(size: int) -> None:
+    run_ranks(size, failing_program.left_out, env=LIMIT)
+
+
+def test_process_sets_have_failures_of_their_own() -> None:
+    run_ranks(3, failing_program.in_process_set, env=LIMIT)
+
+
+def test_threads_never_share_the_number_of_an_unnamed_operation() -> None:
+    run_ranks(2, failing_program.threads, env=LIMIT)

@@ -1,0 +1,80 @@
+"""What is as large as it may be: names, knobs, shared memory of many ranks."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import run_ranks
+
+LONG_NAME = """
+import sys, numpy, engine
+engine.init()
+if engine.rank() == 0:
+    engine.allreduce(numpy.ones(3, "f4"), name="x" * {length})
+else:
+    engine.allreduce(numpy.ones(3, "f4"), name="y")
+"""
+
+
+@pytest.mark.parametrize("length", [1001, 1002, 1003, 1024])
+def test_a_long_name_that_is_withheld_is_told_as_far_as_there_is_room(length: int) -> None:
+    # With an id a name is told by another rank, without one by rank 0: here neither has one.
+    done = run_ranks(2, LONG_NAME.format(length=length), check=False, env={"ENGINE_STALL_LIMIT": "0.5"})
+    assert done.code != 0
+    for rank in done.ranks:
+        assert "RankStalledError: rank " in rank.stderr and "x" * 150 in rank.stderr, done
+
+
+KNOBS = """
+import engine
+engine.init()
+native = engine.runtime.engine()
+for knob, value in {
+    "fusion_threshold": 1 << 64, "cycle_time_ms": 1e300, "chunk_bytes": 1 << 64, "stores": "no", "compression": 3,
+}.items():
+    before = native.knobs()
+    for call in (native.set_knobs, engine.set_knobs):
+        try:
+            call(**{knob: value})
+        except (ValueError, TypeError) as error:
+            assert str(value) in str(error), error
+        else:
+            raise AssertionError(f"{knob} was taken")
+    engine.barrier()  # The lock is free, and nothing has changed.
+    assert native.knobs() == before
+for value in ("three", [], float("nan")):
+    for knob in ("fusion_threshold", "cycle_time_ms", "chunk_bytes"):
+        try:
+            native.set_knobs(**{knob: value})
+        except (ValueError, TypeError):
+            pass
+        else:
+            raise AssertionError(f"{knob} was taken")
+version = native.set_knobs(fusion_threshold=1 << 60, cycle_time_ms=2)
+engine.barrier()
+assert native.knobs()["version"] == version and native.knobs()["fusion_threshold"] == 1 << 60
+"""
+
+
+def test_a_knob_that_cannot_be_is_refused_and_the_engine_goes_on() -> None:
+    run_ranks(1, KNOBS)
+
+
+PAGE_TABLES = """
+import engine
+def page_tables():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmPTE"))
+engine.init()
+before = page_tables()
+memory = engine.runtime.engine().share(32 << 20)
+grown = page_tables() - before
+engine.barrier("all have looked")
+print(grown)
+"""
+
+
+def test_shared_memory_costs_page_tables_of_what_a_rank_touches() -> None:
+    # Of 32 MiB: 64 KiB for its own part, as much for its share of all others', and 4 KiB at each end of a mapping.
+    ranks = 4
+    for rank in run_ranks(ranks, PAGE_TABLES).ranks:
+        assert int(rank.stdout) < 2 * 64 + 16 * ranks, rank

@@ -1,0 +1,146 @@
+"""Run the torch cases with the oldest torch that is promised, 2.2.2, in an environment of its own.
+
+The wheel of PyPI is a CUDA build of 720 MiB, whose libraries are 2 GiB more. On a machine without a GPU none is ever
+called, so stand-ins take their place: libraries of the same names and versions, each of whose functions fails. They
+are made of the symbols that torch's own libraries look for.
+
+    python tests/strange/old_torch.py [--work build/old-torch] [--size 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCH = "2.2.2"
+PACKAGES = ("numpy<2", "filelock", "typing_extensions", "sympy", "networkx", "jinja2", "fsspec")
+TOOLS = ("Cython>=3.3,<3.4", "meson>=1.5", "meson-python>=0.18", "ninja>=1.11")
+LIBRARIES = (
+    *("libcublas.so.12", "libcublasLt.so.12", "libcudart.so.12", "libcudnn.so.8", "libcufft.so.11", "libcupti.so.12"),
+    *("libcurand.so.10", "libcusolver.so.11", "libcusparse.so.12", "libnccl.so.2", "libnvrtc.so.12"),
+    "libnvToolsExt.so.1",
+)
+THEIRS = re.compile(r"(__cuda|cuda|cu[A-Z]|cublas|cudnn|cufft|curand|cusolver|cusparse|cupti|nccl|nvrtc|nvtx)\w+")
+# What is called when torch is imported; everything else fails with 100, "no device".
+CALLED = """
+void **__cudaRegisterFatBinary(void *binary) { static void *handle; (void)binary; return &handle; }
+void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
+void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
+void __cudaRegisterFunction(void) {}
+void __cudaRegisterVar(void) {}
+int cudaGetDeviceCount(int *count) { *count = 0; return 100; }
+int cudaGetLastError(void) { return 0; }
+const char *cudaGetErrorString(int error) { (void)error; return "no device"; }
+int cudaDriverGetVersion(int *version) { *version = 0; return 0; }
+"""
+
+# Cases by module, run as jobs: those of a line share one.
+JOBS = (
+    ("torch_training", "torch_gradients", "torch_state", "torch_functions"),
+    ("torch_options", "torch_alias", "torch_batch_norm", "torch_sets", "torch_memory"),
+    ("torch_sparse", "torch_adasum", "torch_compression", "torch_tuned"),
+)
+# What torch 2.2 itself cannot do, and why.
+CANNOT = {
+    "gradient_scaler_skips_a_step_on_all_ranks": "there is no torch.amp.GradScaler",
+    "gradient_scaler_skips_a_step_on_all_ranks_in_views": "there is no torch.amp.GradScaler",
+    **dict.fromkeys(
+        ("equals_one_process_with_the_whole_batch", "equals_one_process_with_the_whole_batch_in_views"),
+        "Adam(fused=True) works on GPUs only there",
+    ),
+    **dict.fromkeys(
+        (
+            "what_horovod_scripts_say_around_gradient_scaling",
+            "what_horovod_scripts_say_around_gradient_scaling_in_views",
+        ),
+        "there is no torch.amp.GradScaler",
+    ),
+    "compiled_models_keep_the_overlap": "a compiler does not see through the function that takes the mark",
+}
+PROGRAM = """
+import sys
+sys.path[:0] = [{tests!r}, {frameworks!r}]
+import torch_cases
+from ranks import run_ranks
+done = run_ranks({size}, torch_cases.run_cases, {modules!r}, timeout=600, env={{"ENGINE_STALL_LIMIT": "60"}})
+wrong = {{name: text for failures in done.values for (_, name), text in failures.items()}}
+known = {known!r}
+for name, text in wrong.items():
+    print(f"{{'cannot be' if name in known else 'FAILED'}}: {{name}}: {{known.get(name, text)}}")
+count = sum(len(torch_cases.registered.get(module, ())) for module in {modules!r} if __import__(module))
+print(f"{{count - len(wrong)}} of {{count}} cases pass: {{', '.join({modules!r})}}")
+sys.exit(any(name not in known for name in wrong))
+"""
+
+
+def run(*command: object, **options: object) -> None:
+    """Run a command; its failure ends this program."""
+    subprocess.run([str(each) for each in command], check=True, **options)  # type: ignore[call-overload]
+
+
+def missing_symbols(libraries: Path) -> list[str]:
+    """The functions of CUDA that torch's own libraries look for."""
+    found = set()
+    for library in libraries.glob("*.so"):
+        lines = subprocess.run(["nm", "-D", "--undefined-only", library], check=True, capture_output=True, text=True)
+        found |= {line.split()[-1].partition("@")[0] for line in lines.stdout.splitlines() if line.strip()}
+    return sorted(name for name in found if THEIRS.fullmatch(name))
+
+
+def stand_ins(work: Path, libraries: Path) -> Path:
+    """A directory of libraries that take the place of CUDA's."""
+    directory = work / "stand-ins"
+    directory.mkdir(exist_ok=True)
+    source, script = directory / "functions.c", directory / "version.map"
+    others = [name for name in missing_symbols(libraries) if f"{name}(" not in CALLED]
+    source.write_text(CALLED + "".join(f"int {name}(void) {{ return 100; }}\n" for name in others))
+    for name in LIBRARIES:
+        script.write_text(f"{name} {{ global: *; }};\n")
+        flags = "-shared", "-fPIC", "-w", "-fno-builtin", f"-Wl,-soname,{name}", f"-Wl,--version-script={script}"
+        run("cc", *flags, "-o", directory / name, source)
+    return directory
+
+
+def prepare(work: Path) -> tuple[Path, Path]:
+    """The interpreter of an environment with this torch and this project, and the directory of the stand-ins."""
+    work.mkdir(parents=True, exist_ok=True)
+    python = work / "environment" / "bin" / "python"
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    if not python.exists():
+        run(sys.executable, "-m", "venv", work / "environment")
+        run(*pip, "--no-deps", f"torch=={TORCH}")
+        run(*pip, *PACKAGES, *TOOLS)
+    (libraries,) = (work / "environment").glob("lib/python*/site-packages/torch/lib")
+    path = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    run(
+        *pip, "--no-deps", "--no-build-isolation", "--force-reinstall", f"-Cbuild-dir={work / 'native'}", ROOT, env=path
+    )
+    return python, stand_ins(work, libraries)
+
+
+def main() -> int:
+    """Run all; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "old-torch", help="the environment's directory")
+    parser.add_argument("--size", type=int, default=2, help="ranks")
+    given = parser.parse_args()
+    work = given.work.resolve()
+    python, libraries = prepare(work)
+    tests = ROOT / "tests"
+    code = 0
+    for modules in JOBS:
+        program = PROGRAM.format(
+            tests=str(tests), frameworks=str(tests / "frameworks"), size=given.size, modules=modules, known=CANNOT
+        )
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+        code |= subprocess.run([python, "-P", "-c", program], cwd=work, env=environment).returncode
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
