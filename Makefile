@@ -75,6 +75,18 @@ sanitize-threads: $(VENV)/.installed-dev ## Run ranks as threads of one process 
 	    TSAN_OPTIONS="exitcode=66 history_size=7" \
 	    $(BIN)/python -P -m pytest -o timeout=0 -o faulthandler_timeout=0 tests/parallel/test_threads.py
 
+# In an environment of their own, which sees what .venv has: they bring much, and want no other torch.
+RECIPES := output/recipes
+.PHONY: recipes
+recipes: $(VENV)/.installed-dev ## Run docs/libraries.md: Hugging Face Trainer, Accelerate and Lightning on two ranks
+	@echo 'Installing the libraries into $(RECIPES)'
+	@$(BIN)/python -m venv $(RECIPES)
+	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+	    > "$$($(RECIPES)/bin/python -c 'import site; print(site.getsitepackages()[0])')/engine.pth"
+	@$(RECIPES)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -c constraints.txt \
+	    transformers accelerate pytorch-lightning
+	@$(RECIPES)/bin/python tests/recipes/libraries.py
+
 .PHONY: prometheus
 prometheus: $(VENV)/.installed-dev ## Fetch Debian's Prometheus for the tests; nothing is installed
 	@$(BIN)/python tests/metrics/prometheus_server.py

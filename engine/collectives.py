@@ -95,6 +95,8 @@ def allreduce(
 ) -> Any:
     """Combine a tensor over all ranks, element by element. Collective.
 
+    The result has no graph, also of a torch tensor that requires a gradient: `engine.torch.allreduce` has one.
+
     Parameters
     ----------
     tensor : array or tensor

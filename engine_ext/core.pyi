@@ -142,6 +142,9 @@ class Engine:
     @property
     def joined(self) -> bool:
         """Whether this rank has joined, and not all have yet."""
+    @property
+    def joins(self) -> int:
+        """How often all ranks have joined."""
     def share(self, nbytes: int) -> memoryview:
         """Collective: `nbytes` of zeroed memory at the same offset in every rank's part of the arena."""
     def set_knobs(

@@ -919,6 +919,10 @@ cdef class Engine:
     def joined(self):
         return self.state.joined
 
+    @property
+    def joins(self):
+        return load32_acquire(&self.state.joins)
+
     cdef int expect_joins(self, uint64_t begun) except -1:
         """A wait for other ranks to join has lasted a tick. It may last, as long as they go on; not when nothing happens any more
         or one of them has left."""

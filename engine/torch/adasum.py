@@ -10,9 +10,10 @@ the engine has nothing to do during backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -82,6 +83,11 @@ class Deltas:
                 else:
                     start.copy_(parameter)
 
+    def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
+        """As `before_step`; each rank calls the closure for itself."""
+        self.before_step()
+        return closure
+
     def after_step(self) -> None:
         """Put the combined changes in place of this rank's own. Collective.
 
@@ -119,12 +125,15 @@ class Deltas:
     def finish(self) -> None:
         """Nothing is in flight but in `after_step`."""
 
+    def synchronize(self) -> None:
+        """Gradients belong to the rank."""
+
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Passes accumulate on this rank in any case."""
         yield
 
-    def skip(self) -> None:
+    def skip(self) -> AbstractContextManager[None]:
         """Refuse a step that would not be reduced.
 
         Raises

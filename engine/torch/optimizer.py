@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
-from .. import objects
+from .. import logs, objects
 from ..compression import Compression, Scheme, resolve
 from ..errors import EngineError
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Adasum, Average, Op
 from .adasum import Deltas
+from .first_step import FirstStep
 from .reducer import Reducer
+from .rivals import expect_no_rival
 
 # How many optimizers each process set has had: its ranks have wrapped equally many of them, and perhaps others besides.
 _counts: weakref.WeakKeyDictionary[ProcessSet, Iterator[int]] = weakref.WeakKeyDictionary()
@@ -41,17 +43,21 @@ class _Distributed:
         self._engine.adopt(self.param_groups)  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
-        """Wait for the gradients. `backward` has done so already; scripts may still say it."""
-        self._engine.reducer.finish()
+        """Reduce the gradients now, if nothing has reduced them since the last `step` or `zero_grad`. Collective then.
+
+        `backward` reduces by itself, and `step` what else there is. So this is for gradients that were set by hand, and
+        for a rank that may have had nothing to pass backward through: before they are clipped, unscaled or looked at.
+        """
+        self._engine.reducer.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Does nothing: `step` never reduces gradients again. Scripts that clip gradients may still say it.
+        """`step` uses the gradients as they are, also those that were never reduced. All ranks must do the same.
 
-        With `op=Adasum`, where `step` does reduce, it raises an `EngineError`.
+        With `op=Adasum`, where `step` reduces what it has changed, it raises an `EngineError`.
         """
-        self._engine.reducer.skip()
-        yield
+        with self._engine.reducer.skip():
+            yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Add up so many backward passes before a reduction, from the next `zero_grad` or `step` on."""
@@ -62,7 +68,7 @@ class _Distributed:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on this rank; the first backward after it reduces the sum, once.
+        """Accumulate gradients on this rank; the first backward after it, or `step`, reduces the sum, once.
 
         All ranks must do the same.
         """
@@ -98,6 +104,7 @@ class _Wrapping:
         prefix: str,
         process_set: ProcessSet,
         options: str,
+        check_parameters: bool,
     ) -> None:
         self.kind = kind
         self.options = options
@@ -108,6 +115,9 @@ class _Wrapping:
         self.handles: list[Any] = []
         self.finalizer: weakref.finalize[Any, Any] | None = None
         self._known: set[int] = set()
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._begun = False  # the first step
+        self._first = FirstStep(prefix, process_set) if check_parameters and process_set.included() else None
         self._engine = reducer.engine
         self._waited_ns = self._engine.counters()["wait_ns"]
 
@@ -145,7 +155,33 @@ class _Wrapping:
                 None,
                 self.process_set,
             )
+            own = {name.removeprefix(self.prefix): parameter for name, parameter in new.items()}
+            expect_no_rival(own)
             self.reducer.add(new)
+            self._parameters |= own
+
+    def before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Have the gradients reduced before a step uses them. A step may be given a closure, which makes them."""
+        if not self._begun:
+            self._begun = True
+            expect_no_rival(self._parameters)
+            if self._first is not None:
+                self._first.begin(self._parameters)
+        named = "closure" in kwargs
+        closure = kwargs["closure"] if named else args[1] if len(args) > 1 else None
+        if not callable(closure):
+            self.reducer.before_step()
+            return None
+        closure = self.reducer.around(closure, f"{self.kind.__qualname__}.step()")
+        if named:
+            return args, kwargs | {"closure": closure}
+        return (args[0], closure, *args[2:]), kwargs
+
+    def after_step(self, *_: Any) -> None:
+        """The gradients have been used."""
+        self.reducer.after_step()
+        if self._first is not None and self._first.tell():
+            self._first = None
 
     def waited(self) -> float:
         """Seconds in the engine since the last call."""
@@ -176,11 +212,13 @@ def DistributedOptimizer(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     gradient_as_bucket_view: bool = False,
+    check_parameters: bool = True,
 ) -> Any:
     """Make an optimizer reduce its parameters' gradients over all ranks. Collective.
 
     Gradients are reduced while backward runs, and are done when `backward()` returns. A second backward before `step()`
-    is reduced again, which is right for `Average` and an error for every other operation; see `no_sync()`.
+    is reduced again, which is right for `Average` and an error for every other operation; see `no_sync()`. `step()`
+    first reduces gradients that backward has not, such as those set by hand, and so does `synchronize()`.
 
     With `Adasum` it is not gradients that are reduced, but what each rank's own `step()` changes: see
     `docs/optimizer.md`.
@@ -214,6 +252,9 @@ def DistributedOptimizer(
     gradient_as_bucket_view : bool
         Keep gradients in shared memory, where they are reduced without copies. Takes as much of it as the gradients.
         Not with `Adasum`.
+    check_parameters : bool
+        Compare the ranks' parameters in the first step, once, and log a warning if they differ, as when
+        `broadcast_parameters` was forgotten. It reads the parameters once and exchanges 8 bytes for each of them.
 
     Returns
     -------
@@ -224,10 +265,13 @@ def DistributedOptimizer(
     Raises
     ------
     TypeError
-        Not an optimizer; not a compression.
+        Not an optimizer; not a compression; a model in place of its parameters.
     ValueError
-        Numbers that make no sense; `Adasum` with compression, or among a number of ranks that is no power of two; names
-        that are missing or given twice; an optimizer that is wrapped already, or a parameter that belongs to one.
+        Numbers that make no sense; `Adasum` among a number of ranks that is no power of two; names that are missing or
+        given twice; an optimizer that is wrapped already, or a parameter that belongs to one.
+    EngineError
+        A parameter belongs to a model that torch's `DistributedDataParallel` or FSDP reduces, too; raised here, or by
+        the first step.
     MismatchError
         The ranks' parameters differ in name, dtype or shape.
     UnsupportedTensorError
@@ -265,7 +309,7 @@ def DistributedOptimizer(
     if op == Adasum:
         if gradient_as_bucket_view:
             raise ValueError("op=Adasum reduces no gradients: leave out gradient_as_bucket_view")
-        resolve(compression, Adasum)
+        compression = _uncompressed(compression, process_set)
         reducer = Deltas(prefix, prescale_factor, postscale_factor, process_set, number)
     else:
         reducer = Reducer(
@@ -284,7 +328,7 @@ def DistributedOptimizer(
         f"backward_passes_per_step={backward_passes_per_step} sparse_as_dense={sparse_as_dense} "
         f"gradient_as_bucket_view={gradient_as_bucket_view}"
     )
-    wrapping = _Wrapping(kind, reducer, names, prefix + ".", process_set, options)
+    wrapping = _Wrapping(kind, reducer, names, prefix + ".", process_set, options, check_parameters)
     try:
         wrapping.adopt(optimizer.param_groups)
     except BaseException:
@@ -292,8 +336,8 @@ def DistributedOptimizer(
         raise
     # Schedulers keep the class's own `step`, so what must happen around it hangs on hooks, not on an override.
     wrapping.handles = [
-        optimizer.register_step_pre_hook(lambda *_: reducer.before_step()),
-        optimizer.register_step_post_hook(lambda *_: reducer.after_step()),
+        optimizer.register_step_pre_hook(wrapping.before_step),
+        optimizer.register_step_post_hook(wrapping.after_step),
     ]
     namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, **own_step}
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), namespace)
@@ -333,6 +377,17 @@ def _hooked_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {"step": hooked}
 
 
+def _uncompressed(compression: Any, process_set: ProcessSet) -> Any:
+    """No compression, with a warning if there was one: Adasum does not compress, and can do without."""
+    wire, own = resolve(compression)
+    if (wire is not None or own is not None) and process_set.included() and process_set.rank() == 0:
+        logs.logger.warning(
+            "op=Adasum does not compress: changes travel as they are, and compression=%s has no effect; leave it out",
+            getattr(compression, "__qualname__", type(compression).__qualname__),
+        )
+    return Compression.none
+
+
 def _described(compression: Any) -> str:
     """What ranks compare of a compression: its class, and the numbers that it was made with."""
     if compression is None or isinstance(compression, type):
@@ -359,6 +414,16 @@ def _names(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[int, st
     """Names by parameter's identity."""
     names: dict[int, str] = {}
     used: set[str] = set()
+    if isinstance(named_parameters, torch.nn.Module):
+        raise TypeError(
+            f"named_parameters is a {type(named_parameters).__qualname__}, not its parameters: give "
+            "model.named_parameters()"
+        )
+    if not isinstance(named_parameters, Iterable):
+        raise TypeError(
+            f"named_parameters is of type {type(named_parameters).__qualname__}: give model.named_parameters(), or "
+            "leave it out"
+        )
     entries: list[Any] = list(named_parameters)
     for entry in entries:
         if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):

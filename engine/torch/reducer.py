@@ -1,7 +1,7 @@
 """Reduces the gradients of one optimizer's parameters while backward runs, and is done when backward returns.
 
 A hook on each parameter submits its gradient the moment autograd has accumulated it. The first hook of a backward pass
-queues `finish` behind the whole pass; there the rank announces which parameters got no gradient, waits for the
+queues `_end_of_pass` behind the whole pass; there the rank announces which parameters got no gradient, waits for the
 reductions, and puts things in place. So clipping, gradient scaling and `step` see averaged gradients without ceremony.
 
 **Who contributes.** Every rank contributes the gradients it has. A parameter without one here but with one elsewhere
@@ -18,6 +18,14 @@ by itself, and what follows begins anew, as with two backwards. `use_reentrant=F
 **Several passes before a reduction** (`backward_passes_per_step`): each hook counts, and brings its gradient in the
 last of them. `step` reduces what fewer passes have left.
 
+**Every step is preceded by a reduction.** If none has taken place since the last `step` or `zero_grad`, `step` makes
+one of the gradients that there are, by whomever they were set; a rank without any announces that, because the others
+may wait for it in their `backward`. A gradient that was reduced since then belongs to the program, which may clip or
+replace it: it is not reduced again. With a closure the reduction follows each of its calls.
+
+**Several optimizers in one pass.** Each announces what it has not before any of them waits: the ranks' passes may end
+in different orders.
+
 **Gradients that share memory.** Each is reduced in place, so shared memory would be reduced twice. In the first passes,
 and when hooks fire in a new order, what shares memory gets a copy of its own, for good; a comparison at the end of
 every pass raises an error about what was missed.
@@ -28,13 +36,14 @@ the others' is sparse: the coordinator takes what it says for an empty one. They
 **Gradients that Python compresses** (`engine.torch.rounds`) are deferred: their hooks only count and take note, and
 `finish` reduces them when all others are done, in the same order on every rank.
 
-**A pass that raises** never reaches `finish`. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
+**A pass that raises** never reaches its end. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
 the other ranks, which wait for this one's gradients, can go on.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,51 +58,20 @@ from ..process_sets import ProcessSet
 from ..types import Average, Op
 from . import sparse
 from .adapter import check, tensor_over
+from .once import Once
 from .rounds import Rounds, scheme_of
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
+NO_PASS = -1  # what torch calls the pass that is running when there is none
+COMPILER = "torch._dynamo.compiled_autograd"
+COMPILING = "in_compiled_autograd_region", "compiled_autograd_enabled"  # of that module, by the version of torch
+COMPILED = (
+    "DistributedOptimizer does not go with compiled autograd, which calls gradient hooks outside of a pass and "
+    "goes on before gradients are reduced: leave out torch._dynamo.config.compiled_autograd and "
+    "compiled_autograd._enable. torch.compile of the model works without them"
+)
 
-
-class Once:
-    """Refuses the second reduction of a gradient, where repeating is not harmless. A hook beside the native one."""
-
-    def __init__(self, group: gradients.GradientGroup, op: Op) -> None:
-        self._group = group
-        self._op = op
-        # The gradient each parameter had when it was reduced: a new tensor there is a new gradient.
-        self._reduced: dict[int, weakref.ref[torch.Tensor]] = {}
-
-    def hook(self, native: gradients.GradientHook, name: str) -> Callable[[torch.Tensor], None]:
-        """The hook for one parameter."""
-        index = native.index
-
-        def check_once(parameter: torch.Tensor) -> None:
-            if not self._group.paused and native.due and not self.admit(index, parameter):
-                raise EngineError(
-                    f"the gradient of {name!r} was reduced already since the last step() or zero_grad(). With op="
-                    f"{self._op.name.title()} a second backward would count it twice: run all but the last backward "
-                    "in optimizer.no_sync(), or use op=Average"
-                )
-
-        return check_once
-
-    def admit(self, index: int, parameter: torch.Tensor) -> bool:
-        """Note that a gradient is being reduced; False if that has happened to it before."""
-        gradient = parameter.grad
-        before = self._reduced.get(index)
-        if gradient is None or (before is not None and before() is gradient):
-            return False
-        self._reduced[index] = weakref.ref(gradient)
-        return True
-
-    def settle(self, parameters: list[torch.Tensor]) -> None:
-        """Note what the parameters have after a pass: views in place of gradients, and what came from other ranks."""
-        gradients = ((index, parameter.grad) for index, parameter in enumerate(parameters))
-        self._reduced = {index: weakref.ref(gradient) for index, gradient in gradients if gradient is not None}
-
-    def forget(self) -> None:
-        """The gradients have been used, or zeroed."""
-        self._reduced.clear()
+_live: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
 
 class Reducer:
@@ -154,6 +132,15 @@ class Reducer:
         self._hooks: list[Any] = []
         self._frozen: dict[str, torch.Tensor] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._pass = NO_PASS  # the one whose end was queued
+        self._due = True  # Nothing was reduced since the last step or zero_grad, or no_sync has accumulated since.
+        self._announced = False  # This rank has brought everything that it has, and still waits for it.
+        self._missing: list[int] = []  # what it had no gradient for
+        self._refused: EngineError | None = None
+        self._empty: list[int] = []  # parameters that no rank had a gradient for
+        self._skipping = False
+        self._unused: str | None = None  # the step whose closure was not called yet
+        _live.add(self)
 
     def add(self, named: dict[str, torch.Tensor]) -> None:
         """Hook parameters. Collective if gradients live in shared memory.
@@ -193,32 +180,89 @@ class Reducer:
             self._bucket.append(views[name])
 
     def before_step(self) -> None:
-        """Finish what a pass could not; take over parameters that have been unfrozen since."""
-        self.finish()
-        for name, parameter in self._thaw().items():
-            if parameter.grad is not None:  # From passes before there was a hook.
-                self._reduce_now(f"{name}.thawed", parameter, parameter.grad)
+        """Reduce what `backward` has not reduced; take over parameters that have been unfrozen since."""
+        self._unused = None
+        thawed = self._thaw()
+        if self._skipping:
+            self.finish()
+        else:
+            self._complete(thawed)
+
+    def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
+        """A closure in whose every call gradients are reduced, for a step that begins."""
+        self._thaw()
+        if self.group.active:
+            self.finish()  # The others wait for a pass that an exception has cut short.
+
+        def reduced() -> Any:
+            result = closure()
+            self.before_step()
+            return result
+
+        self._unused = step
+        return reduced
 
     def after_step(self) -> None:
-        """The gradients have been used."""
-        self.forget()
+        """The gradients have been used.
 
-    def skip(self) -> None:
-        """Nothing has to be skipped: `step` reduces nothing that `backward` has reduced."""
+        Raises
+        ------
+        EngineError
+            They had not been reduced: the closure, which is followed by that, was never called.
+        """
+        unused, self._unused = self._unused, None
+        unreduced = unused and bool(self._parameters) and (self._due or self.group.touched) and not self._skipping
+        self._due = True
+        if self._once is not None:
+            self._once.use(self._parameters)
+        if unreduced:
+            raise EngineError(
+                f"{unused} was given a closure and has not called it, so it has used gradients of this rank alone: "
+                "call step() without a closure, which then reduces them before"
+            )
+
+    @contextmanager
+    def skip(self) -> Iterator[None]:
+        """`step` uses the gradients that are there, reduced or not; only a pass that is under way is completed."""
+        before, self._skipping = self._skipping, True
+        try:
+            yield
+        finally:
+            self._skipping = before
 
     def before_zero(self) -> None:
-        """As `before_step`, except that old gradients do not matter any more."""
+        """Finish what a pass could not, except that old gradients do not matter any more."""
         self.finish(discard=True)
         self._thaw()
 
     def forget(self) -> None:
-        """The gradients have been used, or zeroed."""
+        """The gradients have been zeroed."""
+        self._due = True
         if self._once is not None:
             self._once.forget()
 
     def renew(self) -> None:
         """There are no gradients any more: the next pass makes new ones."""
         self.group.fresh = True
+
+    def synchronize(self) -> None:
+        """Reduce what was not reduced since the last step or `zero_grad`, if there is anything."""
+        self._complete(self._thaw())
+
+    def _complete(self, thawed: list[int]) -> None:
+        """Make sure that all gradients are reduced. Collective if nothing was since the last step or `zero_grad`.
+
+        After a reduction there is nothing left but what no rank had a gradient for then, and parameters without a hook.
+        """
+        if not self._parameters:
+            return
+        if self._due:
+            self._reduce_all()
+            return
+        self.finish()
+        late = [index for index in self._empty if self._parameters[index].grad is not None]
+        if thawed or late:
+            self._reduce_all({*thawed, *late})
 
     def finish(self, discard: bool = False) -> None:
         """Complete the pass that is under way on this rank, if any.
@@ -229,8 +273,12 @@ class Reducer:
         if not self.group.active and (discard or not self.group.touched):
             self.group.restart()
             return
+        self._reduce_all(discard=discard)
+
+    def _reduce_all(self, only: set[int] | None = None, discard: bool = False) -> None:
+        """Reduce the gradients that this pass has not brought yet, and wait for all. `only`: as for `_announce`."""
         try:
-            refused = self._submit_rest()
+            self._announce(only)
             brought = self._reduce()
             with torch.no_grad():
                 for gradient, copy in self._copies:
@@ -239,22 +287,35 @@ class Reducer:
                     self._bring(index, memory)
             if self._once is not None:
                 self._once.settle(self._parameters)
+            self._empty = [index for index in self._missing if self._parameters[index].grad is None]
         finally:
             self._copies.clear()
+            refused, self._refused = self._refused, None
         if refused is not None and not discard:
             raise refused
 
+    def _announce(self, only: set[int] | None = None) -> None:
+        """Bring what this pass has not: gradients that there are (of `only` these), and word of those that are not."""
+        if self._announced:
+            return
+        self._refused = self._submit_rest(only)
+        self._missing = self.group.missing()
+        self.group.announce()
+        self._announced = True
+
     def _reduce(self) -> list[tuple[int, Any]]:
         """Complete what the hooks have brought, then what they have left. See `GradientGroup.finish`."""
-        missing = self.group.missing()
         try:
             brought = self.group.finish()
         except WorldError:
             raise
         except EngineError:
-            self._rounds.run(missing)  # It may be an error of this rank alone: the others have gone on to the rounds.
+            # It may be an error of this rank alone: the others have gone on to the rounds.
+            self._rounds.run(self._missing)
             raise
-        self._rounds.run(missing)
+        finally:
+            self._announced = self._due = self.group.active  # A signal may have ended the wait: then it goes on later.
+        self._rounds.run(self._missing)
         return brought
 
     def remove(self) -> None:
@@ -267,43 +328,48 @@ class Reducer:
     def pause(self) -> Iterator[None]:
         """Accumulate locally."""
         before = self.group.paused
-        self.group.paused = True
+        self.group.paused = self._due = True
         try:
             yield
         finally:
             self.group.paused = before
 
-    def _submit_rest(self) -> UnsupportedTensorError | None:
-        """Submit gradients that this pass did not touch: accumulated in `no_sync`, or by an earlier pass.
+    def _submit_rest(self, only: set[int] | None) -> EngineError | None:
+        """Submit gradients that this pass did not touch: accumulated in `no_sync`, by an earlier pass, or set by hand.
 
         The earlier result R must be contributed by every rank when one adds to it; else R would lose this rank's share.
         Returns the error of the first that cannot be reduced.
         """
-        rest = self.group.missing()
+        rest = [index for index in self.group.missing() if only is None or index in only]
         if not rest:
             return None
-        refused = None
+        refused: EngineError | None = None
         paused, self.group.paused, self.group.urgent = self.group.paused, False, True
         try:
             for index in rest:
                 parameter = self._parameters[index]
-                if parameter.grad is not None and (self._once is None or self._once.admit(index, parameter)):
-                    try:
-                        self._native[index](parameter)
-                    except UnsupportedTensorError as error:
-                        refused = refused or error
+                if parameter.grad is None:
+                    continue
+                if self._once is not None:
+                    refused = refused or self._once.fault(index)
+                    if not self._once.admit_rest(index, parameter):
+                        continue
+                try:
+                    self._native[index](parameter)
+                except UnsupportedTensorError as error:
+                    refused = refused or error
         finally:
             self.group.paused, self.group.urgent = paused, False
         return refused
 
-    def _thaw(self) -> dict[str, torch.Tensor]:
-        """Hook parameters that require a gradient by now."""
+    def _thaw(self) -> list[int]:
+        """Hook parameters that require a gradient by now; their indices."""
         thawed = {name: parameter for name, parameter in self._frozen.items() if parameter.requires_grad}
         if thawed:
             for name in thawed:
                 del self._frozen[name]
             self.add(thawed)
-        return thawed
+        return list(range(len(self._parameters) - len(thawed), len(self._parameters)))
 
     def _bring(self, index: int, memory: Any) -> None:
         """Give a parameter a result that does not lie in its gradient: it had none here, or a sparse one."""
@@ -315,13 +381,28 @@ class Reducer:
             parameter.grad = tensor_over(memory, parameter) if view is None else view
 
     def _on_first(self) -> None:
-        """Queue `finish` behind the pass that is running."""
+        """Queue the end of the pass that is running."""
+        running = torch._C._current_graph_task_id()
+        if self.group.urgent:  # No pass, but a step or the end of one: nothing else fires.
+            self.group.fresh = False
+            return
+        compiler = sys.modules.get(COMPILER)
+        if running == NO_PASS or any(getattr(compiler, state, False) for state in COMPILING):
+            raise EngineError(COMPILED)
         if self.group.watched:
             # At most one gradient is there by now: that of the hook which has just fired.
             self.group.fresh = sum(parameter.grad is not None for parameter in self._parameters) <= 1
-        # Compiled autograd runs hooks outside any pass and takes no callbacks; `before_step` finishes then.
-        if torch._C._current_graph_task_id() != -1:
-            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        self._pass = running
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_of_pass)
+
+    def _end_of_pass(self) -> None:
+        """Complete the pass. Before this optimizer waits, all that take part in it announce what they have not."""
+        if not self.group.active:
+            return
+        for each in list(_live):
+            if each.group.active and each._pass == self._pass:
+                each._announce()
+        self.finish()
 
     def _on_slow(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | sparse.Brought:
         """A contiguous copy of a gradient that cannot be reduced where it is, or what is sent of a sparse one."""
@@ -347,22 +428,11 @@ class Reducer:
         if index in self._rounds:
             return gradient
         copy = gradient.contiguous()
-        if copy.data_ptr() != gradient.data_ptr():
+        if any(stride == 0 and length > 1 for stride, length in zip(gradient.stride(), gradient.shape, strict=True)):
+            parameter.grad = copy  # Elements that share memory, as of an expanded tensor, cannot be written to.
+        elif copy.data_ptr() != gradient.data_ptr():
             self._copies.append((gradient, copy))
         return copy
-
-    def _reduce_now(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        if gradient.layout is not torch.strided:
-            if not self._sparse_as_dense or (gradient.layout is torch.sparse_coo and sparse.fault_of(gradient)):
-                handle = sparse.start(self.engine, gradient, name, self._op, *self._scales, blocking=True)
-                parameter.grad = handle.wait()
-                return
-            gradient = parameter.grad = gradient.to_dense()
-        check(gradient, f"{name!r}")
-        flat = gradient.detach().contiguous()
-        self.engine.allreduce(flat, flat, name, int(self._op), *self._scales, True, self._wire).wait()
-        if flat.data_ptr() != gradient.data_ptr():
-            gradient.copy_(flat)
 
 
 def _shares(gradient: torch.Tensor) -> bool:

@@ -57,11 +57,13 @@ class GradientGroup:
     def restart(self) -> None:
         """Forget them."""
     active: bool
-    """True from the first hook of a backward pass to `finish`."""
+    """True from the first hook of a backward pass, or `announce`, to the end of `finish`."""
     def missing(self) -> list[int]:
         """Indices of the parameters whose gradient was not brought in this pass."""
+    def announce(self) -> None:
+        """Submit *absent* for what got no gradient, without waiting."""
     def finish(self) -> list[tuple[int, Any]]:
-        """Submit *absent* for what got no gradient, wait for all of it, mark the step's communication done.
+        """`announce`, wait for all of it, mark the step's communication done.
 
         Returns (index, memory) for parameters without a gradient here whose result exists because another rank had one,
         and for sparse gradients the gathered indices and values: (index, [(memory, rows of each rank, bytes of a row),

@@ -393,8 +393,17 @@ cdef class GradientGroup:
         cdef GradientHook hook
         return [hook.index for hook in self.hooks if not hook.flying]
 
+    def announce(self):
+        """Bring *absent* for what got no gradient in this pass, without waiting. Nothing for deferred gradients."""
+        cdef GradientHook hook
+        self.engine.check()
+        self.active = True
+        for hook in self.hooks:
+            if not hook.flying and hook.op != NULL:
+                hook.bring_nothing()
+
     def finish(self):
-        """Bring *absent* for what got no gradient, wait for all, mark the step. Nothing for deferred gradients.
+        """`announce`, wait for all, mark the step.
 
         Returns
         -------
@@ -408,10 +417,7 @@ cdef class GradientGroup:
         cdef list found = []
         cdef list parts
         cdef object error = None
-        engine.check()
-        for hook in self.hooks:
-            if not hook.flying and hook.op != NULL:
-                hook.bring_nothing()
+        self.announce()
         driver_wait_for_all(engine.state, True)
         try:
             for hook in self.hooks:

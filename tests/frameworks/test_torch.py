@@ -15,7 +15,7 @@ from ranks import RanksFailed, run_ranks
 # Those of a line share a job, since a process takes seconds to import torch.
 JOBS = (
     ("torch_training", "torch_gradients", "torch_state", "torch_functions"),
-    ("torch_options", "torch_alias", "torch_batch_norm", "torch_sets", "torch_memory"),
+    ("torch_options", "torch_alias", "torch_batch_norm", "torch_sets", "torch_memory", "torch_steps"),
     ("torch_sparse", "torch_adasum", "torch_compression", "torch_tuned"),
 )
 # As they run with a torch whose tensors speak DLPack by a method alone.

@@ -231,11 +231,6 @@ def adasum_does_not_compress() -> None:
             lambda: hvd.allreduce(x, op=hvd.Adasum, compression=compression),  # noqa: B023
             lambda: hvd.grouped_allreduce([x], op=hvd.Adasum, compression=compression),  # noqa: B023
             lambda: engine.allreduce_async_(x, engine.Adasum, compression=compression),  # noqa: B023
-            lambda: hvd.DistributedOptimizer(
-                torch.optim.SGD([nn.Parameter(x)], lr=0.1),
-                compression=compression,  # noqa: B023
-                op=hvd.Adasum,
-            ),
         ):
             assert "Adasum does not compress" in raises(ValueError, call)
     if engine.size() != 3:

@@ -160,11 +160,8 @@ def collectives_and_their_gradients() -> None:
 @plain_case
 def what_tuning_does_not_go_with() -> None:
     x = torch.ones(3)
-    for call in (
-        lambda: hvd.allreduce(x, op=hvd.Adasum, compression=TUNED),
-        lambda: hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(x)], lr=0.1), compression=TUNED, op=hvd.Adasum),
-    ):
-        assert "Adasum does not compress" in raises(ValueError, call)
+    text = raises(ValueError, lambda: hvd.allreduce(x, op=hvd.Adasum, compression=TUNED))
+    assert "Adasum does not compress" in text
     weight = nn.Parameter(torch.ones(3))
     mine = TUNED if engine.rank() == 0 else hvd.Compression.bf16
     if engine.size() > 1:

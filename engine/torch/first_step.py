@@ -1,0 +1,94 @@
+"""Tells of models that are not the same on all ranks when training begins, as after a forgotten broadcast.
+
+Ranks average gradients, not parameters: those that begin with different models train as many models, without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import logs
+from ..adapters import adapter_of
+from ..errors import EngineError, NotInitializedError
+from ..native import core, memory
+from ..process_sets import ProcessSet
+
+
+class FirstStep:
+    """Compares checksums of the ranks' parameters once. Nobody waits for it: the answer is told when it is there.
+
+    A rank that has joined takes no part. A rank whose first step comes after a `join` does not begin: the others, if
+    they have compared theirs before, did so without it.
+
+    Parameters
+    ----------
+    prefix : str
+        What the optimizer's operations are named by; equal on all ranks, unique to the optimizer.
+    process_set : ProcessSet
+        Whose ranks train one model. This rank is one of them.
+    """
+
+    def __init__(self, prefix: str, process_set: ProcessSet) -> None:
+        self._name = f"{prefix}first step"
+        self._engine = process_set.engine
+        self._ranks = process_set.ranks
+        self._first = process_set.rank() == 0
+        self._joins = self._engine.joins
+        self._handle: core.Handle | None = None
+        self._sums: NDArray[np.int64] = np.empty(0, np.int64)
+        self._names: list[str] = []
+
+    def begin(self, parameters: dict[str, torch.Tensor]) -> None:
+        """Send checksums of the parameters, which the step has not changed yet."""
+        if len(self._ranks) == 1 or self._engine.joins != self._joins or not parameters:
+            return
+        self._names = list(parameters)
+        sums = [memory.checksum(adapter_of(each).input(each)) for each in parameters.values()]
+        self._sums = np.array(sums, np.uint64).view(np.int64)
+        with suppress(NotInitializedError):  # A step on gradients from before the engine's end goes on without it.
+            self._handle = self._engine.allgather(self._sums, self._name)
+
+    def tell(self) -> bool:
+        """Log a warning if the ranks' checksums are there and differ. Returns whether there is nothing more to tell."""
+        if self._handle is None:
+            return True
+        if not self._handle.done:
+            return False
+        try:
+            self._handle.wait()
+        except EngineError:
+            return True  # The world has failed, or ended: whoever trains in it is told by what he waits for.
+        data, rows = self._handle.gathered
+        sums = np.frombuffer(data, np.int64)
+        if self._first:
+            self._compare(np.split(sums, np.cumsum(rows)[:-1]))
+        return True
+
+    def _compare(self, by_rank: Sequence[NDArray[np.int64]]) -> None:
+        """Log which parameters differ from those of the first rank, on that rank alone."""
+        odd = {
+            rank: np.flatnonzero(sums != self._sums)
+            for rank, sums in zip(self._ranks, by_rank, strict=True)
+            if len(sums)  # none of a rank that has joined
+        }
+        differing = sorted({int(index) for indices in odd.values() for index in indices})
+        if not differing:
+            return
+        first = differing[0]
+        ranks = [rank for rank, indices in odd.items() if first in indices]
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        logs.logger.warning(
+            "the ranks' parameters differ in the first step: %r%s; rank%s not what rank %d has. Each rank trains a "
+            "model of its own: call engine.torch.broadcast_parameters(model.state_dict(), root_rank=%d) before the "
+            "first step. If that is meant, DistributedOptimizer(check_parameters=False) says nothing",
+            self._names[first],
+            more,
+            f" {ranks[0]} has" if len(ranks) == 1 else f"s {', '.join(map(str, ranks))} have",
+            self._ranks[0],
+            self._ranks[0],
+        )

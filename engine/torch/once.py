@@ -1,0 +1,91 @@
+"""Which gradients have been reduced already, for the operations with which a second reduction would be wrong."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from ..errors import EngineError
+from ..native import gradients
+from ..types import Op
+
+
+class Once:
+    """Refuses the second reduction of a gradient, where repeating is not harmless. A hook beside the native one."""
+
+    def __init__(self, group: gradients.GradientGroup, op: Op) -> None:
+        self._group = group
+        self._op = op
+        # The gradient each parameter had when it was reduced: a new tensor there is a new gradient.
+        self._reduced: dict[int, weakref.ref[torch.Tensor]] = {}
+        # Those that a step has used since, with their versions: unchanged ones are not reduced again.
+        self._used: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        # The names of reduced gradients to which a backward in `no_sync` has added.
+        self._mixed: dict[int, str] = {}
+
+    def hook(self, native: gradients.GradientHook, name: str) -> Callable[[torch.Tensor], None]:
+        """The hook for one parameter."""
+        index = native.index
+
+        def check_once(parameter: torch.Tensor) -> None:
+            if self._group.paused:
+                if self._is_reduced(index, parameter):
+                    self._mixed[index] = name
+            elif native.due and not self.admit(index, parameter):
+                raise self._error(name)
+
+        return check_once
+
+    def admit(self, index: int, parameter: torch.Tensor) -> bool:
+        """Note that a gradient is being reduced; False if that has happened to it before."""
+        if parameter.grad is None or self._is_reduced(index, parameter):
+            return False
+        self._reduced[index] = weakref.ref(parameter.grad)
+        return True
+
+    def admit_rest(self, index: int, parameter: torch.Tensor) -> bool:
+        """As `admit`, for a gradient whose hook has not fired: it may be what an earlier step has left behind."""
+        gradient, version = self._used.get(index, (None, 0))
+        if gradient is not None and gradient() is parameter.grad is not None and version == parameter.grad._version:
+            return False
+        return self.admit(index, parameter)
+
+    def fault(self, index: int) -> EngineError | None:
+        """What is wrong with a gradient to which a backward in `no_sync` has added after it was reduced."""
+        name = self._mixed.pop(index, None)
+        return None if name is None else self._error(name)
+
+    def settle(self, parameters: list[torch.Tensor]) -> None:
+        """Note what the parameters have after a pass: views in place of gradients, and what came from other ranks."""
+        gradients = ((index, parameter.grad) for index, parameter in enumerate(parameters))
+        self._reduced = {index: weakref.ref(gradient) for index, gradient in gradients if gradient is not None}
+
+    def use(self, parameters: list[torch.Tensor]) -> None:
+        """A step has used the gradients."""
+        gradients = ((index, parameter.grad) for index, parameter in enumerate(parameters))
+        self._used = {
+            index: (weakref.ref(gradient), gradient._version)
+            for index, gradient in gradients
+            if gradient is not None and not gradient.is_inference()  # Those have no version.
+        }
+        self._reduced.clear()
+        self._mixed.clear()
+
+    def forget(self) -> None:
+        """The gradients have been zeroed."""
+        self._reduced.clear()
+        self._used.clear()
+        self._mixed.clear()
+
+    def _is_reduced(self, index: int, parameter: torch.Tensor) -> bool:
+        before = self._reduced.get(index)
+        return before is not None and before() is parameter.grad
+
+    def _error(self, name: str) -> EngineError:
+        return EngineError(
+            f"the gradient of {name!r} was reduced already since the last step() or zero_grad(). With op="
+            f"{self._op.name.title()} a second backward would count it twice: run all but the last backward "
+            "in optimizer.no_sync(), or use op=Average"
+        )
