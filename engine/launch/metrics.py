@@ -70,8 +70,9 @@ class Metrics:
         self._say = say
         self._notes = _Notes()
         self._quiet = options.quiet
-        for name, value in () if self._quiet else links.items():
-            say(f"metrics: {name}={value} is set by Kubernetes for a Service of that name, and ignored")
+        if not self._quiet:
+            for name, value in links.items():
+                say(f"metrics: {name}={value} is set by Kubernetes for a Service of that name, and ignored")
         wanted = _wanted(given, default_name(options.command, os.getpid()))
         if wanted.port is None and wanted.file_sd is None and "ENGINE_METRICS_ADDRESS" in options.metrics:
             raise LaunchError("--metrics-address: nothing is served there; give --metrics-port as well")
