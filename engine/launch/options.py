@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.compat import switch
-from engine.config import LONGEST
 from engine.launch import horovodrun
 from engine.launch.check_build import table
 from engine.launch.errors import LaunchError
 from engine.launch.hosts import read_hostfile, slots_here
+from engine.patience import LONGEST
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 STORES = ("auto", "cached", "streaming")
