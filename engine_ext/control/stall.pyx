@@ -243,8 +243,9 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
 
 
 cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
-    """Look after all that this rank has in flight, whether a thread waits for it or not: report what is overdue, once, and end the
-    world when the stall limit is over. When to look again, as this process sees time pass; after a failure the end of time."""
+    """Look after all that this rank has in flight, whether a thread waits for it or not: report what is overdue, once, and end
+    the world when the stall limit is over. When to look again, as this process sees time pass; the end of time if it never
+    has to."""
     cdef uint64_t oldest = 0, unreported = 0, again = <uint64_t>-1
     cdef uint32_t overdue = 0
     cdef bint news
