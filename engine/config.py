@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from .errors import ConfigError
 from .kubernetes import service_links
+from .patience import LONGEST
 
 PREFIX = "ENGINE_"
 _LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-LONGEST = 1e9  # seconds, 31 years: what nobody will see the end of, and every clock can add to its time
 LARGEST = 1 << 60  # bytes
 
 # Horovod's variables that are no other name of a setting (those are given with the setting, as its alias).

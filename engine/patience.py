@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 
 STEP = 1.0  # seconds: the most that counts between two looks
+LONGEST = 1e9  # seconds, 31 years: the most that a setting may say; every clock can add it to its time
 
 
 class Patience:

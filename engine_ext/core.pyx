@@ -271,13 +271,13 @@ cdef class Engine:
         e.yield_ns = <uint64_t>(<double>self.settings["yield_us"] * 1e3)
         e.stall_warning_ns = seconds_ns(self.settings["stall_warning"])
         e.stall_limit_ns = seconds_ns(self.settings["stall_limit"])
-        e.clock = &e.world.own_clock
         pthread_mutex_init(&e.lock, NULL)
         status = segment_map(&e.segment, self.control if world is None else world.control, offset, rank, size)
         if status == -EPROTO:
             raise IncompatibleRanksError(f"rank {rank} was given a control segment of another layout than this build's")
         if status < 0:
             raise OSError(-status, "cannot map the control segment")
+        e.clock = &e.own_clock if world is None else world.state.clock
         if world is None:
             self.watch_time()
             self.end = segment_bytes(<uint32_t>size)

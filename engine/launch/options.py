@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..compat import switch
-from ..config import LONGEST
+from ..patience import LONGEST
 from . import horovodrun
 from .check_build import table
 from .errors import LaunchError

@@ -39,9 +39,9 @@ cdef void stall_tell(State* e, const char* line) noexcept nogil:
 
 
 cdef void stall_check(State* e) noexcept nogil:
-    """Called by whoever drives. Ends the world when a rank has left in the middle of an entry, or when the entry has stood still for
-    the stall limit: the fault of whoever has passed least of it. On the coordinator also when a name has been withheld for that
-    long, or by a rank that has left."""
+    """Called by whoever drives. Ends the world when a rank has left in the middle of an entry, or when the entry has stood still
+    for the stall limit: the fault of whoever has passed least of it. On the coordinator also when a name has been withheld for
+    that long, or by a rank that has left."""
     if load32_relaxed(&e.failed):
         return
     if e.entry != NULL:
@@ -244,7 +244,8 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
 
 cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     """Look after all that this rank has in flight, whether a thread waits for it or not: report what is overdue, once, and end
-    the world when the stall limit is over. When to look again, as this process sees time pass; the end of time after a failure."""
+    the world when the stall limit is over. When to look again, as this process sees time pass; the end of time if it never
+    has to."""
     cdef uint64_t oldest = 0, unreported = 0, again = <uint64_t>-1
     cdef uint32_t overdue = 0
     cdef bint news

@@ -229,8 +229,8 @@ cdef Standoff standoff_describe(Coordinator* c, int culprit, char* text, int roo
 
 
 cdef bint standoff_report(Coordinator* c, uint64_t seen, uint64_t warning_ns, char* text, int room) noexcept nogil:
-    """Whether a name has become overdue: some ranks requested it `warning_ns` before `seen`, others have not. Then `text` has a line for
-    each side of all that is requested, as far as there is room; it is not told again."""
+    """Whether a name has become overdue: some ranks requested it `warning_ns` before `seen`, others have not. Then `text` has a
+    line for each side of all that is requested, as far as there is room; it is not told again."""
     cdef Sides sides
     cdef Name* name = c.open
     cdef bint overdue = False

@@ -1,13 +1,13 @@
 /* Ages, and the time that a process has seen pass.
  *
- * Every comparison of two times goes through age_ns and overdue_ns. Monotonic time begins when the machine boots, so `now - limit`
- * wraps on a machine that has been up for less than the limit; an age never does.
+ * Every comparison of two times goes through age_ns and overdue_ns. Monotonic time begins when the machine boots, so
+ * `now - limit` wraps on a machine that has been up for less than the limit; an age never does.
  *
- * A limit on progress must not count time in which this process was suspended: with it, as a rule, the ranks that it waits for
- * were. No clock of the kernel leaves out the time for which a process was stopped or frozen, so a process keeps a *patience*: the
- * monotonic time that has passed between looks which came in time. Whoever watches a limit looks, at least every half `step`; a look
- * that comes later than a step after the last one tells of a suspension, and neither that time nor the next step counts. So the
- * others have a step to go on before anybody accuses them.
+ * A limit on progress must not count time in which this process was suspended: with it, as a rule, the ranks that it waits
+ * for were. No clock of the kernel leaves out the time for which a process was stopped or frozen, so a process keeps a
+ * *patience*: the monotonic time that has passed between looks which came in time. Whoever watches a limit looks, at least
+ * every half `step`; a look that comes later than a step after the last one tells of a suspension, and neither that time nor
+ * the next step counts. So the others have a step to go on before anybody accuses them.
  */
 #ifndef ENGINE_PLATFORM_CLOCK_H
 #define ENGINE_PLATFORM_CLOCK_H
