@@ -1,17 +1,19 @@
-"""What the trials of a search may lose against the setting that stands: a share of the steps of a run."""
+"""What the trials of a search may lose against the setting that stands: an allowance, and a share of the steps so far.
+
+A budget that is spent costs time, and never the search: it refills with the steps that the job makes, and the search
+goes on when there is enough again.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-import numpy as np
+from autotune.trials import Settings
 
-from autotune.trials import Settings, Told
-
-AT_ONCE = 0.25  # of the budget, that one trial may lose
-KEPT_BACK = 0.2  # of the budget: for measurements that are slower by chance, and to confirm what was found
-MOST = 50.0  # logarithm of a ratio: larger ones are too large for a float
+AT_ONCE = 0.25  # of the allowance, that one trial may lose
+KEPT_BACK = 0.2  # of the allowance: for measurements that are slower by chance, and to confirm what was found
+DEBT = 0.5  # of the allowance, that surprises may lose beyond it: one terrible setting does not stop a search
+ENOUGH = 0.45  # of the allowance: with this much a search that has rested goes on
 LEAST_LIMIT = 0.05  # above what stands, for a trial's first steps: less would be noise
 
 
@@ -21,37 +23,53 @@ class Budget:
     Parameters
     ----------
     settings : Settings
-    told : sequence of Told
-        The trials of this search.
+    lost : float
+        Steps that the trials of this epoch have lost.
+    passed : int
+        Steps of the job in this epoch, those of trials included.
+    steps : float
+        Of a trial that is not cut short.
     standing : float
         Logarithm of the seconds per step of what stands, by all that is known.
 
     Attributes
     ----------
-    total : float
-        Steps that may be lost.
+    allowance : float
+        Steps that may be lost at once.
     spare : float
-        Of these, what trials have not lost: by what they took longer than what stands, gains not counted.
+        Steps that may still be lost.
     """
 
-    def __init__(self, settings: Settings, told: Sequence[Told], standing: float) -> None:
-        self.total = settings.regret_budget * settings.horizon
-        self.spare = self.total - sum(
-            max(0.0, math.expm1(min(each.score.log - standing, MOST))) * len(each.samples) for each in told
-        )
-        self._steps = float(np.median([len(each.samples) for each in told if each.status == "ok"] or [1]))
-        self._standing = standing
+    def __init__(self, settings: Settings, lost: float, passed: int, steps: float, standing: float) -> None:
+        self.allowance = settings.regret_budget * settings.horizon
+        self.spare = self.allowance + settings.refill * passed - lost
+        self._steps, self._standing = steps, standing
 
     @property
     def spent(self) -> bool:
-        """Whether one more trial might exceed it."""
-        return self.spare < KEPT_BACK * self.total
+        """Whether one more trial might exceed it: the search has to be careful."""
+        return self.spare < KEPT_BACK * self.allowance
+
+    @property
+    def overdrawn(self) -> bool:
+        """Whether surprises have exceeded it by so much that the search has to rest."""
+        return self.spare < -DEBT * self.allowance
+
+    @property
+    def refilled(self) -> bool:
+        """Whether there is enough for several trials."""
+        return self.spare >= ENOUGH * self.allowance
+
+    @property
+    def at_once(self) -> float:
+        """Steps that one trial may lose."""
+        return AT_ONCE * self.allowance
 
     def limit(self) -> float:
         """Seconds per step above which a trial would lose more than it may."""
-        may_lose = min(self.spare - KEPT_BACK * self.total, AT_ONCE * self.total)
+        may_lose = min(self.spare - KEPT_BACK * self.allowance, self.at_once)
         return math.exp(self._standing) * (1.0 + max(may_lose / self._steps, LEAST_LIMIT))
 
     def shares(self, left: int) -> float:
         """Of each of `left` trials, by how much it may be slower than what stands: a few times what they have each."""
-        return 3.0 * max(self.spare, 0.02 * self.total, 1e-9) / max(left, 3) / self._steps
+        return 3.0 * max(self.spare, 0.02 * self.allowance, 1e-9) / max(left, 3) / self._steps

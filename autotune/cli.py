@@ -52,25 +52,21 @@ def _replay(log: Path) -> int:
 
 
 def _what_if(log: Path, name: str, changes: Sequence[str]) -> int:
-    from rich.console import Console
-
     from autotune.policies import changed, made
-    from autotune.show import show_what_if
+    from autotune.show import console_for, show_what_if
     from autotune.whatif import what_if
 
     rows = journal.read(log)
     row = changed(rows[0], changes, name)
     found = what_if(rows, made(name, row), name, row["seed"], row["max_trials"])
-    show_what_if(found, name, row, Console())
+    show_what_if(found, name, row, console_for(sys.stdout))
     return 0
 
 
 def _show(log: Path, drawn: Path | None) -> int:
-    from rich.console import Console
+    from autotune.show import console_for, show, show_samples
 
-    from autotune.show import show, show_samples
-
-    console = Console()
+    console = console_for(sys.stdout)
     if horovod_csv.looks_like(log):
         show_samples(horovod_csv.read(log), console)
         return 0
@@ -97,15 +93,13 @@ def _known(cache: Path | None, forget: bool) -> int:
     if forget:
         print(f"{known.forget(home)} results removed from {home}")
         return 0
-    from rich.console import Console
-
-    from autotune.show import show_known
+    from autotune.show import console_for, show_known
 
     results, skipped = known.read(home)
     for each in skipped:
         print(f"autotune: not used: {each}", file=sys.stderr)
     if results:
-        show_known(results, Console())
+        show_known(results, console_for(sys.stdout))
     print(f"{len(results)} results in {home}")
     return 0
 

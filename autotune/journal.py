@@ -5,8 +5,8 @@
 | `open` | seed, space, default, trials, settings of the policy; schema, time, environment, what the search is about |
 | `ask` | a trial: its id, knobs, phase, the reason, the limit in seconds |
 | `tell` | its status and every raw sample, in seconds; perhaps `exposed`, the share of a step spent waiting |
-| `observe` | samples of what is deployed, after the search |
-| `decide` | a decision: `deploy`, `finish` (with `final`) or `reopen`; the knobs and the reason |
+| `observe` | samples of what is deployed, after the search; perhaps `steps`, how many have passed |
+| `decide` | a decision: `deploy`, `finish` (with `final`), `rest`, `resume` or `reopen`; the knobs and the reason |
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ FIELDS: dict[str, dict[str, type]] = {
     "decide": {"decision": str, "knobs": dict, "why": str},
 }
 MAYBE: dict[str, type] = {"about": dict, "environment": dict}  # fields that other programs may leave out
-NUMBERS = ("limit", "gap", "deviation", "trials")  # likewise
+NUMBERS = ("limit", "gap", "deviation", "trials", "steps")  # likewise
 WORDS = {
     "phase": ("default", "design", "search", "confirm"),
     "status": ("ok", "aborted"),
-    "decision": ("deploy", "finish", "reopen"),
+    "decision": ("deploy", "finish", "rest", "resume", "reopen"),
 }
 
 

@@ -79,6 +79,8 @@ class Default(Random):
 
 POLICIES: dict[str, Factory] = {"random": Random, "default": Default}
 """Beside `tuner`."""
+LATER = ("after_drift", "background", "interval", "patience")
+"""Settings of what follows the first search, which is not gone through."""
 
 
 def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> dict[str, Any]:
@@ -101,9 +103,9 @@ def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> d
     row = {**opened, "settings": dict(opened["settings"])}
     allowed: dict[str, float] = {"seed": 0, "max_trials": 1}
     if policy == "tuner":
-        # A whole number is at least 1. A search after a drift is not gone through.
+        # A whole number is at least 1. Later searches are not gone through.
         known = {field.name: int(isinstance(field.default, int)) for field in fields(Settings)}
-        allowed |= {name: least for name, least in known.items() if name != "after_drift"}
+        allowed |= {name: least for name, least in known.items() if name not in LATER}
         allowed["regret_budget"] = 1e-6  # what is left of it is divided by
     for change in changes:
         name, equals, text = change.partition("=")
@@ -111,8 +113,8 @@ def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> d
             raise PolicyError(f"--set takes NAME=VALUE, not {change!r}")
         if name not in allowed:
             names = ", ".join(sorted(allowed))
-            if name == "after_drift":
-                raise PolicyError("--set after_drift has no effect: the replay ends before the first drift")
+            if policy == "tuner" and name in LATER:
+                raise PolicyError(f"--set {name} has no effect: the replay ends with the first search")
             raise PolicyError(f"--set {name}: the policy {policy!r} has no such setting; it has {names}")
         whole = name in ("seed", "max_trials") or allowed[name] == 1
         value = _number(text, whole)

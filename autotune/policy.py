@@ -1,13 +1,15 @@
 """The tuner: which setting to try next, and which to deploy. Pure: it measures nothing, and asks no clock.
 
 A search goes through four phases. The *default* is measured first, as what everything is compared with. A *design* of a
-few settings, spread over the space, gives the surrogate something to go by. The *search* proposes the setting with the
-greatest expected improvement. To *confirm*, the best setting found is measured again in turns with the default, since
-the best of many noisy measurements looks better than it is. Only a setting that these fresh measurements, and the
-surrogate with all it knows, show to be better than the default is ever deployed.
+few settings, near the corners of the space, gives the surrogate something to go by. The *search* proposes the setting
+with the greatest expected improvement. To *confirm*, the best setting found is measured again in turns with what
+stands, since the best of many noisy measurements looks better than it is. Only a setting that these fresh measurements,
+and the surrogate with all it knows, show to be better than what stands is ever deployed.
 
 After that `observe` watches the deployed setting. A drift opens the search again: an epoch, in which old measurements
-count as those of a surface that resembles today's.
+count as those of a surface that resembles today's. Where nothing drifts the search goes on beside the job, in *rounds*
+of a few trials that become rarer as long as they change nothing. Trials that have lost all that they may make a search
+*rest*: it goes on when the steps of the job have refilled the budget.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from autotune import design
 from autotune.acquisition import NEAREST, around, candidates, log_expected_improvement
 from autotune.budget import Budget
 from autotune.drift import PageHinkley
+from autotune.history import History, pooled
+from autotune.proof import Proof
 from autotune.robust import Score
 from autotune.space import Knobs, Space
-from autotune.surrogate import Surrogate, sequence
+from autotune.surrogate import Surrogate
 from autotune.trials import Epoch, Phase, Settings, Told, Trial
 
 Array = NDArray[np.float64]
@@ -80,7 +85,7 @@ class Tuner:
         self.default = space.check(default, "the default")
         self.first = [space.check(knobs, f"setting {k} of first") for k, knobs in enumerate(first)]
         self.seed, self.max_trials, self.settings = seed, max_trials, settings or Settings()
-        self.history: list[Told] = []
+        self._history = History(self.space, seed)
         self._pending: dict[int, Trial] = {}
         self._asked = 0
         self._deployed = self.default
@@ -88,7 +93,9 @@ class Tuner:
         self._watch: PageHinkley | None = None
         self._known: tuple[object, Surrogate] | None = None
         self._found: tuple[object, tuple[Knobs, float]] | None = None
-        self._epoch = Epoch(0, self.default, max_trials, [self.default], self.first + self._designed())
+        self._balance: tuple[object, Budget] | None = None
+        corners = design.corners(self.space, max(1, max_trials // 4), np.random.default_rng([seed, 0]))
+        self._epoch = Epoch(0, self.default, max_trials, [self.default], self.first + corners)
         self._write = journal if journal is not None else lambda row: None
         self._write(
             {
@@ -106,8 +113,18 @@ class Tuner:
 
     @property
     def done(self) -> bool:
-        """Whether the search is over: then `best()` is its result, and `observe` watches it."""
+        """Whether there is nothing to try for now: then `best()` is the result, and `observe` watches it."""
         return self._done
+
+    @property
+    def resting(self) -> bool:
+        """Whether trials are left, which wait until the job's steps have refilled what they may lose."""
+        return self._epoch.resting
+
+    @property
+    def history(self) -> list[Told]:
+        """Trials told so far."""
+        return self._history.told
 
     def ask(self, as_logged: tuple[Mapping[str, Any], float] | None = None) -> Trial:
         """The next trial. Each call counts; what is asked and not yet told is taken to be as expected.
@@ -171,35 +188,37 @@ class Tuner:
         """The setting to deploy: the default, or what was deployed before a drift, unless another is proven better."""
         return dict(self._deployed)
 
-    def observe(self, samples: Sequence[float]) -> bool:
-        """Watch the deployed setting, once the search is over.
+    def observe(self, samples: Sequence[float], steps: int | None = None) -> bool:
+        """Watch what is deployed, after the search; the samples are of `best()`.
 
         Parameters
         ----------
         samples : sequence of float
             Seconds of each step.
+        steps : int, optional
+            Of the job, since the last trial or call, if these were more than the samples.
 
         Returns
         -------
         bool
-            Whether a drift has just opened the search again.
+            Whether there is something to try again: after a drift, when the budget of a search that rests has refilled,
+            or in the background.
         """
         values = _checked(samples, "what is deployed")
-        if not self._done:
-            return False
-        self._write({"row": "observe", "samples": values})
-        score = Score(values, self._usual())
-        if self._watch is None:
-            known = [told.score for told in self._now() if told.trial.knobs == self._deployed]
-            self._watch = PageHinkley(*_pooled(known, self._surrogate().noise))
-        if not self._watch.add(score.log, score.error):
-            return False
-        self._reopen()
-        return True
+        if steps is not None and steps < len(values):
+            raise ValueError(f"{steps} steps have passed, fewer than the {len(values)} samples")
+        if self._done:
+            self._write({"row": "observe", "samples": values, **({} if steps is None else {"steps": steps})})
+            self._pass(len(values) if steps is None else steps)
+            if self._drifted(Score(values, self._history.usual())):
+                self._reopen()
+            elif self._due():
+                self._resume()
+        return not self._done
 
     def believe(self, settings: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
         """What is expected of settings: mean and standard deviation of log(time / time of what stood), shapes (n,)."""
-        return self._surrogate().mixture(self._encoded(settings), self._epoch.number)
+        return self._surrogate().mixture(self._history.encoded(settings), self._epoch.number)
 
     def load(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take over the trials and decisions of a log, whatever would have been proposed or decided here."""
@@ -211,87 +230,129 @@ class Tuner:
                 ask = asked[row["id"]]
                 trial = Trial(row["id"], self.space.check(ask["knobs"]), ask["phase"], ask["why"])
                 self._remember(trial, row["samples"], row["status"])
+            elif row["row"] == "observe":
+                self._pass(row.get("steps", len(row["samples"])))
             elif row["row"] == "decide":
                 self._deployed = self.space.check(row["knobs"])
                 if row["decision"] == "reopen":
                     self._reopen()
+                elif row["decision"] == "resume":
+                    self._resume()
+                elif row["decision"] == "rest":
+                    self._epoch.resting = True
 
     # How it decides
 
     def _propose(self) -> tuple[Knobs, Phase, str]:
         """The next setting, its phase and the reason."""
-        epoch = self._epoch
+        epoch, budget = self._epoch, self._budget()
         if epoch.baseline:
             return epoch.baseline[0], "default", "what everything is compared with"
-        if epoch.design and self._left() > 2 and not self._budget().spent:
+        if epoch.design and self._left() > 2 and not budget.overdrawn:
             given = epoch.number == 0 and epoch.design[0] in self.first
-            return epoch.design[0], "design", "given to be tried first" if given else "spread over the space"
+            return epoch.design[0], "design", "given to be tried first" if given else "near a corner of the space"
         surrogate = self._surrogate()
-        challenger = self._challenger(surrogate)
+        proof = self._proof(surrogate)
+        challenger = proof.challenger()
         knobs, hope = self._most_promising(surrogate)
         if challenger is not None:
-            needed = self._needed(surrogate, challenger)
-            if self._left() <= needed or hope < self.settings.hope or self._budget().spent:
-                return self._confirm(challenger)
+            wanted = hope < self.settings.hope or (budget.spent and proof.in_reach(challenger))
+            if wanted or self._left() <= proof.reserved(challenger):
+                return self._confirm(proof, challenger)
         return knobs, "search", f"may be faster by {hope:.2%} of a step on average"
 
-    def _confirm(self, challenger: Knobs) -> tuple[Knobs, Phase, str]:
+    def _confirm(self, proof: Proof, challenger: Knobs) -> tuple[Knobs, Phase, str]:
         """The challenger and what stands, in turns."""
-        turns = [told.trial.knobs for told in self._now() if told.trial.phase == "confirm"]
-        turns += [trial.knobs for trial in self._pending.values() if trial.phase == "confirm"]
-        standing = self._epoch.standing
-        if turns.count(standing) <= turns.count(challenger):
-            return standing, "confirm", "to compare with, in the same minutes as the best"
+        pending = [trial.knobs for trial in self._pending.values() if trial.phase == "confirm"]
+        if proof.turn(challenger, pending) == self._epoch.standing:
+            return self._epoch.standing, "confirm", "to compare with, in the same minutes as the best"
         return challenger, "confirm", "the best so far, measured again"
 
     def _conclude(self) -> None:
         """After a trial: deploy what is proven; see whether the search is over."""
-        epoch = self._epoch
-        if self._left() > 0 and (epoch.baseline or (epoch.design and self._left() > 2 and not self._budget().spent)):
+        epoch, budget = self._epoch, self._budget()
+        if self._left() > 0 and (epoch.baseline or (epoch.design and self._left() > 2 and not budget.overdrawn)):
             return
         surrogate = self._surrogate()
-        proven = [knobs for knobs in self._measured() if self._proven(surrogate, knobs)]
+        proof = self._proof(surrogate)
+        proven = [knobs for knobs in self._history.measured(epoch.number) if proof.proven(knobs)]
         deployed = epoch.standing
         if proven:
-            means, _ = surrogate.mixture(self._encoded(proven), epoch.number)
+            means, _ = surrogate.mixture(self._history.encoded(proven), epoch.number)
             deployed = proven[int(np.argmin(means))]
-        challenger = self._challenger(surrogate)
+        challenger = proof.challenger()
         settled = challenger is None or challenger == deployed
-        hope = self._most_promising(surrogate)[1]
         if self._left() == 0:
-            self._finish(surrogate, deployed, "no trials are left")
-        elif settled and self._budget().spent:
-            self._finish(surrogate, deployed, "trials have lost all the time that they may")
-        elif settled and hope < self.settings.hope:
-            self._finish(surrogate, deployed, f"one more trial may gain {hope:.2%} of a step on average")
+            self._finish(deployed, "no trials are left", settled)
+        elif budget.overdrawn and (challenger is None or settled or not proof.in_reach(challenger)):
+            self._rest(deployed)
+        elif settled and (hope := self._most_promising(surrogate)[1]) < self.settings.hope:
+            self._finish(deployed, f"one more trial may gain {hope:.2%} of a step on average", settled)
         elif deployed != self._deployed:
-            self._deploy(surrogate, deployed, "deploy")
+            self._deploy(deployed, "deploy")
 
-    def _deploy(self, surrogate: Surrogate, knobs: Knobs, decision: str, **more: Any) -> None:
+    def _deploy(self, knobs: Knobs, decision: str, **more: Any) -> None:
         """Decide for a setting, and say why."""
-        standing = self._epoch.standing
         row = {"row": "decide", "decision": decision, "knobs": dict(knobs), **more}
-        if knobs == standing:
+        if knobs == self._epoch.origin:
             row["why"] = "nothing is proven better than what stood"
         else:
-            gap, deviation = self._gap(surrogate, knobs)
+            gap, deviation = self._proof(self._surrogate()).gap(knobs, self._epoch.origin)
             row |= {"gap": gap, "deviation": deviation}
             least = -math.expm1(gap + 2 * deviation)
             row["why"] = f"faster by {-math.expm1(gap):.1%} (sure of {least:.1%}) than what stood"
+        if knobs != self._deployed:
+            self._watch = None
         self._deployed = knobs
         self._write(row)
 
-    def _finish(self, surrogate: Surrogate, knobs: Knobs, because: str) -> None:
-        self._deploy(surrogate, knobs, "finish", because=because, trials=self._epoch.used, final=True)
-        self._done, self._watch = True, None
+    def _finish(self, knobs: Knobs, because: str, settled: bool) -> None:
+        """End the search, or a round of it: the next comes the later, the less it promises."""
+        epoch = self._epoch
+        lasting = epoch.round > 0 and settled and knobs == epoch.standing
+        epoch.interval = epoch.interval * self.settings.patience if lasting else float(self.settings.interval)
+        self._done = True
+        self._deploy(knobs, "finish", because=because, trials=epoch.used, final=True)
+
+    def _rest(self, knobs: Knobs) -> None:
+        """Leave the trials that are left for later."""
+        self._done = self._epoch.resting = True
+        because = "trials have lost all the time that they may; the search goes on when the job's steps allow it"
+        self._deploy(knobs, "rest", because=because, trials=self._epoch.used)
+
+    def _due(self) -> bool:
+        """Whether the search goes on: after a rest, or in the background."""
+        epoch, budget = self._epoch, self._budget()
+        if epoch.resting:
+            return budget.refilled
+        return self.settings.background > 0 and epoch.idle >= epoch.interval and not budget.spent
+
+    def _resume(self) -> None:
+        """Go on where the search rested, or begin a round: what is deployed is what has to be beaten."""
+        epoch = self._epoch
+        why = "trials may lose time again"
+        if not epoch.resting:
+            why = "in the background: perhaps there is something better"
+            epoch.round += 1
+            epoch.standing = self._deployed
+            epoch.allowed = epoch.used + self.settings.background
+            epoch.baseline = [self._deployed]
+        epoch.resting = self._done = False
+        self._write({"row": "decide", "decision": "resume", "knobs": dict(self._deployed), "why": why})
+
+    def _drifted(self, score: Score) -> bool:
+        """Whether the deployed setting's times are no longer what they were."""
+        if self._watch is None:
+            known = [told.score for told in self._now() if told.trial.knobs == self._deployed]
+            self._watch = PageHinkley(*pooled(known, self._surrogate().noise))
+        return self._watch.add(score.log, score.error)
 
     def _reopen(self) -> None:
         """A new epoch: what is deployed is what has to be beaten."""
         baseline = [self._deployed] + [self.default] * (self.default != self._deployed)
         allowed = min(self.settings.after_drift, self.max_trials)
-        number = self._epoch.number + 1
-        self._epoch = Epoch(number, self._deployed, allowed, baseline)
-        self._done = False
+        self._epoch = Epoch(self._epoch.number + 1, self._deployed, allowed, baseline)
+        self._done, self._watch = False, None
         why = "the deployed setting's step times are no longer what they were"
         self._write({"row": "decide", "decision": "reopen", "knobs": dict(self._deployed), "why": why})
 
@@ -320,59 +381,13 @@ class Tuner:
             return limit
         return min(limit, self._budget().limit())
 
-    def _proven(self, surrogate: Surrogate, knobs: Knobs) -> bool:
-        """Whether fresh measurements, and the surrogate, show that a setting is better than what stands."""
-        standing = self._epoch.standing
-        if knobs == standing:
-            return False
-        again = [told for told in self._now() if told.trial.phase == "confirm"]
-        mine = [told.score for told in again if told.trial.knobs == knobs]
-        theirs = [told.score for told in again if told.trial.knobs == standing]
-        if not mine or not theirs:
-            return False
-        gap, deviation = self._gap(surrogate, knobs)
-        if gap > -max(self.settings.worth, self.settings.least * deviation):
-            return False
-        noise = surrogate.noise
-        fresh, error = _pooled(mine, noise)
-        stands, error_too = _pooled(theirs, noise)
-        shown = (stands - fresh) / math.hypot(error, error_too)
-        return shown > self.settings.least and shown - gap / deviation > self.settings.proof
-
-    def _challenger(self, surrogate: Surrogate) -> Knobs | None:
-        """The measured setting that is best by all that is known, if it is worth deploying."""
-        others = [knobs for knobs in self._measured() if knobs != self._epoch.standing]
-        if not others:
-            return None
-        mean, _ = surrogate.mixture(self._encoded(others), self._epoch.number)
-        confirmed = [self._confirmations(knobs) for knobs in others]
-        doubt = max(self.settings.worth, surrogate.noise)  # of what has been confirmed once: the rest is not worth less
-        near = [
-            k for k in range(len(others)) if mean[k] <= mean.min() + (doubt if confirmed[k] else self.settings.worth)
-        ]
-        k = max(near, key=lambda k: (confirmed[k], -mean[k]))  # what has been confirmed already is not left for nothing
-        return others[k] if self._gap(surrogate, others[k])[0] < -self.settings.worth else None
-
-    def _confirmations(self, knobs: Knobs) -> int:
-        return sum(told.trial.phase == "confirm" and told.trial.knobs == knobs for told in self._now())
-
-    def _needed(self, surrogate: Surrogate, challenger: Knobs) -> int:
-        """Trials that it will probably take to prove a challenger."""
-        if self._proven(surrogate, challenger):
-            return 0
-        gap, _ = self._gap(surrogate, challenger)
-        error = math.hypot(float(np.median([told.score.error for told in self._now()])), surrogate.noise)
-        pairs = 3 * (self.settings.proof / 2 * error / gap) ** 2
-        most = max(2, 2 * self._epoch.allowed // 5)
-        return int(min(max(2 * math.ceil(pairs), 2 * LEAST_PAIRS), most))
-
     def _most_promising(self, surrogate: Surrogate) -> tuple[Knobs, float]:
         """The setting with the greatest expected improvement, as a share, that the budget allows."""
         if self._found is not None and self._found[0] is surrogate:
             return self._found[1]
         number = self._epoch.number
         rng = np.random.default_rng([self.seed, self._asked, number])
-        seen = self._encoded(self._measured())
+        seen = self._history.encoded(self._history.measured(number))
         means, _ = surrogate.predict(seen, number)
         best = means.min(axis=1)
         centres = seen[np.argsort(surrogate.weights @ means, kind="stable")[:3]]
@@ -386,114 +401,81 @@ class Tuner:
 
     def _promise(self, knobs: Knobs) -> float:
         """Expected improvement of one setting, as a share."""
-        surrogate = self._surrogate()
-        means, _ = surrogate.predict(self._encoded(self._measured()), self._epoch.number)
+        surrogate, number = self._surrogate(), self._epoch.number
+        means, _ = surrogate.predict(self._history.encoded(self._history.measured(number)), number)
         return float(np.exp(self._value(surrogate, self.space.encode(knobs)[None], means.min(axis=1)))[0])
 
     def _value(self, surrogate: Surrogate, x: Array, best: Array) -> Array:
         """log expected improvement, less for a setting that would probably cost more than the budget allows."""
-        number = self._epoch.number
-        each = surrogate.predict(x, number)
+        each = surrogate.predict(x, self._epoch.number)
         value = log_expected_improvement(*each, best, surrogate.weights)
         mean, deviation = surrogate.mixed(*each)
         z = mean / deviation
         loss = mean * ndtr(z) + deviation * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-        return np.asarray(value - np.maximum(0.0, loss / self._budget().shares(self._left()) - 1.0))
+        value -= np.maximum(0.0, loss / self._budget().shares(self._left()) - 1.0)
+        return np.asarray(value - WARNED * np.log1p(self._nearby(x) / self._budget().at_once))
+
+    def _nearby(self, x: Array) -> Array:
+        """Steps that the nearest trial has lost, of each setting: the surrogate softens what is terrible."""
+        worst = self._history.worst(self._epoch.number)
+        if max(worst.values(), default=0.0) <= self._budget().at_once:
+            return np.zeros(len(x))
+        told = {told.key: told.x for told in self._now()}
+        at = np.array(list(told.values()))
+        nearest = np.argmin(((x[:, None, :] - at[None]) ** 2).sum(axis=2), axis=1)
+        return np.asarray(np.array([worst[key] for key in told])[nearest])
 
     def _budget(self) -> Budget:
         """What trials may still lose."""
-        if not self._now():
-            return Budget(self.settings, [], 0.0)
-        number = self._epoch.number
-        standing, _ = self._surrogate().mixture(self._encoded([self._epoch.standing]), number)
-        return Budget(self.settings, self._now(), self._reference(number) + float(standing[0]))
+        epoch = self._epoch
+        state = len(self.history), tuple(self._pending), epoch.number, epoch.round, epoch.passed
+        if self._balance is None or self._balance[0] != state:
+            standing = 0.0
+            if self._now():
+                believed, _ = self._surrogate().mixture(self._history.encoded([epoch.standing]), epoch.number)
+                standing = self._history.reference(epoch.number) + float(believed[0])
+            lost, steps = sum(self._history.lost(epoch.number)), self._history.steps(epoch.number)
+            self._balance = state, Budget(self.settings, lost, epoch.passed, steps, standing)
+        return self._balance[1]
 
     # What it knows
 
     def _remember(self, trial: Trial, samples: list[float], status: str) -> None:
-        x, score = self.space.encode(trial.knobs), Score(samples, self._usual())
-        self.history.append(Told(trial, x, self._epoch.number, samples, status, score))
+        epoch = self._epoch
+        self._history.add(trial, epoch, samples, status)
+        epoch.passed += len(samples)
+        epoch.idle = 0
+        terrible = self._history.lost(epoch.number)[-1] > self._budget().at_once
+        if terrible and epoch.design:  # the others may be as bad: first half as far
+            epoch.design = [
+                knobs if knobs in self.first else design.nearer(self.space, knobs, epoch.standing)
+                for knobs in epoch.design
+            ]
 
-    def _gap(self, surrogate: Surrogate, knobs: Knobs) -> tuple[float, float]:
-        """Mean and standard deviation of log(time of a setting / time of what stands)."""
-        at = self.space.encode(knobs), self.space.encode(self._epoch.standing)
-        return surrogate.difference(*at, self._epoch.number)
+    def _pass(self, steps: int) -> None:
+        """Take note of steps without a trial."""
+        self._epoch.passed += steps
+        self._epoch.idle += steps
 
-    def _encoded(self, settings: Sequence[Mapping[str, Any]]) -> Array:
-        """Shape (n, width)."""
-        return np.array([self.space.encode(knobs) for knobs in settings])
+    def _proof(self, surrogate: Surrogate) -> Proof:
+        return Proof(self._history, surrogate, self._epoch, self.settings)
 
     def _surrogate(self) -> Surrogate:
         """All trials told so far, those in flight as expected."""
         state = len(self.history), tuple(self._pending), self._epoch.number
         if self._known is None or self._known[0] != state:
-            self._known = state, self._learn()
+            self._known = state, self._history.learn(list(self._pending.values()), self._epoch.number)
         return self._known[1]
-
-    def _learn(self) -> Surrogate:
-        told = self.history
-        x = np.array([each.x for each in told])
-        references = {number: self._reference(number) for number in {each.epoch for each in told}}
-        y = np.array([_softened(each.score.log - references[each.epoch]) for each in told])
-        errors = np.array([each.score.error for each in told])
-        epochs = np.array([each.epoch for each in told])
-        surrogate = Surrogate(x, y, errors, epochs, self.space.groups, self.seed)
-        if self._pending:
-            waiting = self._encoded([trial.knobs for trial in self._pending.values()])
-            expected, _ = surrogate.mixture(waiting, self._epoch.number)
-            surrogate = Surrogate(
-                np.concatenate([x, waiting]),
-                np.concatenate([y, expected]),
-                np.concatenate([errors, np.full(len(waiting), np.median(errors))]),
-                np.concatenate([epochs, np.full(len(waiting), self._epoch.number)]),
-                self.space.groups,
-                self.seed,
-            )
-        return surrogate
-
-    def _designed(self) -> list[Knobs]:
-        """The design of the first epoch. Later ones have the trials of those before them to go by."""
-        knobs = len(self.space.knobs)
-        count = min(knobs + 1, max(1, self.max_trials // 4))
-        shares = sequence(count, knobs, np.random.default_rng([self.seed, 0]).random(knobs))
-        return [self.space.decode(row) for row in self.space.spread(0.08 + 0.84 * shares)]
 
     def _now(self) -> list[Told]:
         """Trials of this epoch."""
-        return [told for told in self.history if told.epoch == self._epoch.number]
-
-    def _measured(self) -> list[Knobs]:
-        """Settings of this epoch, each once."""
-        found: dict[str, Knobs] = {}
-        for told in self._now():
-            found.setdefault(repr(told.trial.knobs), told.trial.knobs)
-        return list(found.values())
-
-    def _reference(self, number: int) -> float:
-        """What logarithms of an epoch are relative to: what stood at its beginning."""
-        return next(told.score.log for told in self.history if told.epoch == number)
-
-    def _usual(self) -> float:
-        """Standard deviation of one sample's logarithm, by the trials told so far."""
-        return float(np.median([told.score.spread for told in self.history])) if self.history else 0.05
+        return self._history.of(self._epoch.number)
 
     def _left(self) -> int:
         return self._epoch.allowed - self._epoch.used
 
 
-BAD = 0.3
-LEAST_PAIRS = 2  # in turns, to confirm: between two a machine may become slower as a whole
-
-
-def _softened(y: float) -> float:
-    """Bad is bad: how bad does not matter, and would only hide the small differences among the good."""
-    return y if y < BAD else BAD * (1.0 + math.tanh((y - BAD) / BAD))
-
-
-def _pooled(scores: list[Score], noise: float) -> tuple[float, float]:
-    """Weighted mean of several trials of one setting, and its standard error."""
-    weights = np.array([1.0 / (score.error**2 + noise**2) for score in scores])
-    return float(weights @ [score.log for score in scores] / weights.sum()), float(1.0 / math.sqrt(weights.sum()))
+WARNED = 2.0  # by this power of what its neighbour has lost, in multiples of what a trial may, a setting is worth less
 
 
 def _checked(samples: Sequence[float], what: str) -> list[float]:

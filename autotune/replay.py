@@ -92,7 +92,7 @@ def replay(rows: Sequence[dict[str, Any]]) -> Replay:
             elif row["row"] == "tell" and len(produced) == k:
                 tuner.tell(row["id"], row["samples"], row["status"], row.get("exposed"))
             elif row["row"] == "observe" and len(produced) == k:
-                tuner.observe(row["samples"])
+                tuner.observe(row["samples"], row.get("steps"))
         except (RuntimeError, ValueError) as error:
             raise JournalError(f"line {line}: this row does not follow from those before it: {error}") from error
         if len(produced) <= k:

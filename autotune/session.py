@@ -6,7 +6,7 @@
 | `recall` | `job` (a `known.Job` without `processor`), `cache` (a directory; null: the user's) | `known` |
 | `begin` | `space`, `default`, `first`, `traffic`, `seed`, `max_trials`, `log` (a path, or null), `about` | `trial` |
 | `told` | `id`, `status`, `samples` of the trial; perhaps `exposed`, the share of waiting | `trial` or `done` |
-| `observe` | `samples` of what is deployed, after `done` | `watching`, or `trial`: there is a drift |
+| `observe` | `samples` of what is deployed, after `done`; perhaps `steps` that passed | `watching`, or `trial` |
 
 The first two may be left out, and `traffic`, by which a model of the transport (link.py) has its say; after `recall`,
 what the search finds is kept for that job.
@@ -15,12 +15,13 @@ what the search finds is kept for that job.
 |---|---|
 | `ready` | |
 | `known` | `knobs`, or null; `why`: what is known of the job, and how like it that is |
-| `trial` | `id`, `knobs`, `phase`, `why`, `limit` (seconds, or null); `best` to go back to |
-| `done` | `best`; `gain` and `sure`, shares of a step's time, or null: nothing is better; `trials`, `because`, `log` |
+| `trial` | `id`, `knobs`, `phase`, `why`, `limit` (seconds, or null); `best` to go back to; `drift`: there is one |
+| `done` | `best`; `gain` and `sure`, shares of a step's time, or null; `trials`, `because`, `log`; `resting` |
 | `watching` | |
 | `failed` | `reason`: the last message |
 
-Each may hold `warnings`, a list of texts: what people should be told.
+Each may hold `warnings`, a list of texts: what people should be told. A search that is `resting` has trials left, and
+goes on when the steps of the job allow it. `gain` is null if nothing is proven better.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Session:
         self._tuner: Tuner | None = None
         self._journal: Journal | None = None
         self._decision: dict[str, Any] = {}
-        self._reopened = False
+        self._again = False  # what ends is not the first search
+        self._drift = False
         self._kept: tuple[Path, known.Job] | None = None  # where, and for what, the result is to be kept
         self._warnings: list[str] = []
 
@@ -130,7 +132,9 @@ class Session:
 
     def _observe(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._tuner is not None
-        return self._ask() if self._tuner.observe(message["samples"]) else {"type": "watching"}
+        self._drift = False
+        more = self._tuner.observe(message["samples"], message.get("steps"))
+        return self._ask() | {"drift": self._drift} if more else {"type": "watching"}
 
     def _ask(self) -> dict[str, Any]:
         assert self._tuner is not None
@@ -152,8 +156,10 @@ class Session:
         if "gap" in row:
             gain, sure = -math.expm1(row["gap"]), -math.expm1(row["gap"] + 2 * row["deviation"])
         self._remember(gain, sure)
+        self._again |= not self._tuner.resting
         return {
             "type": "done",
+            "resting": self._tuner.resting,
             "best": self._tuner.best(),
             "gain": gain,
             "sure": sure,
@@ -163,12 +169,13 @@ class Session:
         }
 
     def _remember(self, gain: float | None, sure: float | None) -> None:
-        """Keep the result for the next job. A search after a drift that finds nothing leaves what is kept as it is."""
-        if self._kept is None or (gain is None and self._reopened):
+        """Keep the result for the next job. A later search that finds nothing leaves what is kept as it is; and a
+        search that only rests has none yet, unless it has found something."""
+        assert self._tuner is not None
+        if self._kept is None or (gain is None and (self._again or self._tuner.resting)):
             return
         from autotune.journal import environment
 
-        assert self._tuner is not None
         home, job = self._kept
         log = None if self._journal is None else str(self._journal.path)
         knobs, trials, versions = self._tuner.best(), self._decision["trials"], environment()
@@ -181,7 +188,8 @@ class Session:
     def _note(self, row: dict[str, Any]) -> None:
         if row["row"] == "decide":
             self._decision = row
-            self._reopened |= row["decision"] == "reopen"
+            self._drift |= row["decision"] == "reopen"
+            self._again |= row["decision"] == "reopen"
         if self._journal is not None:
             try:
                 self._journal(row)
@@ -194,7 +202,7 @@ def _imported() -> type[Tuner]:
     try:
         from autotune.policy import Tuner
     except ImportError as error:
-        raise SessionError(f"autotune needs {error.name}: pip install 'enginerun[autotune]'") from error
+        raise SessionError(f"nothing is tuned: {error.name} is missing: pip install 'enginerun[autotune]'") from error
     return Tuner
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,6 +29,21 @@ UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 def text_of(knobs: Knobs) -> str:
     """Knobs on one line."""
     return " ".join(f"{name}={_value(name, value)}" for name, value in knobs.items())
+
+
+LEGEND = (
+    "phase: default, what runs without tuning; design, near the corners of the space, to learn from; search, the most "
+    "promising; confirm, the best so far and what stood, measured again in turns",
+    "of default: time of a step as a share of the default's, below 1 is faster; cut: too slow, so only a few steps",
+)
+"""What the words of the table mean."""
+WIDE = 10_000
+"""Columns of output that is not a terminal: whoever reads it there finds each row on one line."""
+
+
+def console_for(file: TextIO) -> Console:
+    """Where to print: lines are wrapped at the width of a terminal, and nowhere else."""
+    return Console(file=file) if file.isatty() else Console(file=file, width=WIDE, soft_wrap=True)
 
 
 APART = ("recalled", "link")  # of what a log is about: has a line of its own
@@ -61,6 +76,8 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     measured = any(not math.isnan(line.exposed) for line in story.lines)
     shares = ["" if math.isnan(line.exposed) else f"{line.exposed:.0%}" for line in story.lines]
     console.print(_table(head["space"], story.lines, {"exposed": shares} if measured else None, score))
+    for line in LEGEND:
+        console.print(line, highlight=False, markup=False)
     for row in story.decisions:
         why = escape(plain(row["why"]))
         told = f"after trial {row['last']}: [bold]{row['decision']}[/] {text_of(row['knobs'])}: {why}"
@@ -90,7 +107,7 @@ def show_what_if(found: WhatIf, name: str, opened: dict[str, Any], console: Cons
         f"the log {found.lost_in_log:.3g}",
     ]
     if found.drifted:
-        said.append("the log goes on after a drift; this is of the search before it")
+        said.append("the log goes on, after a drift or in the background; this is of the search before that")
     if of["model"]:
         said.append("the model stands in for measurements that nobody has made: try on the job what it praises")
     for line in said:

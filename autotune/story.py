@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from autotune.account import MOST, excesses
 from autotune.robust import location, scale
 from autotune.space import Knobs
+from autotune.trials import key
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Line:
         To what stood at the beginning of this search: below 1 is faster.
     exposed : float
         Share of a step spent waiting for communication; NaN: not measured.
+    lost : float
+        Steps by which it was slower than what stood, as that was measured beside it.
     """
 
     id: int
@@ -38,6 +43,7 @@ class Line:
     ratio: float = math.nan
     samples: int = 0
     exposed: float = math.nan
+    lost: float = 0.0
 
 
 @dataclass
@@ -49,7 +55,7 @@ class Story:
     final : dict or None
         The last decision that ended a search; None as long as it goes on.
     lost : float
-        Seconds that trials have taken longer than as many steps with what stood before, gains not counted.
+        Seconds that trials have taken longer than as many steps with what stood, measured beside; gains not counted.
     saved : float
         Likewise, of trials that were faster.
     """
@@ -72,20 +78,20 @@ class Story:
 
     def lost_so_far(self) -> list[float]:
         """After each trial, the steps of what stood that trials have taken longer than it: their regret, added up."""
-        lost: list[float] = []
-        for line in self.lines:
-            more = max(0.0, line.ratio - 1.0) * line.samples if line.samples else 0.0
-            lost.append((lost[-1] if lost else 0.0) + more)
-        return lost
+        return list(accumulate(line.lost for line in self.lines))
 
 
 def tell(rows: Sequence[dict[str, Any]]) -> Story:
     """The story of the rows of a log."""
     story, asked, epoch = Story(), {}, 0
     standing: dict[int, float] = {}
+    stood: list[Knobs] = []  # of each line, what had to be beaten
+    now: Knobs = rows[0].get("default", {})
+    rested = False
     for row in rows:
         if row["row"] == "ask":
             asked[row["id"]] = len(story.lines)
+            stood.append(now)
             story.lines.append(Line(row["id"], epoch, row["phase"], row["knobs"], row["why"]))
         elif row["row"] == "tell" and row["id"] in asked:
             k = asked.pop(row["id"])
@@ -103,9 +109,6 @@ def tell(rows: Sequence[dict[str, Any]]) -> Story:
                 samples=len(samples),
                 exposed=row.get("exposed", math.nan),
             )
-            difference = (seconds - reference) * len(samples)
-            story.lost += max(0.0, difference)
-            story.saved += max(0.0, -difference)
             story.spent += float(samples.sum())
         elif row["row"] == "observe":
             story.observed += 1
@@ -114,4 +117,23 @@ def tell(rows: Sequence[dict[str, Any]]) -> Story:
             story.final = row if row.get("final") else story.final
             if row["decision"] == "reopen":
                 epoch, story.final = epoch + 1, None
+            if row["decision"] == "reopen" or (row["decision"] == "resume" and not rested):
+                now = row["knobs"]
+            rested = row["decision"] == "rest"
+    _settle(story, stood)
     return story
+
+
+def _settle(story: Story, stood: Sequence[Knobs]) -> None:
+    """What each trial has lost, by what stood when it was made."""
+    for epoch in {line.epoch for line in story.lines}:
+        mine = [k for k, line in enumerate(story.lines) if line.epoch == epoch and line.samples]
+        lines = [story.lines[k] for k in mine]
+        logs = [math.log(line.seconds) for line in lines]
+        excess = excesses([key(line.knobs) for line in lines], [key(stood[k]) for k in mine], logs)
+        for k, line, slower in zip(mine, lines, excess, strict=True):
+            steps = math.expm1(min(slower, MOST)) * line.samples
+            seconds = -math.expm1(-slower) * line.seconds * line.samples
+            story.lines[k] = replace(line, lost=max(0.0, steps))
+            story.lost += max(0.0, seconds)
+            story.saved += max(0.0, -seconds)

@@ -20,8 +20,10 @@ Array = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 DRAWS = 96  # in each round
-KEPT = 16  # that predictions are averaged over
+KEPT = 12  # that predictions are averaged over, at most
+ENOUGH = 0.98  # of the weight of these: the least likely are left out
 JITTER = 1e-10
+LARGE = 1e15  # more than the square of anything whitened
 
 # The prior, on logarithms of: the lengthscales (of a cube of side 1), the amplitude, and the noise from trial to trial
 # (both in logarithms of seconds).
@@ -75,15 +77,33 @@ class Surrogate:
     groups : array of int, shape (w,)
         The knob of each column.
     seed : int
+    counts : array of int, shape (n,), optional
+        Trials that an observation is the mean of; its error is then that of one of them.
+    scatter : array of float64, shape (n,), optional
+        Their sum of squares around the mean, which tells how much trials of one setting differ.
     """
 
-    def __init__(self, x: Array, y: Array, errors: Array, epochs: Numbers, groups: Numbers, seed: int) -> None:
+    def __init__(
+        self,
+        x: Array,
+        y: Array,
+        errors: Array,
+        epochs: Numbers,
+        groups: Numbers,
+        seed: int,
+        counts: Numbers | None = None,
+        scatter: Array | None = None,
+    ) -> None:
         self.x, self.y, self.epochs, self.groups = x, y, epochs, groups
         self._errors = errors
+        self._counts = np.ones(len(y), dtype=np.int64) if counts is None else counts
+        self._scatter = np.zeros(len(y)) if scatter is None else scatter
         self._knobs = int(groups.max()) + 1
-        self._squared = self._distances(x, x)
-        self._kin = np.where(epochs[:, None] == epochs[None, :], 1.0, KINSHIP)
-        self._same = (epochs[:, None] == epochs[None, :]).astype(np.float64)
+        below = np.tril_indices(len(y))
+        self._below = below[0] * len(y) + below[1]
+        self._squared = self._distances(x, x)[:, below[0], below[1]]
+        self._same = (epochs[below[0]] == epochs[below[1]]).astype(np.float64)
+        self._kin = np.where(self._same > 0.0, 1.0, KINSHIP)
         mean = np.array([LENGTHSCALE[0]] * self._knobs + [AMPLITUDE[0], NOISE[0]])
         deviation = np.array([LENGTHSCALE[1]] * self._knobs + [AMPLITUDE[1], NOISE[1]])
         shift = np.random.default_rng(seed).random(len(mean))
@@ -103,8 +123,10 @@ class Surrogate:
         draws = np.concatenate([first, second])
         logs = np.concatenate([likely, likely_second])
         best = np.argsort(-logs, kind="stable")[:KEPT]
-        self.draws = draws[best]
-        self.weights = np.exp(logs[best] - logs[best[0]])
+        share = np.exp(logs[best] - logs[best[0]])
+        count = int(np.searchsorted(np.cumsum(share), ENOUGH * share.sum())) + 1
+        best = best[:count]
+        self.draws, self.weights = draws[best], share[:count]
         self.weights /= self.weights.sum()
         root = np.linalg.cholesky(self._covariance(self.draws))
         self._inverse = np.linalg.inv(root)  # (s, n, n): few and well conditioned, and used many times
@@ -159,12 +181,20 @@ class Surrogate:
         return matern(np.tensordot(scales, squared, axes=1))
 
     def _covariance(self, draws: Array) -> Array:
-        """Of the observations: shape (s, n, n)."""
-        kernel = np.exp(2 * draws[:, -2])[:, None, None] * self._kernel(draws, self._squared) * self._kin
+        """Of the observations, the lower triangle: shape (s, n, n)."""
+        n = len(self.y)
+        kernel = self._kernel(draws, self._squared)
+        kernel *= np.exp(2 * draws[:, -2])[:, None]
+        kernel *= self._kin
         kernel += MEAN_SD**2 * self._same
-        diagonal = self._errors**2 + np.exp(2 * draws[:, -1])[:, None] + JITTER
-        kernel[:, np.arange(len(self.y)), np.arange(len(self.y))] += diagonal
-        return kernel
+        found = np.zeros((len(draws), n * n))
+        found[:, self._below] = kernel
+        found[:, :: n + 1] += self._of_one(draws) / self._counts
+        return found.reshape(len(draws), n, n)
+
+    def _of_one(self, draws: Array) -> Array:
+        """Variance of one trial of each observation around the surface: shape (s, n)."""
+        return np.asarray(self._errors**2 + np.exp(2 * draws[:, -1])[:, None] + JITTER)
 
     def _cross(self, x: Array, epoch: int) -> Array:
         """Covariance of points with the observations: shape (s, m, n)."""
@@ -176,6 +206,14 @@ class Surrogate:
 
     def _likelihood(self, draws: Array) -> Array:
         """Logarithm of the marginal likelihood of each draw: shape (s,)."""
-        root = np.linalg.cholesky(self._covariance(draws))
-        whitened = np.linalg.solve(root, np.broadcast_to(self.y[:, None], (len(draws), len(self.y), 1)))[..., 0]
-        return np.asarray(-0.5 * np.sum(whitened**2, axis=1) - np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1))
+        n = len(self.y)
+        with_y = np.zeros((len(draws), n + 1, n + 1))  # of its root the last row is y, whitened: no system to solve
+        with_y[:, :n, :n] = self._covariance(draws)
+        with_y[:, n, :n] = self.y
+        with_y[:, n, n] = LARGE
+        root = np.linalg.cholesky(with_y)
+        whitened, diagonal = root[:, n, :n], np.diagonal(root, axis1=1, axis2=2)[:, :n]
+        likely = -0.5 * np.sum(whitened**2, axis=1) - np.log(diagonal).sum(axis=1)
+        of_one = self._of_one(draws)
+        within = -0.5 * ((self._counts - 1) * np.log(of_one) + self._scatter / of_one).sum(axis=1)
+        return np.asarray(likely + within)

@@ -29,9 +29,11 @@ class Settings:
     abort_above : float
         A trial whose first steps take this many times the best known may be cut short.
     regret_budget : float
-        Share of `horizon` steps that trials slower than the default may lose altogether.
+        Share of `horizon` steps that trials slower than the default may lose at once.
     horizon : int
         Steps of the run that the budget is a share of.
+    refill : float
+        Share of all further steps that trials may lose, too.
     worth : float
         Improvement, as a share, below which a setting is not worth deploying.
     proof : float
@@ -43,6 +45,12 @@ class Settings:
         Expected improvement, as a share, below which searching on is pointless.
     after_drift : int
         Trials of a search that a drift has opened again, at most.
+    background : int
+        Trials of a round, by which a search that has ended goes on beside the job. 0: it does not.
+    interval : int
+        Steps from the end of a search to the first round.
+    patience : float
+        By how much the next interval is longer, after a round that has changed nothing.
     """
 
     abort_above: float = 1.5
@@ -53,6 +61,10 @@ class Settings:
     least: float = 2.0
     hope: float = 0.001
     after_drift: int = 15
+    refill: float = 0.02
+    background: int = 8
+    interval: int = 400
+    patience: float = 1.5
 
 
 @dataclass(frozen=True)
@@ -89,11 +101,17 @@ class Told:
     samples: list[float]
     status: str
     score: Score
+    round: int = 0
+    standing: str = ""  # the key of what stood
+    key: str = field(init=False)  # of its setting
+
+    def __post_init__(self) -> None:
+        self.key = key(self.trial.knobs)
 
 
 @dataclass
 class Epoch:
-    """A search, from its first trial to its decision."""
+    """A search, from its first trial to its decision, and the rounds by which it goes on later."""
 
     number: int
     standing: Knobs  # what has to be beaten
@@ -101,3 +119,17 @@ class Epoch:
     baseline: list[Knobs]  # measured first
     design: list[Knobs] = field(default_factory=list)
     used: int = 0
+    round: int = 0
+    passed: int = 0  # steps, those of trials included
+    idle: int = 0  # of these, since the last trial
+    interval: float = 0.0  # steps without a trial, after which a round begins
+    resting: bool = False  # trials are left, and the budget is spent
+    origin: Knobs = field(init=False)  # what stood at its beginning
+
+    def __post_init__(self) -> None:
+        self.origin = self.standing
+
+
+def key(knobs: Knobs) -> str:
+    """A text that is equal for equal settings."""
+    return repr(knobs)

@@ -7,7 +7,8 @@ not now is drawn out with its own few steps: `again`, which is less than a new m
 the log's steps. The model knows only what was measured: where that was little, it is little more than a guess, and as
 the tuner does, it holds settings that are far worse for less bad than they are.
 
-Everything here ends with the first drift: what was measured later was another surface.
+Everything here ends with the first search: after a drift another surface was measured, and in the background no policy
+but the tuner's goes on.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class WhatIf:
     lost, lost_by_model, lost_in_log : float
         Steps of the default that trials have taken longer than it: of all, those of the model alone, of the log.
     drifted : bool
-        Whether the log goes on, after a drift.
+        Whether the log goes on, after a drift or in the background.
     """
 
     lines: list[Line]
@@ -216,9 +217,13 @@ def what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int
 
 
 def first_search(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a log up to its first drift."""
-    drifts = (k for k, row in enumerate(rows) if row["row"] == "decide" and row["decision"] == "reopen")
-    return list(rows[: next(drifts, len(rows))])
+    """The rows of a log up to its first drift, or to where the search begins to go on in the background."""
+    for k, row in enumerate(rows):
+        if row["row"] == "decide":
+            ended = any(each.get("final") for each in rows[:k])
+            if row["decision"] == "reopen" or (row["decision"] == "resume" and ended):
+                return list(rows[:k])
+    return list(rows)
 
 
 def _cut(samples: list[float], limit: float) -> tuple[list[float], str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune import Tuner
+from autotune import Settings, Tuner
 from benchmarks.autotune.problems import Problem, cut_short, synthetic
 from benchmarks.autotune.surfaces import SURFACES, Surface
 
@@ -40,7 +40,7 @@ def search(
     """One search, what came after it, and what became of that."""
     rng = np.random.default_rng([seed, 7])
     before = synthetic(SURFACES[surface](seed), noise)
-    tuner = Tuner(before.space, before.default, seed=seed, max_trials=trials)
+    tuner = Tuner(before.space, before.default, seed=seed, max_trials=trials, settings=Settings(background=0))
     _finish(tuner, before, steps, rng)
     row: dict[str, Any] = {"surface": surface, "noise": noise, "kind": kind, "seed": seed}
     factor, quiet = KINDS[kind]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from autotune.space import Knobs, Space
 from benchmarks.autotune import recorded
-from benchmarks.autotune.surfaces import DEFAULT, NOISES, SPACE, SURFACES, Noise, Surface, least
+from benchmarks.autotune.surfaces import DEFAULT, NOISES, SHORT, SPACE, SURFACES, Noise, Surface, least
 
 Array = NDArray[np.float64]
 RECORDED = "recorded"
@@ -48,7 +48,7 @@ def problem(surface: str, noise: str, seed: int) -> Problem:
 
 def synthetic(seconds: Surface, noise: str) -> Problem:
     """A function of the knobs of the synthetic surfaces."""
-    noisy: Noise = next(each for each in NOISES if each.name == noise)
+    noisy: Noise = next(each for each in (*NOISES, *SHORT) if each.name == noise)
     best = min(least(seconds), seconds(DEFAULT))
     return Problem(SPACE, DEFAULT, seconds, lambda knobs, n, rng: noisy.steps(seconds(knobs), n, rng), best)
 

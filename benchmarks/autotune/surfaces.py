@@ -88,12 +88,42 @@ def transport(seed: int) -> Surface:
     return seconds
 
 
+def together(seed: int) -> Surface:
+    """Only large thresholds together with long cycle times help: fourfold. All else differs by two percent."""
+    rng = np.random.default_rng([seed, 10])
+    a0, b0, c0 = rng.uniform(0.6, 0.8), rng.uniform(0.6, 0.8), bool(rng.integers(2))
+
+    def seconds(knobs: dict[str, Any]) -> float:
+        a, b, c = shares(knobs)
+        inside = 1.0 / ((1.0 + math.exp((a0 - a) / 0.02)) * (1.0 + math.exp((b0 - b) / 0.02)))
+        return 0.1 * (4.0 - 3.0 * inside) * (1.0 + 0.02 * (c != c0))
+
+    return seconds
+
+
+def abyss(seed: int) -> Surface:
+    """The default takes almost twice the best, and small thresholds or long cycle times take thirty times it."""
+    rng = np.random.default_rng([seed, 11])
+    a0, b0, c0 = rng.uniform(0.4, 0.6), rng.uniform(0.1, 0.7), bool(rng.integers(2))
+    low, high = rng.uniform(0.1, 0.3), rng.uniform(0.8, 0.95)
+    at = shares(DEFAULT)
+    steep = 0.93 / ((at[0] - a0) ** 2 + 0.7 * (at[1] - b0) ** 2)
+
+    def seconds(knobs: dict[str, Any]) -> float:
+        a, b, c = shares(knobs)
+        if a < low or b > high:
+            return 3.0
+        return 0.1 * (1.0 + steep * ((a - a0) ** 2 + 0.7 * (b - b0) ** 2) + 0.02 * (c != c0))
+
+    return seconds
+
+
 def flat(seed: int) -> Surface:
     """Nothing matters."""
     return lambda knobs: 0.1
 
 
-SURFACES = {make.__name__: make for make in (valley, narrow, cliff, transport, flat)}
+SURFACES = {make.__name__: make for make in (valley, narrow, cliff, transport, together, abyss, flat)}
 
 
 @dataclass(frozen=True)
@@ -104,15 +134,18 @@ class Noise:
     sd: float
     outliers: float = 0.0  # share of the steps
     size: float = 4.0  # of these, in `sd`
+    factor: float = 1.0  # of these, by which they are slower at least
 
     def steps(self, seconds: float, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Times of `n` steps that would all take `seconds`: shape (n,)."""
         logs = rng.normal(0.0, self.sd, n)
-        slow = np.abs(rng.normal(0.0, self.size * self.sd, n))
+        slow = np.abs(rng.normal(0.0, self.size * self.sd, n)) + math.log(self.factor)
         return np.asarray(seconds * np.exp(logs + np.where(rng.random(n) < self.outliers, slow, 0.0)))
 
 
 NOISES = (Noise("3 %", 0.03), Noise("heavy", 0.1, outliers=0.1))
+SHORT = (Noise("5 %", 0.05, 0.03, 0.0, 2.0), Noise("8 %", 0.08, 0.03, 0.0, 2.0))
+"""Of jobs whose trials are short: three steps of a hundred take twice the time."""
 
 
 def least(surface: Surface) -> float:

@@ -6,6 +6,7 @@ have ended. Between trials, and whenever the tuner is gone, the best known setti
 
 from __future__ import annotations
 
+import logging
 import statistics
 import threading
 import time
@@ -91,6 +92,7 @@ class Tuning:
         self._progress.enter("waiting")
         self._state = "before the first trial"  # what the job's end would end; empty: nothing
         self._trials = 0
+        self._concluded: tuple[Knobs, bool] | None = None  # what was said last, and whether the search rests
         self._thread = threading.Thread(target=self._run, name="engine-tuning", daemon=True)
 
     @property
@@ -154,7 +156,7 @@ class Tuning:
             return
         self._state = ""
         self._progress.enter("lost")
-        logger.warning("autotune: %s; training goes on with %s", error, words(self._best))
+        logger.error("autotune: %s; training goes on with %s", error, words(self._best))
 
     def _survey(self) -> None:
         """Take up the knobs of which only tensors tell whether they matter."""
@@ -171,7 +173,7 @@ class Tuning:
         """What was measured so far cannot be compared with what comes."""
         logger.warning("autotune: from now on %s: the search begins anew", change)
         self._first = [self._best] if self._best != self._default else self._first
-        self._best, self._state, self._trials = self._default, "before the first trial", 0
+        self._best, self._state, self._trials, self._concluded = self._default, "before the first trial", 0, None
         self._turn(self._best)
 
     def _tune(self, tuner: TunerProcess) -> None:
@@ -208,10 +210,13 @@ class Tuning:
                     "exposed": statistics.median(sample.exposed for sample in samples),
                 }
                 answer = self._ask(tuner, ANSWERING, type="told", id=answer.get("id"), **told)
+                self._steps.taken()  # those of the trial are told
             else:
                 if answer["type"] == "done":
                     self._conclude(answer)
-                answer = self._ask(tuner, ANSWERING, type="observe", samples=self._observe())
+                watched = self._observe()
+                passed = max(self._steps.taken(), len(watched))
+                answer = self._ask(tuner, ANSWERING, type="observe", samples=watched, steps=passed)
 
     def _traffic(self, score: Score) -> dict[str, Any] | None:
         """What a model of the transport is fitted to; None if samples are not seconds of a step, or a period."""
@@ -288,13 +293,15 @@ class Tuning:
             raise TunerError(f"the tuner's process has sent a limit of {limit!r}, which is no number of seconds")
         self._best = self._checked(trial.get("best"))
         self._turn(self._checked(trial.get("knobs")))
-        if not self._state:
+        if trial.get("drift"):
             self._progress.search()
             logger.info("autotune: steps are no longer as fast, or as slow, as they were: searching again")
+        self._progress.enter("searching")
         self._trials += 1
-        self._state = f"in trial {self._trials}"
-        if self._trials <= self._settings.autotune_trials:
-            self._state += f" of at most {self._settings.autotune_trials}"
+        if self._concluded is None or self._state or trial.get("drift"):  # the background leaves nothing undone
+            self._state = f"in trial {self._trials}"
+            if self._trials <= self._settings.autotune_trials:
+                self._state += f" of at most {self._settings.autotune_trials}"
         logger.info("autotune: trial %d, %s: %s", self._trials, trial.get("phase"), words(self._running))
         needed, skipped = self._settings.autotune_steps, 0
         samples: list[Sample] = []
@@ -324,9 +331,11 @@ class Tuning:
 
     def _conclude(self, done: Mapping[str, Any]) -> None:
         """Deploy what was found, and say so."""
-        self._best = self._checked(done.get("best"))
+        self._best, before = self._checked(done.get("best")), self._concluded
         self._turn(self._best)
-        self._state = ""
+        resting = done.get("resting") is True
+        self._state = "while the search rested, as its trials had lost what they may" if resting else ""
+        self._concluded = self._best, resting
         gain, sure, log = done.get("gain"), done.get("sure"), done.get("log")
         self._progress.conclude(gain if isinstance(gain, float) else None)
         if isinstance(gain, float) and isinstance(sure, float):
@@ -335,7 +344,11 @@ class Tuning:
         else:
             found = "nothing is proven faster than this, with which it began"
         where = f"; log in {log}" if log else ""
-        logger.warning("autotune: %s: %s, after %s trials%s", words(self._best), found, done.get("trials"), where)
+        rest = "; trials have lost what they may for now, and the search goes on later" if resting else ""
+        # What a search in the background only confirms is not said again and again.
+        level = logging.INFO if before == self._concluded else logging.WARNING
+        trials = done.get("trials")
+        logger.log(level, "autotune: %s: %s, after %s trials%s%s", words(self._best), found, trials, rest, where)
 
     def _checked(self, knobs: Any) -> Knobs:
         if not isinstance(knobs, dict) or set(knobs) != set(self._space):

@@ -72,6 +72,7 @@ class Steps:
         self._next = 0
         self._last: Mark | None = None
         self._others = 0
+        self._taken = 0
         self.score = Score()
         self.before = 0  # steps that had ended when they began to be scored
 
@@ -100,6 +101,7 @@ class Steps:
         for mark in self.marks():
             if mark.source == self.score.source:
                 sample = None if self._last is None else self._between(self._last, mark)
+                self._taken += 1
                 found += [] if sample is None else [sample]
                 self._last = mark
                 self._others = self._others if mark.source == TRAFFIC else 0
@@ -110,6 +112,11 @@ class Steps:
                 f"the steps of {'an optimizer' if self.score.source == TRAFFIC else 'another optimizer'} count"
             )
         return found
+
+    def taken(self) -> int:
+        """How many steps were read since the last call."""
+        taken, self._taken = self._taken, 0
+        return taken
 
     def _between(self, last: Mark, mark: Mark) -> Sample | None:
         nanoseconds, nbytes = mark.time - last.time, mark.nbytes - last.nbytes

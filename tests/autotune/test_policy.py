@@ -54,7 +54,7 @@ def test_a_cliff_costs_little(seed: int) -> None:
 def test_a_drift_opens_the_search_again_and_it_finds_the_new_best(seed: int) -> None:
     rng = np.random.default_rng(seed)
     before, after = bowl(0.3, 0.3, streaming=False), bowl(0.7, 0.7, streaming=True)
-    tuner = Tuner(SPACE, DEFAULT, seed=seed, max_trials=20)
+    tuner = Tuner(SPACE, DEFAULT, seed=seed, max_trials=20, settings=Settings(background=0))
     search(tuner, before, rng)
     deployed = tuner.best()
     assert not any(tuner.observe(measured(before, deployed, rng)) for _ in range(40))
@@ -67,7 +67,7 @@ def test_a_drift_opens_the_search_again_and_it_finds_the_new_best(seed: int) -> 
 
 def test_one_disturbance_is_no_drift() -> None:
     rng = np.random.default_rng(0)
-    tuner = Tuner(SPACE, DEFAULT, max_trials=4)
+    tuner = Tuner(SPACE, DEFAULT, max_trials=4, settings=Settings(background=0))
     search(tuner, flat, rng)
     for k in range(60):
         samples = measured(flat, DEFAULT, rng)

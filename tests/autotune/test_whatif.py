@@ -159,7 +159,7 @@ def test_a_policy_of_ones_own_needs_no_more_than_the_interface(
         "2 by the model" in said
     )
     assert "it would have deployed fusion_threshold=128 MiB cycle_time_ms=0.25 stores=cached" in said
-    assert "the log goes on after a drift" in said and "the model stands in" in said
+    assert "the log goes on, after a drift or in the background" in said and "the model stands in" in said
     for name, says in {
         "mine_for_whatif:Yours": "the module 'mine_for_whatif' has no 'Yours'",
         "mine_for_whatif:number": "is 3, which cannot be called",
@@ -207,7 +207,7 @@ def test_other_settings_are_those_of_the_policy(log: Path) -> None:
         (["--set", "regret_budget=0"], "--set regret_budget takes a number of at least 1e-06, not '0'"),
         (["--set", "horizon=1.5"], "--set horizon takes a whole number of at least 1, not '1.5'"),
         (["--set", "max_trials=0"], "--set max_trials takes a whole number of at least 1, not '0'"),
-        (["--set", "after_drift=3"], "--set after_drift has no effect: the replay ends before the first drift"),
+        (["--set", "after_drift=3"], "--set after_drift has no effect: the replay ends with the first search"),
         (["--set", "worth=0.1", "--policy", "random"], "'random' has no such setting; it has max_trials, seed"),
     ],
 )

@@ -1,0 +1,69 @@
+"""The first settings of a search, which give the surrogate something to go by: corners, in which every two knobs meet.
+
+Knobs interact: a large threshold may help only together with a long cycle time. Settings that are spread evenly miss
+such a corner easily, and no setting near the default hints at it. In an orthogonal array of strength two every pair of
+knobs takes all four combinations of a small and a large value, in as few settings as that takes: four for three knobs,
+eight for seven.
+
+References
+----------
+R. L. Plackett and J. P. Burman, The design of optimum multifactorial experiments, Biometrika 33 (1946).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.space import Choice, Knobs, Space
+
+Array = NDArray[np.float64]
+
+INSIDE = (0.03, 0.15)
+"""How far from the end of its range a number of a corner is: the nearest and the farthest."""
+
+
+def corners(space: Space, most: int, rng: np.random.Generator) -> list[Knobs]:
+    """Settings near the corners of a space, those in which the first two knobs are both large, or both small, first.
+
+    Parameters
+    ----------
+    space : Space
+    most : int
+        Settings, at most.
+    rng : Generator
+        Draws how far from its corner a setting lies, and which combinations the further knobs begin with.
+    """
+    count = len(space.knobs)
+    high = levels(count)
+    high[:, 2:] ^= rng.integers(2, size=max(count - 2, 0)).astype(bool)
+    nearest, farthest = INSIDE
+    inside = rng.uniform(nearest, farthest, high.shape)
+    whole = np.array([isinstance(knob, Choice) for knob in space.knobs.values()])
+    inside = np.where(whole, 0.5 * rng.random(high.shape), inside)  # of a choice, any value of that half
+    return [space.decode(row) for row in space.spread(np.where(high, 1.0 - inside, inside))[:most]]
+
+
+def levels(knobs: int) -> NDArray[np.bool_]:
+    """An orthogonal array of strength two: shape (n, knobs), whether a knob is large; the first four rows have all
+    combinations of the first two knobs."""
+    bits = 1
+    while (1 << bits) - 1 < knobs:
+        bits += 1
+    bits = max(bits, 2)
+    rows = np.array([3, 0, 2, 1, *range(4, 1 << bits)])  # both large, both small, one of them
+    columns = sorted(range(1, 1 << bits), key=lambda column: (column.bit_count(), column))[:knobs]
+    together = rows[:, None] & np.array(columns)[None, :]
+    return np.array([[int(each).bit_count() % 2 == 1 for each in row] for row in together])
+
+
+def nearer(space: Space, knobs: Knobs, default: Knobs) -> Knobs:
+    """A setting half way to the default, where a number has a way: for when a corner was terrible."""
+    at, home = space.encode(knobs), space.encode(default)
+    middle = at.copy()
+    for g, knob in enumerate(space.knobs.values()):
+        if not isinstance(knob, Choice):
+            columns = space.groups == g
+            apart = knob.off is not None and at[columns][1] != home[columns][1]
+            middle[columns] = home[columns] if apart else (at[columns] + home[columns]) / 2
+    return space.decode(middle)

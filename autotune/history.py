@@ -1,0 +1,164 @@
+"""What the trials of a search have told, in the forms in which the policy needs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.account import losses
+from autotune.robust import Score
+from autotune.space import Knobs, Space
+from autotune.surrogate import Surrogate
+from autotune.trials import Epoch, Told, Trial, key
+
+Array = NDArray[np.float64]
+
+BAD = 0.3
+MOST = 32  # settings that the surrogate is learnt from
+USUAL = 0.05  # standard deviation of one sample's logarithm, as long as nothing is known
+
+
+class History:
+    """Trials told so far, of all epochs.
+
+    Parameters
+    ----------
+    space : Space
+    seed : int
+        Of the surrogate.
+    """
+
+    def __init__(self, space: Space, seed: int) -> None:
+        self.told: list[Told] = []
+        self._space, self._seed = space, seed
+
+    def add(self, trial: Trial, epoch: Epoch, samples: list[float], status: str) -> None:
+        """Take note of a trial that was made in an epoch."""
+        score = Score(samples, self.usual())
+        x, standing = self._space.encode(trial.knobs), key(epoch.standing)
+        self.told.append(Told(trial, x, epoch.number, samples, status, score, epoch.round, standing))
+
+    def of(self, epoch: int) -> list[Told]:
+        """Trials of an epoch."""
+        return [told for told in self.told if told.epoch == epoch]
+
+    def measured(self, epoch: int) -> list[Knobs]:
+        """Settings of an epoch, each once."""
+        return list({told.key: told.trial.knobs for told in self.of(epoch)}.values())
+
+    def encoded(self, settings: Iterable[Mapping[str, Any]]) -> Array:
+        """Shape (n, width)."""
+        return np.array([self._space.encode(knobs) for knobs in settings])
+
+    def reference(self, epoch: int) -> float:
+        """What logarithms of an epoch are relative to: what stood at its beginning."""
+        return next(told.score.log for told in self.told if told.epoch == epoch)
+
+    def usual(self) -> float:
+        """Standard deviation of one sample's logarithm, by the trials told so far."""
+        return float(np.median([told.score.spread for told in self.told])) if self.told else USUAL
+
+    def steps(self, epoch: int) -> float:
+        """Of a trial that is not cut short."""
+        return float(np.median([len(told.samples) for told in self.of(epoch) if told.status == "ok"] or [1]))
+
+    def lost(self, epoch: int) -> list[float]:
+        """Steps that each trial of an epoch has lost."""
+        now = self.of(epoch)
+        logs, counts = [told.score.log for told in now], [len(told.samples) for told in now]
+        return losses([told.key for told in now], [told.standing for told in now], logs, counts)
+
+    def worst(self, epoch: int) -> dict[str, float]:
+        """Steps that the worst trial of each setting has lost."""
+        found: dict[str, float] = {}
+        for told, lost in zip(self.of(epoch), self.lost(epoch), strict=True):
+            found[told.key] = max(found.get(told.key, 0.0), lost)
+        return found
+
+    def learn(self, pending: Sequence[Trial], epoch: int) -> Surrogate:
+        """What is believed after all trials; those in flight went as expected.
+
+        Trials of one setting in one epoch are one observation, their mean: a search repeats few settings often.
+        """
+        groups: dict[tuple[int, str], list[Told]] = {}
+        for told in self.told:
+            groups.setdefault((told.epoch, told.key), []).append(told)
+        groups = thinned(groups)
+        references = {number: self.reference(number) for number, _ in groups}
+        y, errors, scatter = [], [], []
+        for (number, _), several in groups.items():
+            logs, error = np.array([told.score.log for told in several]), pooled_error(several)
+            mean = weighted(several)
+            y.append(softened(mean - references[number]))
+            errors.append(error)
+            scatter.append(float(((logs - mean) ** 2).sum()))
+        x = np.array([several[0].x for several in groups.values()])
+        epochs = np.array([number for number, _ in groups])
+        counts = np.array([len(several) for several in groups.values()])
+        columns = self._space.groups
+        everything = np.array(y), np.array(errors), np.array(scatter)
+        surrogate = Surrogate(x, *everything[:2], epochs, columns, self._seed, counts, everything[2])
+        if not pending:
+            return surrogate
+        waiting = self.encoded(trial.knobs for trial in pending)
+        expected, _ = surrogate.mixture(waiting, epoch)
+        more = len(waiting)
+        return Surrogate(
+            np.concatenate([x, waiting]),
+            np.concatenate([everything[0], expected]),
+            np.concatenate([everything[1], np.full(more, np.median(errors))]),
+            np.concatenate([epochs, np.full(more, epoch)]),
+            columns,
+            self._seed,
+            np.concatenate([counts, np.ones(more, dtype=np.int64)]),
+            np.concatenate([everything[2], np.zeros(more)]),
+        )
+
+
+def thinned(groups: dict[tuple[int, str], list[Told]]) -> dict[tuple[int, str], list[Told]]:
+    """At most `MOST` observations, so that a proposal costs the same after months: first those of older epochs go, then
+    those nearest to another. What stood, and what was measured more than once, stays."""
+    excess = len(groups) - MOST
+    if excess <= 0:
+        return groups
+    newest = max(number for number, _ in groups)
+    kept = list(groups.items())
+    at = np.array([several[0].x for _, several in kept])
+    apart = ((at[:, None] - at[None]) ** 2).sum(axis=2)
+    np.fill_diagonal(apart, np.inf)
+    old = np.array([number < newest for (number, _), _ in kept])
+    firm = np.array([key == several[0].standing or len(several) > 1 for (_, key), several in kept]) & ~old
+    left = np.ones(len(kept), dtype=np.bool_)
+    for _ in range(excess):
+        nearest = np.where(left[None, :], apart, np.inf).min(axis=1) - 1e3 * old + 1e3 * firm
+        left[int(np.argmin(np.where(left, nearest, np.inf)))] = False
+    return {name: several for (name, several), stays in zip(kept, left, strict=True) if stays}
+
+
+def weighted(several: Sequence[Told]) -> float:
+    """Mean of the logarithms of several trials of one setting; the surer count for more."""
+    weights = [1.0 / (told.score.error**2 + SOFT**2) for told in several]
+    return float(np.average([told.score.log for told in several], weights=weights))
+
+
+SOFT = 0.004  # noise between trials, as one expects it: no trial counts for infinitely much
+
+
+def pooled_error(several: Sequence[Told]) -> float:
+    """Standard error of one trial, such that as many of it are as sure as these are together."""
+    return math.sqrt(len(several) / sum(1.0 / told.score.error**2 for told in several))
+
+
+def softened(y: float) -> float:
+    """Bad is bad: how bad does not matter, and would only hide the small differences among the good."""
+    return y if y < BAD else BAD * (1.0 + math.tanh((y - BAD) / BAD))
+
+
+def pooled(scores: Sequence[Score], noise: float) -> tuple[float, float]:
+    """Weighted mean of several trials of one setting, and its standard error."""
+    weights = np.array([1.0 / (score.error**2 + noise**2) for score in scores])
+    return float(weights @ [score.log for score in scores] / weights.sum()), float(1.0 / math.sqrt(weights.sum()))

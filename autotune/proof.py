@@ -1,0 +1,116 @@
+"""When a setting is better: what is worth confirming, for how long, and when it is proven."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from autotune.history import History, pooled
+from autotune.space import Knobs
+from autotune.surrogate import Surrogate
+from autotune.trials import Epoch, Settings, Told, key
+
+LEAST_PAIRS = 2  # in turns, to confirm: between two a machine may become slower as a whole
+OUT_OF_REACH = 2.0  # times the trials that there are: a proof that needs more is left to a later round
+
+
+class Proof:
+    """What trials say of settings against that which stands.
+
+    Parameters
+    ----------
+    history : History
+    surrogate : Surrogate
+    epoch : Epoch
+    settings : Settings
+    """
+
+    def __init__(self, history: History, surrogate: Surrogate, epoch: Epoch, settings: Settings) -> None:
+        self._history, self._surrogate, self._epoch, self._settings = history, surrogate, epoch, settings
+        self._now = history.of(epoch.number)
+        self._again: dict[str, list[Told]] = {}  # trials that confirm, by setting
+        for told in self._now:
+            if told.trial.phase == "confirm":
+                self._again.setdefault(told.key, []).append(told)
+
+    def gap(self, knobs: Knobs, other: Knobs | None = None) -> tuple[float, float]:
+        """Mean and standard deviation of log(time of a setting / time of another): what stands, unless it is given."""
+        at = self._history.encoded([knobs, self._epoch.standing if other is None else other])
+        return self._surrogate.difference(at[0], at[1], self._epoch.number)
+
+    def proven(self, knobs: Knobs) -> bool:
+        """Whether fresh measurements, and the surrogate, show that a setting is better than what stands."""
+        if knobs == self._epoch.standing or not self._confirmed(knobs):
+            return False
+        shown = self._shown(knobs)
+        if shown is None:
+            return False
+        least, (gap, deviation) = self._settings.least, self.gap(knobs)
+        if gap > -max(self._settings.worth, least * deviation):
+            return False
+        # Each round is one more chance to be lucky, so that later ones have to show more.
+        return shown > least and shown - gap / deviation > self._settings.proof + math.sqrt(self._epoch.round)
+
+    def challenger(self) -> Knobs | None:
+        """The measured setting that is best by all that is known, if it is worth deploying."""
+        number, worth = self._epoch.number, self._settings.worth
+        others = [knobs for knobs in self._history.measured(number) if knobs != self._epoch.standing]
+        if not others:
+            return None
+        mean, _ = self._surrogate.mixture(self._history.encoded(others), number)
+        confirmed = [len(self._confirmed(knobs)) for knobs in others]
+        doubt = max(worth, self._surrogate.noise)  # of what has been confirmed once: the rest is not worth less
+        near = [k for k in range(len(others)) if mean[k] <= mean.min() + (doubt if confirmed[k] else worth)]
+        k = max(near, key=lambda k: (confirmed[k], -mean[k]))  # what has been confirmed already is not left for nothing
+        return others[k] if self.gap(others[k])[0] < -worth else None
+
+    def reserved(self, challenger: Knobs) -> int:
+        """Trials that a search keeps to confirm a challenger: fewer if the proof is out of their reach anyway."""
+        if self.proven(challenger):
+            return 0
+        affordable, needed = self._affordable(), self._needed(challenger)
+        if self._epoch.round:
+            return affordable
+        least = min(2 * LEAST_PAIRS, affordable)
+        return least if needed > OUT_OF_REACH * affordable else min(max(int(needed), least), affordable)
+
+    def in_reach(self, challenger: Knobs) -> bool:
+        """Whether the proof of a challenger is a matter of the trials of one search."""
+        return self._needed(challenger) <= OUT_OF_REACH * self._affordable()
+
+    def turn(self, challenger: Knobs, pending: Sequence[Knobs]) -> Knobs:
+        """Which of the challenger and what stands is to be measured next, of this round."""
+        turns = [told.key for told in self._now if told.trial.phase == "confirm" and told.round == self._epoch.round]
+        turns += map(key, pending)
+        standing = self._epoch.standing
+        return standing if turns.count(key(standing)) <= turns.count(key(challenger)) else challenger
+
+    def _needed(self, challenger: Knobs) -> float:
+        gap = self.gap(challenger)[0]
+        error = math.hypot(float(np.median([told.score.error for told in self._now])), self._surrogate.noise)
+        pairs = 3 * (self._settings.proof / 2 * error / gap) ** 2
+        return 2.0 * math.ceil(min(pairs, 1e6))
+
+    def _affordable(self) -> int:
+        if self._epoch.round:
+            return max(2, self._settings.background - 2)
+        return max(2, 2 * self._epoch.allowed // 5)
+
+    def _confirmed(self, knobs: Knobs) -> list[Told]:
+        return self._again.get(key(knobs), [])
+
+    def _shown(self, knobs: Knobs) -> float | None:
+        """By how many standard errors it was faster than what stands, measured in turns; each round by itself."""
+        noise, mine, theirs = self._surrogate.noise, self._confirmed(knobs), self._confirmed(self._epoch.standing)
+        gains, errors = [], []
+        for number in {told.round for told in mine} & {told.round for told in theirs}:
+            fresh, error = pooled([told.score for told in mine if told.round == number], noise)
+            stands, error_too = pooled([told.score for told in theirs if told.round == number], noise)
+            gains.append(stands - fresh)
+            errors.append(math.hypot(error, error_too))
+        if not gains:
+            return None
+        weights = 1.0 / np.square(errors)
+        return float(weights @ gains / math.sqrt(weights.sum()))

@@ -1,0 +1,165 @@
+"""How far a job gets: a search of short, noisy trials, and what the tuner goes on to find while the job runs.
+
+A job here is a number of steps. Its search has few trials of few steps; then the tuner watches, in batches, and may try
+more. What is reported is the setting at the end of the first search and that at the end of the job.
+
+    python -m benchmarks.autotune.reach --seeds 100 [--surfaces valley ...] [--steps 10000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from autotune import Tuner
+from benchmarks.autotune import recorded
+from benchmarks.autotune.problems import Problem, cut_short, noises, problem
+from benchmarks.autotune.surfaces import SHORT, SURFACES
+
+TRIALS = 20
+"""Of a search."""
+STEPS = 10
+"""Of a trial."""
+SETTLING = 2
+"""Steps after a change of the knobs, which no trial counts."""
+WATCHED = 50
+"""Steps between two looks after the search."""
+OBSERVED = 20
+"""Of these, that the tuner is told."""
+HORIZON = 10_000
+"""Steps of a job."""
+
+
+NEAR = 0.1
+"""Regret that all but one job of a hundred should stay below."""
+
+
+class Job:
+    """Steps that pass, and what they cost.
+
+    Parameters
+    ----------
+    given : Problem
+    seed : int
+    horizon : int
+        Steps of the job.
+    """
+
+    def __init__(self, given: Problem, seed: int, horizon: int) -> None:
+        self.given, self.horizon = given, horizon
+        self.rng = np.random.default_rng([seed, 7])
+        self.tuner = Tuner(given.space, given.default, seed=seed, max_trials=TRIALS)
+        self.standing = given.seconds(given.default)
+        self.steps = self.trials = 0
+        self.lost = self.thinking = self.longest = 0.0
+
+    def trial(self) -> None:
+        """Ask for one, measure it, and tell."""
+        before = time.process_time()
+        asked = self.tuner.ask()
+        self.spend(time.process_time() - before)
+        seconds = self.given.seconds(asked.knobs)
+        samples, cut = cut_short(self.given.steps(asked.knobs, STEPS, self.rng), asked.limit)
+        self.lost += max(0.0, seconds / self.given.seconds(self.tuner.best()) - 1.0) * (len(samples) + SETTLING)
+        self.steps += len(samples) + SETTLING
+        self.trials += 1
+        before = time.process_time()
+        self.tuner.tell(asked.id, samples.tolist(), "aborted" if cut else "ok")
+        self.spend(time.process_time() - before)
+
+    def spend(self, seconds: float) -> None:
+        """Note processor time of the tuner."""
+        self.thinking += seconds
+        self.longest = max(self.longest, seconds)
+
+    def search(self) -> None:
+        """Until there is nothing to try for now."""
+        while not self.tuner.done and self.steps < self.horizon:
+            self.trial()
+
+    def watch(self) -> None:
+        """One look at what is deployed."""
+        self.steps += WATCHED
+        samples = self.given.steps(self.tuner.best(), OBSERVED, self.rng).tolist()
+        before = time.process_time()
+        self.tuner.observe(samples, WATCHED)
+        self.spend(time.process_time() - before)
+
+
+def job(surface: str, noise: str, seed: int, horizon: int = HORIZON) -> dict[str, Any]:
+    """One job, from its first trial to its last step."""
+    given = problem(surface, noise, seed)
+    run = Job(given, seed, horizon)
+    run.search()
+    first, trials = given.seconds(run.tuner.best()), run.trials
+    while run.steps < horizon:
+        run.watch()
+        run.search()
+    return {
+        "surface": surface,
+        "noise": noise,
+        "seed": seed,
+        "default": run.standing / given.least - 1.0,
+        "regret_then": first / given.least - 1.0,
+        "regret": given.seconds(run.tuner.best()) / given.least - 1.0,
+        "trials_then": trials,
+        "trials": run.trials,
+        "lost": run.lost,
+        "changed": run.tuner.best() != given.default,
+        "seconds_a_trial": run.thinking / run.trials,
+        "longest": run.longest,
+    }
+
+
+HEAD = (
+    "surface", "noise", "default's regret", "after 20 trials: median", "over 10 %", "at the end: median", "99 %",
+    "worst", "over 10 %", "worse than default", "changed", "trials", "lost, median", "lost, most", "ms a trial",
+)  # fmt: skip
+
+
+def line(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A row of the table: of the jobs of one surface and noise."""
+    of = {name: np.array([row[name] for row in rows]) for name in rows[0] if name not in ("surface", "noise")}
+    default, then, end = 100 * of["default"], 100 * of["regret_then"], 100 * of["regret"]
+    return [
+        rows[0]["surface"],
+        rows[0]["noise"],
+        f"{np.median(default):.1f} %",
+        f"{np.median(then):.2f} %",
+        f"{np.sum(then > 100 * NEAR)} of {len(rows)}",
+        f"{np.median(end):.2f} %",
+        f"{np.quantile(end, 0.99):.1f} %",
+        f"{end.max():.1f} %",
+        f"{np.sum(end > 100 * NEAR)} of {len(rows)}",
+        str(int(np.sum(end > default + 1e-6))),
+        f"{of['changed'].mean():.0%}",
+        f"{np.median(of['trials']):.0f}",
+        f"{np.median(of['lost']):.0f} steps",
+        f"{of['lost'].max():.0f} steps",
+        f"{1e3 * np.median(of['seconds_a_trial']):.1f}",
+    ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table in Markdown, a row as soon as it is known."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.autotune.reach", description=__doc__)
+    every = (*SURFACES, *recorded.names())
+    parser.add_argument("--surfaces", nargs="+", choices=every, default=every)
+    parser.add_argument("--seeds", type=int, default=100, help="jobs of each kind")
+    parser.add_argument("--steps", type=int, default=HORIZON, help="of a job")
+    given = parser.parse_args(arguments)
+    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    for surface in given.surfaces:
+        for noise in noises(surface, tuple(noise.name for noise in SHORT)):
+            rows = [job(surface, noise, seed, given.steps) for seed in range(given.seeds)]
+            print(f"| {' | '.join(line(rows))} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

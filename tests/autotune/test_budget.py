@@ -1,0 +1,135 @@
+"""What trials may lose, and how a search goes on: after a terrible setting, and in the background."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from surfaces import DEFAULT, SPACE, flat, measured, search, shares
+
+from autotune import Choice, Integer, Real, Settings, Space, Tuner
+from autotune.account import losses
+from autotune.design import corners, levels
+from autotune.replay import replay
+from autotune.story import tell
+
+
+def terrible(knobs: dict[str, Any]) -> float:
+    """Long cycle times and small thresholds take thirty times the best, the default nearly twice."""
+    a, b, _ = shares(knobs)
+    return 3.0 if a < 0.25 or b > 0.8 else 0.1 * (1 + 6.0 * (a - 0.45) ** 2 + 3.0 * (b - 0.15) ** 2)
+
+
+def watched(tuner: Tuner, surface: Callable[[dict[str, Any]], float], rng: np.random.Generator, steps: int) -> int:
+    """Let a job run on for so many steps, and searches with it. How often there was something to try."""
+    found = 0
+    for _ in range(steps // 50):
+        if tuner.observe(measured(surface, tuner.best(), rng, 0.06, 20), 50):
+            found += 1
+            search(tuner, surface, rng, 0.06)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_terrible_setting_costs_time_and_not_the_search(seed: int) -> None:
+    rng, rows = np.random.default_rng(seed), []
+    tuner = Tuner(SPACE, DEFAULT, seed=seed, max_trials=20, journal=rows.append)
+    search(tuner, terrible, rng, 0.06)
+    watched(tuner, terrible, rng, 8000)
+    assert terrible(tuner.best()) < 1.1 * 0.1 < 0.65 * terrible(DEFAULT)
+    lost = sum(line.lost for line in tell(rows).lines)
+    assert lost < 40 + 0.02 * 8000 + 20 + 2 * 3 * 29
+
+
+def test_a_search_that_rests_goes_on_when_the_steps_of_the_job_allow_it() -> None:
+    rows: list[dict[str, Any]] = []
+    tuner = Tuner(SPACE, DEFAULT, max_trials=20, journal=rows.append)
+    tuner.tell(tuner.ask().id, [0.1] * 10)
+    while not tuner.done:
+        tuner.tell(tuner.ask().id, [3.0] * 3, "aborted")  # each time 87 steps
+    assert tuner.resting and len(tuner.history) == 2 and tuner.best() == DEFAULT
+    assert (rows[-1]["decision"], "final" in rows[-1]) == ("rest", False)
+    assert not tuner.observe([0.1] * 20, 1000)
+    assert tuner.observe([0.1] * 20, 3000)
+    assert not tuner.resting and rows[-1]["decision"] == "resume"
+    # The rest of the design has come half way to the default.
+    home = shares(DEFAULT)
+    for at in (shares(tuner.ask().knobs) for _ in range(2)):
+        assert abs(at[0] - home[0]) < 0.5 and abs(at[1] - home[1]) < 0.5
+
+
+def test_where_only_two_large_values_together_help_they_are_found() -> None:
+    def together(knobs: dict[str, Any]) -> float:
+        a, b, c = shares(knobs)
+        return (0.1 if a > 0.75 and b > 0.75 else 0.4) * (1.0 + 0.02 * c)
+
+    for seed in range(6):
+        tuner = Tuner(SPACE, DEFAULT, seed=seed, max_trials=20)
+        search(tuner, together, np.random.default_rng(seed), 0.08)
+        assert together(tuner.best()) < 0.11
+
+
+def test_a_long_job_searches_on_and_its_log_is_reproduced() -> None:
+    def dent(knobs: dict[str, Any]) -> float:
+        a, b, _ = shares(knobs)
+        return 0.1 * (1.1 - 0.1 * math.exp(-((a - 0.4) ** 2 + (b - 0.6) ** 2) / 0.1))
+
+    rng, rows = np.random.default_rng(0), []
+    tuner = Tuner(SPACE, DEFAULT, max_trials=6, journal=rows.append)
+    search(tuner, dent, rng, 0.06)
+    before = dent(tuner.best())
+    assert watched(tuner, dent, rng, 12_000) > 4
+    assert dent(tuner.best()) < 1.03 * 0.1 < before
+    assert len(tell(rows).lines) < 150 and replay([{**row, "n": k} for k, row in enumerate(rows)]).decisions > 8
+
+
+def test_rounds_become_rarer_and_leave_the_default_where_nothing_matters() -> None:
+    rng, tuner = np.random.default_rng(0), Tuner(SPACE, DEFAULT, max_trials=8)
+    search(tuner, flat, rng, 0.06)
+    rounds = [watched(tuner, flat, rng, 5000) for _ in range(2)]
+    assert rounds[1] <= rounds[0] and tuner.best() == DEFAULT
+    alone = Tuner(SPACE, DEFAULT, max_trials=8, settings=Settings(background=0))
+    search(alone, flat, rng, 0.06)
+    assert watched(alone, flat, rng, 5000) == 0
+
+
+def test_a_machine_that_becomes_slower_costs_the_trials_nothing() -> None:
+    settings = ["default", "a", "default", "a", "default"]
+    logs = [0.0, 0.1, math.log(1.5), math.log(1.5), math.log(1.5)]
+    found = losses(settings, ["default"] * 5, logs, [100] * 5)
+    assert found == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.0], abs=1e-6) and not any(found)
+    logs[3] = math.log(3.0)
+    assert losses(settings, ["default"] * 5, logs, [100] * 5)[3] == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("knobs", range(2, 9))
+def test_every_two_knobs_meet_in_all_combinations(knobs: int) -> None:
+    high = levels(knobs)
+    assert len(high) <= 2 * max(2, knobs)
+    assert all(len({(row[a], row[b]) for row in high.tolist()}) == 4 for a, b in combinations(range(knobs), 2))
+
+
+def test_corners_are_settings_near_the_ends_of_the_ranges() -> None:
+    space = Space(a=Real(0.1, 10.0, log=True, off=0.0), b=Integer(1, 1 << 20, log=True), c=Choice(["x", "y", "z"]))
+    found = corners(space, 9, np.random.default_rng(0))
+    assert len(found) == 4 and all(space.check(knobs) == knobs for knobs in found)
+    assert {(knobs["a"] > 1.0, knobs["b"] > 1 << 10) for knobs in found} == {(x, y) for x in (0, 1) for y in (0, 1)}
+
+
+def test_a_story_is_told_on_whole_lines_with_a_legend() -> None:
+    from autotune.show import console_for, show
+
+    rows: list[dict[str, Any]] = []
+    tuner = Tuner(SPACE, DEFAULT, max_trials=6, journal=rows.append)
+    search(tuner, flat, np.random.default_rng(0))
+    file = io.StringIO()
+    show(rows, console_for(file))
+    lines = file.getvalue().splitlines()
+    assert any("confirm, the best so far and what stood, measured again" in line for line in lines)
+    assert any("fusion_threshold=128 MiB cycle_time_ms=1 stores=cached" in line for line in lines)
+    assert all(line == line.rstrip() or len(line) < 200 for line in lines)
