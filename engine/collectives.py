@@ -149,10 +149,17 @@ def allreduce_(
             tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
         ).wait()
     # The shortest way, without a handle of ours: for a small tensor each call in here takes as long as a handshake.
-    adapter = adapter_of(tensor)
-    target = adapter.target(tensor)
-    number = op if type(op) is Op else number_of(op)
-    process_set.engine.allreduce(target, target, name, number, prescale_factor, postscale_factor, True, None).wait()
+    try:
+        adapter = adapter_of(tensor)
+        target = adapter.target(tensor)
+        number = op if type(op) is Op else number_of(op)
+        native = process_set.engine.allreduce(
+            target, target, name, number, prescale_factor, postscale_factor, True, None
+        )
+    except Exception as error:
+        announce(process_set, "allreduce", name, error)
+        raise
+    native.wait()
     return tensor if target is tensor else _stored(adapter, tensor, target)
 
 

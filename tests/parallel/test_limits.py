@@ -21,7 +21,7 @@ def test_a_long_name_that_is_withheld_is_told_as_far_as_there_is_room(length: in
     done = run_ranks(2, LONG_NAME.format(length=length), check=False, env={"ENGINE_STALL_LIMIT": "0.5"})
     assert done.code != 0
     for rank in done.ranks:
-        assert "RankStalledError: rank " in rank.stderr and "x" * 150 in rank.stderr, done
+        assert "RankStalledError" in rank.stderr and "x" * 150 in rank.stderr, done
 
 
 KNOBS = """
