@@ -45,8 +45,7 @@ cdef struct Name:
     int brought                 # how many ranks have
     int failures                # in how many of those requests the rank's call has failed: they wait for nothing
     bint aligns                 # a barrier behind which ranks have brought the same operations without a name
-    uint64_t since              # nanoseconds: when the first open request came that is no failure, as rank 0's process
-                                # has seen time pass
+    uint64_t since              # nanoseconds, as rank 0 has seen time pass: when the first open request came that is no failure
     bint reported               # as overdue
     uint64_t ready              # nanoseconds: when all had brought it, in a round that is recorded; or 0
     uint64_t arrival            # then, who was last: see arrivals.pyx

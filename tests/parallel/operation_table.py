@@ -346,9 +346,9 @@ def page() -> str:
     header = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     rows = [f"| {' | '.join(each)} |" for each in cells]
     what = (
-        "What `allreduce` and `reducescatter` compute. The tests expect what this table says: both are made of one. The "
-        "functions of `engine`\nreturn values without a graph for every kind of tensor; those of `engine.torch` are "
-        "differentiable."
+        "What `allreduce` and `reducescatter` compute. The tests expect what this table says: both are made of one. "
+        "The functions of `engine`\nreturn values without a graph for every kind of tensor; those of `engine.torch` "
+        "are differentiable."
     )
     title = f"# Operations\n\n{what}"
     return "\n\n".join([title, "\n".join(header + rows), NOTES.lstrip()])
