@@ -188,7 +188,7 @@ def _where(verdict: Verdict, end: End, path: Path) -> list[str]:
         return []
     if place := stacks.where(path):
         return [f"rank {end.rank} {'stood' if stalled else 'crashed'} at {place} (all threads: {path})"]
-    if stalled and stacks.wrote(path) is False:
+    if stalled and end.by_launcher and stacks.wrote(path) is False:
         return [f"rank {end.rank} did not answer where it stands: it was stopped, or the kernel holds it"]
     return []
 
