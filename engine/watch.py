@@ -181,7 +181,9 @@ class Watch:
             path = self._recorder.write_text(TRACEBACK, "".join(traceback.format_exception(kind, value, trace)))
         except OSError:
             return False
-        print(f"{summary(kind, None, trace)} (its traceback: {path})", file=sys.stderr, flush=True)
+        # One write, so that no line of another thread comes into the middle of it.
+        sys.stderr.write(f"{summary(kind, None, trace)} (its traceback: {path})\n")
+        sys.stderr.flush()
         return True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

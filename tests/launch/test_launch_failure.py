@@ -258,7 +258,7 @@ def test_an_interrupted_job_shows_no_traceback_of_every_rank(launcher):
 
 
 def test_a_hook_for_exceptions_of_the_programs_own_sees_all_of_them(launcher):
-    hook = "sys.excepthook = lambda kind, *_: print('mine', kind.__name__, file=sys.stderr)\n"
+    hook = "sys.excepthook = lambda kind, *_: sys.stderr.write(f'mine {kind.__name__}\\n')\n"
     job = launcher.run("-np", 2, python=hook + ENGINE_JOB + "if rank: raise ValueError\nengine.barrier()")
     assert "mine RankRaisedError" in job.lines(0, "stderr")
 
