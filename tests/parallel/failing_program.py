@@ -206,6 +206,22 @@ def lonely() -> int:
     return cases.done()
 
 
+def many() -> int:
+    """Ranks join behind more failures than the schedule has room for: none of them is left for what comes after."""
+    engine.init()
+    cases = Cases()
+    for turn in range(8):  # Longer names from turn to turn leave more or less of the schedule over.
+        names = [f"lonely {turn}{' ' * 8 * turn}{each}" for each in range(5000)]
+        with cases.case(f"joining settles them all, {turn}"):
+            for name in names if engine.rank() == ODD else []:
+                refused(lambda: engine.allreduce([1.0], engine.Sum, name), "a list is no tensor")  # noqa: B023
+            engine.barrier("all are brought")
+            engine.join()
+            for handle in [common_async(name) for name in names[:10]]:  # The last that are told.
+                assert handle.wait().tolist() == [engine.size()] * 3
+    return cases.done()
+
+
 def left_out() -> int:
     """One rank leaves operations out, as when the program catches an exception between them."""
     engine.init()
