@@ -72,7 +72,7 @@ from engine_ext.errors import (
 )
 
 cdef extern from "<sys/mman.h>" nogil:
-    enum: PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS, MADV_WIPEONFORK
+    enum: PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS
     void* MAP_FAILED
     void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
     int munmap(void* addr, size_t length)
@@ -91,11 +91,15 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 cdef extern from *:
     """
+    /* Headers may be older than the kernel: glibc has these since 2.27 and 2.35. */
+    #ifndef MADV_WIPEONFORK
+    #define MADV_WIPEONFORK 18
+    #endif
     #ifndef MADV_POPULATE_WRITE
     #define MADV_POPULATE_WRITE 23
     #endif
     """
-    enum: MADV_POPULATE_WRITE
+    enum: MADV_WIPEONFORK, MADV_POPULATE_WRITE
 
 cdef enum:
     GRACE_NS = 2000000000       # beyond what another rank's wait can last
