@@ -631,7 +631,9 @@ cdef class Engine:
         cdef unsigned long thread = <unsigned long>PyThread_get_thread_ident()
         if self.thread == 0:
             self.thread = thread
-        self.several |= self.thread != thread
+        if self.thread != thread and not self.several:
+            self.several = True
+            store_release(&self.state.segment.mine.stuck, 0)    # said by the first thread, of a rank with no other
 
     cdef int catch_up(self, const int64_t* counts) except -1:
         """Behind a barrier: bring failures for the unnamed operations that other ranks brought before it and this one did not."""

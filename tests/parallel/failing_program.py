@@ -327,3 +327,27 @@ def threads() -> int:
         if wrong:
             raise wrong[0]
     return 3 * len(calls)
+
+
+def late_thread() -> int:
+    """A rank's second thread comes when its first has waited for long: that wait says nothing of the rank any more."""
+    engine.init()
+    cases = Cases()
+    with cases.case("each rank waits in what the other has yet to bring"):
+        if engine.rank() == ODD:
+            common("two threads")
+            assert common(None).tolist() == [engine.size()] * 3
+            assert engine.broadcast(ones(), 0).tolist() == [1] * 3
+        else:
+
+            def second() -> None:
+                time.sleep(0.5)  # Not for a state: so long this rank's only thread waits.
+                common("two threads")
+                time.sleep(0.5)  # And so long the other rank's.
+                assert common(None).tolist() == [engine.size()] * 3
+
+            thread = threading.Thread(target=second)
+            thread.start()
+            assert engine.broadcast(ones(), 0).tolist() == [1] * 3
+            thread.join()
+    return cases.done()

@@ -35,3 +35,7 @@ def test_process_sets_have_failures_of_their_own() -> None:
 
 def test_threads_never_share_the_number_of_an_unnamed_operation() -> None:
     run_ranks(2, failing_program.threads, env=LIMIT)
+
+
+def test_a_rank_with_a_second_thread_is_not_thought_to_have_left_anything_out() -> None:
+    run_ranks(2, failing_program.late_thread, env=LIMIT)
