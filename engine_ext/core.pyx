@@ -607,7 +607,7 @@ cdef class Engine:
             self.bring_failure(KIND_NUMBERS[kind], name, f"failed at {place()}: {first_line}", False)
 
     cdef int bring_failure(self, int kind, object name, str text, bint waits) except -1:
-        """`waits`: for the ranks that have brought the operation, and they for this one."""
+        """Whether it was brought. `waits`: for the ranks that have brought the operation, and they for this one."""
         cdef bytes told = text.encode("utf-8", "replace")[:FAILURE_BYTES]
         cdef Op* op = new_op()
         op.meta.kind, op.meta.fault, op.meta.root = <unsigned char>kind, FAULT_CALL, waits
@@ -619,8 +619,8 @@ cdef class Engine:
         try:
             self.start(op, name, False, None, None)
         except (EngineError, TypeError, ValueError):
-            pass            # it cannot be brought, nor could the operation: no world, a rank that has joined, no such name
-        return 0
+            return 0        # it cannot be brought, nor could the operation: no world, a rank that has joined, no such name
+        return 1
 
     cdef void count_unnamed(self, int kind, uint64_t count) noexcept:
         self.unnamed[kind] = count
@@ -649,8 +649,8 @@ cdef class Engine:
         LOGGER.warning(
             "rank %d has brought %d unnamed operations of kind %s, other ranks %d: it %s, at %s. What it has left out fails on "
             "every rank", self.number, self.unnamed[kind], kind_name(kind).decode(), count, why, where)
-        while self.unnamed[kind] < count and load_acquire(self.state.segment.abort) == 0:
-            self.bring_failure(kind, None, f"{why}, at {where}", waits)
+        while self.unnamed[kind] < count and self.bring_failure(kind, None, f"{why}, at {where}", waits):
+            pass            # else this rank is gone, or has joined: another thread of it has gone on
         return 0
 
     cdef int release_stuck(self, Op* op) except -1:
