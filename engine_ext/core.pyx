@@ -501,6 +501,7 @@ cdef class Engine:
         self.count_blocked(1)
         self.note_thread()
         if op.number and not self.several:
+            # After the numbers of what this rank has brought: pairs with the acquire in release_stuck, which then reads those.
             store_release(&e.segment.mine.stuck, <uint64_t>(op.meta.kind + 1) << STUCK_SHIFT | (op.number - 1))
         try:
             while status == Status.TICK:
@@ -623,6 +624,7 @@ cdef class Engine:
         return 1
 
     cdef void count_unnamed(self, int kind, uint64_t count) noexcept:
+        """Before the operation is brought: who sees that, or `stuck`, sees the number too."""
         self.unnamed[kind] = count
         store_relaxed(&self.state.segment.mine.unnamed[kind], count)
 
