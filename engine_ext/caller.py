@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 # Packages whose frames stand between the user's program and the native engine.
-_BETWEEN = ("engine", "engine_ext", "torch", "contextlib", "functools")
+_BETWEEN = ("engine", "enginerun", "engine_ext", "torch", "contextlib", "functools")
 
 
 def place() -> str:

@@ -72,7 +72,7 @@ from engine_ext.errors import (
 )
 
 cdef extern from "<sys/mman.h>" nogil:
-    enum: PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS, MADV_WIPEONFORK
+    enum: PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS
     void* MAP_FAILED
     void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
     int munmap(void* addr, size_t length)
@@ -91,11 +91,15 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 cdef extern from *:
     """
+    /* Headers may be older than the kernel: glibc has these since 2.27 and 2.35. */
+    #ifndef MADV_WIPEONFORK
+    #define MADV_WIPEONFORK 18
+    #endif
     #ifndef MADV_POPULATE_WRITE
     #define MADV_POPULATE_WRITE 23
     #endif
     """
-    enum: MADV_POPULATE_WRITE
+    enum: MADV_WIPEONFORK, MADV_POPULATE_WRITE
 
 cdef enum:
     GRACE_NS = 2000000000       # beyond what another rank's wait can last
@@ -497,6 +501,7 @@ cdef class Engine:
         self.count_blocked(1)
         self.note_thread()
         if op.number and not self.several:
+            # After the numbers of what this rank has brought: pairs with the acquire in release_stuck, which then reads those.
             store_release(&e.segment.mine.stuck, <uint64_t>(op.meta.kind + 1) << STUCK_SHIFT | (op.number - 1))
         try:
             while status == Status.TICK:
@@ -603,7 +608,7 @@ cdef class Engine:
             self.bring_failure(KIND_NUMBERS[kind], name, f"failed at {place()}: {first_line}", False)
 
     cdef int bring_failure(self, int kind, object name, str text, bint waits) except -1:
-        """`waits`: for the ranks that have brought the operation, and they for this one."""
+        """Whether it was brought. `waits`: for the ranks that have brought the operation, and they for this one."""
         cdef bytes told = text.encode("utf-8", "replace")[:FAILURE_BYTES]
         cdef Op* op = new_op()
         op.meta.kind, op.meta.fault, op.meta.root = <unsigned char>kind, FAULT_CALL, waits
@@ -615,10 +620,11 @@ cdef class Engine:
         try:
             self.start(op, name, False, None, None)
         except (EngineError, TypeError, ValueError):
-            pass            # it cannot be brought, nor could the operation: no world, a rank that has joined, no such name
-        return 0
+            return 0        # it cannot be brought, nor could the operation: no world, a rank that has joined, no such name
+        return 1
 
     cdef void count_unnamed(self, int kind, uint64_t count) noexcept:
+        """Before the operation is brought: who sees that, or `stuck`, sees the number too."""
         self.unnamed[kind] = count
         store_relaxed(&self.state.segment.mine.unnamed[kind], count)
 
@@ -627,7 +633,9 @@ cdef class Engine:
         cdef unsigned long thread = <unsigned long>PyThread_get_thread_ident()
         if self.thread == 0:
             self.thread = thread
-        self.several |= self.thread != thread
+        if self.thread != thread and not self.several:
+            self.several = True
+            store_release(&self.state.segment.mine.stuck, 0)    # said by the first thread, of a rank with no other
 
     cdef int catch_up(self, const int64_t* counts) except -1:
         """Behind a barrier: bring failures for the unnamed operations that other ranks brought before it and this one did not."""
@@ -643,8 +651,8 @@ cdef class Engine:
         LOGGER.warning(
             "rank %d has brought %d unnamed operations of kind %s, other ranks %d: it %s, at %s. What it has left out fails on "
             "every rank", self.number, self.unnamed[kind], kind_name(kind).decode(), count, why, where)
-        while self.unnamed[kind] < count and load_acquire(self.state.segment.abort) == 0:
-            self.bring_failure(kind, None, f"{why}, at {where}", waits)
+        while self.unnamed[kind] < count and self.bring_failure(kind, None, f"{why}, at {where}", waits):
+            pass            # else this rank is gone, or has joined: another thread of it has gone on
         return 0
 
     cdef int release_stuck(self, Op* op) except -1:

@@ -496,7 +496,9 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
             evict(c, wanting)
     if c.queue_count and not close_batches(c):
         c.stuck = True
-    if c.joined_count == segment.size and c.queue_count == 0 and not c.resume_at and not append_joined(c):
+    # Not before the last failure is told: after a join the numbers of unnamed operations mean others.
+    if (c.joined_count == segment.size and c.queue_count == 0 and c.open == NULL and not c.resume_at
+            and not append_joined(c)):
         c.stuck = True
     return c.writer.tail != tail
 

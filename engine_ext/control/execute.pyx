@@ -20,7 +20,7 @@ from engine_ext.control.state cimport (
 from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
     OP_ABANDONED, OP_DONE, OP_STAND_IN, Member, Op, Record, Status, fails, table_define, table_dismiss, table_evict, table_finish,
-    table_record, table_stand_in, table_toggle,
+    table_record, table_release, table_stand_in, table_toggle,
 )
 from engine_ext.control.trace cimport trace_entry, trace_entry_begins, trace_entry_ends
 from engine_ext.data.adasum cimport adasum_start
@@ -369,6 +369,8 @@ cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
         table_finish(&e.table, op, Status.FAILED_CALL if entry.meta.fault == FAULT_CALL else Status.MISMATCH)
     elif e.joined and entry.id >= 0:
         table_toggle(&e.table, entry.id)            # as if this rank had brought it
+    elif record != NULL:
+        table_release(&e.table, record)             # made above, for a rank that has joined
     pthread_mutex_unlock(&e.lock)
     if e.page != NULL:
         tally(e.page.mismatches, 1)

@@ -75,9 +75,9 @@ typedef struct engine_meta {
   uint8_t fault, reserved[6];  /* FAULT_* */
   uint32_t ndim, group;        /* tensors in a group, 0 for one tensor */
   /* dims[0] of an allgather or all-to-all is 0: it may differ. Of a group: how many elements of each dtype (an allgather's:
-   * in one row of each tensor; what is only moved in one number), and a digest of dtypes and shapes in order. Of a sparse tensor, which is gathered as a group
-   * of indices and values: its shape, how many of its dimensions are sparse, and with a fault the index or the number of the
-   * entry at fault; `root` is the dimension then. */
+   * in one row of each tensor; what is only moved in one number), and a digest of dtypes and shapes in order. Of a sparse
+   * tensor, which is gathered as a group of indices and values: its shape, how many of its dimensions are sparse, and with a
+   * fault the index or the number of the entry at fault; `root` is the dimension then. */
   int64_t dims[MAX_DIMS];
 } engine_meta;
 

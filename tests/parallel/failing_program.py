@@ -207,6 +207,22 @@ def lonely() -> int:
     return cases.done()
 
 
+def many() -> int:
+    """Ranks join behind more failures than the schedule has room for: none of them is left for what comes after."""
+    engine.init()
+    cases = Cases()
+    for turn in range(8):  # Longer names from turn to turn leave more or less of the schedule over.
+        names = [f"lonely {turn}{' ' * 8 * turn}{each}" for each in range(5000)]
+        with cases.case(f"joining settles them all, {turn}"):
+            for name in names if engine.rank() == ODD else []:
+                refused(lambda: engine.allreduce([1.0], engine.Sum, name), "a list is no tensor")  # noqa: B023
+            engine.barrier("all are brought")
+            engine.join()
+            for handle in [common_async(name) for name in names[:10]]:  # The last that are told.
+                assert handle.wait().tolist() == [engine.size()] * 3
+    return cases.done()
+
+
 def left_out() -> int:
     """One rank leaves operations out, as when the program catches an exception between them."""
     engine.init()
@@ -313,3 +329,27 @@ def threads() -> int:
         if wrong:
             raise wrong[0]
     return 3 * len(calls)
+
+
+def late_thread() -> int:
+    """A rank's second thread comes when its first has waited for long: that wait says nothing of the rank any more."""
+    engine.init()
+    cases = Cases()
+    with cases.case("each rank waits in what the other has yet to bring"):
+        if engine.rank() == ODD:
+            common("two threads")
+            assert common(None).tolist() == [engine.size()] * 3
+            assert engine.broadcast(ones(), 0).tolist() == [1] * 3
+        else:
+
+            def second() -> None:
+                time.sleep(0.5)  # Not for a state: so long this rank's only thread waits.
+                common("two threads")
+                time.sleep(0.5)  # And so long the other rank's.
+                assert common(None).tolist() == [engine.size()] * 3
+
+            thread = threading.Thread(target=second)
+            thread.start()
+            assert engine.broadcast(ones(), 0).tolist() == [1] * 3
+            thread.join()
+    return cases.done()
