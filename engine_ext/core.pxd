@@ -5,7 +5,7 @@ from engine_ext.bindings.view cimport View
 from engine_ext.control.counters cimport counters_page
 from engine_ext.control.driver cimport Name
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport Op
+from engine_ext.control.table cimport Op, Record
 
 cdef class Engine
 
@@ -60,6 +60,7 @@ cdef class Engine:
     cdef int expect_joins(self, uint64_t begun) except -1
     cdef void leave_world(self) noexcept
     cdef int make_room(self, const Name* name, int status) except -1
+    cdef int expect_heard(self, const Record* record, uint64_t begun) except -1
     cdef int bring_failure(self, int kind, object name, str text, bint waits) except -1
     cdef void count_unnamed(self, int kind, uint64_t count) noexcept
     cdef void note_thread(self) noexcept

@@ -58,7 +58,7 @@ from engine_ext.platform.atomics cimport (
     add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, or32, store32_release,
     store_relaxed, store_release, swap_pointer,
 )
-from engine_ext.platform.clock cimport after_ns, age_ns, patience_at, patience_look, patience_open, seconds_ns
+from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_at, patience_look, patience_open, seconds_ns
 from engine_ext.setup cimport kernel_level
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
 
@@ -574,17 +574,18 @@ cdef class Engine:
                 self.refuse(status, handle.name)
 
     cdef int make_room(self, const Name* name, int status) except -1:
-        """Flow control: wait until the coordinator has read requests, or the oldest unnamed operation is done."""
+        """Flow control: wait until the coordinator has read requests, or what is in flight under a name is done."""
         cdef State* e = self.state
         cdef Goal goal
         cdef int waited
+        cdef uint64_t begun = patience_at(e.clock, now_ns())
         memset(&goal, 0, sizeof(Goal))
         if status == Status.NO_ROOM:
             goal.drained = load_acquire(&e.segment.coordinator.drained[self.rank])
             if goal.drained == load_acquire(&e.segment.mine.request_head):
                 return 0            # read in the meantime: there is nothing to wait for
         else:
-            goal.record = driver_pin(e, name.text, name.text_bytes)
+            goal.record = name.record if name.record != NULL else driver_pin(e, name.text, name.text_bytes)
             if goal.record == NULL:
                 raise MemoryError("no memory for a name")
         try:
@@ -594,9 +595,22 @@ cdef class Engine:
                 if waited == Status.OK:
                     return 0
                 self.between_ticks(NULL)
+                if status == Status.AFTER_FAILURE:
+                    self.expect_heard(goal.record, begun)
         finally:
-            if goal.record != NULL:
+            if goal.record != NULL and name.record == NULL:
                 driver_unpin(e, goal.record)
+
+    cdef int expect_heard(self, const Record* record, uint64_t begun) except -1:
+        """The ranks have yet to hear of a failed call. No operation is overdue meanwhile: this rank's own wait has a limit."""
+        cdef State* e = self.state
+        cdef bint left = self.rank != 0 and load32_acquire(&e.segment.pages[0].left)    # pairs with the release in close
+        if left or overdue_ns(patience_look(e.clock), begun, e.stall_limit_ns):
+            raise DuplicateNameError(
+                f"a call of '{record.name[:record.name_bytes].decode('utf-8', 'replace')}' has failed on rank {self.number}, and "
+                "other ranks have not called it since: it cannot be called again before they have"
+            )
+        return 0
 
     # ---- calls that fail on one rank
 

@@ -13,7 +13,7 @@ import numpy as np
 from on_ranks import Cases, refused
 
 import engine
-from engine.errors import MismatchError
+from engine.errors import DuplicateNameError, MismatchError
 
 ODD = 1  # the rank whose calls fail
 HERE = os.path.basename(__file__)
@@ -204,6 +204,19 @@ def lonely() -> int:
         begun = time.monotonic()
         engine.shutdown()
         assert time.monotonic() - begun < 5, "shutdown_timeout is 10 s"
+    return cases.done()
+
+
+def again() -> int:
+    """A rank calls again what has failed there, and the others have ended: it does not wait for ever."""
+    engine.init()
+    cases = Cases()
+    with cases.case("the others have never called it"):
+        if engine.rank() == ODD:
+            refused(lambda: engine.allreduce([1.0], engine.Sum, "alone"), "a list is no tensor")
+            refused(
+                lambda: common("alone"), "'alone' has failed on rank 1, and other ranks have not", DuplicateNameError
+            )
     return cases.done()
 
 

@@ -20,6 +20,10 @@ def test_a_call_that_one_rank_alone_makes_and_that_fails_harms_nothing(size: int
     run_ranks(size, failing_program.lonely, env={"ENGINE_STALL_LIMIT": "1", "ENGINE_STALL_WARNING": "0.5"})
 
 
+def test_a_call_that_failed_alone_and_is_made_again_alone_does_not_wait_for_ever() -> None:
+    run_ranks(2, failing_program.again, env=LIMIT)
+
+
 def test_all_failures_are_told_before_a_join_ends() -> None:
     run_ranks(2, failing_program.many, env=LIMIT)
 
