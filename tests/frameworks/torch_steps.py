@@ -486,6 +486,20 @@ def parameters_that_differ_in_the_first_step_are_told_of() -> None:
                 assert not texts, texts
 
 
+@plain_case
+def frozen_parameters_that_the_engine_cannot_read_are_left_out_of_that() -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    frozen = torch.zeros(3, device="meta"), torch.eye(3).to_sparse(), torch.zeros(2, dtype=torch.complex64)
+    others = [nn.Parameter(each, requires_grad=False) for each in frozen]
+    optimizer = engine.DistributedOptimizer(torch.optim.SGD([weight, *others], lr=1.0))
+    with warnings_of_the_engine() as texts:
+        for _ in range(2):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+    assert not texts and weight.tolist() == [-2.0] * 3, (texts, weight)
+
+
 @case
 def a_rank_whose_first_step_comes_after_a_join(wrap: Wrap) -> None:
     model = mlp()
