@@ -289,8 +289,9 @@ class Reducer:
                 self._once.settle(self._parameters)
             self._empty = [index for index in self._missing if self._parameters[index].grad is None]
         finally:
-            self._copies.clear()
-            refused, self._refused = self._refused, None
+            if not self.group.active:  # else a signal handler has ended the wait, which goes on later
+                self._copies.clear()
+        refused, self._refused = self._refused, None
         if refused is not None and not discard:
             raise refused
 

@@ -17,6 +17,7 @@ from torch_cases import (
     check_same_everywhere,
     gradients_of,
     in_flight,
+    leave_waiting,
     local_gradients,
     loss_of,
     mlp,
@@ -440,6 +441,21 @@ def skip_synchronize_leaves_gradients_local(wrap: Wrap) -> None:
     local = [parameter.grad for parameter in model.parameters()]
     assert reduced() == before
     assert all(each is not None and bool((each == engine.rank()).all()) for each in local)
+
+
+@case
+def a_wait_that_a_signal_ends_goes_on_in_the_step(wrap: Wrap) -> None:
+    if engine.size() == 1:
+        return
+    weight = nn.Parameter(torch.zeros(5, 3).t())  # Its gradient is reduced in a copy.
+    bias = nn.Parameter(torch.zeros(3))
+    optimizer = wrap(torch.optim.SGD([weight, bias], lr=1.0))
+    mine = engine.rank() + 1.0
+    leave_waiting(((weight * mine).sum() + (bias * mine).sum()).backward)
+    optimizer.step()
+    mean = (engine.size() + 1) / 2
+    for parameter in (weight, bias):
+        assert bool((parameter == -mean).all()), parameter
 
 
 @contextmanager
