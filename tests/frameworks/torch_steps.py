@@ -444,6 +444,37 @@ def skip_synchronize_leaves_gradients_local(wrap: Wrap) -> None:
 
 
 @case
+def skip_synchronize_leaves_a_window_local(wrap: Wrap) -> None:
+    model, alone = mlp(), mlp()
+    optimizer = wrap(sgd(model), model.named_parameters(), backward_passes_per_step=2)
+    before = reduced()
+    for batch in shards(2):
+        optimizer.zero_grad()
+        add_up(model, [batch])
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    after = reduced()
+    train(alone, sgd(alone), shards(2))
+    check_close(parameters_of(model), parameters_of(alone))
+    assert before == after
+
+
+@case
+def thawed_before_a_step_whose_closure_has_no_backward(wrap: Wrap) -> None:
+    model, alone = mlp(), mlp()
+    model[0].requires_grad_(False)
+    optimizer, other = wrap(sgd(model), model.named_parameters()), sgd(alone)
+    model[0].requires_grad_(True)
+    batch = whole_batch(0)
+    add_up(model, [shard(batch)])
+    add_up(alone, [batch])
+    optimizer.step(lambda: torch.zeros(()))
+    other.step()
+    check_same_everywhere(parameters_of(model))
+    check_close(parameters_of(model), parameters_of(alone))
+
+
+@case
 def a_wait_that_a_signal_ends_goes_on_in_the_step(wrap: Wrap) -> None:
     if engine.size() == 1:
         return
