@@ -190,8 +190,8 @@ def _where(verdict: Verdict, end: End, path: Path) -> list[str]:
         return [f"rank {end.rank} {'stood' if stalled else 'crashed'} at {place} (all threads: {path})"]
     if stalled and stacks.wrote(path) is False:
         return [
-            f"rank {end.rank} did not answer where it stands: it was stopped, the kernel holds it, or its program has a "
-            "handler of its own for SIGRTMIN+9"
+            f"rank {end.rank} did not answer where it stands: it was stopped, the kernel holds it, or its program has "
+            "a handler of its own for SIGRTMIN+9"
         ]
     return []
 

@@ -65,7 +65,10 @@ class _Distributed:
             yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Add up so many backward passes before a reduction, from the next `zero_grad` or `step` on."""
+        """Add up so many backward passes before a reduction, from now on. Collective in a window that is not complete.
+
+        What such a window has added up is reduced first.
+        """
         if passes < 1:
             raise ValueError(f"backward_passes_per_step is 1 or more, not {passes}")
         self._engine.reducer.finish()
