@@ -25,7 +25,7 @@ BYTES = 1 << 18  # of a file that are read
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 # Code that is not the user's: this package, the interpreter's library, what was installed, extensions.
-_NOT_THE_USERS = (f"{Path(__file__).parent}{os.sep}", f"{os.sep}lib{os.sep}python3", "site-packages", "<frozen", ".pyx")
+NOT_THE_USERS = (f"{Path(__file__).parent}{os.sep}", f"{os.sep}lib{os.sep}python3", "site-packages", "<frozen", ".pyx")
 
 _file: int | None = None
 
@@ -103,7 +103,7 @@ def where(path: Path) -> Place | None:
             current = [] if reading else current
         elif reading and (match := _FRAME.match(line)):
             current.append(Place(match[1], int(match[2]), match[3]))
-    own = [place for place in current if not any(part in place.file for part in _NOT_THE_USERS)]
+    own = [place for place in current if not any(part in place.file for part in NOT_THE_USERS)]
     return next(iter(own or current), None)
 
 

@@ -23,12 +23,12 @@ from .errors import WorldError
 from .logs import logger
 from .native import core
 from .process_sets import Registry
+from .stacks import NOT_THE_USERS
 from .trace.flight import Recorder, snapshot
 
 _CAUSES = {BY_CAUSE[code]: word for code, word in {1: "died", 2: "raised", 3: "left", 4: "stalled"}.items()}
 TRACEBACK = "traceback.txt"
 SHOWN = 3  # names in one line of a stall report
-_NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{Path(__file__).parent}{os.sep}", ".pyx")
 
 
 def summary(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:
@@ -37,7 +37,7 @@ def summary(kind: type[BaseException], value: BaseException | None, trace: Trace
     where = ""
     frames = traceback.extract_tb(trace)
     if frames:
-        own = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_USERS)]
+        own = [frame for frame in frames if not any(part in frame.filename for part in NOT_THE_USERS)]
         last = (own or frames)[-1]
         where = f" at {Path(last.filename).name}:{last.lineno}"
     return kind.__name__ + (f": {text[0]}" if value is not None and text else "") + where

@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec, spec_from_file_location, spec_from_loader
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 _NAME = "enginerun"
 _PACKAGE = "engine"
@@ -31,11 +32,16 @@ class _SameModules(MetaPathFinder, Loader):
             return None
         return spec_from_loader(name, self, origin=real.origin, is_package=real.submodule_search_locations is not None)
 
-    def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to the import system to make a module that is thrown away."""
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Give the module itself: another thread may take what `sys.modules` holds during the import."""
+        module = import_module(_real(spec.name))
+        spec.loader_state = module.__spec__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = import_module(_real(module.__name__))
+        """Give the module its own spec back, in place of which the import system has put that of its other name."""
+        if module.__spec__ is not None and module.__spec__.loader is self:
+            module.__spec__ = module.__spec__.loader_state
 
     def get_code(self, name: str) -> CodeType | None:
         """Give `python -m enginerun.launch` what `python -m engine.launch` runs."""
@@ -75,6 +81,14 @@ def _load(directory: Path) -> ModuleType:
     module = sys.modules[_NAME] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def __getattr__(name: str) -> Any:
+    """Serve a thread that was given this file's own module, because another one was importing it at the same time."""
+    package = sys.modules[_NAME]
+    if vars(package) is globals():
+        raise AttributeError(f"module {_NAME!r} is still being imported, and has no attribute {name!r} yet", name=name)
+    return getattr(package, name)
 
 
 _found = _owner_of_the_short_name(_directory())

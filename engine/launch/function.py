@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from . import leftovers
 from .errors import JobError, LaunchError
 
 CALL, OUTCOME, RESULT, ERROR = "call", "outcome.json", "result.{}", "error.{}"
@@ -122,11 +123,15 @@ network_interfaces
     call = pickle.dumps((sys.path, executable is None, _dumps(func, args, dict(kwargs or {}))))
     with tempfile.TemporaryDirectory(prefix="enginerun-call-") as directory:
         home = Path(directory)
-        (home / CALL).write_bytes(call)
-        python = executable or sys.executable
-        command = [python, "-P", "-m", "engine.launch.function_rank", directory]
-        _launch(home, [*_arguments(options), "--", *command])
-        return _results(home)
+        lock = leftovers.lock(home)  # else another job may take it for a leftover, however long this one runs
+        try:
+            (home / CALL).write_bytes(call)
+            python = executable or sys.executable
+            command = [python, "-P", "-m", "engine.launch.function_rank", directory]
+            _launch(home, [*_arguments(options), "--", *command])
+            return _results(home)
+        finally:
+            os.close(lock)
 
 
 def _check_call(func: Any, args: Any, kwargs: Any) -> None:

@@ -189,7 +189,10 @@ def _where(verdict: Verdict, end: End, path: Path) -> list[str]:
     if place := stacks.where(path):
         return [f"rank {end.rank} {'stood' if stalled else 'crashed'} at {place} (all threads: {path})"]
     if stalled and end.by_launcher and stacks.wrote(path) is False:
-        return [f"rank {end.rank} did not answer where it stands: it was stopped, or the kernel holds it"]
+        return [
+            f"rank {end.rank} did not answer where it stands: it was stopped, the kernel holds it, or its program has "
+            "a handler of its own for SIGRTMIN+9"
+        ]
     return []
 
 

@@ -94,7 +94,7 @@ class Deltas:
         Raises
         ------
         EngineError
-            As for `engine.allreduce`. The parameters are then what they were before the step.
+            As for `engine.allreduce`. The parameters are then what they were before the step, as after any exception.
         """
         stepped, self._stepped = self._stepped, []
         if not stepped or self._alone:
@@ -105,9 +105,14 @@ class Deltas:
                 for parameter, start in zip(stepped, starts, strict=True):
                     parameter.sub_(start)
                 groups.grouped_allreduce_([each.detach() for each in stepped], Adasum, self._name, *self._settings)
-            except BaseException:
+            except EngineError:
                 for parameter, start in zip(stepped, starts, strict=True):
                     parameter.copy_(start)
+                raise
+            except BaseException:
+                # A signal handler has ended the wait: the operation goes on, and will write where it was told to.
+                for parameter in stepped:
+                    parameter.data = self._starts.pop(parameter)
                 raise
             for parameter, start in zip(stepped, starts, strict=True):
                 parameter.add_(start)

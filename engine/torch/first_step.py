@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .. import logs
 from ..adapters import adapter_of
-from ..errors import EngineError, NotInitializedError
+from ..errors import EngineError, NotInitializedError, UnsupportedTensorError
 from ..native import core, memory
 from ..process_sets import ProcessSet
 
@@ -48,8 +48,7 @@ class FirstStep:
         if len(self._ranks) == 1 or self._engine.joins != self._joins or not parameters:
             return
         self._names = list(parameters)
-        sums = [memory.checksum(adapter_of(each).input(each)) for each in parameters.values()]
-        self._sums = np.array(sums, np.uint64).view(np.int64)
+        self._sums = np.array([_checksum(each) for each in parameters.values()], np.uint64).view(np.int64)
         with suppress(NotInitializedError):  # A step on gradients from before the engine's end goes on without it.
             self._handle = self._engine.allgather(self._sums, self._name)
 
@@ -92,3 +91,11 @@ class FirstStep:
             self._ranks[0],
             self._ranks[0],
         )
+
+
+def _checksum(parameter: torch.Tensor) -> int:
+    """Of a parameter's values; 0 of a frozen one that the engine cannot read, as on a device: it need not reduce it."""
+    try:
+        return memory.checksum(adapter_of(parameter).input(parameter))
+    except UnsupportedTensorError:
+        return 0

@@ -40,7 +40,12 @@ class _Distributed:
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer's own; the new parameters are reduced too. Collective."""
         super().add_param_group(param_group)  # type: ignore[misc]
-        self._engine.adopt(self.param_groups)  # type: ignore[attr-defined]
+        groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
+        try:
+            self._engine.adopt(groups)
+        except BaseException:
+            groups.pop()  # Steps would use what is not reduced.
+            raise
 
     def synchronize(self) -> None:
         """Reduce the gradients now, if nothing has reduced them since the last `step` or `zero_grad`. Collective then.
@@ -60,7 +65,10 @@ class _Distributed:
             yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Add up so many backward passes before a reduction, from the next `zero_grad` or `step` on."""
+        """Add up so many backward passes before a reduction, from now on. Collective in a window that is not complete.
+
+        What such a window has added up is reduced first.
+        """
         if passes < 1:
             raise ValueError(f"backward_passes_per_step is 1 or more, not {passes}")
         self._engine.reducer.finish()
@@ -126,9 +134,10 @@ class _Wrapping:
         if not self.process_set.included():
             return  # This rank trains by itself.
         new: dict[str, torch.Tensor] = {}
+        known = set(self._known)
         for g, group in enumerate(groups):
             for p, parameter in enumerate(group["params"]):
-                if id(parameter) in self._known:
+                if id(parameter) in known:
                     continue
                 name = f"group{g}.param{p}" if self.names is None else self.names.get(id(parameter))
                 if name is None:
@@ -136,7 +145,7 @@ class _Wrapping:
                         f"named_parameters has no name for parameter {p} of group {g}, of shape "
                         f"{list(parameter.shape)}; name all of the optimizer's parameters, or none"
                     )
-                self._known.add(id(parameter))
+                known.add(id(parameter))
                 new[self.prefix + name] = parameter
         if new:
             described = {
@@ -159,6 +168,7 @@ class _Wrapping:
             expect_no_rival(own)
             self.reducer.add(new)
             self._parameters |= own
+            self._known = known
 
     def before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Have the gradients reduced before a step uses them. A step may be given a closure, which makes them."""

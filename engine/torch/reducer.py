@@ -45,7 +45,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -179,24 +179,30 @@ class Reducer:
             self._names.append(name)
             self._bucket.append(views[name])
 
-    def before_step(self) -> None:
-        """Reduce what `backward` has not reduced; take over parameters that have been unfrozen since."""
+    def before_step(self, thawed: Sequence[int] = ()) -> None:
+        """Reduce what `backward` has not reduced; take over parameters that have been unfrozen since.
+
+        `thawed`: those that have been taken over for this step already.
+        """
         self._unused = None
-        thawed = self._thaw()
-        if self._skipping:
+        thawed = [*thawed, *self._thaw()]
+        if not self._skipping:
+            self._complete(thawed)
+        elif self.group.active:
             self.finish()
         else:
-            self._complete(thawed)
+            self.group.restart()
 
     def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
         """A closure in whose every call gradients are reduced, for a step that begins."""
-        self._thaw()
+        thawed = self._thaw()
         if self.group.active:
             self.finish()  # The others wait for a pass that an exception has cut short.
 
         def reduced() -> Any:
             result = closure()
-            self.before_step()
+            self.before_step(thawed)
+            thawed.clear()
             return result
 
         self._unused = step
@@ -289,8 +295,9 @@ class Reducer:
                 self._once.settle(self._parameters)
             self._empty = [index for index in self._missing if self._parameters[index].grad is None]
         finally:
-            self._copies.clear()
-            refused, self._refused = self._refused, None
+            if not self.group.active:  # else a signal handler has ended the wait, which goes on later
+                self._copies.clear()
+        refused, self._refused = self._refused, None
         if refused is not None and not discard:
             raise refused
 

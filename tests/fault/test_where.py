@@ -52,5 +52,5 @@ def test_the_line_of_the_users_program_is_told(how: str, word: str, line: int) -
 def test_a_stopped_rank_cannot_say_where_it_stands() -> None:
     with start_ranks(2, "HOW = 'stop'\n" + PROGRAM, env=SETTINGS, options=OPTIONS) as job:
         finished = job.finish(check=False)
-    assert "enginerun: rank 1 did not answer where it stands: it was stopped, or the kernel holds it" in finished.err
+    assert "enginerun: rank 1 did not answer where it stands: it was stopped, the kernel holds it, or" in finished.err
     assert "first failure: rank 1 " in finished.err

@@ -16,6 +16,7 @@ from torch_cases import (
     Case,
     check_close,
     check_same_everywhere,
+    leave_waiting,
     loss_of,
     mlp,
     parameters_of,
@@ -385,3 +386,18 @@ def a_rank_that_brings_nothing() -> None:
                 torch.testing.assert_close(gradient, torch.from_numpy(adasum(ranks)), rtol=1e-12, atol=1e-12)
         assert found[2] is None
         check_same_everywhere({str(k): each for k, each in enumerate(found) if each is not None})
+
+
+@pairs
+def a_step_that_a_signal_ends_puts_the_parameters_back() -> None:
+    """What this rank has brought is what it had changed, and nothing writes to its parameters after that."""
+    if engine.size() == 1:
+        return
+    weight = torch.nn.Parameter(torch.full((5,), 10.0, dtype=torch.float64))
+    optimizer = wrap(torch.optim.SGD([weight], lr=1.0), check_parameters=False)
+    (weight * (engine.rank() + 1)).sum().backward()
+    leave_waiting(optimizer.step)
+    engine.barrier("the others have stepped")
+    changes = [np.full(5, -(rank + 1.0)) for rank in range(engine.size())]
+    wanted = 10.0 + (0.0 if engine.rank() == 0 else adasum(changes)[0])
+    assert np.allclose(weight.detach().numpy(), wanted), (weight, wanted)

@@ -6,6 +6,7 @@ must not leave the others waiting.
 
 from __future__ import annotations
 
+import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
@@ -72,6 +73,30 @@ def run_cases(modules: Iterable[str], imitate_old: bool = False) -> dict[tuple[s
             engine.barrier(f"end of {name}")
         engine.shutdown()
     return failures
+
+
+class Interrupted(Exception):
+    """What a signal handler of a case raises."""
+
+
+def leave_waiting(call: Callable[[], object]) -> None:
+    """On rank 0 a signal handler's exception ends the wait in `call`, as Ctrl-C does; the others call it after that."""
+
+    def leave(*_: Any) -> None:
+        raise Interrupted
+
+    if engine.rank() != 0:
+        engine.barrier("left")
+        call()
+        return
+    before = signal.signal(signal.SIGALRM, leave)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        raises(Interrupted, call)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    engine.barrier("left")
 
 
 def mlp(dtype: torch.dtype = torch.float64, width: int = 16) -> nn.Sequential:

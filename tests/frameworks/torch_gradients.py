@@ -32,7 +32,7 @@ from torch_cases import (
 )
 
 import engine
-from engine.errors import EngineError
+from engine.errors import EngineError, MismatchError
 
 
 def sgd(module: nn.Module) -> torch.optim.SGD:
@@ -466,6 +466,10 @@ def parameters_added_later(wrap: Wrap) -> None:
     other = torch.optim.SGD(alone[:4].parameters(), lr=0.1)
     train(model, optimizer, shards(2))
     train(alone, other, wholes(2))
+    if engine.size() > 1:
+        odd = nn.Parameter(torch.zeros(1 + engine.rank()))
+        raises(MismatchError, lambda: optimizer.add_param_group({"params": [odd]}))
+        assert len(optimizer.param_groups) == 1
     optimizer.add_param_group({"params": list(model[4].parameters()), "lr": 0.01})
     other.add_param_group({"params": list(alone[4].parameters()), "lr": 0.01})
     train(model, optimizer, shards(2))

@@ -17,6 +17,7 @@ from torch_cases import (
     check_same_everywhere,
     gradients_of,
     in_flight,
+    leave_waiting,
     local_gradients,
     loss_of,
     mlp,
@@ -442,6 +443,52 @@ def skip_synchronize_leaves_gradients_local(wrap: Wrap) -> None:
     assert all(each is not None and bool((each == engine.rank()).all()) for each in local)
 
 
+@case
+def skip_synchronize_leaves_a_window_local(wrap: Wrap) -> None:
+    model, alone = mlp(), mlp()
+    optimizer = wrap(sgd(model), model.named_parameters(), backward_passes_per_step=2)
+    before = reduced()
+    for batch in shards(2):
+        optimizer.zero_grad()
+        add_up(model, [batch])
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    after = reduced()
+    train(alone, sgd(alone), shards(2))
+    check_close(parameters_of(model), parameters_of(alone))
+    assert before == after
+
+
+@case
+def thawed_before_a_step_whose_closure_has_no_backward(wrap: Wrap) -> None:
+    model, alone = mlp(), mlp()
+    model[0].requires_grad_(False)
+    optimizer, other = wrap(sgd(model), model.named_parameters()), sgd(alone)
+    model[0].requires_grad_(True)
+    batch = whole_batch(0)
+    add_up(model, [shard(batch)])
+    add_up(alone, [batch])
+    optimizer.step(lambda: torch.zeros(()))
+    other.step()
+    check_same_everywhere(parameters_of(model))
+    check_close(parameters_of(model), parameters_of(alone))
+
+
+@case
+def a_wait_that_a_signal_ends_goes_on_in_the_step(wrap: Wrap) -> None:
+    if engine.size() == 1:
+        return
+    weight = nn.Parameter(torch.zeros(5, 3).t())  # Its gradient is reduced in a copy.
+    bias = nn.Parameter(torch.zeros(3))
+    optimizer = wrap(torch.optim.SGD([weight, bias], lr=1.0))
+    mine = engine.rank() + 1.0
+    leave_waiting(((weight * mine).sum() + (bias * mine).sum()).backward)
+    optimizer.step()
+    mean = (engine.size() + 1) / 2
+    for parameter in (weight, bias):
+        assert bool((parameter == -mean).all()), parameter
+
+
 @contextmanager
 def warnings_of_the_engine() -> Iterator[list[str]]:
     """What the engine's logger warns of on this rank."""
@@ -484,6 +531,20 @@ def parameters_that_differ_in_the_first_step_are_told_of() -> None:
                 assert "engine.torch.broadcast_parameters(model.state_dict(), root_rank=0)" in text, text
             else:
                 assert not texts, texts
+
+
+@plain_case
+def frozen_parameters_that_the_engine_cannot_read_are_left_out_of_that() -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    frozen = torch.zeros(3, device="meta"), torch.eye(3).to_sparse(), torch.zeros(2, dtype=torch.complex64)
+    others = [nn.Parameter(each, requires_grad=False) for each in frozen]
+    optimizer = engine.DistributedOptimizer(torch.optim.SGD([weight, *others], lr=1.0))
+    with warnings_of_the_engine() as texts:
+        for _ in range(2):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+    assert not texts and weight.tolist() == [-2.0] * 3, (texts, weight)
 
 
 @case

@@ -47,6 +47,10 @@ def test_the_ranks_are_a_world():
     assert engine.run(called.total, [2.0], np=3, start_timeout=60) == [6.0] * 3
 
 
+def test_a_call_that_lasts_for_weeks_is_no_leftover():
+    assert engine.run(called.ages_and_clears, num_proc=1) == [True]
+
+
 def test_a_failing_ranks_traceback_comes_first():
     with pytest.raises(JobError) as caught:
         engine.run(called.raises_on, (1,), num_proc=2)

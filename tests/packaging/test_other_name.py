@@ -34,6 +34,30 @@ assert type(one) is enginerun.ProcessSet
 print(train_one_epoch(), engine.__file__.endswith("engine.py"), total.tolist())
 enginerun.shutdown()
 """
+# A thread that finds a module half imported waits for it, and then goes on with what it has found.
+AT_ONCE = """
+import sys, threading
+sys.setswitchinterval(1e-5)
+wrong = []
+def use(name, program):
+    while name not in sys.modules:
+        pass
+    try:
+        exec(program, {})
+    except Exception as error:
+        wrong.append(repr(error))
+for name, program in {
+    "enginerun": "import enginerun; enginerun.init",
+    "enginerun.launch.function": "from enginerun.launch.function import run",
+}.items():
+    threads = [threading.Thread(target=use, args=(name, program)) for _ in range(4)]
+    for each in threads:
+        each.start()
+    __import__(name)
+    for each in threads:
+        each.join()
+assert not wrong, wrong
+"""
 
 
 @pytest.fixture
@@ -50,6 +74,10 @@ def start(installed: Environment, script: Path, *launcher: str) -> subprocess.Co
 
 def test_both_names_are_one_package(installed: Environment) -> None:
     installed.python_says(SAME)
+
+
+def test_threads_may_import_at_once(installed: Environment) -> None:
+    installed.python_says(AT_ONCE)
 
 
 def test_beside_somebodys_own_engine_both_can_be_imported(installed: Environment, script: Path) -> None:
