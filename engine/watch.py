@@ -28,6 +28,7 @@ from .trace.flight import Recorder, snapshot
 
 _CAUSES = {BY_CAUSE[code]: word for code, word in {1: "died", 2: "raised", 3: "left", 4: "stalled"}.items()}
 TRACEBACK = "traceback.txt"
+TOLD_SECONDS = 2.0  # that a line about an exception waits at most for the one about the failure
 SHOWN = 3  # names in one line of a stall report
 
 
@@ -83,6 +84,7 @@ class Watch:
         self._recorder = recorder
         self._pid = os.getpid()
         self._reported = threading.Lock()
+        self._told = threading.Event()  # the failure has been reported, by whichever thread came first
         self._thread = threading.Thread(target=self._run, name="engine-monitor", daemon=True)
         self._chained: Callable[..., Any] = sys.excepthook
         self._handles_signal = False
@@ -117,9 +119,12 @@ class Watch:
         rank = failure.rank if isinstance(failure, WorldError) else self._engine.rank
         cause = next((word for kind, word in _CAUSES.items() if isinstance(failure, kind)), "raised")
         content = {"rank": rank, "cause": cause, "message": str(failure), "time": time.time()}
-        path = self._write("failure.json", content)
-        self._flight("abort")
-        logger.error("%s (details in %s)", failure, path.parent if path else "no file")
+        try:
+            path = self._write("failure.json", content)
+            self._flight("abort")
+            logger.error("%s (details in %s)", failure, path.parent if path else "no file")
+        finally:
+            self._told.set()
 
     def _run(self) -> None:
         while True:
@@ -176,7 +181,8 @@ class Watch:
         another = isinstance(value, WorldError) and value.rank != self._engine.rank
         if not self._recorder.kept or not (another or issubclass(kind, KeyboardInterrupt)):
             return False
-        self.report_failure()  # The cause goes first.
+        self.report_failure()
+        self._told.wait(TOLD_SECONDS)  # The monitor thread may be about to: the cause goes first.
         try:
             path = self._recorder.write_text(TRACEBACK, "".join(traceback.format_exception(kind, value, trace)))
         except OSError:

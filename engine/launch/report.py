@@ -23,6 +23,7 @@ LINE_CHARACTERS = 2000
 _FRAME = re.compile(
     r"^rank \d+ (?:died|failed|left while others still need it|stalled): | \(rank \d+ noticed it first\)$"
 )
+_MISMATCH = re.compile(r"(?:[\w.]+\.)?MismatchError: ")
 _SENT = re.compile(r"\branks? ([\d, ]+) sent ")
 
 
@@ -173,9 +174,8 @@ def odd_one_out(lines: Sequence[str]) -> int | None:
     int or None
         None without a mismatch, or if no rank stands alone against several that agree.
     """
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    if not re.match(r"(?:[\w.]+\.)?MismatchError: ", last):
-        return None
+    # The engine's own line about the failure may come before or after the exception's.
+    last = next((line for line in reversed(lines) if _MISMATCH.match(line)), "")
     sides = [[int(rank) for rank in re.findall(r"\d+", ranks)] for ranks in _SENT.findall(last)]
     alone = [side[0] for side in sides if len(side) == 1]
     return alone[0] if len(sides) == 2 and len(alone) == 1 else None
