@@ -77,6 +77,12 @@ def replay(rows: Sequence[dict[str, Any]]) -> Replay:
     JournalError
         A row differs from what the policy does now, or makes no sense after those before it: says which, and both.
     """
+    missing = {field.name for field in fields(Settings)} - set(rows[0]["settings"])
+    if missing:
+        raise JournalError(
+            f"line 1: an earlier version of the policy wrote this log, without {sorted(missing)}: this one decides "
+            "in another way and cannot go through it again. `autotune show` and `autotune best` read it"
+        )
     here = environment()
     there = rows[0].get("environment", {})
     differing = [name for name in EXACT_IN if here[name] != there.get(name)]

@@ -143,6 +143,7 @@ def test_a_truncated_log_says_what_is_whole(log: Path, tmp_path: Path) -> None:
         (lambda rows: rows[2].update(samples=[9.0] * 30), r"line \d+: the log has"),
         (lambda rows: rows[-1].update(knobs=DEFAULT), r"the log has the decision to finish .*, and the policy now"),
         (lambda rows: rows[0]["settings"].update(luck=1), r"line 1: settings \['luck'\] are unknown"),
+        (lambda rows: rows[0]["settings"].pop("refill"), r"line 1: an earlier version .*\['refill'\]"),
         (lambda rows: rows.pop(), r"the log ends, where the policy goes on with the decision to finish"),
     ],
 )
