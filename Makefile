@@ -69,7 +69,7 @@ sanitize-threads: $(VENV)/.installed-dev ## Run ranks as threads of one process 
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-index --no-build-isolation --upgrade --target $(SANITIZED)-threads \
 	    -Cbuild-dir=build/sanitize-threads -Csetup-args=-Dbuildtype=debugoptimized \
 	    -Csetup-args=-Db_sanitize=thread -Csetup-args=-Db_lundef=false \
-	    '-Csetup-args=-Dc_args=-include $(CURDIR)/tests/sanitize/one_mapping.h' .
+	    '-Csetup-args=-Dc_args=-include $(CURDIR)/tests/verify/one_mapping.h' .
 	@PYTHONPATH="$(CURDIR)/$(SANITIZED)-threads" MESONPY_EDITABLE_SKIP="$(EDITABLE)" \
 	    LD_PRELOAD="$$(cc -print-file-name=libtsan.so)" \
 	    TSAN_OPTIONS="exitcode=66 history_size=7" \
@@ -89,7 +89,7 @@ recipes: $(VENV)/.installed-dev ## Run docs/libraries.md: Hugging Face Trainer, 
 
 .PHONY: prometheus
 prometheus: $(VENV)/.installed-dev ## Fetch Debian's Prometheus for the tests; nothing is installed
-	@$(BIN)/python tests/metrics/prometheus_server.py
+	@$(BIN)/python -m tests.metrics.prometheus_server
 
 # Its sources are in the root, and `engine` must be the installed one.
 GRAFANA := PYTHONPATH="$(CURDIR)" $(BIN)/python -P -m
@@ -104,7 +104,7 @@ MINUTES ?= 10
 .PHONY: soak
 soak: $(VENV)/.installed-dev ## Draw many more programs, then run thousands of steps with late and killed ranks
 	@DRAWN_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/parallel/test_drawn.py tests/parallel/test_threads.py
-	@$(BIN)/python tests/fault/soak.py --minutes $(MINUTES) $(SOAK)
+	@$(BIN)/python -m tests.fault.soak --minutes $(MINUTES) $(SOAK)
 
 .PHONY: large
 large: $(VENV)/.installed-dev ## Run the operations on tensors of more than 2 GiB
@@ -113,15 +113,15 @@ large: $(VENV)/.installed-dev ## Run the operations on tensors of more than 2 Gi
 # STRANGE names parts (ranks python3.12 torch2.2.2 torch ...). torch is large where PyPI serves CUDA builds: see PIP_EXTRA_INDEX_URL.
 .PHONY: strange
 strange: $(VENV)/.installed-dev ## Run 64 ranks, and build for other Pythons, the oldest and the newest torch
-	@$(BIN)/python tests/strange/strange.py --build build/strange $(STRANGE)
+	@$(BIN)/python -m tests.strange.strange --build build/strange $(STRANGE)
 
 .PHONY: mutate
 mutate: $(VENV)/.installed-dev ## Leave out each memory fence in turn, and see that a stress run or the model misses it
-	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python tests/mutation/mutate.py --build build/mutate $(MUTATE)
+	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python -m tests.verify.mutate --build build/mutate $(MUTATE)
 
 .PHONY: interleave
 interleave: $(VENV)/.installed-dev ## Play thousands of orders of the protocol's steps, on the engine and on broken copies of it
-	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python tests/interleave/interleave.py --build build/interleave $(INTERLEAVE)
+	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python -m tests.verify.interleave --build build/interleave $(INTERLEAVE)
 
 .PHONY: clean
 clean: ## Remove the environment and everything that was built

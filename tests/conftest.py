@@ -1,4 +1,4 @@
-"""Puts this directory on the import path: `ranks` runs programs on N ranks through the real launcher."""
+"""What holds for every test."""
 
 import os
 import signal

@@ -14,7 +14,6 @@ with start_ranks(2, source) as job:            # to act while it runs
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pickle
@@ -31,8 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-MARK = "RANKS_TEST"
+from .waiting import MARK, Found, NotWithin, marked, until
+
+ROOT = Path(__file__).resolve().parents[1]
 SHOWN = 6000  # characters of a rank's stream in a failure's text
 DUMP = signal.SIGUSR2  # a rank that gets it writes the stacks of its threads to its stderr
 
@@ -131,18 +131,15 @@ class Job:
     def _prelude(self) -> str:
         """One line, so that line numbers in tracebacks are off by one only."""
         return (
-            f"import faulthandler, os, sys; faulthandler.register({int(DUMP)}); sys.path.append({str(HERE)!r}); "
+            f"import faulthandler, os, sys; faulthandler.register({int(DUMP)}); sys.path.append({str(ROOT)!r}); "
             f"open({str(self.home)!r} + '/pid.' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
         )
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
-        module = importlib.import_module(function.__module__)
-        path = Path(str(module.__file__)).resolve()
         (self.home / "args").write_bytes(pickle.dumps(args))
         return textwrap.dedent(f"""
             import importlib, pickle
-            sys.path.insert(0, {str(path.parent)!r})
-            function = importlib.import_module({path.stem!r}).{function.__qualname__}
+            function = importlib.import_module({function.__module__!r}).{function.__qualname__}
             value = function(*pickle.load(open({str(self.home / "args")!r}, "rb")))
             with open({str(self.home)!r} + "/value." + os.environ["RANK"], "wb") as file:
                 pickle.dump(value, file)
@@ -151,22 +148,23 @@ class Job:
     def pid(self, rank: int) -> int:
         """The process of a rank, once it runs."""
         path = self.home / f"pid.{rank}"
-        self._until(lambda: path.exists() and path.read_text(), f"rank {rank} started")
-        return int(path.read_text())
+        return int(self._until(lambda: path.exists() and path.read_text(), f"rank {rank} started"))
 
     def wait_for(self, *names: str, timeout: float = 30.0) -> None:
         """Wait until ranks have made files in their working directory."""
         self._until(lambda: all((self.directory / name).exists() for name in names), f"files {names}", timeout)
 
-    def _until(self, condition: Callable[[], object], what: str, timeout: float = 30.0) -> None:
-        end = time.monotonic() + timeout
-        while not condition():
-            if self.process.poll() is not None and not condition():
+    def _until(self, condition: Callable[[], Found], what: str, timeout: float = 30.0) -> Found:
+        def look() -> Found:
+            if not (found := condition()) and self.process.poll() is not None and not (found := condition()):
                 raise RanksFailed(f"the job ended before this became true: {what}\n{self.result()}")
-            if time.monotonic() > end:
-                self.dump()
-                raise RanksFailed(f"not within {timeout} s: {what}\n{self.result()}")
-            time.sleep(0.002)
+            return found
+
+        try:
+            return until(look, what, timeout)
+        except NotWithin as error:
+            self.dump()
+            raise RanksFailed(f"{error}\n{self.result()}") from None
 
     def dump(self) -> None:
         """Make the ranks write the stacks of their threads to their stderr."""
@@ -212,14 +210,17 @@ class Job:
             self.kill()
             raise RanksFailed(f"not done within {self.timeout} s\n{self.result()}") from None
         finished = self.result()
-        left = _until_empty(lambda: marked(self.mark), 5.0)
-        if left:
+        try:
+            until(lambda: not marked(self.mark), "no process is left", 5.0)
+        except NotWithin:
+            left = marked(self.mark)
             lines = "\n".join(f"{pid}: {_text(Path(f'/proc/{pid}/cmdline'))}" for pid in left)
             self.kill()
-            raise RanksFailed(f"processes are left:\n{lines}\n{finished}")
-        left_files = _until_empty(lambda: _ownerless(_shm_entries() - self._shm), 2.0)
-        if left_files:
-            raise RanksFailed(f"left in /dev/shm: {left_files}\n{finished}")
+            raise RanksFailed(f"processes are left:\n{lines}\n{finished}") from None
+        try:
+            until(lambda: not _ownerless(_shm_entries() - self._shm), "nothing is left in /dev/shm", 2.0)
+        except NotWithin:
+            raise RanksFailed(f"left in /dev/shm: {_ownerless(_shm_entries() - self._shm)}\n{finished}") from None
         if check and finished.code != 0:
             raise RanksFailed(str(finished))
         return finished
@@ -259,7 +260,7 @@ def run_ranks(np: int, program: str | Callable[..., Any], *args: Any, check: boo
     np : int
     program : str or callable
         Source, or a function of a module (every rank imports it: keep pytest out of it). Its working directory is
-        the job's own, and what lies in `tests/` can be imported.
+        the job's own, and `tests` can be imported.
     *args : object
         Of the function; pickled.
     check : bool
@@ -282,31 +283,11 @@ def run_ranks(np: int, program: str | Callable[..., Any], *args: Any, check: boo
         return job.finish(check)
 
 
-def marked(mark: str) -> list[int]:
-    """Processes that were started below a job, zombies excepted."""
-    found = []
-    needle = f"{MARK}={mark}".encode()
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and needle in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _until_empty(look: Callable[[], Any], seconds: float) -> Any:
-    end = time.monotonic() + seconds
-    while (found := look()) and time.monotonic() < end:
-        time.sleep(0.01)
-    return found
 
 
 def _shm_entries() -> set[str]:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tuned_programs
-from tuned_programs import native_mark, steps_until, tuner
 
 import engine
+
+from . import tuned_programs
+from .tuned_programs import native_mark, steps_until, tuner
 
 
 def searches(home: str, models: Sequence[Sequence[int]]) -> list[dict[str, Any]]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tuned_programs import native_mark, steps_until, tuner
 
 import engine
 from engine.tuning import listener
 from engine.tuning import search as tuning
+
+from ..waiting import until
+from .tuned_programs import native_mark, steps_until, tuner
 
 SHORT, LONG = 0.002, 0.006  # seconds that a step of a discriminator and of a generator takes at least
 LATE = 0.01
@@ -123,9 +125,12 @@ def only_process_sets() -> list[str]:
     part = engine.ProcessSet([0])
     engine.init(process_sets=[part])
     if engine.rank() == 0:
-        end = time.monotonic() + 30.0
-        while not said and time.monotonic() < end:
+
+        def reduce_and_look() -> list[str]:
             engine.allreduce(np.ones(3, np.float32), name="inside", process_set=part)
+            return said
+
+        until(reduce_and_look, "something is said", pause=0)
     engine.barrier()
     engine.shutdown()
     return said

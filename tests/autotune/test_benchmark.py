@@ -7,7 +7,6 @@ import dataclasses
 import io
 import itertools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ pytest.importorskip("rich", reason="needs rich")
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "benchmarks").exists():
     pytest.skip("the benchmarks are not part of this copy", allow_module_level=True)
-sys.path.append(str(ROOT))  # last: the sources beside the benchmarks have no extension
 
 from rich.console import Console
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from surfaces import DEFAULT, SPACE, flat, measured, search, shares
 
 from autotune import Choice, Integer, Real, Settings, Space, Tuner
 from autotune.account import losses
 from autotune.design import corners, levels
 from autotune.replay import replay
 from autotune.story import tell
+
+from .surfaces import DEFAULT, SPACE, flat, measured, search, shares
 
 
 def terrible(knobs: dict[str, Any]) -> float:

@@ -253,7 +253,7 @@ WRITER = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from test_known import FOUND
+from tests.autotune.test_known import FOUND
 from autotune import known
 print("ready", flush=True)
 sys.stdin.read(1)
@@ -264,7 +264,7 @@ for k in range(150):
 
 def test_jobs_that_write_at_once_leave_one_whole_result(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-c", WRITER, str(tmp_path)]
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[2])])
     environ = {**os.environ, "PYTHONPATH": path}
     known.remember(tmp_path, FOUND)
     writers = [

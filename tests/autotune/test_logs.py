@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from surfaces import DEFAULT, SPACE, bowl, measured, search
 
 from autotune import Tuner, cli, journal, picture
 from autotune.hindsight import regrets
 from autotune.journal import Journal, JournalError
 from autotune.replay import replay
 from autotune.story import tell
+
+from .surfaces import DEFAULT, SPACE, bowl, measured, search
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from surfaces import DEFAULT, SPACE, bowl, cliff, flat, measured, search, shares
 
 from autotune import Integer, Real, Settings, Space, Tuner
+
+from .surfaces import DEFAULT, SPACE, bowl, cliff, flat, measured, search, shares
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -10,10 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import recall_programs
-import tuned_programs
-from ranks import run_ranks
-from test_session import BEGIN, packed, searched, seconds
 
 import engine
 from autotune import cli, journal, known
@@ -25,6 +21,10 @@ from engine.launch.options import parse
 from engine.tuning import search as tuning
 from engine.tuning.job import job, model
 from engine.tuning.knobs import KNOBS, misfit
+
+from ..ranks import run_ranks
+from . import recall_programs, tuned_programs
+from .test_session import BEGIN, packed, searched, seconds
 
 FEW = ["--autotune", "--autotune-steps-per-sample", "4", "--autotune-bayes-opt-max-samples", "12"]
 

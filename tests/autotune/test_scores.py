@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scored_programs
-from ranks import run_ranks
 
 import engine
 from autotune import cli, journal
@@ -20,6 +18,9 @@ from autotune.replay import replay
 from engine.tuning import steps as stepping
 from engine.tuning.listener import anchor, rarest, regular
 from engine.tuning.steps import TRAFFIC, Changed, Mark, Score, Steps
+
+from ..ranks import run_ranks
+from . import scored_programs
 
 FEW = ["--autotune", "--autotune-steps-per-sample", "4", "--autotune-warmup-samples", "0"]
 GIB = 1 << 30

@@ -22,6 +22,8 @@ from engine.launch import processes
 from engine.tuning import process as tuner_process
 from engine.tuning.process import TunerError, TunerProcess
 
+from ..waiting import until
+
 BEGIN: dict[str, Any] = {
     "type": "begin",
     "space": {"size": {"kind": "Integer", "low": 1, "high": 1024, "log": True}},
@@ -194,10 +196,7 @@ def test_the_process_dies_with_its_parent(stopped: bool) -> None:
         if stopped:
             os.kill(pid, signal.SIGSTOP)
         parent.kill()
-    end = time.monotonic() + 10.0
-    while (found := processes.look(pid)) is not None and found.state != "Z":
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: (found := processes.look(pid)) is None or found.state == "Z", "the tuner has ended", 10.0)
 
 
 def test_the_secret_of_the_job_stays_with_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from surfaces import SPACE
 
 from autotune.acquisition import log_expected_improvement, log_improvement
 from autotune.robust import Score, location
 from autotune.surrogate import KINSHIP, MEAN_SD, Surrogate, sequence
+
+from .surfaces import SPACE
 
 
 def made(n: int = 9, epochs: list[int] | None = None) -> Surrogate:

@@ -7,15 +7,12 @@ import logging
 import os
 import signal
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tuned_programs
-from ranks import run_ranks, start_ranks
 
 import engine
 from autotune import Space, Tuner, cli, journal
@@ -26,6 +23,10 @@ from engine.tuning import search as tuning
 from engine.tuning.knobs import KNOBS, within, words
 from engine.tuning.process import TunerError
 from engine.tuning.steps import Steps
+
+from ..ranks import run_ranks, start_ranks
+from ..waiting import until
+from . import tuned_programs
 
 DEFAULT = {"fusion_threshold": 64 << 20, "cycle_time_ms": 5.0, "stores": "auto", "chunk_bytes": 1 << 19}
 FEW = ["--autotune", "--autotune-steps-per-sample", "4", "--autotune-warmup-samples", "0"]
@@ -354,10 +355,9 @@ def test_the_knobs_of_a_log_are_tried_first_in_a_search(tmp_path: Path) -> None:
     known, log = tmp_path / "known.jsonl", tmp_path / "log.jsonl"
     known.write_text(opened({"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}))
     engine.init(autotune=True, autotune_from=known, autotune_log=log, autotune_warmup=0, stores="cached")
-    end = time.monotonic() + 60.0
-    while not (log.exists() and log.read_bytes()) and time.monotonic() < end:
-        tuned_programs.native_mark()
-        time.sleep(0.01)
+    until(
+        lambda: tuned_programs.native_mark() or (log.exists() and log.read_bytes()), "the search is logged", 60.0, 0.01
+    )
     opening = journal.read(log)[0]
     assert opening["default"] == {name: value for name, value in DEFAULT.items() if name != "stores"}
     assert opening["first"] == [opening["default"] | {"cycle_time_ms": 0.5, "fusion_threshold": 1 << 20}]

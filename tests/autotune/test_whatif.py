@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from surfaces import DEFAULT, SPACE, bowl, cliff, measured, search
 
 from autotune import Tuner, cli, journal
 from autotune.journal import Journal, JournalError
 from autotune.policies import changed, made
 from autotune.trials import PolicyError
 from autotune.whatif import Evidence, WhatIf, first_search, what_if
+
+from .surfaces import DEFAULT, SPACE, bowl, cliff, measured, search
 
 SURFACE = bowl(0.3, 0.3, True)
 

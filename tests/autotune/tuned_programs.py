@@ -13,6 +13,8 @@ import numpy as np
 import engine
 from engine.tuning import search as tuning
 
+from ..waiting import until
+
 SLOW = 0.004  # seconds more for a step with a cycle time of more than 2 ms, as is the default
 
 
@@ -155,8 +157,6 @@ def without_steps() -> list[str]:
     logging.getLogger("engine").addHandler(handler)
     engine.init()
     one_step(0)
-    end = time.monotonic() + 30.0
-    while not said and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: said, "something is said")
     engine.shutdown()
     return said

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from ranks import run_ranks
+
+from ..ranks import run_ranks
 
 pytest.importorskip("torch", reason="needs torch")
 

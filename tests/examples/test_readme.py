@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import run_ranks
 
 from engine import config
+
+from ..ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
-import recipe_program
-from ranks import run_ranks
+from ..ranks import run_ranks
+from . import recipe_program
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text()
 BEGINNING, *_ = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)

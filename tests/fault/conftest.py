@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import abstract_sockets, until
+
+from ..waiting import until
+from .faults import abstract_sockets
 
 
 @pytest.fixture(autouse=True)

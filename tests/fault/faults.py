@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ranks import Finished, Job
+from ..ranks import Finished, Job
+from ..waiting import until
 
 WITHIN = 2.0  # seconds in which every rank must know
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
-    """Look until something is so."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        time.sleep(0.005)
 
 
 def abstract_sockets() -> set[str]:

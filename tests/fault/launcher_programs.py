@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from programs import observe, ones, touch, touch_when_pending, wait_for
 
 import engine
+
+from .programs import observe, ones, touch, touch_when_pending, wait_for
 
 
 def say(**what: Any) -> None:

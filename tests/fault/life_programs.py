@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from programs import observe, ones, until
 
 import engine
+
+from ..waiting import until
+from .programs import observe, ones
 
 
 def in_child(work: Callable[[], Any]) -> str:

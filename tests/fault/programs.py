@@ -16,6 +16,8 @@ import numpy as np
 
 import engine
 
+from ..waiting import until, until_files
+
 LONG = 120.0
 BIG = 4 << 20  # elements of float32: 16 MiB, many chunks
 
@@ -25,18 +27,9 @@ def touch(name: str) -> None:
     Path(name).touch()
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Look until something is so."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError(f"not within {seconds} s: {what}")
-        time.sleep(0.002)
-
-
 def wait_for(*names: str) -> None:
     """Wait for files that the test or other ranks make."""
-    until(lambda: all(Path(name).exists() for name in names), f"files {names}")
+    until_files(*names)
 
 
 def linger() -> None:

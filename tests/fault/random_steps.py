@@ -18,6 +18,8 @@ import numpy as np
 
 import engine
 
+from ..waiting import until
+
 KINDS = ("allreduce", "allreduce", "allreduce", "broadcast", "allgather", "barrier")
 MANNERS = ("blocking", "blocking", "waiting", "waiting", "polling", "threads")
 POLL_LIMIT = 20.0
@@ -151,8 +153,8 @@ class Steps:
         if draw < 0.3:
             time.sleep(chance.random() * 0.001)
         elif draw < 0.4:
-            until = time.monotonic() + chance.random() * 0.0003
-            while time.monotonic() < until:
+            end = time.monotonic() + chance.random() * 0.0003
+            while time.monotonic() < end:
                 pass
         elif draw < 0.41:
             time.sleep(chance.random() * 0.03)
@@ -186,11 +188,7 @@ class Steps:
     @staticmethod
     def poll(handle: Any, operation: Operation) -> None:
         """Nobody drives on this rank now but the engine thread: without its wake-up this lasts for ever."""
-        end = time.monotonic() + POLL_LIMIT
-        while not handle.done:
-            if time.monotonic() > end:
-                raise AssertionError(f"{operation} was not done after {POLL_LIMIT} s of polling")
-            time.sleep(0.0002)
+        until(lambda: handle.done, f"{operation} is done, by polling", POLL_LIMIT, pause=0.0002)
 
     def check(self, operation: Operation, result: Any) -> None:
         if operation.kind == "allgather":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from programs import linger, observe, ones, stream, touch, until, wait_for
-
 import engine
+
+from ..waiting import until
+from .programs import linger, observe, ones, stream, touch, wait_for
 
 
 def in_a_set(victim: int, moment: str) -> Any:

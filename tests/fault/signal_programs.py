@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from programs import ones, touch, touch_when_pending, until, wait_for
-
 import engine
 from engine.config import environment
 from engine.world import detect
+
+from ..waiting import until
+from .programs import ones, touch, touch_when_pending, wait_for
 
 SPOKEN = 5.0  # seconds that a shutdown waits for what another rank never brings
 

@@ -1,6 +1,6 @@
 """Jobs for as long as one likes: training with ranks that are late or stopped, and with ranks that go at random.
 
-    python tests/fault/soak.py --minutes 30 --seed 7
+    python -m tests.fault.soak --minutes 30 --seed 7
 
 Every job is checked: results, who is named and how soon, processes, descriptors, /dev/shm and memory.
 """
@@ -15,13 +15,11 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import soak_program
-from faults import WITHIN, abstract_sockets, named, others, ready, until
-from ranks import start_ranks
+from ..ranks import start_ranks
+from ..waiting import until
+from . import soak_program
+from .faults import WITHIN, abstract_sockets, named, others, ready
 
 ERRORS = {
     "killed": "RankDiedError",

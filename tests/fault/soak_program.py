@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from programs import observe, touch
 
 import engine
+
+from .programs import observe, touch
 
 SHAPES = ((1,), (17,), (300, 7), (64, 64), (5,), (40_000,), (2, 3, 4))
 STOP_EVERY = 10  # steps

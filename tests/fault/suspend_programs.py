@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from programs import BIG, LONG, observe, ones, touch, touch_when_pending, until, wait_for
-
 import engine
 from engine.config import environment
 from engine.world import detect
+
+from ..waiting import until
+from .programs import BIG, LONG, observe, ones, touch, touch_when_pending, wait_for
 
 
 def suspended(limit: float) -> Any:

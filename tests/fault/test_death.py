@@ -6,10 +6,12 @@ import contextlib
 import os
 import signal
 
-import programs
 import pytest
-from faults import named, others, ready, send, until
-from ranks import run_ranks, start_ranks
+
+from ..ranks import run_ranks, start_ranks
+from ..waiting import until
+from . import programs
+from .faults import named, others, ready, send
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import launcher_programs
 import pytest
-from faults import until
-from ranks import MARK, marked, run_ranks
+
+from ..ranks import ROOT, run_ranks
+from ..waiting import MARK, marked, until
+from . import launcher_programs
 
 pytest.importorskip("torch")
 
@@ -21,12 +22,18 @@ pytest.importorskip("torch")
 def torchrun(tmp_path: Path, function: str, *options: str) -> tuple[int, list[dict[str, Any]], str]:
     """Run a function of `launcher_programs` on two ranks; returns exit code, what the ranks said, and the log."""
     mark = uuid.uuid4().hex
-    tests = Path(launcher_programs.__file__).parent
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = subprocess.run(
-        [*command, *options, str(tests / "launcher_programs.py"), function],
+        [*command, *options, "--module", launcher_programs.__name__, function],
         cwd=tmp_path,
-        env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "ENGINE_OUTPUT_DIR": str(tmp_path / "out")},
+        env={
+            **os.environ,
+            MARK: mark,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": path,
+            "ENGINE_OUTPUT_DIR": str(tmp_path / "out"),
+        },
         capture_output=True,
         text=True,
         timeout=90,

@@ -6,10 +6,11 @@ import os
 import signal
 import time
 
-import programs
 import pytest
-from faults import named, others, ready
-from ranks import Finished, start_ranks
+
+from ..ranks import Finished, start_ranks
+from . import programs
+from .faults import named, others, ready
 
 
 def leave(size: int, victim: int, manner: str, name: str) -> tuple[Finished, float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import life_programs
 import pytest
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import life_programs
 
 
 def test_outside_a_world_calls_are_refused() -> None:

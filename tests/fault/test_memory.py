@@ -10,10 +10,12 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import launcher_programs
 import pytest
-from faults import named, others, until
-from ranks import run_ranks, start_ranks
+
+from ..ranks import run_ranks, start_ranks
+from ..waiting import until
+from . import launcher_programs
+from .faults import named, others
 
 MIB = 1 << 20
 

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 
-import programs
 import pytest
-import set_programs
-from faults import ready, send, stop, stop_in_the_middle, until
-from ranks import Job, start_ranks
+
+from ..ranks import Job, start_ranks
+from ..waiting import until
+from . import programs, set_programs
+from .faults import ready, send, stop, stop_in_the_middle
 
 LIMIT = {"ENGINE_STALL_LIMIT": "3"}
 

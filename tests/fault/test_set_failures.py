@@ -7,9 +7,10 @@ import signal
 import time
 
 import pytest
-import set_programs
-from faults import WITHIN, named, others, ready, send, stop
-from ranks import start_ranks
+
+from ..ranks import start_ranks
+from . import set_programs
+from .faults import WITHIN, named, others, ready, send, stop
 
 LIMIT = 2.0
 STALL = {"ENGINE_STALL_LIMIT": str(LIMIT)}

@@ -6,9 +6,10 @@ import os
 import signal
 from pathlib import Path
 
-import signal_programs
-from faults import send, until
-from ranks import Job, start_ranks
+from ..ranks import Job, start_ranks
+from ..waiting import until
+from . import signal_programs
+from .faults import send
 
 
 def listens(job: Job) -> bool:

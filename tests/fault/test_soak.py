@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import soak
+from . import soak
 
 
 def test_late_ranks_and_ranks_that_go() -> None:

@@ -7,10 +7,12 @@ import os
 import re
 import signal
 
-import programs
 import pytest
-from faults import WITHIN, named, others, ready, send, stop, stop_in_the_middle, until
-from ranks import run_ranks, start_ranks
+
+from ..ranks import run_ranks, start_ranks
+from ..waiting import until
+from . import programs
+from .faults import WITHIN, named, others, ready, send, stop, stop_in_the_middle
 
 LIMIT = 2.0
 STALL = {"ENGINE_STALL_LIMIT": str(LIMIT)}

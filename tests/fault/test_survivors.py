@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
-import survivor_programs
-from faults import others
-from ranks import run_ranks
+from ..ranks import run_ranks
+from . import survivor_programs
+from .faults import others
 
 
 @pytest.mark.parametrize(("manner", "views"), [("dies", True), ("raises", False)])

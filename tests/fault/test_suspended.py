@@ -7,9 +7,11 @@ import signal
 import time
 
 import pytest
-import suspend_programs
-from faults import WITHIN, named, ready, send, stop, stop_in_the_middle, until
-from ranks import Job, start_ranks
+
+from ..ranks import Job, start_ranks
+from ..waiting import until
+from . import suspend_programs
+from .faults import WITHIN, named, ready, send, stop, stop_in_the_middle
 
 LIMIT = 1.6
 

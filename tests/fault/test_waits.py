@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import wait_programs
-from faults import WITHIN, named, until
-from ranks import run_ranks, start_ranks
+
+from ..ranks import run_ranks, start_ranks
+from ..waiting import until
+from . import wait_programs
+from .faults import WITHIN, named
 
 LIMIT = 2.0
 STALL = {"ENGINE_STALL_WARNING": "0.5", "ENGINE_STALL_LIMIT": str(LIMIT)}

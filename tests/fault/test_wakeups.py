@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import random_steps
-from random_steps import Log, plan
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import random_steps
+from .random_steps import Log, plan
 
 STEPS = 2000
 CYCLES = (0.0, 1.0, 20.0)  # milliseconds; they change while it runs

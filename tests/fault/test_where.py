@@ -6,7 +6,8 @@ import re
 import signal
 
 import pytest
-from ranks import start_ranks
+
+from ..ranks import start_ranks
 
 PROGRAM = """
 import ctypes, os, signal, threading

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import worker_programs
-from ranks import run_ranks
+from ..ranks import run_ranks
+from . import worker_programs
 
 
 def test_workers_of_every_start_method_know_whose_they_are() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from programs import linger_until_failure, observe, ones, touch, wait_for
 
 import engine
+
+from .programs import linger_until_failure, observe, ones, touch, wait_for
 
 
 def unwaited(victim: int, name: str, among: list[int] | None) -> Any:

@@ -42,8 +42,8 @@ def workers() -> Any:
     if engine.rank() == 0:
         launchers = ("ENGINE_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC")
         bare = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
-        bare["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
-        command = [sys.executable, "-c", "import worker_programs; worker_programs.alone()"]
+        bare["PYTHONPATH"] = str(Path(__file__).parents[2])
+        command = [sys.executable, "-c", "from tests.fault import worker_programs; worker_programs.alone()"]
         found["alone"] = subprocess.run(command, env=bare, text=True, capture_output=True, timeout=60)
     return found
 

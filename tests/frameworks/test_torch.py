@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
-import torch_cases
-from ranks import RanksFailed, run_ranks
+from ..ranks import RanksFailed, run_ranks
+from . import torch_cases
 
 # Those of a line share a job, since a process takes seconds to import torch.
 JOBS = (
@@ -25,7 +25,7 @@ CASES = [
     (job, module, name)
     for job, modules in enumerate(JOBS)
     for module in modules
-    if import_module(module)
+    if import_module(f".{module}", __package__)
     for name in torch_cases.registered[module]
 ]
 Failures = dict[tuple[str, str], str]  # by module and name

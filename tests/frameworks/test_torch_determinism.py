@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
-import determinism_program
-from ranks import run_ranks
+from ..ranks import run_ranks
+from . import determinism_program
 
 # Two jobs, with other settings from the beginning.
 JOBS = ({}, {"ENGINE_FUSION_THRESHOLD": "0", "ENGINE_CYCLE_TIME_MS": "0", "ENGINE_SPIN_US": "0"})

@@ -10,9 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from adasum_reference import adasum
 from torch import nn
-from torch_cases import (
+
+import engine
+import engine.torch as hvd
+from engine.torch.reducer import Reducer
+
+from ..adasum_reference import adasum
+from .torch_cases import (
     Case,
     check_close,
     check_same_everywhere,
@@ -26,10 +31,6 @@ from torch_cases import (
     train,
     whole_batch,
 )
-
-import engine
-import engine.torch as hvd
-from engine.torch.reducer import Reducer
 
 Make = Callable[[Any], torch.optim.Optimizer]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch_cases import Wrap, case, plain_case, raises
 
 import engine
 from engine.errors import EngineError
+
+from .torch_cases import Wrap, case, plain_case, raises
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 FORWARDS: dict[str, Forward] = {

@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch_cases import (
+
+import engine
+import engine.torch
+from engine.errors import MismatchError, NotInitializedError
+from engine.torch import SyncBatchNorm
+
+from .torch_cases import (
     check_close,
     check_same_everywhere,
     parameters_of,
@@ -20,11 +26,6 @@ from torch_cases import (
     train,
     wholes,
 )
-
-import engine
-import engine.torch
-from engine.errors import MismatchError, NotInitializedError
-from engine.torch import SyncBatchNorm
 
 # By the dimensions of the input: the layer in one process, and what follows N and C.
 PLAIN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}

@@ -23,6 +23,10 @@ Wrap = Callable[..., Any]
 registered: dict[str, dict[str, Callable[[], None]]] = {}  # by module and name
 
 
+def _stem(function: Case) -> str:
+    return function.__module__.rpartition(".")[2]
+
+
 def case(function: Case) -> Case:
     """Run a function with gradients where torch puts them, and once more with gradients in shared memory.
 
@@ -39,13 +43,13 @@ def case(function: Case) -> Case:
             function(wrap)
 
         name = function.__name__ + ("_in_views" if views else "")
-        registered.setdefault(function.__module__, {})[name] = run
+        registered.setdefault(_stem(function), {})[name] = run
     return function
 
 
 def plain_case(function: Case) -> Case:
     """Run a function once."""
-    registered.setdefault(function.__module__, {})[function.__name__] = function
+    registered.setdefault(_stem(function), {})[function.__name__] = function
     return function
 
 
@@ -60,7 +64,7 @@ def run_cases(modules: Iterable[str], imitate_old: bool = False) -> dict[tuple[s
     torch.set_num_threads(1)
     failures = {}
     for module in modules:
-        import_module(module)
+        import_module(f".{module}", __package__)
         engine.init()
         for name, run in registered[module].items():
             torch.manual_seed(0)

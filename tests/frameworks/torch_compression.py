@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch_cases import (
+
+import engine
+import engine.torch as hvd
+from engine.errors import EngineError, MismatchError, UnsupportedTensorError
+
+from .torch_cases import (
     Wrap,
     case,
     check_close,
@@ -23,10 +28,6 @@ from torch_cases import (
     whole_batch,
     wholes,
 )
-
-import engine
-import engine.torch as hvd
-from engine.errors import EngineError, MismatchError, UnsupportedTensorError
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 Tensors = list[torch.Tensor]

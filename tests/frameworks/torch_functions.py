@@ -11,10 +11,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch_cases import plain_case
 
 import engine.torch as hvd
 from engine.errors import EngineError
+
+from .torch_cases import plain_case
 
 
 def weights(rank: int, *shape: int) -> torch.Tensor:

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch_cases import (
+
+import engine
+from engine.errors import EngineError, MismatchError
+
+from .torch_cases import (
     Wrap,
     averaged,
     case,
@@ -30,9 +34,6 @@ from torch_cases import (
     whole_batch,
     wholes,
 )
-
-import engine
-from engine.errors import EngineError, MismatchError
 
 
 def sgd(module: nn.Module) -> torch.optim.SGD:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch_cases import reduced
+
+from .torch_cases import reduced
 
 _passed: Callable[[], object]  # what the backward of the last marked model calls
 

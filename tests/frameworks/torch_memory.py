@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch_cases import Wrap, case, mlp, plain_case, raises
 
 import engine
 import engine.torch as hvd
 from engine.errors import MismatchError, UnsupportedTensorError
+
+from .torch_cases import Wrap, case, mlp, plain_case, raises
 
 
 def freed(tensor: torch.Tensor) -> torch.Tensor:

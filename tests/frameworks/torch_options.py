@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch_cases import Wrap, case, mlp, plain_case, raises, reduced
 
 import engine
 import engine.torch as hvd
 from engine.errors import EngineError
 from engine.torch import PowerSGD
+
+from .torch_cases import Wrap, case, mlp, plain_case, raises, reduced
 
 
 def batch(rank: int, number: int) -> torch.Tensor:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch_cases import (
+
+import engine
+import engine.torch as hvd
+
+from ..waiting import until
+from .torch_cases import (
     Wrap,
     case,
     check_close,
@@ -23,9 +26,6 @@ from torch_cases import (
     train,
     whole_batch,
 )
-
-import engine
-import engine.torch as hvd
 
 
 def halves() -> list[hvd.ProcessSet]:
@@ -142,7 +142,7 @@ def an_operation_after_join_is_refused() -> None:
         if engine.rank() == 0:
             thread = threading.Thread(target=hvd.join)
             thread.start()
-            until(lambda: engine.runtime.engine().joined)
+            until(lambda: engine.runtime.engine().joined, "the other thread has joined")
             late = raises(engine.errors.EngineError, lambda: hvd.allreduce_async(torch.ones(1), name="late"))
             twice = raises(engine.errors.EngineError, hvd.join)
             refused.touch()
@@ -150,13 +150,6 @@ def an_operation_after_join_is_refused() -> None:
             assert "rank 0 brought 'late' after join()" in late and "after join()" in twice
         else:
             meanwhile = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="meanwhile")
-            until(refused.exists)
+            until(refused.exists, "rank 0 was refused")
             hvd.join()
             assert meanwhile.item() == engine.size() - 1
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)

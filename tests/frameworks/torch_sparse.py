@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch_cases import Wrap, case, check_close, check_same_everywhere, parameters_of, plain_case, raises, reduced
 
 import engine
 import engine.torch as hvd
 from engine.errors import DuplicateNameError, EngineError, MismatchError, UnsupportedTensorError
 from engine.torch import sparse as module
+
+from .torch_cases import Wrap, case, check_close, check_same_everywhere, parameters_of, plain_case, raises, reduced
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int64)
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch_cases import (
+
+import engine
+import engine.torch
+from engine.errors import ConfigError, MismatchError, UnsupportedTensorError
+
+from .torch_cases import (
     Wrap,
     case,
     check_close,
@@ -24,10 +29,6 @@ from torch_cases import (
     whole_batch,
     wholes,
 )
-
-import engine
-import engine.torch
-from engine.errors import ConfigError, MismatchError, UnsupportedTensorError
 
 
 def own_model() -> nn.Module:

@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch_cases import (
+
+import engine
+import engine.torch
+from engine.errors import EngineError, UnsupportedTensorError
+
+from .torch_cases import (
     Wrap,
     averaged,
     case,
@@ -30,10 +35,6 @@ from torch_cases import (
     train,
     whole_batch,
 )
-
-import engine
-import engine.torch
-from engine.errors import EngineError, UnsupportedTensorError
 
 
 def sgd(module: nn.Module) -> torch.optim.SGD:

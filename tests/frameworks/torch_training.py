@@ -11,7 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch_cases import (
+
+import engine
+import engine.torch
+
+from .torch_cases import (
     Wrap,
     case,
     check_close,
@@ -30,10 +34,7 @@ from torch_cases import (
     whole_batch,
     wholes,
 )
-from torch_marked import Marked
-
-import engine
-import engine.torch
+from .torch_marked import Marked
 
 Make = Callable[[nn.Module], Any]
 KINDS: dict[str, Make] = {

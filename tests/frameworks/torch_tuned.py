@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch_cases import Wrap, case, check_same_everywhere, mlp, plain_case, raises, shard, train, whole_batch
-from torch_compression import HALVES, Tensors, backward, halved, of_ranks, parameters, value
 
 import engine
 import engine.torch as hvd
 from engine import runtime
 from engine.errors import MismatchError
+
+from .torch_cases import Wrap, case, check_same_everywhere, mlp, plain_case, raises, shard, train, whole_batch
+from .torch_compression import HALVES, Tensors, backward, halved, of_ranks, parameters, value
 
 TURNS = ("none", "bf16", "fp16", "none")
 TUNED = hvd.Compression.tuned

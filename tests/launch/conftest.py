@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch_jobs import Launcher, marked
+
+from ..waiting import marked
+from .launch_jobs import Launcher
 
 
 @pytest.fixture

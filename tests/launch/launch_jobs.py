@@ -6,38 +6,16 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import engine
 
+from ..waiting import MARK, marked, until, until_files
+
 DEADLINE = 20.0
-MARK = "LAUNCH_TEST"
 SETTINGS = ("ENGINE_", "HOROVOD_", "OMP_", "PYTHONUNBUFFERED", "NO_COLOR")
-
-
-def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
-    """Look until something has become true."""
-    end = time.monotonic() + deadline
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline} s: {what}"
-        time.sleep(0.005)
-
-
-def marked(mark: str) -> list[int]:
-    """Processes that were started below a test."""
-    found = []
-    needle = f"{MARK}={mark}".encode()
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and needle in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 @dataclass
@@ -120,7 +98,7 @@ class Launcher:
 
     def wait_for(self, *names: str) -> None:
         """Wait until ranks have touched files."""
-        until(lambda: all((self.home / name).exists() for name in names), f"files {names}")
+        until_files(*(self.home / name for name in names))
 
     def nothing_left(self) -> None:
         """Check that no process of the test is left."""

@@ -11,17 +11,19 @@ import tempfile
 import threading
 from pathlib import Path
 
-import called
 import pytest
 
 import engine
 from engine.launch import JobError, LaunchError
 
+from . import called
+
 # The caller of the last test but one.
 CALLER = """
 import sys
-sys.path.insert(0, {tests!r})
-import called, engine
+sys.path.append({root!r})
+import engine
+from tests.launch import called
 engine.run(called.sleeps, ({here!r},), num_proc=2)
 """
 
@@ -153,7 +155,7 @@ def test_what_means_nothing_here_is_said_in_one_line(capfd, tmp_path):
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_the_job_ends_with_its_caller(launcher, signum):
     program = launcher.home / "caller.py"
-    program.write_text(CALLER.format(tests=str(Path(called.__file__).parent), here=str(launcher.home)))
+    program.write_text(CALLER.format(root=str(Path(called.__file__).parents[2]), here=str(launcher.home)))
     caller = subprocess.Popen(
         [sys.executable, program], env=launcher.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

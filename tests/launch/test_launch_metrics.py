@@ -13,13 +13,15 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from launch_jobs import Launcher, until
 
 from engine.launch import cli
 from engine.launch.errors import LaunchError
 from engine.launch.options import parse
 from engine.metrics import page
 from engine.metrics.scrapers import UNKNOWN_PERIOD
+
+from ..waiting import until
+from .launch_jobs import Launcher
 
 WAIT = "touch(f'up.{rank}'); wait_for('end')"
 

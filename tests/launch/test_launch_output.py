@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 
-from launch_jobs import DEADLINE, until
+from ..waiting import until
+from .launch_jobs import DEADLINE
 
 
 def test_prefixes_on_the_console_and_raw_bytes_in_files(launcher, tmp_path):

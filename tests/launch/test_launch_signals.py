@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from launch_jobs import DEADLINE, marked, until
+
+from ..waiting import marked, until
+from .launch_jobs import DEADLINE
 
 GRANDCHILDREN = """
 subprocess.Popen(["sleep", "600"])

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2]))  # `grafana` is not installed; what is installed comes first
-
-from prometheus_server import Programs, Unavailable, find
-from watched_jobs import FakeJob
+from .prometheus_server import Programs, Unavailable, find
+from .watched_jobs import FakeJob
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`python tests/metrics/draw_preview.py`: the pictures of docs/images, from the history that the tests use."""
+"""`python -m tests.metrics.draw_preview`: the pictures of docs/images, from the history that the tests use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from prometheus_server import ROOT, Server, find
-from synthetic_run import MINUTES, NAME, history
+from .prometheus_server import ROOT, Server, find
+from .synthetic_run import MINUTES, NAME, history
 
 START = 1_700_000_000.0
 

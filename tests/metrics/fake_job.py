@@ -1,6 +1,7 @@
 """A stand-in for a launcher: holds pages of counters that go on, and does what it is told, a line at a time.
 
-python fake_job.py RANKS [NAME]. It starts a process for each rank, which sleeps, and prints their numbers.
+python -m tests.metrics.fake_job RANKS [NAME]. It starts a process for each rank, which sleeps, and prints
+their numbers.
 Commands: `end`, `fail R` (all say that R died), `write R FIELD VALUE`, `pause R` (its counters stand still), `junk R`,
 `version R`, `clear R`.
 """
@@ -13,9 +14,9 @@ import subprocess
 import sys
 import time
 
-from written_pages import content, fill
-
 from engine.metrics import page
+
+from .written_pages import content, fill
 
 MS = 1_000_000
 

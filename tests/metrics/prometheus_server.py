@@ -1,6 +1,6 @@
 """A real Prometheus for tests: Debian's package, unpacked and not installed, or one that is on PATH.
 
-`python tests/metrics/prometheus_server.py` fetches it (`make prometheus`) and prints where it is.
+`python -m tests.metrics.prometheus_server` fetches it (`make prometheus`) and prints where it is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
+
+from ..waiting import NotWithin, until
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "prometheus"
@@ -142,18 +143,21 @@ class Server:
             self._process.wait(20)
 
     def _wait(self, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        def ready() -> bool:
             assert self._process.poll() is None, f"Prometheus has ended:\n{self.log.read_text()}"
             if found := LISTENING.search(self.log.read_text()):
                 self.url = f"http://{found[1]}"
                 try:
                     with urlopen(f"{self.url}/-/ready", timeout=5):
-                        return
+                        return True
                 except (HTTPError, URLError):
                     pass  # it reads its data first
-            time.sleep(0.05)
-        raise AssertionError(f"Prometheus is not ready after {seconds} s:\n{self.log.read_text()}")
+            return False
+
+        try:
+            until(ready, "Prometheus is ready", seconds, pause=0.05)
+        except NotWithin as error:
+            raise AssertionError(f"{error}\n{self.log.read_text()}") from None
 
     def api(self, path: str, **parameters: Any) -> Any:
         """The data of an answer of the HTTP API."""
@@ -178,12 +182,7 @@ class Server:
 
     def wait_for(self, expr: str, seconds: float) -> list[tuple[dict[str, str], float]]:
         """The first answer of an instant query that is not empty."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if answer := self.query(expr):
-                return answer
-            time.sleep(0.1)
-        raise AssertionError(f"no series after {seconds} s: {expr}")
+        return until(lambda: self.query(expr), f"series for {expr}", seconds, pause=0.1)
 
 
 def main(arguments: Sequence[str]) -> int:

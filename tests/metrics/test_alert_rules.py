@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_server import ROOT, Programs
-from synthetic_run import exposition
+
+from .prometheus_server import ROOT, Programs
+from .synthetic_run import exposition
 
 CASES = Path(__file__).parent / "alert_cases.yml"
 RULES = sorted((ROOT / "grafana/rules").glob("*.yml"))

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_server import ROOT
+
+from .prometheus_server import ROOT
 
 pytest.importorskip("grafana_foundation_sdk", reason="needs Grafana's SDK, of the dev extra")
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_server import ROOT, Programs, Server
-from synthetic_run import MINUTES, NAME, STEP, history
 
 from grafana.queries import Asked, panel_queries
+
+from .prometheus_server import ROOT, Programs, Server
+from .synthetic_run import MINUTES, NAME, STEP, history
 
 START = 1_700_000_000.0
 END = START + 60 * MINUTES

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_server import ROOT, Programs
 
 from engine.launch.cli import main
 from engine.metrics import dashboards
+
+from .prometheus_server import ROOT, Programs
 
 NAMES = {
     *(f"dashboards/enginerun-{name}.json" for name in ("overview", "ranks", "engine", "autotune")),

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watched_jobs import ENVIRONMENT
-from written_pages import snapshot
 
 from engine.metrics import page
 from engine.metrics.jobs import Attached, Job, by_rank, find
 from engine.metrics.page import PageError, Snapshot
 
+from .watched_jobs import ENVIRONMENT
+from .written_pages import snapshot
+
 ALONE = """
 import os, sys, time
-from written_pages import fill
+from tests.metrics.written_pages import fill
 from engine.metrics import page
 fill(page.make(), state=1, pid=os.getpid(), rank=int(os.environ.get("RANK", 0)), size=int(sys.argv[1]), worlds=1)
 if "fork" in sys.argv and os.fork() == 0:

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_pages import FIRST, FakePage, full_exposition, member, training
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import exposition
@@ -24,6 +23,8 @@ from prometheus_client.samples import Sample
 
 from engine.metrics import definitions, page
 from engine.metrics.collector import READERS, Exporter, coarse
+
+from .fake_pages import FIRST, FakePage, full_exposition, member, training
 
 HOST = {name for name, metric in definitions.METRICS.items() if metric.scope == "host"}
 

@@ -16,6 +16,8 @@ from engine.metrics import endpoint
 from engine.metrics.endpoint import Endpoint
 from engine.metrics.errors import MetricsError
 
+from ..waiting import until
+
 TEXT = b"engine_world_size 4.0\n" * 1000
 Make = Callable[..., Endpoint]
 
@@ -157,10 +159,7 @@ def test_a_client_that_does_not_read_is_ended(make, monkeypatch):
     it = make(exposition=lambda accept: (bytes(50 << 20), "text/plain"))
     with connect(it) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-        end = time.monotonic() + 10
-        while it._connections:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: not it._connections, "the connection is closed", 10)
 
 
 def test_too_many_connections_are_refused_until_some_end(make, monkeypatch):
@@ -168,9 +167,7 @@ def test_too_many_connections_are_refused_until_some_end(make, monkeypatch):
     it = make()
     with connect(it), connect(it), connect(it) as third:
         assert third.recv(4096).startswith(b"HTTP/1.0 503 ")
-    end = time.monotonic() + 10
-    while get(it, "/metrics")[0] != 200:
-        assert time.monotonic() < end
+    until(lambda: get(it, "/metrics")[0] == 200, "a connection is free", 10)
 
 
 def test_many_scrapes_at_once(make):
@@ -194,10 +191,7 @@ def test_a_defect_is_500_and_shown(make, monkeypatch):
     code, _, body = get(it, "/metrics")
     assert (code, body) == (500, b"500 a defect: the job's stderr shows it\n")
     assert get(it, "/")[0] == 200
-    deadline = time.monotonic() + 10
-    while not shown:  # after the answer
-        assert time.monotonic() < deadline, "the defect is not shown"
-        time.sleep(0.01)
+    until(lambda: shown, "the defect is shown", 10)  # after the answer
     assert shown == [ZeroDivisionError]
 
 

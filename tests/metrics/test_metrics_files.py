@@ -7,7 +7,6 @@ import os
 import re
 import stat
 import threading
-import time
 
 import pytest
 from hypothesis import given
@@ -17,6 +16,8 @@ from engine.metrics import discovery, files, textfile
 from engine.metrics.errors import MetricsError
 from engine.metrics.service import default_name
 from engine.metrics.textfile import Textfile
+
+from ..waiting import until, until_files
 
 
 @given(st.text(max_size=300))
@@ -113,10 +114,7 @@ def test_a_textfile_is_written_again_and_again_and_once_more_at_the_end(tmp_path
     texts = iter(range(1_000_000))
     it = Textfile(tmp_path / "a.prom", lambda: b"%d\n" % next(texts), print)
     it.start()
-    end = time.monotonic() + 10
-    while not it.path.exists() or int(it.path.read_text()) < 3:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    until(lambda: it.path.exists() and int(it.path.read_text()) >= 3, "it is written again and again", 10)
     before = int(it.path.read_text())
     it.stop()
     assert int(it.path.read_text()) > before
@@ -131,13 +129,8 @@ def test_a_textfile_that_cannot_be_written_is_said_once_and_tried_again(tmp_path
     it = Textfile(place / "a.prom", lambda: turns.append(1) or b"x", said.append)
     place.rmdir()
     it.start()
-    end = time.monotonic() + 10
-    while len(turns) < 5:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    until(lambda: len(turns) >= 5, "it is tried again", 10)
     assert said == [f"metrics: cannot write '{place}/a.prom': No such file or directory; goes on trying"]
     place.mkdir()
-    while not (place / "a.prom").exists():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    until_files(place / "a.prom", seconds=10)
     it.stop()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from prometheus_server import ROOT
 
 from grafana.types import Unavailable, compile_strictly, source
+
+from .prometheus_server import ROOT
 
 pytestmark = pytest.mark.timeout(700)  # npm fetches at the first time
 

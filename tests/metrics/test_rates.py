@@ -7,10 +7,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from written_pages import snapshot
 
 from engine.metrics.page import PageError, Snapshot
 from engine.metrics.rates import COUNTERS, Page, Reading, pending, rates, straggler
+
+from .written_pages import snapshot
 
 NUMBERS = st.integers(0, 2**64 - 1)
 PAGES = st.one_of(

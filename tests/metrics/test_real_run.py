@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from prometheus_server import Programs, Server
+
+from .prometheus_server import Programs, Server
 
 pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("prometheus_client", reason="needs prometheus_client")
 
-import real_training
-from ranks import Job, start_ranks
-
 from grafana.queries import Asked, hurried, panel_queries
+
+from ..ranks import Job, start_ranks
+from ..waiting import until
+from . import real_training
 
 RULES = Path(__file__).parents[2] / "grafana" / "rules"
 NAME = "proof"
@@ -48,12 +50,14 @@ class Run:
     job: Job
     targets: Path
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
+    def until_is(self, condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+        """Look until something is so, as long as the job goes on."""
+
+        def look() -> object:
             assert self.job.process.poll() is None, f"the job has ended:\n{self.job.result()}"
-            assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{self.job.result()}"
-            time.sleep(0.25)
+            return condition()
+
+        until(look, what, seconds, pause=0.25)
 
     def firing(self, alert: str) -> set[str]:
         """The ranks that an alert fires for."""
@@ -81,10 +85,10 @@ def run(prometheus: Programs, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.mark.timeout(200)
 def test_file_sd_leads_to_every_rank(run: Run) -> None:
-    run.until(lambda: len(run.server.query(f'engine_rank_up{{run="{NAME}"}} == 1')) == 4, "four ranks are up")
+    run.until_is(lambda: len(run.server.query(f'engine_rank_up{{run="{NAME}"}} == 1')) == 4, "four ranks are up")
     (target,) = run.server.api("targets")["activeTargets"]
     assert target["health"] == "up" and target["lastError"] == ""
-    run.until(
+    run.until_is(
         lambda: run.server.query(f'engine_autotune_phase{{run="{NAME}"}} == 3'), "the tuner has searched", seconds=150.0
     )
     assert run.server.query(f'engine_autotune_trials_total{{run="{NAME}"}}')[0][1] >= 3
@@ -118,22 +122,19 @@ def test_every_rule_works_and_no_alert_fires(run: Run) -> None:
 @pytest.mark.timeout(100)
 def test_the_slowed_rank_is_the_straggler_and_no_other(run: Run) -> None:
     (run.job.directory / "slow.2").touch()
-    run.until(lambda: run.firing("EngineStraggler"), "the straggler is reported")
+    run.until_is(lambda: run.firing("EngineStraggler"), "the straggler is reported")
     deadline = time.monotonic() + 4.0
     while time.monotonic() < deadline:  # and stays so
         assert run.firing("EngineStraggler") == {"2"}
         time.sleep(0.5)
     (run.job.directory / "slow.2").unlink()
-    run.until(lambda: not run.firing("EngineStraggler"), "it is over")
+    run.until_is(lambda: not run.firing("EngineStraggler"), "it is over")
 
 
 @pytest.mark.timeout(100)
 def test_the_killed_rank_is_down_and_no_other(run: Run) -> None:
     os.kill(run.job.pid(3), signal.SIGKILL)
-    deadline = time.monotonic() + 30.0
-    while not run.firing("EngineRankDown"):
-        assert time.monotonic() < deadline, f"nobody is down:\n{run.job.result()}"
-        time.sleep(0.2)
+    until(lambda: run.firing("EngineRankDown"), "somebody is down", pause=0.2)
     assert run.firing("EngineRankDown") == {"3"}
     finished = run.job.finish(check=False)
     assert finished.code == 128 + signal.SIGKILL

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from written_pages import snapshot
 
 from engine.metrics import advice, page
 from engine.metrics.rates import Page
 from engine.metrics.summary import FEW_STEPS, Run, figures, lines, percentile
+
+from .written_pages import snapshot
 
 MS = 1_000_000
 RUN = Run(seconds=30.0, size=2, processors=4, unix_offset=1000.0)

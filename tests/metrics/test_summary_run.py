@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from watched_jobs import ENVIRONMENT
+from .watched_jobs import ENVIRONMENT
 
 TRAINS = """
 import os, signal, sys, time

@@ -19,8 +19,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from watched_jobs import ENVIRONMENT
-from written_pages import snapshot
 
 from engine.launch.cli import COMMANDS
 from engine.launch.cli import main as enginerun
@@ -29,6 +27,9 @@ from engine.metrics.page import PageError
 from engine.metrics.rates import Page, Rates, Reading
 from engine.metrics.top import TopError, choose, main
 from engine.metrics.view import Frame, draw, ending
+
+from .watched_jobs import ENVIRONMENT
+from .written_pages import snapshot
 
 TOP = [sys.executable, "-m", "engine.launch", "top"]
 DEADLINE = 30.0

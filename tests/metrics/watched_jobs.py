@@ -9,9 +9,9 @@ from pathlib import Path
 
 import engine
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "COLUMNS"))} | {
-    "PYTHONPATH": os.pathsep.join([str(Path(engine.__file__).parents[1]), str(HERE)])
+    "PYTHONPATH": os.pathsep.join([str(Path(engine.__file__).parents[1]), str(ROOT)])
 }
 
 
@@ -21,7 +21,7 @@ class FakeJob:
     def __init__(self, size: int, name: str) -> None:
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "fake_job.py"), str(size), name],
+            [sys.executable, "-P", "-m", "tests.metrics.fake_job", str(size), name],
             env=ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

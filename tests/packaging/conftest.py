@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from environments import FAST, ROOT, Environment, copy_tree, make_environment, run
+
+from .environments import FAST, ROOT, Environment, copy_tree, make_environment, run
 
 pytest.importorskip("mesonpy", reason="building needs the dev extra")
 

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from environments import FAST, Environment, copy_tree, make_environment
+
+from .environments import FAST, Environment, copy_tree, make_environment
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds
 

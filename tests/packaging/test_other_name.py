@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from environments import Environment
+
+from .environments import Environment
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from environments import Environment
+
+from .environments import Environment
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds
 

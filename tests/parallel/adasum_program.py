@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from adasum_reference import adasum
-from on_ranks import Cases, array, check_same_on_all, refused, tensor
-from operation_table import Array, narrow, widen
 
 import engine
 from engine import Adasum
 from engine.errors import EngineError, MismatchError
+
+from ..adasum_reference import adasum
+from .on_ranks import Cases, array, check_same_on_all, refused, tensor
+from .operation_table import Array, narrow, widen
 
 # Half a place of the dtype beside the largest number of the result; what float64 loses in sums beside that.
 CLOSE = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-46}

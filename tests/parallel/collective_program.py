@@ -7,11 +7,12 @@ import time
 from typing import Any
 
 import numpy as np
-from on_ranks import Cases, check_equal, check_same_on_all, numbers, refused, small_numbers
-from operation_table import DTYPES, MOVED, expected
 
 import engine
 from engine import runtime
+
+from .on_ranks import Cases, check_equal, check_same_on_all, numbers, refused, small_numbers
+from .operation_table import DTYPES, MOVED, expected
 
 
 def broadcasts() -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from on_ranks import Cases, check_equal, check_same_on_all, numbers, refused
-from operation_table import OPS, Array, expected, narrow, scale, widen
 
 import engine
 from engine import Compression, runtime
+
+from .on_ranks import Cases, check_equal, check_same_on_all, numbers, refused
+from .operation_table import OPS, Array, expected, narrow, scale, widen
 
 MARKERS: dict[str, Any] = {"float16": Compression.fp16, "bfloat16": Compression.bf16}
 KINDS = [(dtype, wire) for dtype in ("float32", "float64") for wire in MARKERS]

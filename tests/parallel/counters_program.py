@@ -13,6 +13,8 @@ import numpy as np
 import engine
 from engine.metrics import page
 
+from ..waiting import until
+
 Fields = dict[str, list[int]]
 
 
@@ -137,16 +139,10 @@ def stalled() -> list[Fields]:
         engine.allreduce(np.ones(2, np.float32), name="tensor")
     else:
         handle = engine.allreduce_async(np.ones(2, np.float32), name="tensor")
-        deadline = time.monotonic() + 20.0
-        while not own()["stalled"][0]:
-            assert time.monotonic() < deadline, "nothing is counted as stalled"
-            time.sleep(0.05)
+        until(lambda: own()["stalled"][0], "something is counted as stalled", 20.0)
         found.append(own())
         engine.synchronize(handle)
-    deadline = time.monotonic() + 20.0
-    while own()["stalled"][0]:
-        assert time.monotonic() < deadline, "it is still counted as stalled"
-        time.sleep(0.05)
+    until(lambda: not own()["stalled"][0], "nothing is counted as stalled", 20.0)
     found.append(own())
     return found
 

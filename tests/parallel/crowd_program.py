@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import engine
+
+from ..waiting import until
 
 SMALL, LARGE = 1024, 1 << 18  # elements of float32: 4 KiB and 1 MiB
 WITHIN = 20.0
@@ -49,12 +50,12 @@ def crowd() -> dict[str, Any]:
 
 def _until_others_sleep(count: int) -> None:
     """Return when the main threads of the first `count` ranks sleep all at once."""
-    deadline = time.monotonic() + WITHIN
-    while time.monotonic() < deadline:
-        pids = [Path(f"pid.{other}") for other in range(count)]
-        if all(path.exists() and path.read_text() for path in pids):
-            states = [Path(f"/proc/{path.read_text()}/stat").read_text().rpartition(") ")[2][0] for path in pids]
-            if states == ["S"] * count:
-                return
-        os.sched_yield()
-    raise TimeoutError("the other ranks never sleep in a call that this one is late for")
+    pids = [Path(f"pid.{other}") for other in range(count)]
+
+    def asleep() -> bool:
+        if not all(path.exists() and path.read_text() for path in pids):
+            return False
+        states = [Path(f"/proc/{path.read_text()}/stat").read_text().rpartition(") ")[2][0] for path in pids]
+        return states == ["S"] * count
+
+    until(asleep, "the other ranks sleep in a call that this one is late for", WITHIN, pause=0)

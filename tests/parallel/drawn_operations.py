@@ -16,13 +16,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from adasum_program import check_rounded, vector
-from adasum_reference import adasum
-from compression_program import compressed
-from on_ranks import check_equal, numbers
-from operation_table import BOOL, CELLS, DTYPES, FLOATS, MOVED, OPS, Array, expected
 
 import engine
+
+from ..adasum_reference import adasum
+from .adasum_program import check_rounded, vector
+from .compression_program import compressed
+from .on_ranks import check_equal, numbers
+from .operation_table import BOOL, CELLS, DTYPES, FLOATS, MOVED, OPS, Array, expected
 
 PLAIN = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")  # which NumPy has not; reduce_program tries it
 ANYTHING = (*PLAIN, *MOVED)  # what needs no kernel

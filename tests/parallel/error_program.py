@@ -8,7 +8,6 @@ import threading
 from typing import Any
 
 import numpy as np
-from on_ranks import Cases, refused
 
 import engine
 from engine.errors import (
@@ -20,6 +19,8 @@ from engine.errors import (
     NotInitializedError,
     UnsupportedTensorError,
 )
+
+from .on_ranks import Cases, refused
 
 
 def works(size: int) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from on_ranks import Cases, refused
 
 import engine
 from engine.errors import DuplicateNameError, MismatchError
+
+from .on_ranks import Cases, refused
 
 ODD = 1  # the rank whose calls fail
 HERE = os.path.basename(__file__)

@@ -9,11 +9,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from on_ranks import Cases, array, check_equal, check_same_on_all, numbers, refused, small_numbers, tensor
-from operation_table import CELLS, DTYPES, OPS, expected
-from scatter_program import shares
 
 import engine
+
+from .on_ranks import Cases, array, check_equal, check_same_on_all, numbers, refused, small_numbers, tensor
+from .operation_table import CELLS, DTYPES, OPS, expected
+from .scatter_program import shares
 
 Rows = Callable[[int, int], int]
 ROWS: dict[str, Rows] = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from on_ranks import Cases
-from operation_table import Array
 
 import engine
+
+from .on_ranks import Cases
+from .operation_table import Array
 
 BEYOND = (1 << 31) + (1 << 28) + 12_345  # bytes
 PIECE = 1 << 26  # elements looked at together: a mask of the whole would need as much memory again

@@ -9,10 +9,11 @@ import time
 from typing import Any
 
 import numpy as np
-from on_ranks import Cases, check_equal, refused, small_numbers
-from operation_table import expected
 
 import engine
+
+from .on_ranks import Cases, check_equal, refused, small_numbers
+from .operation_table import expected
 
 IDS = 16_384  # engine_ext/control/layout.h
 NAME_BYTES = 1024

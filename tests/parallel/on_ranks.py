@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from operation_table import BOOL, FLOATS, HALVES, MOVED, Array, narrow, same, stored
-from ranks import report
 
 import engine
+
+from ..ranks import report
+from .operation_table import BOOL, FLOATS, HALVES, MOVED, Array, narrow, same, stored
 
 
 class Cases:

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import drawn_operations
-from ranks import Job, RanksFailed, start_ranks
+from ..ranks import Job, RanksFailed, start_ranks
+from . import drawn_operations
 
 ENV = {"ENGINE_STALL_LIMIT": "15"}
 

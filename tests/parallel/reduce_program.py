@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from on_ranks import Cases, array, check_equal, check_same_on_all, numbers, tensor
-from operation_table import BOOL, CELLS, DTYPES, OPS, expected
 
 import engine
+
+from .on_ranks import Cases, array, check_equal, check_same_on_all, numbers, tensor
+from .operation_table import BOOL, CELLS, DTYPES, OPS, expected
 
 SCALES = ((1.0, 1.0), (0.5, 1.0), (1.0, -3.0), (0.3, 1.7), (2.0**-30, 1e30))
 LENGTHS = (37, 5000)

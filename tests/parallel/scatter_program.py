@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from on_ranks import Cases, array, check_equal, numbers, refused, small_numbers, tensor
-from operation_table import BOOL, CELLS, DTYPES, OPS, expected
 
 import engine
+
+from .on_ranks import Cases, array, check_equal, numbers, refused, small_numbers, tensor
+from .operation_table import BOOL, CELLS, DTYPES, OPS, expected
 
 SHAPES = ((0, 3), (1,), (4, 0), (5, 7), (12, 33), (301, 5), (3, 40_000), (700_001,))
 

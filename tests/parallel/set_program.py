@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from compression_program import KINDS, MARKERS, compressed
-from on_ranks import Cases, check_equal, check_same_on_all, numbers, refused, small_numbers
-from operation_table import Array, expected
 
 import engine
 from engine import ProcessSet
+
+from .compression_program import KINDS, MARKERS, compressed
+from .on_ranks import Cases, check_equal, check_same_on_all, numbers, refused, small_numbers
+from .operation_table import Array, expected
 
 ERROR = engine.errors.EngineError
 

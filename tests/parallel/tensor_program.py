@@ -7,11 +7,12 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from on_ranks import Cases, check_equal, check_same_on_all, numbers, refused, small_numbers
-from operation_table import expected
 
 import engine
 from engine.native import setup
+
+from .on_ranks import Cases, check_equal, check_same_on_all, numbers, refused, small_numbers
+from .operation_table import expected
 
 KIB = 1 << 10
 ONE_SHOT, SMALLEST_CHUNK, CHUNK, SLOT = (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import adasum_program
 import pytest
-from marks import needs_torch
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import adasum_program
+from .marks import needs_torch
 
 LIMIT = {"ENGINE_STALL_LIMIT": "20"}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ranks import run_ranks
+
+from ..ranks import run_ranks
 
 LONG_NAME = """
 import sys, numpy, engine

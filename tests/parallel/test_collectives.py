@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import collective_program
-import group_program
 import pytest
-import scatter_program
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import collective_program, group_program, scatter_program
 
 LIMIT = {"ENGINE_STALL_LIMIT": "20"}
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import compression_program
 import pytest
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import compression_program
 
 LIMIT = {"ENGINE_STALL_LIMIT": "20"}
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 
-import counters_program
 import pytest
-from ranks import run_ranks, start_ranks
 
 import engine
 from engine.metrics import page
 from engine_ext import core
+
+from ..ranks import run_ranks, start_ranks
+from . import counters_program
 
 KINDS = page.OPERATIONS
 

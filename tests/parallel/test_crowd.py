@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import crowd_program
 import numpy as np
 import pytest
-from ranks import run_ranks
-from thread_world import ThreadWorld
 
 import engine
 from engine import runtime
 from engine.rendezvous import Gathered
+
+from ..ranks import run_ranks
+from . import crowd_program
+from .thread_world import ThreadWorld
 
 SIZE = 3
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-import drawn_operations
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from drawn_operations import KINDS, problems
-from rank_pool import Pool
+
+from . import drawn_operations
+from .drawn_operations import KINDS, problems
+from .rank_pool import Pool
 
 EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
 

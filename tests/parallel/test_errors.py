@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import error_program
 import pytest
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import error_program
 
 LIMIT = {"ENGINE_STALL_LIMIT": "20"}
 

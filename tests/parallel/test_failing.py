@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import failing_program
 import pytest
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import failing_program
 
 SIZES = [2, 3]
 LIMIT = {"ENGINE_STALL_LIMIT": "20"}

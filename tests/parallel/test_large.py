@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-import large_program
 import pytest
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import large_program
 
 
 @pytest.mark.timeout(900)

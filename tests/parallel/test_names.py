@@ -6,10 +6,11 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
-import name_program
 import pytest
-from marks import needs_memory_back
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import name_program
+from .marks import needs_memory_back
 
 SIZES = [1, 2, 3, 4]
 LIMIT = {"ENGINE_STALL_LIMIT": "20"}

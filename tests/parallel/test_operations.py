@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import reduce_program
-from marks import needs_torch
-from operation_table import DTYPES, OPS, PAGE, TABLE, page
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import reduce_program
+from .marks import needs_torch
+from .operation_table import DTYPES, OPS, PAGE, TABLE, page
 
 SIZES = [1, 2, 3, 4]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import set_program
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import set_program
 
 LIMIT = {"ENGINE_STALL_LIMIT": "20"}
 

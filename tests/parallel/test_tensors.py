@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import tensor_program
-from marks import needs_torch
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import tensor_program
+from .marks import needs_torch
 
 SIZES = [1, 2, 3, 4]
 LIMIT = {"ENGINE_STALL_LIMIT": "20"}

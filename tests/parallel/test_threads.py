@@ -10,15 +10,16 @@ import os
 import threading
 from typing import Any
 
-import drawn_operations
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from drawn_operations import Walk, problems
-from thread_world import ThreadWorld
 
 import engine
+
+from . import drawn_operations
+from .drawn_operations import Walk, problems
+from .thread_world import ThreadWorld
 
 EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
 SIZES = [1, 2, 3, 4]

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timeline_program
-from ranks import Job, run_ranks, start_ranks
 
 from engine.trace.reading import Recording, Tensor, merge, read
 from engine.trace.summary import summarize, text
 from engine.trace.timeline import BURST, PAGE
+
+from ..ranks import Job, run_ranks, start_ranks
+from . import timeline_program
 
 TENSORS = {*timeline_program.NAMES, "broadcast"}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import tuned_program
-from ranks import run_ranks
+
+from ..ranks import run_ranks
+from . import tuned_program
 
 LIMIT = {"ENGINE_STALL_LIMIT": "20"}
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from compression_program import MANY, MARKERS, SCALES, compressed
-from on_ranks import Cases, check_equal, check_same_on_all, numbers, refused
-from operation_table import OPS, Array, expected, same
 
 import engine
 from engine import Compression, runtime
 from engine.errors import ConfigError, EngineError, MismatchError
+
+from .compression_program import MANY, MARKERS, SCALES, compressed
+from .on_ranks import Cases, check_equal, check_same_on_all, numbers, refused
+from .operation_table import OPS, Array, expected, same
 
 KNOBS: dict[str, str | None] = {"none": None, "bf16": "bfloat16", "fp16": "float16"}
 TURNS = ("none", "bf16", "fp16", "none")  # what one follows another

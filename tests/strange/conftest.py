@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from strange_machines import Machine, install
+
+from .strange_machines import Machine, install
 
 
 @pytest.fixture(scope="session")

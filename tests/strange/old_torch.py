@@ -63,16 +63,18 @@ CANNOT = {
     "compiled_models_keep_the_overlap": "a compiler does not see through the function that takes the mark",
 }
 PROGRAM = """
-import sys
-sys.path[:0] = [{tests!r}, {frameworks!r}]
-import torch_cases
-from ranks import run_ranks
+import importlib, sys
+sys.path.append({root!r})
+from tests.frameworks import torch_cases
+from tests.ranks import run_ranks
 done = run_ranks({size}, torch_cases.run_cases, {modules!r}, timeout=600, env={{"ENGINE_STALL_LIMIT": "60"}})
 wrong = {{name: text for failures in done.values for (_, name), text in failures.items()}}
 known = {known!r}
 for name, text in wrong.items():
     print(f"{{'cannot be' if name in known else 'FAILED'}}: {{name}}: {{known.get(name, text)}}")
-count = sum(len(torch_cases.registered.get(module, ())) for module in {modules!r} if __import__(module))
+for module in {modules!r}:
+    importlib.import_module("tests.frameworks." + module)
+count = sum(len(torch_cases.registered[module]) for module in {modules!r})
 print(f"{{count - len(wrong)}} of {{count}} cases pass: {{', '.join({modules!r})}}")
 sys.exit(any(name not in known for name in wrong))
 """
@@ -131,12 +133,9 @@ def main() -> int:
     given = parser.parse_args()
     work = given.work.resolve()
     python, libraries = prepare(work)
-    tests = ROOT / "tests"
     code = 0
     for modules in JOBS:
-        program = PROGRAM.format(
-            tests=str(tests), frameworks=str(tests / "frameworks"), size=given.size, modules=modules, known=CANNOT
-        )
+        program = PROGRAM.format(root=str(ROOT), size=given.size, modules=modules, known=CANNOT)
         environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
         code |= subprocess.run([python, "-P", "-c", program], cwd=work, env=environment).returncode
     return code

@@ -17,9 +17,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
-
-from strange_machines import JOB, Machine, install, lines, until
+from ..waiting import until
+from .strange_machines import JOB, Machine, install, lines
 
 ROOT = Path(__file__).parents[2]
 RANKS = 64

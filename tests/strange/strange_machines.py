@@ -13,16 +13,15 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ranks import MARK, marked
-
 import autotune
 import engine
 import engine_ext.core
+
+from ..waiting import MARK, marked, until
 
 JOB = Path(__file__).with_name("strange_job.py")
 LAUNCH = [sys.executable, "-m", "engine.launch", "-np", "2"]
@@ -127,14 +126,6 @@ def lines(run: subprocess.CompletedProcess[str]) -> list[str]:
     """What ranks printed, without the launcher's prefix, in the order of the ranks."""
     assert run.returncode == 0, run.stdout + run.stderr
     return sorted(line.partition(">:")[2] for line in run.stdout.split("\n") if line.startswith("["))
-
-
-def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
-    """Look until something has become true."""
-    end = time.monotonic() + deadline
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline} s: {what}"
-        time.sleep(0.005)
 
 
 def refuse(calls: Sequence[str], error: int = errno.EPERM) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from strange_machines import DONE, JOB, LAUNCH, Machine, lines
+
+from .strange_machines import DONE, JOB, LAUNCH, Machine, lines
 
 CPU = Path("/sys/fs/cgroup/cpu")
 UNIFIED = Path("/sys/fs/cgroup")

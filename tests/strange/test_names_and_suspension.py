@@ -11,7 +11,9 @@ import venv
 from pathlib import Path
 
 import pytest
-from strange_machines import DONE, JOB, LAUNCH, Machine, lines, until
+
+from ..waiting import until
+from .strange_machines import DONE, JOB, LAUNCH, Machine, lines
 
 # What Python makes of LANG=C by itself, and what it does when it is told not to.
 LOCALES = [{"LANG": "C"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]

@@ -7,7 +7,8 @@ import shlex
 import sys
 
 import pytest
-from strange_machines import DONE, JOB, LAUNCH, Machine, lines, obstacle
+
+from .strange_machines import DONE, JOB, LAUNCH, Machine, lines, obstacle
 
 OBSTACLE = obstacle("unshare", "setpriv", "mount")
 pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE or "-")

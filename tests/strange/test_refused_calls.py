@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from strange_machines import DONE, JOB, LAUNCH, Machine, lines, refuse
+
+from .strange_machines import DONE, JOB, LAUNCH, Machine, lines, refuse
 
 # A build for many distributions, as conda's and uv's were; and an open-file limit of a thousand million, which a kernel
 # without close_range makes a loop of as many calls.

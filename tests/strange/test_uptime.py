@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import uptime
-from ranks import Finished, start_ranks
 
 from engine.trace.reading import Recording, read
+
+from ..ranks import Finished, start_ranks
+from . import uptime
 
 UPTIMES = (1, 70, 700)
 LASTS = 120.0  # seconds that the job may have taken

@@ -20,6 +20,8 @@ import numpy as np
 
 import engine
 
+from ..waiting import until
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
 LATE = 0.25  # seconds by which rank 1 is late: more than a wait lasts before it looks who is to blame
 
@@ -42,15 +44,6 @@ def refusal() -> str:
     except OSError as error:
         return f"no time namespace here: {error}"
     return f"no time namespace here: {tried.stderr.strip()}" if tried.returncode else ""
-
-
-def until(condition: Any, what: str, seconds: float = 40.0) -> None:
-    """Look until something is so."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError(f"not within {seconds} s: {what}")
-        time.sleep(0.005)
 
 
 def reduce_with_a_late_rank(name: str | None, mark: str) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_library import EVERY_SOURCE, Spec, stored
+
+from .kernel_library import EVERY_SOURCE, Spec, stored
 
 
 def bf16_to_f32(x: np.ndarray) -> np.ndarray:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_library import (
+
+from .kernel_library import (
     DTYPES,
     EVERY_SOURCE,
     LEVELS,
@@ -33,7 +34,7 @@ from kernel_library import (
     runnable,
     stored,
 )
-from kernel_reference import assert_equal_bits, bits, expected, numbers, ranks, rounded, scaled, widened
+from .kernel_reference import assert_equal_bits, bits, expected, numbers, ranks, rounded, scaled, widened
 
 CASES = [(d, o) for d in DTYPES for o in OPS if (d, o) != ("bool", "average")]
 LENGTHS = [0, 1, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 511, 1025, 4097]
@@ -493,7 +494,18 @@ def test_sanitizers_find_nothing() -> None:
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONMALLOC": "malloc",
     }
-    options = ["-q", "-x", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-k", chosen]
+    options = [
+        "-q",
+        "-x",
+        "-c",
+        os.devnull,
+        "--noconftest",
+        "--import-mode=append",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        chosen,
+    ]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, __file__],
         env={**os.environ, **sanitized}, capture_output=True, text=True, check=False, timeout=100,

@@ -23,6 +23,8 @@ from engine.rendezvous import Gathered, gather, hosting
 from engine.rendezvous.messages import GRACE, address, readable
 from engine.world import World
 
+from ..waiting import until
+
 BUILD: dict[str, str | int] = {"protocol": 1, "layout": "abc", "kernels": "avx2"}
 
 
@@ -233,15 +235,15 @@ def start(rank: int, size: int, key: str) -> subprocess.Popen[str]:
 
 def wait_for_members(process: subprocess.Popen[str], count: int) -> None:
     """Until rank 0 holds the pidfds of so many ranks, its own included."""
-    deadline = time.monotonic() + 20
     folder = f"/proc/{process.pid}/fd"
-    while time.monotonic() < deadline:
+
+    def members() -> int:
         with contextlib.suppress(FileNotFoundError):
             links = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
-            if sum("pidfd" in link for link in links) == count:
-                return
-        time.sleep(0.005)
-    pytest.fail("the ranks never came")
+            return sum("pidfd" in link for link in links)
+        return 0
+
+    until(lambda: members() == count, f"rank 0 has heard of {count} ranks")
 
 
 @pytest.mark.parametrize("victim", [0, 1])

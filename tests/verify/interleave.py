@@ -1,10 +1,10 @@
 """Plays thousands of orders of the protocol's steps, and shows that a look left out of the engine would be found.
 
-    python tests/interleave/interleave.py --build build/interleave
-    python tests/interleave/interleave.py --seed 1234 --size 3      # one schedule again
+    python -m tests.verify.interleave --build build/interleave
+    python -m tests.verify.interleave --seed 1234 --size 3      # one schedule again
 
 Ranks are threads of one process, of which the scheduler of schedule.c lets one go on at a time. It knows sequential
-consistency only: fences that the processor needs are for tests/mutation and the thread sanitizer.
+consistency only: fences that the processor needs are for mutate.py and the thread sanitizer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-SOURCES = ("engine", "engine_ext", "tools", "tests/interleave", "tests/sanitize", "meson.build", "LICENSE")
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("engine", "engine_ext", "tools", "tests/verify", "meson.build", "LICENSE")
 PART = 250  # schedules of one process
 
 
@@ -98,11 +97,11 @@ class Build:
     def make(self) -> None:
         if not (self.ninja / "build.ninja").exists():
             layout = ("--prefix=/", "-Dpython.platlibdir=/", "-Dpython.purelibdir=/", "-Dpython.bytecompile=-1")
-            points = f"-Dc_args=-O1 -include {self.tree / 'tests/interleave/schedule.h'}"
+            points = f"-Dc_args=-O1 -include {self.tree / 'tests/verify/schedule.h'}"
             self._run("meson", "setup", str(self.ninja), *layout, "-Dbuildtype=plain", "-Db_lundef=false", points)
         self._run("meson", "compile", "-C", str(self.ninja))
         self._run("meson", "install", "-C", str(self.ninja), "--quiet", "--destdir", str(self.site))
-        source = self.tree / "tests/interleave/schedule.c"
+        source = self.tree / "tests/verify/schedule.c"
         flags = ("-O1", "-fPIC", "-shared", "-std=c11", "-D_GNU_SOURCE", "-pthread")
         self._run("cc", *flags, str(source), "-o", str(self.library))
 
@@ -113,9 +112,9 @@ class Build:
 
     def play(self, size: int, first: int, count: int) -> tuple[int, str]:
         """Steps taken, and what went wrong, if anything, with the seed."""
-        command = [sys.executable, "-P", str(HERE / "interleave_program.py"), "--library", str(self.library)]
+        command = [sys.executable, "-P", "-m", "tests.verify.interleave_program", "--library", str(self.library)]
         options = ["--size", str(size), "--first", str(first), "--count", str(count)]
-        environment = {**self.environment, "PYTHONPATH": str(self.site)}
+        environment = {**self.environment, "PYTHONPATH": f"{self.site}{os.pathsep}{ROOT}"}
         limit = 60 + count
         try:
             done = subprocess.run(

@@ -13,11 +13,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "parallel"), str(HERE.parent)]
 
 TOO_LONG = 50_000_000  # ns: a wait that only the tick of 100 ms ends is a lost wake-up
 ROOM = 1 << 20
@@ -75,9 +71,9 @@ class Scheduler:
 
     def run(self, seed: int, size: int, order: bytes = b"") -> bytes:
         """Who went on at each step, in a program of `size` ranks; `order` comes before what the seed chooses."""
-        from thread_world import ThreadWorld
-
         import engine
+
+        from ..parallel.thread_world import ThreadWorld
 
         dice = random.Random(seed)
         library = self.library

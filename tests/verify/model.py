@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from machine import Code, Explorer, Found, Memory, Program, Stores, Views
+from .machine import Code, Explorer, Found, Memory, Program, Stores, Views
 
 ENGINE_ASLEEP, ENGINE, WAITER = 0, 1, 2  # state.pxd
 DOOR_ENGINE, DOOR_WAITER, DOORS, IN_ENTRY, CYCLE, COUNT_SHIFT = 1, 2, 3, 4, 8, 8  # layout.h

@@ -1,6 +1,6 @@
 """Builds the engine without each of its fences, and shows who misses it: a stress run of the build, or the model.
 
-    python tests/mutation/mutate.py --build build/mutate
+    python -m tests.verify.mutate --build build/mutate
 
 Not seen natively is what the processor forgives: on x86 a fence beside a locked instruction (the unlock of a mutex, an
 atomic addition) costs nothing to leave out. For those the weaker memory model has to miss it. The run fails if the
@@ -19,13 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-
-import model  # noqa: E402
-import stress  # noqa: E402
-from ranks import RanksFailed, run_ranks  # noqa: E402
+from ..ranks import ROOT, RanksFailed, run_ranks
+from . import model, stress
 
 # Ranks, cycle time in ms, options of the launcher.
 Shape = tuple[int, float, tuple[str, ...]]

@@ -1,10 +1,10 @@
 /* Put before every source of a build (-include): each access to a shared word, lock, futex and clock asks the scheduler first,
- * which lets one thread run at a time. schedule.c is that scheduler. Such a build is for tests/interleave alone. */
+ * which lets one thread run at a time. schedule.c is that scheduler. Such a build is for tests/verify/interleave.py alone. */
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
 
 #include "../../engine_ext/platform/atomics.h"
-#include "../sanitize/one_mapping.h"
+#include "one_mapping.h"
 
 void schedule_point(const char *what, const char *where, const void *word);
 void schedule_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns, const char *where);

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import model
-import mutate
 import pytest
+
+from . import model, mutate
 
 
 @pytest.mark.parametrize("memory", model.MODELS, ids=lambda memory: memory.name)

@@ -1,0 +1,1 @@
+"""Linters, type checkers and rules about the sources, as tests."""

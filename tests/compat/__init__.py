@@ -1,0 +1,1 @@
+"""Horovod's module names over ours, and what its scripts rely on."""

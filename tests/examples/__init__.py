@@ -1,0 +1,1 @@
+"""The examples, the README, the recipes and the benchmarks do what they say."""

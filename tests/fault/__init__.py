@@ -1,0 +1,1 @@
+"""Ranks that die, stop, leave or come late: who is blamed, how soon, and that nothing is left."""

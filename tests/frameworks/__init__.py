@@ -1,0 +1,1 @@
+"""The bindings, on 1 to 4 ranks."""

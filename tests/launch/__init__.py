@@ -1,0 +1,1 @@
+"""The launcher: what it starts, shows, passes on and says at the end."""

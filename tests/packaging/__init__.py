@@ -1,0 +1,1 @@
+"""The sdist, the wheel and the editable installation."""

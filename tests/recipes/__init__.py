@@ -1,0 +1,1 @@
+"""Programs of docs/libraries.md, in an environment of their own (`make recipes`)."""

@@ -1,0 +1,65 @@
+"""Waiting for a state, in tests and in the programs of ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+Found = TypeVar("Found")
+
+MARK = "RANKS_TEST"  # the variable by which the processes of a test are found
+
+
+class NotWithin(AssertionError):
+    """A state did not come in time."""
+
+
+def until(condition: Callable[[], Found], what: str, seconds: float = 30.0, pause: float = 0.002) -> Found:
+    """Look until something is so.
+
+    Parameters
+    ----------
+    condition : callable
+        Looks; what is awaited is a true value.
+    what : str
+        Names the state, for the failure.
+    seconds : float
+    pause : float
+        Seconds from one look to the next. 0 leaves the processor to others, no longer.
+
+    Returns
+    -------
+    object
+        What `condition` returned at last.
+
+    Raises
+    ------
+    NotWithin
+    """
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise NotWithin(f"not within {seconds} s: {what}")
+        time.sleep(pause)
+    return found
+
+
+def until_files(*paths: Path | str, seconds: float = 30.0) -> None:
+    """Wait for files that other processes make."""
+    until(lambda: all(os.path.exists(path) for path in paths), f"files {tuple(map(str, paths))}", seconds)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that were started with `MARK=mark`, or below one that was; zombies excepted."""
+    found = []
+    needle = f"{MARK}={mark}".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and needle in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
