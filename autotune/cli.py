@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune import horovod_csv, journal, known
-from autotune.chosen import chosen
+from autotune import horovod_csv, journal, result_cache
+from autotune.decision import chosen
 from autotune.journal import JournalError
 from autotune.space import Knobs
 from autotune.trials import PolicyError
@@ -89,13 +89,13 @@ def _best(log: Path, form: str) -> int:
 
 
 def _known(cache: Path | None, forget: bool) -> int:
-    home = known.directory() if cache is None else cache
+    home = result_cache.directory() if cache is None else cache
     if forget:
-        print(f"{known.forget(home)} results removed from {home}")
+        print(f"{result_cache.forget(home)} results removed from {home}")
         return 0
     from autotune.show import console_for, show_known
 
-    results, skipped = known.read(home)
+    results, skipped = result_cache.read(home)
     for each in skipped:
         print(f"autotune: not used: {each}", file=sys.stderr)
     if results:

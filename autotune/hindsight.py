@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from autotune.log_summary import Story
 from autotune.policy import Tuner
 from autotune.replay import tuner_of
-from autotune.story import Story
 
 
 def after(rows: Sequence[dict[str, Any]]) -> Tuner:

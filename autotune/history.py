@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.account import losses
-from autotune.robust import Score
+from autotune.score import Score
 from autotune.space import Knobs, Space
 from autotune.surrogate import Surrogate
 from autotune.trials import Epoch, Told, Trial, key

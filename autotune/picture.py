@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from autotune.hindsight import after, regrets
+from autotune.log_summary import Story, tell
 from autotune.policy import Tuner
 from autotune.space import Choice, Knob
-from autotune.story import Story, tell
 
 COLOURS = {"default": "black", "design": "tab:gray", "search": "tab:blue", "confirm": "tab:green"}
 GRID = 48  # points along a knob

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from autotune.replay import tuner_of
-from autotune.robust import location
+from autotune.score import location
 from autotune.space import Knobs, Space
 from autotune.trials import Phase, PolicyError, Settings, Trial
 

@@ -29,7 +29,7 @@ from autotune.budget import Budget
 from autotune.drift import PageHinkley
 from autotune.history import History, pooled
 from autotune.proof import Proof
-from autotune.robust import Score
+from autotune.score import Score
 from autotune.space import Knobs, Space
 from autotune.surrogate import Surrogate
 from autotune.trials import Epoch, Phase, Settings, Told, Trial

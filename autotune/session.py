@@ -3,7 +3,7 @@
 | from the trainer | holds | answered by |
 |---|---|---|
 | `prepare` | | `ready`: what takes long is imported |
-| `recall` | `job` (a `known.Job` without `processor`), `cache` (a directory; null: the user's) | `known` |
+| `recall` | `job` (a `result_cache.Job` without `processor`), `cache` (a directory; null: the user's) | `known` |
 | `begin` | `space`, `default`, `first`, `traffic`, `seed`, `max_trials`, `log` (a path, or null), `about` | `trial` |
 | `told` | `id`, `status`, `samples` of the trial; perhaps `exposed`, the share of waiting | `trial` or `done` |
 | `observe` | `samples` of what is deployed, after `done`; perhaps `steps` that passed | `watching`, or `trial` |
@@ -32,7 +32,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune import known
+from autotune import result_cache
 
 if TYPE_CHECKING:
     from autotune.journal import Journal
@@ -56,7 +56,7 @@ class Session:
         self._decision: dict[str, Any] = {}
         self._again = False  # what ends is not the first search
         self._drift = False
-        self._kept: tuple[Path, known.Job] | None = None  # where, and for what, the result is to be kept
+        self._kept: tuple[Path, result_cache.Job] | None = None  # where, and for what, the result is to be kept
         self._warnings: list[str] = []
 
     def answer(self, data: bytes) -> bytes:
@@ -89,10 +89,10 @@ class Session:
     def _recall(self, message: dict[str, Any]) -> dict[str, Any]:
         from autotune.journal import processor
 
-        job = known.Job(**message["job"], processor=processor())
+        job = result_cache.Job(**message["job"], processor=processor())
         try:
-            home = known.directory() if message["cache"] is None else Path(message["cache"])
-            found, why, skipped = known.recall(home, job)
+            home = result_cache.directory() if message["cache"] is None else Path(message["cache"])
+            found, why, skipped = result_cache.recall(home, job)
         except OSError as error:
             self._warnings.append(f"nothing is recalled or kept: {error.filename}: {error.strerror}")
             return {"type": "known", "knobs": None, "why": "nothing is recalled or kept"}
@@ -104,8 +104,8 @@ class Session:
 
     def _begin(self, message: dict[str, Any]) -> dict[str, Any]:
         tuner = _imported()
-        from autotune.link import first_setting
         from autotune.space import Space
+        from autotune.transport_model import first_setting
 
         space = Space.from_description(message["space"])
         default, first, about = message["default"], list(message["first"]), dict(message["about"])
@@ -180,7 +180,9 @@ class Session:
         log = None if self._journal is None else str(self._journal.path)
         knobs, trials, versions = self._tuner.best(), self._decision["trials"], environment()
         try:
-            known.remember(home, known.Known(job, knobs, gain, sure, trials, versions={**versions}, log=log))
+            result_cache.remember(
+                home, result_cache.Known(job, knobs, gain, sure, trials, versions={**versions}, log=log)
+            )
         except OSError as error:
             self._kept = None
             self._warnings.append(f"what was found cannot be kept in {home}: {error.strerror}")

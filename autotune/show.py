@@ -14,9 +14,9 @@ from rich.table import Table
 
 from autotune import horovod_csv
 from autotune.hindsight import regrets
-from autotune.known import Known
+from autotune.log_summary import Line, Story, tell
+from autotune.result_cache import Known
 from autotune.space import Knobs
-from autotune.story import Line, Story, tell
 from autotune.whatif import WhatIf
 
 BAR = 16  # characters

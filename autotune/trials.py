@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.robust import Score
+from autotune.score import Score
 from autotune.space import Knobs
 
 Array = NDArray[np.float64]

@@ -23,10 +23,10 @@ import numpy as np
 
 from autotune.hindsight import after
 from autotune.journal import JournalError
+from autotune.log_summary import Line, tell
 from autotune.policies import Policy
 from autotune.replay import TOLERANCE
 from autotune.space import Knobs
-from autotune.story import Line, tell
 from autotune.trials import PolicyError
 
 Source = Literal["log", "again", "model"]

@@ -10,18 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .builds import (
-        ccl_built,
-        cuda_built,
-        ddl_built,
-        gloo_built,
-        gloo_enabled,
-        mpi_built,
-        mpi_enabled,
-        mpi_threads_supported,
-        nccl_built,
-        rocm_built,
-    )
     from .collectives import (
         Handle,
         allgather,
@@ -43,6 +31,18 @@ if TYPE_CHECKING:
         reducescatter_async,
         synchronize,
     )
+    from .compat.builds import (
+        ccl_built,
+        cuda_built,
+        ddl_built,
+        gloo_built,
+        gloo_enabled,
+        mpi_built,
+        mpi_enabled,
+        mpi_threads_supported,
+        nccl_built,
+        rocm_built,
+    )
     from .compression import Compression, Compressor, Scheme
     from .groups import (
         grouped_allgather,
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
         grouped_reducescatter,
         grouped_reducescatter_async,
     )
-    from .launch.function import run
     from .objects import allgather_object, broadcast_object, check_consistency
     from .process_sets import ProcessSet, global_process_set
+    from .runner.function import run
     from .runtime import (
         abort,
         add_process_set,
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from .types import Adasum, Average, Max, Min, Op, Product, Sum
 
 _MODULES = {
-    "builds": (
+    "compat.builds": (
         "ccl_built cuda_built ddl_built gloo_built gloo_enabled mpi_built mpi_enabled mpi_threads_supported nccl_built "
         "rocm_built"
     ),
@@ -94,7 +94,7 @@ _MODULES = {
         "grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_ grouped_allreduce_async "
         "grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async"
     ),
-    "launch.function": "run",
+    "runner.function": "run",
     "objects": "allgather_object broadcast_object check_consistency",
     "process_sets": "ProcessSet global_process_set",
     "runtime": (

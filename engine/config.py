@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import ConfigError
-from .kubernetes import service_links
-from .patience import LONGEST
+from .host.kubernetes import service_links
+from .host.patience import LONGEST
 
 PREFIX = "ENGINE_"
 _LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from .errors import EngineError, NotInitializedError
+from .host.patience import Patience
 from .native import core
-from .patience import Patience
 
 
 def _distinct(ranks: Iterable[int]) -> tuple[int, ...]:

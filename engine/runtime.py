@@ -13,20 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import config, linux, logs, stacks
+from . import config, logs
 from .errors import ConfigError, EngineError, ForkedError, NotInitializedError, RendezvousError
-from .kubernetes import service_links
-from .launch.machine import cpu_quota
-from .metrics import local
-from .metrics.inprocess import InProcess, listen
+from .host import linux, stacks
+from .host.kubernetes import service_links
+from .host.machine import cpu_quota
+from .metrics import own_page
+from .metrics.export.in_process import InProcess, listen
 from .native import core, setup
 from .process_sets import ProcessSet, Registry
 from .rendezvous import Gathered, gather
 from .trace.flight import Recorder
 from .trace.timeline import Timeline
+from .tuning.journals import check_log, knobs_of
 from .tuning.knobs import words
-from .tuning.logs import check_log, knobs_of
-from .tuning.search import Tuning
+from .tuning.trial_loop import Tuning
 from .watch import Watch
 from .world import NO_LAUNCHER, World, detect
 
@@ -162,8 +163,8 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
     # Before the ranks meet: a timeline that cannot be written is an error while it can be mended.
     timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
     known = _knobs_of_a_log(world, settings)
-    page = _page(environ) if local.wanted(settings) else -1
-    beginning = local.begin(page, world.rank, world.size, world.local_rank) if page >= 0 else {}
+    page = _page(environ) if own_page.wanted(settings) else -1
+    beginning = own_page.begin(page, world.rank, world.size, world.local_rank) if page >= 0 else {}
 
     info, create = setup.segment_info(), partial(_memory, world, generation)
     gathered = gather(world, generation, info, settings.start_timeout, create)
@@ -201,7 +202,7 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
 def _page(environ: Mapping[str, str]) -> int:
     """Open this rank's page of counters."""
     try:
-        return local.open_page(environ)
+        return own_page.open_page(environ)
     except OSError as error:
         raise RendezvousError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from None
 

@@ -20,10 +20,10 @@ from typing import Any
 from engine_ext.errors import BY_CAUSE
 
 from .errors import WorldError
+from .host.stacks import NOT_THE_USERS
 from .logs import logger
 from .native import core
 from .process_sets import Registry
-from .stacks import NOT_THE_USERS
 from .trace.flight import Recorder, snapshot
 
 _CAUSES = {BY_CAUSE[code]: word for code, word in {1: "died", 2: "raised", 3: "left", 4: "stalled"}.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..launch.function import run
+from ..runner.function import run
 
 __all__ = ["__version__", "run"]
 

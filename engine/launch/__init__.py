@@ -1,8 +1,8 @@
 """`enginerun`: start, watch and end the ranks of a job. Runs without the native extension.
 
-Pure: `hosts`, `plan`, `policy`, `verdict`. They decide and touch nothing.
-At work: `machine` (facts), `spawn`, `processes`, `guardian`, `output`, `console`, `supervisor`, `report`, `cli`.
-Options of their own: `horovodrun`, `check_build`. `engine.run`: `function`, `function_job`, `function_rank`.
+Pure: `hosts`, `plan`, `cpu_binding`, `verdict`. They decide and touch nothing.
+At work: `spawn`, `guardian`, `output`, `console`, `supervisor`, `report`, `cli`.
+Options of their own: `horovod_options`, `check_build`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-from .. import builds
+from ..compat import builds
 
 # Package, how it is called, and the name of our binding; None where there is none yet.
 _FRAMEWORKS = (

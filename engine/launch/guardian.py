@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from . import processes
+from ..host import processes
 
 SWEEP_LIMIT = 5.0
 

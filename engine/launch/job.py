@@ -11,17 +11,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from .. import linux
-from . import leftovers, machine, processes, spawn
+from ..host import linux, machine, processes
+from ..readable import format_set
+from . import leftovers, spawn
 from .console import Console
+from .cpu_binding import allot
 from .errors import LaunchError
 from .guardian import Guardian
-from .horovodrun import without_effect
+from .horovod_options import without_effect
 from .metrics import Metrics
 from .options import Options
 from .output import Stream
 from .plan import Job, RankPlan, plan
-from .policy import allot, format_set
 from .report import QUOTE, failure_lines, flight_records, investigate
 from .shadow import shadowed
 from .supervisor import Outcome, Supervisor, signals
@@ -187,9 +188,9 @@ class JobRun:
         """What `--summary` shows; `pages` are the ranks' pages of counters."""
         if not self._options.summary:
             return []
-        from ..metrics.advice import report
-        from ..metrics.jobs import look_into
-        from ..metrics.summary import Run
+        from ..metrics.report.advice import report
+        from ..metrics.report.find_jobs import look_into
+        from ..metrics.report.summary import Run
 
         run = Run(
             seconds=seconds,

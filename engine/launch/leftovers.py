@@ -10,7 +10,7 @@ import stat
 import time
 from pathlib import Path
 
-from .. import stacks
+from ..host import stacks
 
 PREFIX = "enginerun-"  # of temporary directories of jobs
 RECORDS = ("failure.json", "flight.json", "traceback.txt", stacks.NAME)  # what a rank leaves that speaks of its job

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from .. import linux
-from ..kubernetes import service_links
+from ..host import linux
+from ..host.kubernetes import service_links
 from ..metrics import page
-from ..metrics.discovery import clean_name
 from ..metrics.errors import MetricsError
-from ..metrics.members import Member
-from ..metrics.service import ADDRESS, Service, Wanted, default_name
+from ..metrics.export.rank_pages import Member
+from ..metrics.export.service import ADDRESS, Service, Wanted
+from ..metrics.run_names import clean_name, default_name
 from .errors import LaunchError
 from .options import Options
 from .spawn import Rank

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..compat import switch
-from ..patience import LONGEST
-from . import horovodrun
+from ..host.patience import LONGEST
+from . import horovod_options
 from .check_build import table
 from .errors import LaunchError
 from .hosts import read_hostfile, slots_here
@@ -128,13 +128,13 @@ def parse(arguments: Sequence[str]) -> Options:
     if given.config_file is not None:
         # The command line goes before the file: of an option that is given twice, the last counts.
         known = {name for action in parser._actions for name in action.option_strings}
-        from_file = horovodrun.arguments_of(given.config_file, known - {"--config-file"})
+        from_file = horovod_options.arguments_of(given.config_file, known - {"--config-file"})
         given = parser.parse_args([*from_file, *arguments])
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not command:
         raise LaunchError("no command to run: write it after the options, as in 'enginerun -np 4 python train.py'")
     size = _size(given)
-    horovodrun.check_static(size, given.min_np, given.max_np, given.host_discovery_script)
+    horovod_options.check_static(size, given.min_np, given.max_np, given.host_discovery_script)
     if given.horovod and (obstacle := switch.obstacle(command)):
         raise LaunchError(f"--horovod does not reach this command: {obstacle}")
     return Options(
@@ -215,7 +215,11 @@ def _add_horovods(parser: argparse.ArgumentParser) -> None:
     add("--min-np", "--min-num-proc", type=_count, metavar="N", help="must be the number of ranks")
     add("--max-np", "--max-num-proc", type=_count, metavar="N", help="must be the number of ranks")
     add("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
-    for options, values in ((horovodrun.FLAGS, 0), (horovodrun.WITH_VALUE, None), (horovodrun.WITH_TWO_VALUES, 2)):
+    for options, values in (
+        (horovod_options.FLAGS, 0),
+        (horovod_options.WITH_VALUE, None),
+        (horovod_options.WITH_TWO_VALUES, 2),
+    ):
         for option in options:
             add(option, action=_Ignored, nargs=values, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
 

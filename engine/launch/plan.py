@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..compat import switch
-from .policy import Allotment
+from .cpu_binding import Allotment
 
 # How other launchers tell a process its place. Started under one of them, ours would be contradicted by its variables,
 # and torch would look for an agent's store that is not there.

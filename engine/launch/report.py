@@ -10,8 +10,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import stacks
-from .policy import format_set
+from ..host import stacks
+from ..readable import format_set
 from .verdict import CAUSES, Claim, End, Verdict, claim_of, describe, judge, traceback_span
 
 QUOTE = "  | "

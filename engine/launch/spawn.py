@@ -24,8 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import linux
-from . import processes
+from ..host import linux, processes
 from .errors import LaunchError
 from .plan import RankPlan
 

@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from .. import stacks
-from ..patience import Patience
-from . import processes
+from ..host import processes, stacks
+from ..host.patience import Patience
+from ..readable import format_set
 from .console import Console
 from .guardian import Guardian
 from .output import Stream
-from .policy import format_set
 from .report import read_claim
 from .spawn import Rank
 from .verdict import End, describe

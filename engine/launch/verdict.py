@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .processes import signal_name
+from ..host.processes import signal_name
 
 CAUSES = {
     "RankDiedError": "died",

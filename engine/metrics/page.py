@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .. import linux
+from ..host import linux
 
 NAME = "enginerun-counters"  # of the memory, in /proc/PID/fd
 BYTES = 8192

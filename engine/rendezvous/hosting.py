@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 from ..errors import IncompatibleRanksError, RendezvousError
-from ..patience import Patience
+from ..host.patience import Patience
 from ..world import World
 from .messages import (
     GRACE,

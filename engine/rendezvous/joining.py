@@ -10,7 +10,7 @@ import struct
 import time
 
 from ..errors import RendezvousError
-from ..patience import Patience
+from ..host.patience import Patience
 from ..world import World
 from .messages import (
     GRACE,

@@ -15,8 +15,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import linux
 from ..errors import IncompatibleRanksError, RendezvousError
+from ..host import linux
 from ..world import World
 
 GROUP = 250  # descriptors per message

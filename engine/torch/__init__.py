@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..builds import (
+from ..collectives import Handle, poll, synchronize
+from ..compat.builds import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -14,7 +15,6 @@ from ..builds import (
     nccl_built,
     rocm_built,
 )
-from ..collectives import Handle, poll, synchronize
 from ..compression import Compression, Compressor, Scheme
 from ..errors import CollectiveError as HorovodInternalError
 from ..objects import allgather_object, broadcast_object, check_consistency
@@ -35,8 +35,9 @@ from ..runtime import (
     stop_timeline,
 )
 from ..types import Adasum, Average, Max, Min, Op, Product, Sum
+from .autograd import mathematical_gradients
 from .compile import compile_backend
-from .functions import mathematical_gradients
+from .learning_rate import gradual_warmup, scale_learning_rate
 from .ops import (
     allgather,
     allgather_async,
@@ -66,7 +67,6 @@ from .ops import (
 )
 from .optimizer import DistributedOptimizer
 from .powersgd import PowerSGD
-from .schedules import gradual_warmup, scale_learning_rate
 from .sparse import sparse_allreduce, sparse_allreduce_async
 from .state import broadcast_optimizer_state, broadcast_parameters
 from .sync_batch_norm import SyncBatchNorm

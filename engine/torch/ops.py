@@ -1,7 +1,7 @@
 """Collectives on torch tensors, with the names, argument order and defaults that Horovod's users know.
 
 Gradients flow through the blocking ones that return a new tensor: Horovod's, or the mathematical ones. See
-`engine.torch.functions`, and docs/operations.md for a table of both.
+`engine.torch.autograd`, and docs/operations.md for a table of both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..failures import announce
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Average, Op, Sum
 from . import adapter as _adapter  # noqa: F401  (registers torch.Tensor)
-from . import functions
+from . import autograd
 
 
 def choose_op(average: bool | None, op: int | None) -> Op:
@@ -190,7 +190,7 @@ def allreduce(
         settings,
         "allreduce",
         [tensor],
-        lambda sent, marker: [functions.call(functions.Allreduce, collectives.allreduce, sent[0], *settings, marker)],
+        lambda sent, marker: [autograd.call(autograd.Allreduce, collectives.allreduce, sent[0], *settings, marker)],
     )
     return _tensor(result)
 
@@ -283,8 +283,8 @@ def grouped_allreduce(
         settings,
         "allreduce",
         _check_all(tensors, "allreduce", name, process_set),
-        lambda sent, marker: functions.call_grouped(
-            functions.GroupedAllreduce, groups.grouped_allreduce, sent, *settings, marker
+        lambda sent, marker: autograd.call_grouped(
+            autograd.GroupedAllreduce, groups.grouped_allreduce, sent, *settings, marker
         ),
     )
 
@@ -333,7 +333,7 @@ def broadcast(
     Gradients flow back to the root: their average over ranks; their sum with `mathematical_gradients`.
     """
     _check(tensor, "broadcast", name, process_set)
-    return _tensor(functions.call(functions.Broadcast, collectives.broadcast, tensor, root_rank, name, process_set))
+    return _tensor(autograd.call(autograd.Broadcast, collectives.broadcast, tensor, root_rank, name, process_set))
 
 
 def broadcast_(
@@ -361,7 +361,7 @@ def allgather(
     Gradients flow through it: those of this rank's rows, averaged over ranks; summed with `mathematical_gradients`.
     """
     _check(tensor, "allgather", name, process_set)
-    return _tensor(functions.call(functions.Allgather, collectives.allgather, tensor, name, process_set))
+    return _tensor(autograd.call(autograd.Allgather, collectives.allgather, tensor, name, process_set))
 
 
 def grouped_allgather_async(
@@ -378,8 +378,8 @@ def grouped_allgather(
 
     Gradients flow through it as through `allgather`.
     """
-    return functions.call_grouped(
-        functions.GroupedAllgather,
+    return autograd.call_grouped(
+        autograd.GroupedAllgather,
         groups.grouped_allgather,
         _check_all(tensors, "allgather", name, process_set),
         name,
@@ -403,7 +403,7 @@ def alltoall(
     Returns the rows; with `splits` also how many came from each rank. Gradients flow back the way the rows came.
     """
     _check(tensor, "alltoall", name, process_set)
-    return functions.call(functions.Alltoall, collectives.alltoall, tensor, splits, name, process_set)
+    return autograd.call(autograd.Alltoall, collectives.alltoall, tensor, splits, name, process_set)
 
 
 def reducescatter_async(
@@ -447,7 +447,7 @@ def reducescatter(
         "reducescatter",
         [tensor],
         lambda sent, marker: [
-            functions.call(functions.Reducescatter, collectives.reducescatter, sent[0], *settings, marker)
+            autograd.call(autograd.Reducescatter, collectives.reducescatter, sent[0], *settings, marker)
         ],
     )
     return _tensor(result)
@@ -497,8 +497,8 @@ def grouped_reducescatter(
         settings,
         "reducescatter",
         _check_all(tensors, "reducescatter", name, process_set),
-        lambda sent, marker: functions.call_grouped(
-            functions.GroupedReducescatter, groups.grouped_reducescatter, sent, *settings, marker
+        lambda sent, marker: autograd.call_grouped(
+            autograd.GroupedReducescatter, groups.grouped_reducescatter, sent, *settings, marker
         ),
     )
 

@@ -33,8 +33,8 @@ every pass raises an error about what was missed.
 **Sparse gradients** are gathered, as what they store, and added up here. A rank without a gradient need not know that
 the others' is sparse: the coordinator takes what it says for an empty one. They travel as they are.
 
-**Gradients that Python compresses** (`engine.torch.rounds`) are deferred: their hooks only count and take note, and
-`finish` reduces them when all others are done, in the same order on every rank.
+**Gradients that Python compresses** (`engine.torch.scheme_reducer`) are deferred: their hooks only count and take note,
+and `finish` reduces them when all others are done, in the same order on every rank.
 
 **A pass that raises** never reaches its end. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
 the other ranks, which wait for this one's gradients, can go on.
@@ -59,7 +59,7 @@ from ..types import Average, Op
 from . import sparse
 from .adapter import check, tensor_over
 from .once import Once
-from .rounds import Rounds, scheme_of
+from .scheme_reducer import Rounds, scheme_of
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
 NO_PASS = -1  # what torch calls the pass that is running when there is none

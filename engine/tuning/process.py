@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .. import config, linux
-from ..patience import Patience
+from .. import config
+from ..host import linux
+from ..host.patience import Patience
 
 VERSION = 2
 LIMIT = 1 << 16  # bytes of a message

@@ -13,7 +13,7 @@ import numpy as np
 
 import engine
 from engine.tuning import listener
-from engine.tuning import search as tuning
+from engine.tuning import trial_loop as tuning
 
 from ..waiting import until
 from .tuned_programs import native_mark, steps_until, tuner

@@ -14,8 +14,8 @@ import pytest
 from autotune import Choice, Integer, Real, Settings, Space, Tuner
 from autotune.account import losses
 from autotune.design import corners, levels
+from autotune.log_summary import tell
 from autotune.replay import replay
-from autotune.story import tell
 
 from .surfaces import DEFAULT, SPACE, flat, measured, search, shares
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from autotune import cli, known
-from autotune.known import Job, Known
+from autotune import cli, result_cache
+from autotune.result_cache import Job, Known
 
 JOB = Job("a1b2", 60, 100_000_000, 4, 1, "shm", "A processor", 8, "0.1", {})
 FOUND = Known(JOB, {"fusion_threshold": 1 << 20, "cycle_time_ms": 0.5, "stores": "cached"}, 0.11, 0.04, 30)
@@ -26,7 +26,7 @@ def nothing(job: Job = JOB) -> Known:
 
 
 def recalled(home: Path, job: Job = JOB) -> tuple[Known | None, str]:
-    found, why, skipped = known.recall(home, job)
+    found, why, skipped = result_cache.recall(home, job)
     assert skipped == []
     return found, why
 
@@ -34,14 +34,16 @@ def recalled(home: Path, job: Job = JOB) -> tuple[Known | None, str]:
 def test_a_result_is_recalled_as_it_was_and_is_private_and_can_be_read(tmp_path: Path) -> None:
     home = tmp_path / "a" / "b"
     assert recalled(home) == (None, "nothing is known of this job, nor of one like it")
-    known.remember(home, FOUND)
+    result_cache.remember(home, FOUND)
     found, why = recalled(home)
     assert found == FOUND
     assert why == f"this job: on {FOUND.when[:10]} a step took 11% less time than by default"
     (path,) = home.iterdir()
     assert path.name == JOB.file and home.stat().st_mode & 0o777 == 0o700 and path.stat().st_mode & 0o777 == 0o600
     content = json.loads(path.read_text())
-    assert content["schema"] == known.SCHEMA and content["job"] == asdict(JOB) and content["knobs"] == FOUND.knobs
+    assert (
+        content["schema"] == result_cache.SCHEMA and content["job"] == asdict(JOB) and content["knobs"] == FOUND.knobs
+    )
     assert len(path.read_text().splitlines()) > 20
 
 
@@ -72,10 +74,10 @@ UNLIKE = [
 
 def test_the_nearest_result_is_offered(tmp_path: Path) -> None:
     for job in UNLIKE:
-        known.remember(tmp_path, replace(FOUND, job=job))
+        result_cache.remember(tmp_path, replace(FOUND, job=job))
     assert recalled(tmp_path)[0] is None
     for k, job in enumerate(NEARER_LAST):
-        known.remember(tmp_path, replace(FOUND, job=job, trials=k))
+        result_cache.remember(tmp_path, replace(FOUND, job=job, trials=k))
         found, why = recalled(tmp_path)
         assert found is not None and found.trials == k, why
     assert len(list(tmp_path.iterdir())) == len(UNLIKE) + len(NEARER_LAST)
@@ -91,39 +93,39 @@ def test_the_nearest_result_is_offered(tmp_path: Path) -> None:
     ],
 )
 def test_how_alike_the_jobs_are_is_told(other: Job, says: str, tmp_path: Path) -> None:
-    known.remember(tmp_path, replace(FOUND, job=other))
+    result_cache.remember(tmp_path, replace(FOUND, job=other))
     assert recalled(tmp_path)[1].startswith(says)
 
 
 def test_of_equally_near_results_the_newest_is_offered(tmp_path: Path) -> None:
     for hour, ranks in ((3, 2), (5, 8), (4, 2)):
         when = f"2026-01-01T0{hour}:00:00+00:00"
-        known.remember(tmp_path, replace(FOUND, job=replace(JOB, ranks=ranks), trials=hour, when=when))
+        result_cache.remember(tmp_path, replace(FOUND, job=replace(JOB, ranks=ranks), trials=hour, when=when))
     found = recalled(tmp_path)[0]
     assert found is not None and found.trials == 5
 
 
 def test_that_nothing_was_better_is_offered_to_the_very_job_alone(tmp_path: Path) -> None:
-    known.remember(tmp_path, nothing(replace(JOB, ranks=2)))
+    result_cache.remember(tmp_path, nothing(replace(JOB, ranks=2)))
     assert recalled(tmp_path)[0] is None
-    known.remember(tmp_path, replace(FOUND, job=replace(JOB, ranks=64)))
+    result_cache.remember(tmp_path, replace(FOUND, job=replace(JOB, ranks=64)))
     assert recalled(tmp_path)[0] is not None
-    known.remember(tmp_path, nothing())
+    result_cache.remember(tmp_path, nothing())
     found, why = recalled(tmp_path)
     assert found is not None and found.knobs == nothing().knobs and "nothing was proven better" in why
 
 
 def test_what_was_proven_is_given_up_after_three_searches_that_prove_nothing(tmp_path: Path) -> None:
-    known.remember(tmp_path, FOUND)
+    result_cache.remember(tmp_path, FOUND)
     for k in (1, 2):
-        known.remember(tmp_path, nothing())
+        result_cache.remember(tmp_path, nothing())
         assert recalled(tmp_path)[0] == replace(FOUND, fruitless=k)
-    known.remember(tmp_path, FOUND)  # a proof begins the count anew
+    result_cache.remember(tmp_path, FOUND)  # a proof begins the count anew
     for _ in range(3):
-        known.remember(tmp_path, nothing())
+        result_cache.remember(tmp_path, nothing())
     found = recalled(tmp_path)[0]
     assert found is not None and found.gain is None
-    known.remember(tmp_path, FOUND)
+    result_cache.remember(tmp_path, FOUND)
     assert recalled(tmp_path)[0] == FOUND
 
 
@@ -132,7 +134,7 @@ def test_what_was_proven_is_given_up_after_three_searches_that_prove_nothing(tmp
 
 def written(home: Path, changes: dict[str, Any], job: Job = JOB) -> Path:
     """A result with something changed in it."""
-    known.remember(home, replace(FOUND, job=job))
+    result_cache.remember(home, replace(FOUND, job=job))
     path = home / job.file
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return path
@@ -174,18 +176,18 @@ def test_a_result_that_makes_no_sense_is_skipped_with_its_reason(
     changes: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path, changes)
-    found, _, skipped = known.recall(tmp_path, JOB)
+    found, _, skipped = result_cache.recall(tmp_path, JOB)
     assert found is None
     assert len(skipped) == 1 and skipped[0].startswith(f"{path}: ") and says in skipped[0]
-    assert len(skipped[0]) <= len(f"{path}: ") + known.SHOWN
-    known.remember(tmp_path, nothing())  # takes its place
+    assert len(skipped[0]) <= len(f"{path}: ") + result_cache.SHOWN
+    result_cache.remember(tmp_path, nothing())  # takes its place
     assert recalled(tmp_path)[0] == nothing()
 
 
 def test_junk_of_any_kind_is_skipped_and_hides_no_result(tmp_path: Path) -> None:
     rng = random.Random(0)
     good = replace(JOB, ranks=2)
-    known.remember(tmp_path, replace(FOUND, job=good))
+    result_cache.remember(tmp_path, replace(FOUND, job=good))
     whole = (tmp_path / good.file).read_bytes()
     kinds = [
         lambda: b"",
@@ -194,7 +196,7 @@ def test_junk_of_any_kind_is_skipped_and_hides_no_result(tmp_path: Path) -> None
         lambda: whole.replace(rng.choice([b'"', b"{", b":", b"1", b"a"]), rng.choice([b"", b"[", b"\0", b"NaN"])),
         lambda: b"[" * 100_000,
         lambda: b"{" * 60_000,
-        lambda: b" " * (known.LARGEST + 1),
+        lambda: b" " * (result_cache.LARGEST + 1),
         lambda: json.dumps(rng.choice([None, 1, "x", [1], {"a": 1}, {"job": 3}])).encode(),
         lambda: b'{"schema": 1, "job": {}, "knobs": NaN}',
     ]
@@ -206,7 +208,7 @@ def test_junk_of_any_kind_is_skipped_and_hides_no_result(tmp_path: Path) -> None
     (tmp_path / "a-3-000000000000.json").symlink_to("/nowhere")
     (tmp_path / "a-4-000000000000.json").symlink_to("/dev/zero")
     (tmp_path / "other.json").write_text("not ours, and not looked at")
-    found, _, skipped = known.recall(tmp_path, JOB)
+    found, _, skipped = result_cache.recall(tmp_path, JOB)
     assert found is not None and found.job == good
     # A link to nowhere is as good as no file.
     assert len(skipped) == len(paths) + 3 and all(os.fspath(tmp_path) in each for each in skipped)
@@ -214,15 +216,15 @@ def test_junk_of_any_kind_is_skipped_and_hides_no_result(tmp_path: Path) -> None
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
 def test_what_may_not_be_read_or_written_is_told(tmp_path: Path) -> None:
-    known.remember(tmp_path, FOUND)
+    result_cache.remember(tmp_path, FOUND)
     (tmp_path / JOB.file).chmod(0)
-    assert known.recall(tmp_path, JOB)[2] == [f"{tmp_path / JOB.file}: Permission denied"]
-    known.remember(tmp_path, FOUND)  # another file in its place
+    assert result_cache.recall(tmp_path, JOB)[2] == [f"{tmp_path / JOB.file}: Permission denied"]
+    result_cache.remember(tmp_path, FOUND)  # another file in its place
     assert recalled(tmp_path)[0] == FOUND
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(PermissionError):
-            known.remember(tmp_path, nothing())
+            result_cache.remember(tmp_path, nothing())
     finally:
         tmp_path.chmod(0o700)
     assert recalled(tmp_path)[0] == FOUND
@@ -230,7 +232,7 @@ def test_what_may_not_be_read_or_written_is_told(tmp_path: Path) -> None:
 
 
 def test_the_oldest_go_and_what_is_not_ours_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "MOST", 5)
+    monkeypatch.setattr(result_cache, "MOST", 5)
     others = ["notes.json", ".a-1-000000000000.xyz.tmp", ".other.tmp"]  # the second is being written
     for name in others:
         (tmp_path / name).touch()
@@ -239,14 +241,15 @@ def test_the_oldest_go_and_what_is_not_ours_stays(tmp_path: Path, monkeypatch: p
     os.utime(left, (1.0, 1.0))
     for ranks in range(1, 9):
         job = replace(JOB, ranks=ranks)
-        known.remember(tmp_path, replace(FOUND, job=job))
+        result_cache.remember(tmp_path, replace(FOUND, job=job))
         os.utime(tmp_path / job.file, (100.0 + ranks, 100.0 + ranks))
-    results, _ = known.read(tmp_path)
+    results, _ = result_cache.read(tmp_path)
     assert sorted(each.job.ranks for each in results) == [4, 5, 6, 7, 8]
-    assert sorted(path.name for path in tmp_path.iterdir() if not known.NAMES.fullmatch(path.name)) == sorted(others)
-    assert known.forget(tmp_path) == 5
+    left = (path.name for path in tmp_path.iterdir() if not result_cache.NAMES.fullmatch(path.name))
+    assert sorted(left) == sorted(others)
+    assert result_cache.forget(tmp_path) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
-    assert known.forget(tmp_path / "none") == 0
+    assert result_cache.forget(tmp_path / "none") == 0
 
 
 WRITER = """
@@ -254,11 +257,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from tests.autotune.test_known import FOUND
-from autotune import known
+from autotune import result_cache
 print("ready", flush=True)
 sys.stdin.read(1)
 for k in range(150):
-    known.remember(Path(sys.argv[1]), replace(FOUND, trials=1000 * int(sys.argv[2]) + k, log="x" * (1 + k * 97 % 8000)))
+    found = replace(FOUND, trials=1000 * int(sys.argv[2]) + k, log="x" * (1 + k * 97 % 8000))
+    result_cache.remember(Path(sys.argv[1]), found)
 """
 
 
@@ -266,7 +270,7 @@ def test_jobs_that_write_at_once_leave_one_whole_result(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-c", WRITER, str(tmp_path)]
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[2])])
     environ = {**os.environ, "PYTHONPATH": path}
-    known.remember(tmp_path, FOUND)
+    result_cache.remember(tmp_path, FOUND)
     writers = [
         subprocess.Popen([*command, str(k)], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for k in range(3)
@@ -304,15 +308,15 @@ def test_the_directory_is_the_users(environ: dict[str, str], expected: str, monk
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert known.directory() == Path(expected)
+    assert result_cache.directory() == Path(expected)
 
 
 def test_the_command_lists_and_forgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["known", "--cache", str(tmp_path)]
     assert cli.main(options) == 0
     assert capsys.readouterr().out == f"0 results in {tmp_path}\n"
-    known.remember(tmp_path, FOUND)
-    known.remember(tmp_path, nothing(replace(JOB, model="beef", held={"stores": "[red]"})))
+    result_cache.remember(tmp_path, FOUND)
+    result_cache.remember(tmp_path, nothing(replace(JOB, model="beef", held={"stores": "[red]"})))
     path = written(tmp_path, {"schema": 7}, replace(JOB, ranks=3))
     assert cli.main(options) == 0
     shown, errors = capsys.readouterr()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.link import Link, first_setting, fit, suggestion
 from autotune.space import Choice, Integer, Real, Space
+from autotune.transport_model import Link, first_setting, fit, suggestion
 from engine.tuning.batches import traffic
 
 

@@ -17,8 +17,8 @@ import pytest
 from autotune import Tuner, cli, journal, picture
 from autotune.hindsight import regrets
 from autotune.journal import Journal, JournalError
+from autotune.log_summary import tell
 from autotune.replay import replay
-from autotune.story import tell
 
 from .surfaces import DEFAULT, SPACE, bowl, measured, search
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import engine
-from autotune import cli, journal, known
+from autotune import cli, journal, result_cache
 from autotune.replay import replay
 from autotune.session import Session, SessionError
 from engine import config
 from engine.errors import ConfigError
 from engine.launch.options import parse
-from engine.tuning import search as tuning
+from engine.tuning import trial_loop as tuning
 from engine.tuning.job import job, model
 from engine.tuning.knobs import KNOBS, misfit
 
@@ -57,7 +57,7 @@ def test_a_search_begins_with_what_the_last_one_has_found(tmp_path: Path, capsys
     assert about["tensors"] == 6 and about["bytes"] == 4 * (3 + 1000 + 40_000 + 1 + 20_010)
     assert about == {name: again["about"][name] for name in about} == {name: wider["about"][name] for name in about}
     # There is one file for each kind of job, and people can see what was recalled.
-    results, skipped = known.read(cache)
+    results, skipped = result_cache.read(cache)
     assert len(results) == 3 and not skipped
     assert {(each.job.ranks, each.job.tensors) for each in results} == {(2, 6), (2, 5), (3, 6)}
     assert "autotune: recalled from this job: on " in two.ranks[0].stderr
@@ -174,7 +174,7 @@ def test_a_search_is_recalled_by_messages(tmp_path: Path) -> None:
     assert recalled["knobs"] is None and "warnings" not in recalled | done
     recalled, _ = search_with(tmp_path)
     assert recalled["knobs"] == done["best"] and recalled["why"].startswith("this job: ")
-    (result,), _ = known.read(tmp_path)
+    (result,), _ = result_cache.read(tmp_path)
     assert (result.gain, result.sure, result.trials) == (done["gain"], done["sure"], done["trials"])
     assert result.job.processor == journal.processor() and result.versions["scipy"]
     recalled, _ = search_with(tmp_path, ranks=3)
@@ -208,7 +208,7 @@ def test_a_search_after_a_drift_that_finds_nothing_leaves_what_is_kept(tmp_path:
     session = Session()
     told(session, type="recall", job=reduced(), cache=str(tmp_path))
     done = searched(lambda **message: told(session, **message))
-    (before,), _ = known.read(tmp_path)
+    (before,), _ = result_cache.read(tmp_path)
     slower = [3 * seconds(done["best"]["size"])] * 9
     answer: dict[str, Any] = {"type": "watching"}
     while answer["type"] == "watching":
@@ -216,7 +216,7 @@ def test_a_search_after_a_drift_that_finds_nothing_leaves_what_is_kept(tmp_path:
     while answer["type"] == "trial":  # all settings are alike now
         answer = told(session, type="told", id=answer["id"], status="ok", samples=[1.0 + 0.001 * k for k in range(5)])
     assert answer["gain"] is None and answer["best"] == done["best"] == before.knobs
-    assert known.read(tmp_path) == ([before], [])
+    assert result_cache.read(tmp_path) == ([before], [])
 
 
 @pytest.mark.parametrize(

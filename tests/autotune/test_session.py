@@ -18,7 +18,7 @@ import pytest
 from autotune import daemon, journal
 from autotune.replay import replay
 from autotune.session import LIMIT, Session, SessionError
-from engine.launch import processes
+from engine.host import processes
 from engine.tuning import process as tuner_process
 from engine.tuning.process import TunerError, TunerProcess
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.acquisition import log_expected_improvement, log_improvement
-from autotune.robust import Score, location
+from autotune.score import Score, location
 from autotune.surrogate import KINSHIP, MEAN_SD, Surrogate, sequence
 
 from .surfaces import SPACE

@@ -19,7 +19,7 @@ from autotune import Space, Tuner, cli, journal
 from autotune.replay import replay
 from engine import config
 from engine.errors import ConfigError
-from engine.tuning import search as tuning
+from engine.tuning import trial_loop as tuning
 from engine.tuning.knobs import KNOBS, within, words
 from engine.tuning.process import TunerError
 from engine.tuning.steps import Steps

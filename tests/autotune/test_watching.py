@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.tuning.search import ABORT_AFTER, OBSERVED, Tuning
 from engine.tuning.steps import Sample
+from engine.tuning.trial_loop import ABORT_AFTER, OBSERVED, Tuning
 
 DEPLOYED = 3  # the version of the knobs
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import engine
-from engine.tuning import search as tuning
+from engine.tuning import trial_loop as tuning
 
 from ..waiting import until
 

@@ -14,7 +14,7 @@ import engine
 HERE = Path(__file__).parent
 ROOT = str(Path(engine.__file__).parents[1])
 PROBE = "import horovod, sys; print(horovod.__version__, horovod.run.__module__, *sys.argv[1:])"
-FOUND = "0.28.1 engine.launch.function"
+FOUND = "0.28.1 engine.runner.function"
 LAUNCHER = (sys.executable, "-P", "-m", "engine.launch", "--quiet")
 SETTINGS = ("ENGINE_", "HOROVOD_", "OMP_", "PYTHON")
 
@@ -256,7 +256,7 @@ def test_a_main_script_that_imports_horovod_at_its_top_starts_its_own_ranks(tmp_
 
 
 def test_the_command_of_job_scripts_is_the_launcher_with_the_switch(programs):
-    command = (sys.executable, "-P", "-m", "engine.launch.horovodrun_command")
+    command = (sys.executable, "-P", "-m", "engine.compat.horovodrun")
     options = ("-np", 1, "--gloo", "--start-timeout", 30, "--quiet")
     done = start(*command, *options, sys.executable, "probe.py", "a", cwd=programs)
     assert plain_lines(done.stdout) == [f"{FOUND} a"]
@@ -272,7 +272,7 @@ def test_the_command_leaves_an_installed_horovod_its_own(programs):
     entry = "[console_scripts]\nhorovodrun = their_launcher:run_commandline\n"
     (installed / "horovod-0.28.1.dist-info" / "entry_points.txt").write_text(entry)
     (installed / "their_launcher.py").write_text("import sys\ndef run_commandline(): print('theirs', *sys.argv[1:])\n")
-    command = (sys.executable, "-P", "-m", "engine.launch.horovodrun_command")
+    command = (sys.executable, "-P", "-m", "engine.compat.horovodrun")
     done = start(*command, "-np", 2, "python", "probe.py", cwd=programs, path=(installed,))
     assert done.stdout == "theirs -np 2 python probe.py\n"
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="needs torch")
 import engine
 import engine.torch as hvd
 from engine.errors import UnsupportedTensorError
-from engine.torch import functions
+from engine.torch import autograd
 
 REQUIRED = inspect.Parameter.empty
 TENSOR = [("tensor", REQUIRED)]
@@ -170,10 +170,10 @@ def test_the_setting_of_gradients_holds_where_no_block_chooses() -> None:
     for wanted in (True, False):
         hvd.init(mathematical_gradients=wanted)
         try:
-            assert functions.are_mathematical() == wanted
+            assert autograd.are_mathematical() == wanted
             with hvd.mathematical_gradients(not wanted):
-                assert functions.are_mathematical() != wanted
-            assert functions.are_mathematical() == wanted
+                assert autograd.are_mathematical() != wanted
+            assert autograd.are_mathematical() == wanted
         finally:
             hvd.shutdown()
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from engine.compat import switch
-from engine.launch import horovodrun
+from engine.launch import horovod_options
+from engine.launch.cpu_binding import Allotment
 from engine.launch.errors import LaunchError
 from engine.launch.options import parse
 from engine.launch.plan import Job, plan
-from engine.launch.policy import Allotment
 
 YAML = """
 verbose: true
@@ -44,7 +44,7 @@ def test_what_does_nothing_is_told_in_one_line_with_the_reasons():
     given = "-np 2 --gloo --disable-cache -p 22 --mpi-args=--x --gloo --blacklist-cooldown-range 1 2 true"
     options = parse(given.split())
     assert options.ignored == ("--gloo", "--disable-cache", "-p", "--mpi-args", "--gloo", "--blacklist-cooldown-range")
-    assert horovodrun.without_effect(options.ignored) == (
+    assert horovod_options.without_effect(options.ignored) == (
         "without effect: --gloo, --mpi-args (shared memory is the one transport); --disable-cache (nothing is checked "
         "over the network); -p (all ranks are on this host); --blacklist-cooldown-range (of elastic jobs)"
     )

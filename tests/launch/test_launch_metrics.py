@@ -18,7 +18,7 @@ from engine.launch import cli
 from engine.launch.errors import LaunchError
 from engine.launch.options import parse
 from engine.metrics import page
-from engine.metrics.scrapers import UNKNOWN_PERIOD
+from engine.metrics.export.scrapers import UNKNOWN_PERIOD
 
 from ..waiting import until
 from .launch_jobs import Launcher

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch import machine
+from engine.host import machine
+from engine.host.machine import Facts
+from engine.launch.cpu_binding import allot
 from engine.launch.errors import LaunchError
-from engine.launch.policy import Facts, allot, format_set
+from engine.readable import format_set
 
 EIGHT = tuple(range(8))
 

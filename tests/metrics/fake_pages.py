@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from engine.metrics import page
-from engine.metrics.collector import Exporter
-from engine.metrics.members import Member
+from engine.metrics.export.collector import Exporter
+from engine.metrics.export.rank_pages import Member
 
 FIRST = 2048  # where fields begin
 Fields = Mapping[str, int | Sequence[int]]

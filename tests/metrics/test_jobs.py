@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from engine.metrics import page
-from engine.metrics.jobs import Attached, Job, by_rank, find
 from engine.metrics.page import PageError, Snapshot
+from engine.metrics.report.find_jobs import Attached, Job, by_rank, find
 
 from .watched_jobs import ENVIRONMENT
 from .written_pages import snapshot

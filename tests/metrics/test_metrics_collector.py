@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from engine.metrics import definitions, page
-from engine.metrics.collector import READERS, Exporter, coarse
+from engine.metrics.export.collector import READERS, Exporter, coarse
 
 from .fake_pages import FIRST, FakePage, full_exposition, member, training
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from engine.metrics import endpoint
-from engine.metrics.endpoint import Endpoint
 from engine.metrics.errors import MetricsError
+from engine.metrics.export import endpoint
+from engine.metrics.export.endpoint import Endpoint
 
 from ..waiting import until
 

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.metrics import discovery, files, textfile
 from engine.metrics.errors import MetricsError
-from engine.metrics.service import default_name
-from engine.metrics.textfile import Textfile
+from engine.metrics.export import atomic_file, discovery, textfile
+from engine.metrics.export.textfile import Textfile
+from engine.metrics.run_names import clean_name, default_name
 
 from ..waiting import until, until_files
 
 
 @given(st.text(max_size=300))
 def test_a_runs_name_is_fit_for_a_label_and_a_file(name):
-    clean = discovery.clean_name(name)
+    clean = clean_name(name)
     assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}", clean)
-    assert discovery.clean_name(clean) == clean
+    assert clean_name(clean) == clean
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_runs_name_is_fit_for_a_label_and_a_file(name):
         (["python", "-m", "pkg.train", "--x"], "pkg.train-7"),
         (["python", "/x/pkg/__main__.py"], "pkg-7"),
         (["./run.sh", "a b"], "run-7"),
-        (["python", "-P", "-m", "engine.launch.function_rank", "/tmp/x"], "engine.run-7"),
+        (["python", "-P", "-m", "engine.runner.rank", "/tmp/x"], "engine.run-7"),
         (["./ü ber"], "_ber-7"),
     ],
 )
@@ -52,7 +52,7 @@ def test_a_file_is_whole_at_any_moment_and_others_may_read_it(tmp_path):
     path, over, parts = tmp_path / "a.json", threading.Event(), set()
     old = os.umask(0o077)
     try:
-        files.replace(path, b"a" * 100_000)
+        atomic_file.replace(path, b"a" * 100_000)
     finally:
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -65,7 +65,7 @@ def test_a_file_is_whole_at_any_moment_and_others_may_read_it(tmp_path):
     reader = threading.Thread(target=read)
     reader.start()
     for turn in range(300):
-        files.replace(path, (b"a", b"b")[turn % 2] * 100_000)
+        atomic_file.replace(path, (b"a", b"b")[turn % 2] * 100_000)
     over.set()
     reader.join(20)
     assert parts <= {(100_000, b"a", b"a"), (100_000, b"b", b"b")}
@@ -75,7 +75,7 @@ def test_a_file_is_whole_at_any_moment_and_others_may_read_it(tmp_path):
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError, match="Is a directory"):
-        files.replace(tmp_path / "taken", b"x")
+        atomic_file.replace(tmp_path / "taken", b"x")
     assert os.listdir(tmp_path) == ["taken"]
 
 
@@ -83,11 +83,11 @@ def test_only_the_runs_own_file_is_removed(tmp_path):
     path = tmp_path / "a.json"
     ours, theirs = (discovery.document("h:1", "train", pid) for pid in (1, 2))
     path.write_bytes(theirs)
-    files.remove(path, ours)
+    atomic_file.remove(path, ours)
     assert path.exists()
-    files.remove(path, theirs)
+    atomic_file.remove(path, theirs)
     assert not path.exists()
-    files.remove(path, theirs)
+    atomic_file.remove(path, theirs)
 
 
 def test_a_directory_gets_a_file_for_each_run_and_is_made(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.metrics.page import PageError, Snapshot
-from engine.metrics.rates import COUNTERS, Page, Reading, pending, rates, straggler
+from engine.metrics.report.rates import COUNTERS, Page, Reading, pending, rates, straggler
 
 from .written_pages import snapshot
 

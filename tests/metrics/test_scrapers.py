@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.metrics.scrapers import LONGEST_PERIOD, MARGIN, UNKNOWN_PERIOD, Scrapers
+from engine.metrics.export.scrapers import LONGEST_PERIOD, MARGIN, UNKNOWN_PERIOD, Scrapers
 
 
 def visited(**times: list[float]) -> Scrapers:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.metrics import advice, page
-from engine.metrics.rates import Page
-from engine.metrics.summary import FEW_STEPS, Run, figures, lines, percentile
+from engine.metrics import page
+from engine.metrics.report import advice
+from engine.metrics.report.rates import Page
+from engine.metrics.report.summary import FEW_STEPS, Run, figures, lines, percentile
 
 from .written_pages import snapshot
 

@@ -22,11 +22,11 @@ from rich.console import Console
 
 from engine.launch.cli import COMMANDS
 from engine.launch.cli import main as enginerun
-from engine.metrics.jobs import Job
 from engine.metrics.page import PageError
-from engine.metrics.rates import Page, Rates, Reading
-from engine.metrics.top import TopError, choose, main
-from engine.metrics.view import Frame, draw, ending
+from engine.metrics.report.find_jobs import Job
+from engine.metrics.report.rates import Page, Rates, Reading
+from engine.metrics.report.top import TopError, choose, main
+from engine.metrics.report.top_screen import Frame, draw, ending
 
 from .watched_jobs import ENVIRONMENT
 from .written_pages import snapshot
@@ -318,7 +318,7 @@ def test_only_the_first_argument_is_a_command_of_ours(capfd: pytest.CaptureFixtu
 
 
 def test_without_rich_it_says_what_to_install() -> None:
-    code = "import sys; sys.modules['rich'] = None; from engine.metrics.top import main; sys.exit(main([]))"
+    code = "import sys; sys.modules['rich'] = None; from engine.metrics.report.top import main; sys.exit(main([]))"
     run = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert (
         run.returncode == 1 and run.stderr == "enginerun top: error: it needs rich: pip install 'enginerun[metrics]'\n"

@@ -49,7 +49,7 @@ def use(name, program):
         wrong.append(repr(error))
 for name, program in {
     "enginerun": "import enginerun; enginerun.init",
-    "enginerun.launch.function": "from enginerun.launch.function import run",
+    "enginerun.runner.function": "from enginerun.runner.function import run",
 }.items():
     threads = [threading.Thread(target=use, args=(name, program)) for _ in range(4)]
     for each in threads:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import patience
-from engine.patience import STEP, Patience
+from engine.host import patience
+from engine.host.patience import STEP, Patience
 
 NATIVE = Path(__file__).parents[2]
 S = 10**9

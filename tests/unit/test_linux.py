@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import linux, stacks
+from engine.host import linux, stacks
 from engine.tuning.process import TunerError, TunerProcess
 
 
@@ -108,7 +108,7 @@ def test_the_innermost_line_of_the_users_own(tmp_path: Path, text: str, place: s
 KEEPS = """
 import faulthandler, os, signal, sys
 from pathlib import Path
-from engine import stacks
+from engine.host import stacks
 handled = []
 signal.signal(stacks.SIGNAL, lambda *_: handled.append(1))
 with open(sys.argv[1] + "/mine", "w") as mine:
@@ -130,7 +130,7 @@ def test_handlers_of_the_program_stay(tmp_path: Path) -> None:
 
 def test_who_asks_late_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "rank.0").mkdir()
-    code = "import faulthandler, signal, sys\nfrom pathlib import Path\nfrom engine import stacks\n"
+    code = "import faulthandler, signal, sys\nfrom pathlib import Path\nfrom engine.host import stacks\n"
     code += "stacks.enable(Path(sys.argv[1]), 0); faulthandler.unregister(stacks.SIGNAL)\n"
     code += "signal.raise_signal(stacks.SIGNAL); print('lives')"
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
-from . import cli
+from ..launch import cli
 
 
 def main(argv: Sequence[str] | None = None) -> Any:

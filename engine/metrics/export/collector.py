@@ -19,10 +19,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from . import definitions, page
+from .. import definitions, page
+from ..page import PageError, Snapshot
 from .encoding import OPENMETRICS, PLAIN, Encoder
-from .members import Member
-from .page import PageError, Snapshot
+from .rank_pages import Member
 
 CLOCKS_APART = 0.05  # seconds between two readings of the clocks that are no step of one: noise would look like news
 

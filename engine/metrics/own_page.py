@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..config import Config
-from ..launch.processes import look
+from ..host.processes import look
 from ..logs import logger
 from . import page
 from .page import PageError

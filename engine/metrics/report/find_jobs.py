@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-from ..launch.processes import Process, look, processes
-from .discovery import clean_name
-from .page import NAME, PageError, Snapshot, read
+from ...host.processes import Process, look, processes
+from ..page import NAME, PageError, Snapshot, read
+from ..run_names import clean_name, default_name
 from .rates import Page, Reading
-from .service import default_name
 
 PROC = Path("/proc")
 # What launchers of others give to all ranks of a job alike.

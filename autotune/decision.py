@@ -1,4 +1,4 @@
-"""`python -m autotune.chosen LOG`: the knobs that a search has decided for, as JSON. Needs numpy alone."""
+"""`python -m autotune.decision LOG`: the knobs that a search has decided for, as JSON. Needs numpy alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from autotune import horovod_csv, journal
 from autotune.journal import JournalError
+from autotune.log_summary import tell
 from autotune.space import Knobs
-from autotune.story import tell
 
 
 def chosen(log: Path) -> tuple[Knobs, bool]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .page import PageError, Snapshot
+from ..page import PageError, Snapshot
 
 Page = Snapshot | PageError | None
 COUNTERS = (

@@ -1,4 +1,4 @@
-"""A rank of `engine.run`: `function_rank DIRECTORY` makes the call that lies there."""
+"""A rank of `engine.run`: `python -m engine.runner.rank DIRECTORY` makes the call that lies there."""
 
 from __future__ import annotations
 

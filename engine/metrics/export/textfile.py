@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from . import files
-from .errors import MetricsError
+from ..errors import MetricsError
+from . import atomic_file
 
 PERIOD = 15.0  # seconds
 STOP_LIMIT = 2.0
@@ -36,7 +36,7 @@ class Textfile:
             raise MetricsError(f"the textfile {str(path)!r} is for node_exporter, which reads *.prom: name it so")
         if path.is_dir():
             raise MetricsError(f"the textfile {str(path)!r} is a directory: name a file in it")
-        if problem := files.check_directory(path):
+        if problem := atomic_file.check_directory(path):
             raise MetricsError(f"the textfile {str(path)!r} cannot be written: {problem}")
         self.path = path
         self._text = text
@@ -64,7 +64,7 @@ class Textfile:
 
     def _write(self) -> None:
         try:
-            files.replace(self.path, self._text())
+            atomic_file.replace(self.path, self._text())
         except OSError as error:
             if not self._troubled:
                 self._say(f"metrics: cannot write {str(self.path)!r}: {error.strerror}; goes on trying")

@@ -15,32 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..host.machine import Facts
+from ..readable import format_set
 from .errors import LaunchError
 
 SHOWN_SLICES = 8
 PLACEMENT = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the policy decides on.
-
-    Attributes
-    ----------
-    cpus : tuple of int
-        The launcher's affinity set, hardware threads of a core side by side.
-    quota : float or None
-        CPUs that the cgroup's quota allows, None without a quota.
-    """
-
-    cpus: tuple[int, ...]
-    quota: float | None = None
-
-    @property
-    def usable(self) -> int:
-        """CPUs that can be kept busy at once; at least 1."""
-        count = len(self.cpus)
-        return max(1, count if self.quota is None else min(count, int(self.quota)))
 
 
 @dataclass(frozen=True)
@@ -145,25 +125,3 @@ def _show(slices: tuple[tuple[int, ...], ...]) -> str:
     """Write slices, the first and the last of many."""
     shown = [format_set(part) for part in slices]
     return " | ".join(shown if len(shown) <= SHOWN_SLICES else [*shown[: SHOWN_SLICES - 2], "...", shown[-1]])
-
-
-def format_set(numbers: tuple[int, ...] | list[int]) -> str:
-    """Write numbers as ranges.
-
-    Parameters
-    ----------
-    numbers : sequence of int
-        CPUs or ranks, in any order.
-
-    Returns
-    -------
-    str
-        For example `0-3,8`.
-    """
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)

@@ -1,8 +1,8 @@
 """`engine.run`: call a function on every rank of a job, and return what it returned.
 
-Three processes take part. The caller pickles the call into a directory of its own and waits. `function_job`, which it
-starts, is the launcher: the launcher needs one thread and adopts orphans, and the caller may be anything. Each rank is
-`function_rank`, which makes the call and pickles the result.
+Three processes take part. The caller pickles the call into a directory of its own and waits. `job`, which it starts, is
+the launcher: the launcher needs one thread and adopts orphans, and the caller may be anything. Each rank is `rank`,
+which makes the call and pickles the result.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import leftovers
-from .errors import JobError, LaunchError
+from ..launch import leftovers
+from ..launch.errors import JobError, LaunchError
 
 CALL, OUTCOME, RESULT, ERROR = "call", "outcome.json", "result.{}", "error.{}"
 
@@ -127,7 +127,7 @@ network_interfaces
         try:
             (home / CALL).write_bytes(call)
             python = executable or sys.executable
-            command = [python, "-P", "-m", "engine.launch.function_rank", directory]
+            command = [python, "-P", "-m", "engine.runner.rank", directory]
             _launch(home, [*_arguments(options), "--", *command])
             return _results(home)
         finally:
@@ -184,7 +184,7 @@ def _launch(home: Path, arguments: Sequence[str]) -> None:
     """Start the launcher and wait for its end. It ends with the thread that started it, and so do the ranks."""
     # A session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on once.
     launcher = subprocess.Popen(
-        [sys.executable, "-P", "-m", "engine.launch.function_job", str(os.getpid()), str(home), *arguments],
+        [sys.executable, "-P", "-m", "engine.runner.job", str(os.getpid()), str(home), *arguments],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import discovery, files
-from .errors import MetricsError
-from .members import Member
+from ..errors import MetricsError
+from . import atomic_file, discovery
+from .rank_pages import Member
 from .textfile import Textfile
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class Service:
         """
         if self._announced is not None and self._endpoint is not None:
             try:
-                files.replace(self._announced, self._document)
+                atomic_file.replace(self._announced, self._document)
             except OSError as error:
                 raise MetricsError(
                     f"cannot write {str(self._announced)!r} for Prometheus's file_sd: {error.strerror}"
@@ -148,7 +147,7 @@ class Service:
         """Take the announcement away, stop listening, and write the textfile's last state. Waits for no client."""
         self._over = True
         if self._announced is not None:
-            files.remove(self._announced, self._document)
+            atomic_file.remove(self._announced, self._document)
         if self._endpoint is not None:
             self._endpoint.stop()
         if self._textfile is not None:
@@ -157,9 +156,9 @@ class Service:
     def discard(self) -> None:
         """Remove the files, in another process, after this one was killed."""
         if self._announced is not None:
-            files.remove(self._announced, self._document)
+            atomic_file.remove(self._announced, self._document)
         if self._wanted.textfile is not None:
-            files.remove(self._wanted.textfile, f'run="{self._wanted.run}"'.encode())
+            atomic_file.remove(self._wanted.textfile, f'run="{self._wanted.run}"'.encode())
 
     def _exporter(self) -> Exporter:
         """Made at the first use, in the thread that needs it: the import takes as long as the start of some ranks."""
@@ -172,29 +171,3 @@ class Service:
 
     def _text(self) -> bytes:
         return self._exporter().text()[0]
-
-
-def default_name(command: Sequence[str], pid: int) -> str:
-    """Name a run after its program.
-
-    Parameters
-    ----------
-    command : sequence of str
-        Program and its arguments; `python [options] script` is named for the script.
-    pid : int
-        Makes it unique on the host.
-
-    Returns
-    -------
-    str
-        Fit for a label.
-    """
-    name = Path(command[0]).stem
-    for before, word in pairwise(("", *command)):
-        if (before == "-m" and "python" in Path(command[0]).name) or word.endswith(".py"):
-            script = Path(word)
-            name = word if before == "-m" else script.parent.name if script.stem == "__main__" else script.stem
-            break
-    if name == "engine.launch.function_rank":
-        name = "engine.run"
-    return f"{discovery.clean_name(name)[:60]}-{pid}"

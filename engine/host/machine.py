@@ -6,13 +6,34 @@ import os
 import re
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from .policy import Facts
+
+@dataclass(frozen=True)
+class Facts:
+    """CPUs of this host, as this process may use them.
+
+    Attributes
+    ----------
+    cpus : tuple of int
+        The launcher's affinity set, hardware threads of a core side by side.
+    quota : float or None
+        CPUs that the cgroup's quota allows, None without a quota.
+    """
+
+    cpus: tuple[int, ...]
+    quota: float | None = None
+
+    @property
+    def usable(self) -> int:
+        """CPUs that can be kept busy at once; at least 1."""
+        count = len(self.cpus)
+        return max(1, count if self.quota is None else min(count, int(self.quota)))
 
 
 def facts(root: Path = Path("/")) -> Facts:
-    """Collect what the policy decides on.
+    """Collect them.
 
     Parameters
     ----------

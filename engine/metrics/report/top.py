@@ -15,14 +15,14 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from . import words
-from .jobs import Attached, Job, find
+from ... import readable
+from .find_jobs import Attached, Job, find
 from .rates import Reading, rates
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .view import Frame
+    from .top_screen import Frame
 
 SHORTEST = 0.1  # seconds between two readings
 PIPE_WIDTH = 100
@@ -103,7 +103,7 @@ def choose(jobs: Sequence[Job], wanted: str | None) -> Job:
         fitting = fitting or [job for job in jobs if job.run.startswith(wanted)]
         if not fitting:
             known = f"; there {'are' if len(jobs) > 1 else 'is'}:\n{_listed(jobs)}" if jobs else ""
-            raise TopError(f"no job of yours on this host has the name or the process {words.plain(wanted)}{known}")
+            raise TopError(f"no job of yours on this host has the name or the process {readable.plain(wanted)}{known}")
     if len(fitting) > 1:
         raise TopError(
             f"there are several jobs; choose one by its name or a process, as in 'enginerun top {fitting[0].pid}':\n"
@@ -112,8 +112,8 @@ def choose(jobs: Sequence[Job], wanted: str | None) -> Job:
     job = fitting[0]
     if not job.pages:
         raise TopError(
-            f"the job {words.plain(job.run)} (process {job.pid}) runs without counting: start it without --no-metrics "
-            "and without ENGINE_METRICS=0"
+            f"the job {readable.plain(job.run)} (process {job.pid}) runs without counting: start it without "
+            "--no-metrics and without ENGINE_METRICS=0"
         )
     return job
 
@@ -151,7 +151,7 @@ def _listed(jobs: Sequence[Job]) -> str:
         else:
             count = len(job.pages)
             about = f"{count} rank{'s' * (count > 1)}{'' if job.launched else ', without a launcher of ours'}"
-        lines.append(f"  {job.pid:>8}  {words.plain(job.run)}  ({about})")
+        lines.append(f"  {job.pid:>8}  {readable.plain(job.run)}  ({about})")
     return "\n".join(lines)
 
 
@@ -171,14 +171,14 @@ def _ended_politely() -> Iterator[None]:
 
 
 def _frame(job: Attached, before: Reading | None, now: Reading) -> Frame:
-    from .view import Frame
+    from .top_screen import Frame
 
     return Frame(job.job.run, now, {} if before is None else rates(before, now), job.letters(now), time.time())
 
 
 def _once(job: Attached, console: Console, interval: float) -> None:
     """Show one interval."""
-    from .view import draw, ending
+    from .top_screen import draw, ending
 
     before = job.read()
     time.sleep(interval)
@@ -193,7 +193,7 @@ def _watch(job: Attached, console: Console, interval: float) -> None:
     """Show the job until it ends, or the user leaves."""
     from rich.live import Live
 
-    from .view import draw, ending
+    from .top_screen import draw, ending
 
     before: Reading | None = None
     # On a terminal the picture is drawn in place. Elsewhere, one follows the other.

@@ -6,14 +6,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..config import Config
-from ..errors import ConfigError
-from ..logs import logger
-from .discovery import clean_name
-from .errors import MetricsError
-from .members import Member
-from .service import Service, Wanted, default_name
-from .strangers import Stranger
+from ...config import Config
+from ...errors import ConfigError
+from ...logs import logger
+from ..errors import MetricsError
+from ..run_names import clean_name, default_name
+from .rank_pages import Member, Stranger
+from .service import Service, Wanted
 
 
 class InProcess:

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from . import words
-from .page import ALGORITHMS, DURATIONS, OPERATIONS, PHASES, REASONS, PageError, Snapshot
+from ... import readable
+from ..page import ALGORITHMS, DURATIONS, OPERATIONS, PHASES, REASONS, PageError, Snapshot
+from . import page_words
 from .rates import Page, straggler
 
 FEW_STEPS = 20  # of fewer, the first ones are too large a part to advise by
@@ -161,7 +162,7 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
     failures: dict[str, list[int]] = {}
     for rank, page in read.items():
         if page.state == "failed":
-            failures.setdefault(words.failure(page), []).append(rank)
+            failures.setdefault(page_words.failure(page), []).append(rank)
     return Figures(
         run=run,
         ranks=len(read),
@@ -185,7 +186,7 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
         fill=_ratio(total["fused_bytes"], total["fusion_capacity"]),
         closed={} if leader is None else dict(zip(REASONS, leader.fields["cycles"], strict=True)),
         misses=_ratio(total["requests"], total["submitted"]),
-        knobs=[] if leader is None else words.knobs(leader),
+        knobs=[] if leader is None else page_words.knobs(leader),
         phase=PHASES[0] if leader is None else leader.phase,
         trials=0 if leader is None else leader["tuner_trials"],
         changes=0 if leader is None else leader["tuner_changes"],
@@ -234,14 +235,14 @@ def lines(told: Figures, advice: Sequence[str]) -> list[str]:
     ----------
     told : Figures
     advice : sequence of str
-        What to change, from `engine.metrics.advice`.
+        What to change, from `engine.metrics.report.advice`.
 
     Returns
     -------
     list of str
         About ten lines.
     """
-    head = f"summary: {words.count(told.run.size, 'rank')}, {words.clock(told.run.seconds)}"
+    head = f"summary: {readable.count(told.run.size, 'rank')}, {readable.clock(told.run.seconds)}"
     text = [head + _absent(told)]
     if told.ranks == 0:
         return [*text, "  nothing was counted: no rank has started the engine"]
@@ -253,12 +254,12 @@ def _rows(told: Figures) -> list[tuple[str, str]]:
     """The figures, by what they are about."""
     rows = [("steps", _steps(told)), ("throughput", _throughput(told))]
     if told.blocked is not None and told.exposed is not None and told.waited is not None:
-        hidden = "" if told.hidden is None else f"; {words.share(told.hidden)} of the collectives' time was hidden"
+        hidden = "" if told.hidden is None else f"; {readable.share(told.hidden)} of the collectives' time was hidden"
         rows.append(
             (
                 "communication",
-                f"blocked for {words.share(told.blocked)} of the time: {words.share(told.exposed)} in collectives "
-                f"(exposed), {words.share(told.waited)} waiting for late ranks or batches{hidden}",
+                f"blocked for {readable.share(told.blocked)} of the time: {readable.share(told.exposed)} in "
+                f"collectives (exposed), {readable.share(told.waited)} waiting for late ranks or batches{hidden}",
             )
         )
     rows += [("slowest rank", _slowest(told)), ("fusion", _fusion(told)), ("knobs", _knobs(told))]
@@ -277,12 +278,12 @@ def _steps(told: Figures) -> str:
         spread = f"the median and the 95th percentile {_bounds(told.step_half)}"
     else:
         spread = f"the median {_bounds(told.step_half)}, the 95th percentile {_bounds(told.step_most)}"
-    return f"{told.steps}, of {words.short(told.step)} in the mean, {spread}{few}"
+    return f"{told.steps}, of {readable.short(told.step)} in the mean, {spread}{few}"
 
 
 def _bounds(bounds: tuple[float, float]) -> str:
     low, high = bounds
-    return f"over {words.short(low)}" if high == float("inf") else f"{words.short(low)} to {words.short(high)}"
+    return f"over {readable.short(low)}" if high == float("inf") else f"{readable.short(low)} to {readable.short(high)}"
 
 
 def _throughput(told: Figures) -> str:
@@ -291,8 +292,8 @@ def _throughput(told: Figures) -> str:
     steps = ""
     if told.step:
         steps = f"; {1 / told.step:.1f} steps/s"
-    return f"{words.size(told.nbytes)} of tensors in {words.clock(told.active)}, " + (
-        f"{words.speed(told.nbytes / told.active)} a rank{steps}"
+    return f"{readable.size(told.nbytes)} of tensors in {readable.clock(told.active)}, " + (
+        f"{readable.speed(told.nbytes / told.active)} a rank{steps}"
     )
 
 
@@ -301,18 +302,18 @@ def _slowest(told: Figures) -> str:
         return "not known: fewer than two ranks have brought what others wait for"
     latest = max(told.lags, key=lambda rank: told.lags[rank])
     others = statistics.median(lag for rank, lag in told.lags.items() if rank != latest)
-    by = f"{words.short(told.lags[latest])} after the first in the mean, the others {words.short(others)}"
+    by = f"{readable.short(told.lags[latest])} after the first in the mean, the others {readable.short(others)}"
     return f"{latest}, {by}" if told.straggler is not None else f"none stands out; rank {latest} is last, {by}"
 
 
 def _fusion(told: Figures) -> str:
     if told.batch is None:
         return "there were no allreduces"
-    parts = [f"{words.size(told.batch)} an allreduce"]
+    parts = [f"{readable.size(told.batch)} an allreduce"]
     if told.tensors is not None:
         parts.append(f"{told.tensors:.3g} tensors a collective")
     if told.fill is not None:
-        parts.append(f"{words.share(told.fill)} of the threshold")
+        parts.append(f"{readable.share(told.fill)} of the threshold")
     count = sum(told.closed.values())
     if count:
         names = {
@@ -335,34 +336,36 @@ def _tuner(told: Figures) -> str:
     scores = ""
     if told.best_score and told.default_score:
         gain = 1 - told.best_score / told.default_score
-        scores = f", {words.short(told.best_score)} against {words.short(told.default_score)} with those it began with"
+        scores = (
+            f", {readable.short(told.best_score)} against {readable.short(told.default_score)} with those it began with"
+        )
         scores += f" ({100 * gain:.1f} % less)" if gain > 0 else ""
     if told.phase == "watching":
         better = told.best_score < told.default_score
         choice = f"the knobs above are its choice{scores}" if better else "it found nothing faster than the knobs above"
-        return f"{words.count(told.trials, 'trial')}; {choice}"
+        return f"{readable.count(told.trials, 'trial')}; {choice}"
     if told.phase == "waiting":
         return "it waited for steps and made no trial"
     state = {"searching": "was still searching", "lost": "was lost", "left": "was ended by the program"}
     log = f"; 'autotune best {told.run.tuner_log}' has its best knobs" if told.run.tuner_log and told.trials else ""
-    return f"{state.get(told.phase, told.phase)} after {words.count(told.trials, 'trial')}{scores}{log}"
+    return f"{state.get(told.phase, told.phase)} after {readable.count(told.trials, 'trial')}{scores}{log}"
 
 
 def _wrong(told: Figures) -> str:
     parts = []
     if told.warnings:
-        parts.append(words.count(told.warnings, "warning") + " about stalls")
+        parts.append(readable.count(told.warnings, "warning") + " about stalls")
     if told.mismatches:
-        parts.append(words.count(told.mismatches, "operation") + " in which ranks disagreed")
-    parts += [f"{words.ranks(ranks)} failed: {cause}" for cause, ranks in told.failures.items()]
-    parts += [f"the page of {words.ranks([rank])} {why}" for rank, why in told.unreadable.items()]
+        parts.append(readable.count(told.mismatches, "operation") + " in which ranks disagreed")
+    parts += [f"{readable.ranks(ranks)} failed: {cause}" for cause, ranks in told.failures.items()]
+    parts += [f"the page of {readable.ranks([rank])} {why}" for rank, why in told.unreadable.items()]
     return "; ".join(parts) or "none"
 
 
 def _absent(told: Figures) -> str:
     """Of how many ranks there are figures, if not of all."""
     if told.silent and told.ranks:
-        return f"; {words.ranks(told.silent)} never started the engine"
+        return f"; {readable.ranks(told.silent)} never started the engine"
     return ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from . import words
+from ... import readable
 from .rates import Page
 from .summary import FEW_STEPS, Figures, Run, figures, lines
 
@@ -48,12 +48,12 @@ def advise(told: Figures) -> list[str]:
     """
     found = [text for rule in ALWAYS if (text := rule(told)) is not None]
     if not told.enough:
-        few = f"{words.count(told.steps, 'step')}: at least {FEW_STEPS} are needed to judge the knobs by"
+        few = f"{readable.count(told.steps, 'step')}: at least {FEW_STEPS} are needed to judge the knobs by"
         return [*found, few if told.steps else "no steps were counted: the knobs are not judged"]
     found += [text for rule in WITH_STEPS if (text := rule(told)) is not None]
     if found:
         return found
-    cost = "" if told.blocked is None else f": communication costs {words.share(told.blocked)} of the time"
+    cost = "" if told.blocked is None else f": communication costs {readable.share(told.blocked)} of the time"
     return [f"nothing{cost}"]
 
 
@@ -83,7 +83,7 @@ def crowded(told: Figures) -> str | None:
     """There are more ranks than processors."""
     if told.run.size <= told.run.processors:
         return None
-    processors = words.count(told.run.processors, "processor")
+    processors = readable.count(told.run.processors, "processor")
     return f"{told.run.size} ranks share {processors}, and so cannot all compute at once: start fewer ranks"
 
 
@@ -92,11 +92,11 @@ def late(told: Figures) -> str | None:
     rank = told.straggler
     if rank is None:
         return None
-    of_step = f", {words.share(told.lags[rank] / told.step)} of a step" if told.step else ""
+    of_step = f", {readable.share(told.lags[rank] / told.step)} of a step" if told.step else ""
     of_step += " (stalls included)" if told.warnings else ""
     return (
-        f"look at rank {rank}: it brings its tensors {words.short(told.lags[rank])} after the first rank{of_step}; is "
-        "its share of the data larger, does it write files, does something else run on its processors?"
+        f"look at rank {rank}: it brings its tensors {readable.short(told.lags[rank])} after the first rank{of_step}; "
+        "is its share of the data larger, does it write files, does something else run on its processors?"
     )
 
 
@@ -105,8 +105,8 @@ def renamed(told: Figures) -> str | None:
     if told.misses is None or told.misses <= MANY_MISSES:
         return None
     return (
-        f"{words.share(told.misses)} of the tensors came with a new name or shape, each of which has to be agreed on: "
-        "give operations the same names in every step, and pad shapes that vary"
+        f"{readable.share(told.misses)} of the tensors came with a new name or shape, each of which has to be agreed "
+        "on: give operations the same names in every step, and pad shapes that vary"
     )
 
 
@@ -115,8 +115,8 @@ def small_batches(told: Figures) -> str | None:
     if not _costly(told.exposed) or told.batch is None or told.batch >= SMALL_BATCH or not _closed_by(told, "full"):
         return None
     return (
-        f"allreduces of {words.size(told.batch)} are small and full: a larger --fusion-threshold makes fewer of them; "
-        "--autotune finds how large"
+        f"allreduces of {readable.size(told.batch)} are small and full: a larger --fusion-threshold makes fewer of "
+        "them; --autotune finds how large"
     )
 
 
@@ -137,7 +137,7 @@ def untuned(told: Figures) -> str | None:
         return None
     if any(rule(told) is not None for rule in (crowded, late, small_batches, waits_for_clock)):
         return None  # that is to be mended first
-    return f"communication costs {words.share(told.blocked or 0.0)} of the time: --autotune looks for better knobs"
+    return f"communication costs {readable.share(told.blocked or 0.0)} of the time: --autotune looks for better knobs"
 
 
 def unfinished(told: Figures) -> str | None:

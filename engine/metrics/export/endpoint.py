@@ -23,8 +23,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from ..errors import MetricsError
 from . import discovery
-from .errors import MetricsError
 from .scrapers import Scrapers
 
 PORTS = 50  # that are tried after the one asked for

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from ..launch import processes
-from .members import Member
-from .page import NAME, PageError, Snapshot, read
+from ...host import processes
+from ..page import NAME, PageError, Snapshot, read
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank.
+
+    Attributes
+    ----------
+    rank : int
+    source : callable
+        Gives the descriptor or path of its page; None as long as there is none.
+    up : callable
+        Tells from the page, or from None, whether the process runs.
+    """
+
+    rank: int
+    source: Callable[[], int | str | None]
+    up: Callable[[Snapshot | None], bool]
 
 
 def page_of(pid: int) -> str | None:

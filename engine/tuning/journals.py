@@ -38,7 +38,7 @@ def knobs_of(log: Path) -> Knobs:
     ConfigError
         It is no log, or cannot be read.
     """
-    command, environ = program("autotune.chosen", str(log))
+    command, environ = program("autotune.decision", str(log))
     try:
         read = subprocess.run(
             command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=READING

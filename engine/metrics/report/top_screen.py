@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from . import words
-from .page import PageError, Snapshot
+from ... import readable
+from ..page import PageError, Snapshot
+from . import page_words
 from .rates import Page, Rates, Reading, pending, straggler
 
 NOTES = 6  # lines about what is wrong, at most
@@ -121,12 +122,12 @@ def _head(frame: Frame) -> list[str]:
     sizes = [page["size"] for page in pages.values() if page["size"]]
     count = len(frame.reading.pages)
     world = max(sizes, default=count)
-    parts = [words.plain(frame.run), f"{count} rank{'s' * (count != 1)}"]
+    parts = [readable.plain(frame.run), f"{count} rank{'s' * (count != 1)}"]
     if world != count:
         parts.append(f"world size {world}")
     begun = min((page["started_ns"] for page in pages.values() if page["started_ns"]), default=None)
     if begun is not None:
-        parts.append(f"up {words.clock(frame.now - begun / 1e9)}")
+        parts.append(f"up {readable.clock(frame.now - begun / 1e9)}")
     parts.append(f"resets {max((max(0, page['worlds'] - 1) for page in pages.values()), default=0)}")
     if steps := max((page["steps"] for page in pages.values()), default=0):
         parts.append(f"step {steps}")
@@ -137,8 +138,8 @@ def _head(frame: Frame) -> list[str]:
     else:
         parts.append(f"{statistics.median(rate.collectives for rate in rates):.3g} collectives/s")
     parts.append(f"{statistics.fmean(rate.nbytes for rate in rates) / 1e9:.3f} GB/s a rank")
-    parts.append(f"blocked {words.share(statistics.fmean(rate.blocked for rate in rates))}")
-    parts.append(f"exposed communication {words.share(statistics.fmean(rate.exposed for rate in rates))}")
+    parts.append(f"blocked {readable.share(statistics.fmean(rate.blocked for rate in rates))}")
+    parts.append(f"exposed communication {readable.share(statistics.fmean(rate.exposed for rate in rates))}")
     return parts
 
 
@@ -147,17 +148,17 @@ def _tuner(frame: Frame) -> list[str]:
     page = frame.reading.pages.get(0)
     if not isinstance(page, Snapshot):
         return []
-    parts = ["knobs:", *(f"{name.removeprefix('--')} {value}" for name, value in words.knobs(page))]
+    parts = ["knobs:", *(f"{name.removeprefix('--')} {value}" for name, value in page_words.knobs(page))]
     if len(parts) == 1:
         parts = []
     if page.phase == "off":
         return [*parts, "tuner: off"]
     parts += [f"tuner: {page.phase}", f"trials {page['tuner_trials']}", f"changes {page['tuner_changes']}"]
     if page["tuner_changed_ns"]:
-        parts.append(f"the last {words.clock(frame.now - page['tuner_changed_ns'] / 1e9)} ago")
+        parts.append(f"the last {readable.clock(frame.now - page['tuner_changed_ns'] / 1e9)} ago")
     for name, field in (("score", "tuner_score_ps"), ("default", "tuner_default_ps"), ("best", "tuner_best_ps")):
         if page[field]:
-            parts.append(f"{name} {words.short(page[field] / 1e12)}")
+            parts.append(f"{name} {readable.short(page[field] / 1e12)}")
     return parts
 
 
@@ -181,7 +182,7 @@ def _notes(frame: Frame) -> list[str]:
         if isinstance(page, PageError):
             found.setdefault(f"the page of counters {page}", []).append(rank)
         elif state == "failed" and page is not None:
-            found.setdefault(f"failed: {words.failure(page)}", []).append(rank)
+            found.setdefault(f"failed: {page_words.failure(page)}", []).append(rank)
         elif state == "gone":
             found.setdefault("the process is gone, without a word", []).append(rank)
         elif state == "stopped":
@@ -191,7 +192,7 @@ def _notes(frame: Frame) -> list[str]:
             found.setdefault(
                 f"{page['stalled']} operation{'s' * (not one)} {'is' if one else 'are'} overdue", []
             ).append(rank)
-    return [f"{words.ranks(ranks)}: {text}" for text, ranks in found.items()]
+    return [f"{readable.ranks(ranks)}: {text}" for text, ranks in found.items()]
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -301,7 +302,7 @@ def ending(frame: Frame) -> str:
     found: dict[str, list[int]] = {}
     for rank, page in frame.reading.pages.items():
         state = frame.state(rank)
-        text = words.failure(page) if state == "failed" and isinstance(page, Snapshot) else state
+        text = page_words.failure(page) if state == "failed" and isinstance(page, Snapshot) else state
         found.setdefault(
             {
                 "ended": "ended",
@@ -313,7 +314,7 @@ def ending(frame: Frame) -> str:
             }.get(state, f"failed, as {text}"),
             [],
         ).append(rank)
-    outcome = "; ".join(f"{words.ranks(ranks)} {text}" for text, ranks in found.items())
+    outcome = "; ".join(f"{readable.ranks(ranks)} {text}" for text, ranks in found.items())
     begun = [page["started_ns"] for page in frame.reading.snapshots.values() if page["started_ns"]]
-    after = f" after {words.clock(frame.now - min(begun) / 1e9)}" if begun else ""
-    return f"{words.plain(frame.run)} is over{after}: {outcome}"
+    after = f" after {readable.clock(frame.now - min(begun) / 1e9)}" if begun else ""
+    return f"{readable.plain(frame.run)} is over{after}: {outcome}"

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..launch.policy import format_set
-from .page import CAUSES, COMPRESSIONS, STORES, Snapshot, word
-
 UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
+
+
+def format_set(numbers: tuple[int, ...] | list[int]) -> str:
+    """Write numbers as ranges.
+
+    Parameters
+    ----------
+    numbers : sequence of int
+        CPUs or ranks, in any order.
+
+    Returns
+    -------
+    str
+        For example `0-3,8`.
+    """
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
 
 
 def ranks(numbers: Iterable[int]) -> str:
@@ -48,32 +67,12 @@ def share(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def knobs(page: Snapshot) -> list[tuple[str, str]]:
-    """The knobs in force, as options of `enginerun` and their values; none before the first collective."""
-    if not page["chunk"]:
-        return []
-    return [
-        ("--fusion-threshold", exact(page["fusion_threshold"])),
-        ("--cycle-time-ms", f"{page['cycle_time_ns'] / 1e6:.6g}"),
-        ("--stores", word(STORES, page["stores"])),
-        ("--chunk-bytes", exact(page["chunk"])),
-        ("--compression", word(COMPRESSIONS, page["compression"])),
-    ]
-
-
 def exact(nbytes: int) -> str:
     """Bytes as an option takes them: `64M` where that is no other number."""
     for unit, factor in UNITS:
         if nbytes and nbytes % factor == 0:
             return f"{nbytes // factor}{unit}"
     return str(nbytes)
-
-
-def failure(page: Snapshot) -> str:
-    """What a failed rank's page says about the cause: `rank 2 died`."""
-    who = f"rank {page['culprit'] - 1}" if page["culprit"] else "a rank"
-    verbs = dict(zip(CAUSES, ("failed", "died", "raised an error", "left", "stood still"), strict=True))
-    return f"{who} {verbs[CAUSES[page['cause']]] if page['cause'] < len(CAUSES) else 'failed'}"
 
 
 def plain(text: str) -> str:

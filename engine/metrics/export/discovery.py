@@ -3,29 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
-from . import files
-from .errors import MetricsError
-
-LONGEST_NAME = 80
-
-
-def clean_name(name: str) -> str:
-    """Make the name of a run fit for a label and a file name.
-
-    Parameters
-    ----------
-    name : str
-        Any text.
-
-    Returns
-    -------
-    str
-        Letters, digits, `.`, `_` and `-` of ASCII, at most 80, and no dot in front; `run` where nothing is left.
-    """
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name.strip())[:LONGEST_NAME].lstrip(".") or "run"
+from ..errors import MetricsError
+from . import atomic_file
 
 
 def document(target: str, run: str, pid: int) -> bytes:
@@ -80,6 +61,6 @@ def place(path: Path, run: str) -> Path:
                 f"no file for Prometheus's file_sd in {str(path)!r}: {error.strerror}; name a directory or a *.json"
             ) from error
         found = path / f"{run}.json"
-    if problem := files.check_directory(found):
+    if problem := atomic_file.check_directory(found):
         raise MetricsError(f"no file for Prometheus's file_sd at {str(found)!r}: {problem}")
     return found

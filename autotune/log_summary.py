@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from autotune.account import MOST, excesses
-from autotune.robust import location, scale
+from autotune.score import location, scale
 from autotune.space import Knobs
 from autotune.trials import key
 

@@ -1,4 +1,4 @@
-"""The launcher of `engine.run`, a process beside the caller: `function_job CALLER DIRECTORY options -- command`."""
+"""The launcher of `engine.run`, a process beside the caller. Its arguments: CALLER DIRECTORY options -- command."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import processes
-from .errors import LaunchError
+from ..host import processes
+from ..launch.errors import LaunchError
+from ..launch.job import JobRun
+from ..launch.options import parse
 from .function import OUTCOME
-from .job import JobRun
-from .options import parse
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -25,7 +25,13 @@ BYTES = 1 << 18  # of a file that are read
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 # Code that is not the user's: this package, the interpreter's library, what was installed, extensions.
-NOT_THE_USERS = (f"{Path(__file__).parent}{os.sep}", f"{os.sep}lib{os.sep}python3", "site-packages", "<frozen", ".pyx")
+NOT_THE_USERS = (
+    f"{Path(__file__).parents[1]}{os.sep}",
+    f"{os.sep}lib{os.sep}python3",
+    "site-packages",
+    "<frozen",
+    ".pyx",
+)
 
 _file: int | None = None
 

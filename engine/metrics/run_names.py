@@ -1,0 +1,52 @@
+"""Names of runs, which their metrics carry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+LONGEST_NAME = 80
+
+
+def clean_name(name: str) -> str:
+    """Make the name of a run fit for a label and a file name.
+
+    Parameters
+    ----------
+    name : str
+        Any text.
+
+    Returns
+    -------
+    str
+        Letters, digits, `.`, `_` and `-` of ASCII, at most 80, and no dot in front; `run` where nothing is left.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name.strip())[:LONGEST_NAME].lstrip(".") or "run"
+
+
+def default_name(command: Sequence[str], pid: int) -> str:
+    """Name a run after its program.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and its arguments; `python [options] script` is named for the script.
+    pid : int
+        Makes it unique on the host.
+
+    Returns
+    -------
+    str
+        Fit for a label.
+    """
+    name = Path(command[0]).stem
+    for before, word in pairwise(("", *command)):
+        if (before == "-m" and "python" in Path(command[0]).name) or word.endswith(".py"):
+            script = Path(word)
+            name = word if before == "-m" else script.parent.name if script.stem == "__main__" else script.stem
+            break
+    if name == "engine.runner.rank":
+        name = "engine.run"
+    return f"{clean_name(name)[:60]}-{pid}"
