@@ -23,6 +23,7 @@ BAR = 16  # characters
 BYTES = ("fusion_threshold", "chunk_bytes")
 # What a sample is, as the log says, and the head of its column.
 SCORES = {"seconds per step": "ms/step", "seconds per period": "ms/period", "busy seconds per GiB": "busy ms/GiB"}
+# As engine/readable.py has them, which this package does not import: it works without the engine.
 UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 

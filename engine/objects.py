@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import runtime
+from . import readable, runtime
 from .adapters import adapter_of
 from .collectives import barrier, broadcast_
 from .errors import EngineError, MismatchError, UnsupportedTensorError
@@ -211,7 +211,7 @@ def differences(ranks: list[Described], numbers: Sequence[int] | None = None) ->
 
 
 def _differs(who: list[int], value: tuple[str, int] | None, base: int, common: tuple[str, int] | None) -> str:
-    text = ("rank " if len(who) == 1 else "ranks ") + ", ".join(map(str, who)) + (" has" if len(who) == 1 else " have")
+    text = f"{readable.ranks(who)} {'has' if len(who) == 1 else 'have'}"
     if value is not None and common is not None and value[0] == common[0]:
         return f"{text} other values than rank {base} ({value[0]})"
     mine, theirs = (f"{each[0]}" if each is not None else "no such entry" for each in (value, common))

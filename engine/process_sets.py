@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from . import readable
 from .errors import EngineError, NotInitializedError
 from .host.patience import Patience
 from .native import core
@@ -255,9 +256,7 @@ class Registry:
             meant.setdefault(tuple(everything[1:count]), []).append(rank)
             del everything[:count]
         if len(meant) > 1:
-            told = ", ".join(
-                f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {list(what)}" for what, who in meant.items()
-            )
+            told = ", ".join(f"{readable.ranks(who)}: {list(what)}" for what, who in meant.items())
             raise EngineError(
                 f"the ranks disagree on the process set to {verb} ({told}). Every rank of the world gives the same "
                 f"sets in the same order, also those that are not in them"

@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Rank lists, sizes, durations and shares as people read them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,42 @@ from collections.abc import Iterable
 UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
-def format_set(numbers: tuple[int, ...] | list[int]) -> str:
-    """Write numbers as ranges.
+def ranks(numbers: Iterable[int], most: int | None = None) -> str:
+    """Ranks in any order as `rank 3`, `ranks 0, 1` or `ranks 0-2, 5`.
 
     Parameters
     ----------
-    numbers : sequence of int
-        CPUs or ranks, in any order.
+    numbers : iterable of int
+    most : int, optional
+        Parts that are shown: of more, the last one and the first ones.
 
     Returns
     -------
     str
-        For example `0-3,8`.
     """
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """Ranks in any order as `rank 3`, or `ranks 0-2,5`."""
     listed = list(numbers)
-    return f"rank{'s' * (len(listed) > 1)} {format_set(listed)}"
+    parts: list[str] = []
+    for low, high in runs(listed):
+        parts += [f"{low}-{high}"] if high > low + 1 else map(str, range(low, high + 1))
+    if most is not None and len(parts) > most:
+        parts[most - 1 : -1] = [".."]
+    return f"rank{'s' * (len(listed) > 1)} {', '.join(parts)}"
+
+
+def cpus(numbers: Iterable[int]) -> str:
+    """CPUs in any order as the kernel and taskset(1) write them: `0-3,8`."""
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs(numbers))
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers as runs without a gap, the first and the last of each."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
 
 
 def size(nbytes: float) -> str:
@@ -56,10 +66,12 @@ def clock(seconds: float) -> str:
 
 
 def short(seconds: float) -> str:
-    """A duration in the unit that suits it, with three digits: `812 us`, `81.2 ms`, `1.25 s`."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} us"
+    """A duration in the unit that suits it, with three digits: `32 ns`, `812 us`, `81.2 ms`, `1.25 s`."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
+        value = seconds * factor
+        if abs(value) >= 1 or unit == "ns":
+            break
+    return f"{value:.0f} {unit}" if abs(value) >= 100 or not value else f"{value:.3g} {unit}"
 
 
 def share(part: float) -> str:

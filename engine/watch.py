@@ -19,6 +19,7 @@ from typing import Any
 
 from engine_ext.errors import BY_CAUSE
 
+from . import readable
 from .errors import WorldError
 from .host.stacks import NOT_THE_USERS
 from .logs import logger
@@ -44,11 +45,6 @@ def summary(kind: type[BaseException], value: BaseException | None, trace: Trace
     return kind.__name__ + (f": {text[0]}" if value is not None and text else "") + where
 
 
-def ranks(numbers: list[int]) -> str:
-    """`rank 3`, `ranks 0, 2`."""
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
-
-
 def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
     """Lines about what is in flight and for whom it waits: those that wait for the same ranks together.
 
@@ -68,8 +64,8 @@ def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
     for (missing, brought, kind), entries in alike.items():
         names = ", ".join(repr(entry["name"]) for entry in entries[:SHOWN])
         more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
-        who = ranks(list(missing)) if missing else f"ranks unknown here (rank {coordinator} knows)"
-        told = f"; brought by {ranks(list(brought))}" if brought else ""
+        who = readable.ranks(missing) if missing else f"ranks unknown here (rank {coordinator} knows)"
+        told = f"; brought by {readable.ranks(brought)}" if brought else ""
         have = "has" if len(entries) == 1 else "have"
         lines.append(f"{names}{more} ({kind}) {have} waited {entries[0]['seconds']:.0f} s for {who}{told}")
     return lines
@@ -141,7 +137,7 @@ class Watch:
     def _report_stall(self) -> None:
         lines = []
         for engine in (self._engine, *self._sets.engines.values()):
-            where = "" if engine is self._engine else f" among ranks {', '.join(map(str, engine.numbers))}"
+            where = "" if engine is self._engine else f" among {readable.ranks(engine.numbers)}"
             lines += [line + where for line in engine.overdue()]
             pending = [entry for entry in engine.pending() if engine.rank != 0 or entry["missing"] is not None]
             lines += [line + where for line in waiting(pending, engine.numbers[0])]

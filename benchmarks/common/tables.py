@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from engine import readable
+
 MISSING = "-"
 
 
@@ -49,17 +51,12 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Three significant digits and the unit that suits.
+    """A duration, which may not have been measured.
 
-    >>> duration(1.234e-6), duration(0.0123), duration(3.21e-8), duration(None)
-    ('1.23 us', '12.3 ms', '32.1 ns', '-')
+    >>> duration(1.234e-6), duration(None)
+    ('1.23 us', '-')
     """
-    if seconds is None:
-        return MISSING
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if abs(seconds) * scale >= 1.0:
-            return f"{digits(seconds * scale)} {unit}"
-    return f"{digits(seconds * 1e9)} ns"
+    return MISSING if seconds is None else readable.short(seconds)
 
 
 def digits(value: float) -> str:
@@ -74,15 +71,3 @@ def digits(value: float) -> str:
     if magnitude >= 10:
         return f"{value:.1f}"
     return f"{value:.2f}" if magnitude >= 1 or value == 0 else f"{value:.3g}"
-
-
-def size(nbytes: int) -> str:
-    """Bytes in binary units.
-
-    >>> size(4), size(4096), size(104857600)
-    ('4 B', '4 KiB', '100 MiB')
-    """
-    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:g} {unit}"
-    return f"{nbytes} B"

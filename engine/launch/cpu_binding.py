@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .. import readable
 from ..host.machine import Facts
-from ..readable import format_set
 from .errors import LaunchError
 
 SHOWN_SLICES = 8
@@ -123,5 +123,5 @@ def _slices(cpus: tuple[int, ...], ranks: int, width: int | None) -> tuple[tuple
 
 def _show(slices: tuple[tuple[int, ...], ...]) -> str:
     """Write slices, the first and the last of many."""
-    shown = [format_set(part) for part in slices]
+    shown = [readable.cpus(part) for part in slices]
     return " | ".join(shown if len(shown) <= SHOWN_SLICES else [*shown[: SHOWN_SLICES - 2], "...", shown[-1]])

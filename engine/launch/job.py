@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from .. import readable
 from ..host import linux, machine, processes
-from ..readable import format_set
 from . import leftovers, spawn
 from .console import Console
 from .cpu_binding import allot
@@ -127,7 +127,7 @@ class JobRun:
                     self._watch(supervisor, rank)
                     metrics.add(rank)
                     if self._options.verbose:
-                        cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {format_set(rank_plan.cpus)}"
+                        cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {readable.cpus(rank_plan.cpus)}"
                         self._say(f"rank {rank.number}: pid {rank.pid}, {cpus}, files in {rank_plan.directory}")
                 metrics.start(supervisor)
             except LaunchError:
@@ -172,10 +172,7 @@ class JobRun:
         if self._keep and not (self._options.quiet and verdict is None):
             lines.append(f"each rank's stdout and stderr: {directory}/rank.N/")
         if flights:
-            lines.append(
-                f"flight records of rank{'s' * (len(flights) > 1)} {format_set(flights)}: "
-                f"{directory}/rank.N/flight.json"
-            )
+            lines.append(f"flight records of {readable.ranks(flights)}: {directory}/rank.N/flight.json")
         if verdict is not None:
             self.verdict, self.report = verdict, failure_lines(verdict, outcome.ends, directory, started)
             return verdict.exit_code, lines + self.report

@@ -10,8 +10,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import readable
 from ..host import stacks
-from ..readable import format_set
 from .verdict import CAUSES, Claim, End, Verdict, claim_of, describe, judge, traceback_span
 
 QUOTE = "  | "
@@ -226,7 +226,7 @@ def _others(verdict: Verdict, ends: Sequence[End]) -> list[str]:
             blamed = verdict.blames[end.rank]
             text += ", because another rank failed" if blamed is None else f", because of rank {blamed}"
         groups.setdefault(text, []).append(end.rank)
-    return [f"rank{'s' * (len(ranks) > 1)} {format_set(ranks)}: {text}" for text, ranks in groups.items()]
+    return [f"{readable.ranks(ranks)}: {text}" for text, ranks in groups.items()]
 
 
 def _extract(lines: list[str]) -> list[str]:

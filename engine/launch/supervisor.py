@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
+from .. import readable
 from ..host import processes, stacks
 from ..host.patience import Patience
-from ..readable import format_set
 from .console import Console
 from .guardian import Guardian
 from .output import Stream
@@ -308,7 +308,7 @@ class Supervisor:
         ]
         if deaf:
             name = processes.signal_name(signum)
-            self._say(f"{name}: not passed on to rank{'s' * (len(deaf) > 1)} {format_set(deaf)}, which would die of it")
+            self._say(f"{name}: not passed on to {readable.ranks(deaf)}, which would die of it")
 
     def _handling(self, rank: Rank, signum: int) -> list[int]:
         """Find what handles a signal: the rank, or below a shell the processes that do and whose parents do not."""
@@ -331,9 +331,8 @@ class Supervisor:
         if stage == Stage.ENDING or not self._groups:
             return
         if self._alive and not self._hurry:
-            left = f"rank{'s' * (len(self._alive) > 1)} {format_set(list(self._alive))}"
             action = "SIGTERM" if stage == Stage.TERMINATING else "SIGKILL"
-            self._say(f"{left} did not end within the grace period {self._why}: {action}")
+            self._say(f"{readable.ranks(self._alive)} did not end within the grace period {self._why}: {action}")
         stopped = {rank.pid for rank in self._alive.values() if _is_stopped(rank.pid)}
         for group in self._groups:
             kill = stage == Stage.KILLING or group in stopped  # a stopped process acts on no other signal

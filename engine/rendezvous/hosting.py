@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
+from .. import readable
 from ..errors import IncompatibleRanksError, RendezvousError
 from ..host.patience import Patience
 from ..world import World
@@ -132,8 +133,8 @@ class Hosting:
                 self._lost(key.data)
 
     def _missing(self, besides: int = 0) -> str:
-        absent = [str(rank) for rank in range(1, self.world.size) if rank not in self.members and rank != besides]
-        return ("rank " if len(absent) == 1 else "ranks ") + ", ".join(absent) if absent else ""
+        absent = [rank for rank in range(1, self.world.size) if rank not in self.members and rank != besides]
+        return readable.ranks(absent) if absent else ""
 
     def _accept(self, listener: socket.socket) -> None:
         try:

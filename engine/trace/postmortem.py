@@ -9,15 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from .. import readable
+
 OLD = 60.0  # seconds before the newest record: then it may speak of another failure
 PENDING_SHOWN = 8
 SETS_SHOWN = 8  # of a rank, those with the latest news
 STANDSTILL = 1.0  # seconds in an entry: before, it may just be going on
-
-
-def some(ranks: Sequence[int]) -> str:
-    """`rank 1`, `ranks 0, 2`."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 @dataclass
@@ -67,7 +64,7 @@ def _has(ranks: Sequence[int]) -> str:
 def _wait(ranks: Sequence[int], everybody: Sequence[int]) -> str:
     """Who waits for `ranks`: all others."""
     others = [rank for rank in everybody if rank not in ranks]
-    return f"{some(others)} wait{'s' * (len(others) == 1)} for it" if others else "nobody is left to wait"
+    return f"{readable.ranks(others)} wait{'s' * (len(others) == 1)} for it" if others else "nobody is left to wait"
 
 
 def entry_name(row: dict[str, Any]) -> str:
@@ -293,7 +290,7 @@ def standstill(
         what = (entry_name(row) if row is not None else f"entry {number}") + where
         if not ranks:
             return Standstill(set(), busy, f"all ranks are in {what}; none is behind the others")
-        line = f"{some(ranks)} {_how(ranks, blamed, seconds)} in {what}; {_wait(ranks, everybody)}"
+        line = f"{readable.ranks(ranks)} {_how(ranks, blamed, seconds)} in {what}; {_wait(ranks, everybody)}"
         return Standstill(set(ranks), busy - set(ranks), line)
     missing = {name: ranks for name, ranks in missing_ranks(flights).items() if ranks}
     if missing:
@@ -304,7 +301,7 @@ def standstill(
         )
         more = sum(ranks == other for other in missing.values()) - 1
         what = f"{name!r}" + (f" and {more} more" if more else "") + where
-        line = f"{some(ranks)} {_has(ranks)} not brought {what}; {_wait(ranks, everybody)}"
+        line = f"{readable.ranks(ranks)} {_has(ranks)} not brought {what}; {_wait(ranks, everybody)}"
         return Standstill(set(ranks), busy - set(ranks), line)
     return None
 
@@ -341,7 +338,7 @@ def verdict(flights: dict[int, Flight], failures: Sequence[Failure], size: int) 
 
 
 def _among(ranks: Sequence[int]) -> str:
-    return f" among {some(ranks)}"
+    return f" among {readable.ranks(ranks)}"
 
 
 def report(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -366,7 +363,7 @@ def report(directory: Path) -> tuple[str, dict[str, Any]]:
     if failures:
         first = failures[0]
         told = sorted({failure.reporter for failure in failures if failure.rank == first.rank})
-        lines += [f"first cause: {first.message}", f"  told by {some(told)}, first at {_clock(first.time)}"]
+        lines += [f"first cause: {first.message}", f"  told by {readable.ranks(told)}, first at {_clock(first.time)}"]
         other = [failure for failure in failures if failure.rank != first.rank]
         lines += [f"  rank {failure.reporter} says: {failure.message}" for failure in other]
         lines.append("")
@@ -430,7 +427,7 @@ def _waits(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
     lines = []
     for each in flight.pending[:PENDING_SHOWN]:
         ranks = absent.get(each["name"], [])
-        who = f"{some(ranks)} {_has(ranks)} not brought it" if ranks else "all have brought it"
+        who = f"{readable.ranks(ranks)} {_has(ranks)} not brought it" if ranks else "all have brought it"
         lines.append(f"  waits for {each['name']!r} ({each['kind']}) for {each['seconds']:.1f} s: {who}")
     if len(flight.pending) > PENDING_SHOWN:
         lines.append(f"  and for {len(flight.pending) - PENDING_SHOWN} more")

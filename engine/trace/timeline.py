@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .. import readable
 from ..logs import logger
 
 if TYPE_CHECKING:
@@ -63,16 +64,7 @@ def path_of(target: str | os.PathLike[str], rank: int) -> Path:
 
 def among(ranks: Sequence[int], number: int) -> str:
     """A process set in few words: `among ranks 0-2, 5 (set 1)`."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1][1:] = [rank]
-        else:
-            parts.append([rank])
-    words = ["-".join(map(str, part)) for part in parts]
-    if len(words) > 8:
-        words[7:-1] = [".."]
-    return f"among rank{'s' * (len(ranks) > 1)} {', '.join(words)} (set {number})"
+    return f"among {readable.ranks(ranks, most=8)} (set {number})"
 
 
 class _Track:

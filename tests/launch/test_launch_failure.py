@@ -31,7 +31,7 @@ def test_the_failing_rank_is_named_and_gives_the_code(launcher, ending, code, wo
     assert job.code == code
     assert job.verdict[0].startswith("enginerun: first failure: rank 1 on ")
     assert words in job.verdict[0]
-    assert "enginerun: other ranks: ranks 0,2: exit code 0" in job.err
+    assert "enginerun: other ranks: ranks 0, 2: exit code 0" in job.err
 
 
 def test_the_report_is_last_and_has_the_end_of_stderr_and_the_traceback(launcher):
@@ -91,7 +91,7 @@ raise RankDiedError(f"rank 1 died (SIGKILL) while rank {rank} waited for 'fc.wei
     assert job.code == 137
     assert "rank 1 " in job.verdict[0]
     assert "killed by SIGKILL" in job.verdict[0]
-    assert "other ranks: ranks 0,2: exit code 1, because of rank 1" in job.err
+    assert "other ranks: ranks 0, 2: exit code 1, because of rank 1" in job.err
 
 
 def test_a_stopped_rank_is_named_and_ended(launcher):
@@ -152,9 +152,9 @@ def test_reports_of_the_engine_are_believed(launcher):
     assert job.code == 4
     assert "first failure: rank 1 " in job.verdict[0]
     assert "withheld 'x'" in job.verdict[0]
-    assert "ranks 0,2: exit code 4, because of rank 1" in job.err
+    assert "ranks 0, 2: exit code 4, because of rank 1" in job.err
     [kept] = launcher.kept()
-    assert f"flight records of ranks 0,2: {kept}/rank.N/flight.json" in job.err
+    assert f"flight records of ranks 0, 2: {kept}/rank.N/flight.json" in job.err
     assert json.loads((kept / "rank.0/failure.json").read_text())["rank"] == 1
 
 
@@ -181,7 +181,7 @@ def test_the_rest_gets_a_grace_then_sigterm_then_sigkill(launcher):
     assert "rank 2: ended by the launcher, killed by SIGKILL" in job.err
     assert "rank 3: exit code 0" in job.err
     assert (
-        "ranks 1-2 did not end within the grace period after the first rank failed (rank 0, exit code 9): SIGTERM"
+        "ranks 1, 2 did not end within the grace period after the first rank failed (rank 0, exit code 9): SIGTERM"
         in (job.err)
     )
     assert (

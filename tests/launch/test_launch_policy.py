@@ -11,7 +11,6 @@ from engine.host import machine
 from engine.host.machine import Facts
 from engine.launch.cpu_binding import allot
 from engine.launch.errors import LaunchError
-from engine.readable import format_set
 
 EIGHT = tuple(range(8))
 
@@ -72,11 +71,6 @@ def test_the_summary_is_one_line_with_the_reason():
     assert "OMP_NUM_THREADS=3 as set by you, bound to CPUs 0-3 | 4-7" in (
         allot(Facts(EIGHT), 2, {"OMP_NUM_THREADS": "3"}).summary
     )
-
-
-def test_ranges():
-    assert format_set([8, 0, 1, 3, 2]) == "0-3,8"
-    assert format_set([]) == ""
 
 
 def tree(root: Path, files: dict[str, str | bytes]) -> Path:

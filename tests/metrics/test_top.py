@@ -182,7 +182,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(fake_job: Any, terminal: Callabl
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), [(("end",), "ranks 0-1 ended"), (("fail", 1), "rank 0 failed, as rank 1 died; rank 1 gone")]
+    ("command", "said"), [(("end",), "ranks 0, 1 ended"), (("fail", 1), "rank 0 failed, as rank 1 died; rank 1 gone")]
 )
 def test_it_leaves_when_the_job_ends_and_says_how(
     fake_job: Any, terminal: Callable[..., Terminal], command: tuple[Any, ...], said: str

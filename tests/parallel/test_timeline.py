@@ -274,7 +274,7 @@ def test_process_sets_are_shown_in_the_same_file_by_the_ranks_of_the_world(size:
     for rank, mine in enumerate(events):
         titles = list(dict.fromkeys(event["args"]["name"] for event in mine if event["name"] == "process_name"))
         assert titles[0] == f"rank {rank}" and len(titles) == len({event["pid"] for event in mine})
-        among = {2: "among rank 1", 3: "among ranks 1-2", 4: "among ranks 1-3"}[size]
+        among = {2: "among rank 1", 3: "among ranks 1, 2", 4: "among ranks 1-3"}[size]
         assert (f"rank {rank} {among} (set 3)" in titles) == (rank > 0)
         assert any(event["args"].get("algorithm") == "adasum" for event in mine if "args" in event) == (size != 3)
     assert figures["slowest_rank"] == size - 1

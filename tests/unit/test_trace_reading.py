@@ -124,7 +124,7 @@ def test_process_sets_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
         *((0, "a"), (0, "b"), (1, "a"), (2, "a"))
     }
     shown = text(figures)
-    assert "\namong ranks 1-2 (set 1)\n" in shown and "\namong ranks 0, 2 (set 2)\n" in shown
+    assert "\namong ranks 1, 2 (set 1)\n" in shown and "\namong ranks 0, 2 (set 2)\n" in shown
     assert "\na (set 2) " in shown and "fusion: 5 tensors in 4 entries" in shown
     assert "slowest rank: 1, last with 4 of 4 tensors" in shown
     out = tmp_path / "out.json"
