@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,78 +37,69 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    one = commands.add_parser("collective", help="allreduce and other operations by size, cost of a call, idle engine")
-    one.add_argument("--quick", action="store_true", help="about a minute: fewer sizes, shorter blocks")
-    one.add_argument("--ranks", type=int, nargs="+", help="world sizes (2 4)")
-    one.add_argument(
-        "--sizes", type=int, nargs="+", help="in bytes, multiples of 4; of operations with --only or --parts"
-    )
-    one.add_argument("--only", nargs="+", choices=collective.OPERATIONS, help="these operations by size, nothing else")
-    one.add_argument("--rounds", type=int, help="rounds in which the contenders take turns")
-    one.add_argument("--contenders", nargs="+", choices=NAMES)
-    one.add_argument("--parts", nargs="+", choices=collective.PARTS)
-    one.add_argument(
-        "--against", metavar="DIR", help="also another build of the engine, from `pip install --target DIR`"
-    )
+    def command(name: str, what: str) -> Callable[..., Any]:
+        return commands.add_parser(name, help=what).add_argument
 
-    two = commands.add_parser("training", help="what data parallelism adds to a training step")
-    two.add_argument("--quick", action="store_true", help="4 rounds of short blocks")
-    two.add_argument("--workloads", nargs="+", choices=training.WORKLOADS)
-    two.add_argument("--variants", nargs="+", choices=training.VARIANTS)
-    two.add_argument("--ranks", type=int)
-    two.add_argument("--rounds", type=int, help="rounds in which the variants take turns")
+    add = command("collective", "allreduce and other operations by size, cost of a call, idle engine")
+    add("--quick", action="store_true", help="about a minute: fewer sizes, shorter blocks")
+    add("--ranks", type=int, nargs="+", help="world sizes (2 4)")
+    add("--sizes", type=int, nargs="+", help="in bytes, multiples of 4; of operations with --only or --parts")
+    add("--only", nargs="+", choices=collective.OPERATIONS, help="these operations by size, nothing else")
+    add("--rounds", type=int, help="rounds in which the contenders take turns")
+    add("--contenders", nargs="+", choices=NAMES)
+    add("--parts", nargs="+", choices=collective.PARTS)
+    add("--against", metavar="DIR", help="also another build of the engine, from `pip install --target DIR`")
 
-    three = commands.add_parser("compression", help="allreduce that travels as halves, beside the uncompressed one")
-    three.add_argument("--ranks", type=int)
-    three.add_argument("--bytes", type=int, dest="nbytes", help="of the float32 tensor")
-    three.add_argument("--rounds", type=int, help="rounds in which the variants take turns")
+    add = command("training", "what data parallelism adds to a training step")
+    add("--quick", action="store_true", help="4 rounds of short blocks")
+    add("--workloads", nargs="+", choices=training.WORKLOADS)
+    add("--variants", nargs="+", choices=training.VARIANTS)
+    add("--ranks", type=int)
+    add("--rounds", type=int, help="rounds in which the variants take turns")
 
-    four = commands.add_parser("sets", help="allreduce in process sets, beside the world's and other libraries' groups")
-    four.add_argument("--ranks", type=int, help="of the world; half of them in each set")
-    four.add_argument("--sizes", type=int, nargs="+", help="message sizes in bytes, multiples of 4")
-    four.add_argument("--rounds", type=int, help="rounds in which the contenders take turns")
-    four.add_argument("--contenders", nargs="+", choices=sets.NAMES)
+    add = command("compression", "allreduce that travels as halves, beside the uncompressed one")
+    add("--ranks", type=int)
+    add("--bytes", type=int, dest="nbytes", help="of the float32 tensor")
+    add("--rounds", type=int, help="rounds in which the variants take turns")
 
-    five = commands.add_parser("observing", help="what a timeline, and what metrics cost 2000 tensors of 1 KiB")
-    five.add_argument("--workloads", nargs="+", choices=observing.WORKLOADS)
-    five.add_argument(
-        "--against", metavar="DIR", help="also another build of the engine, from `pip install --target DIR`"
-    )
-    five.add_argument("--variants", nargs="+", choices=[name for name in observing.VARIANTS if name != observing.OTHER])
-    five.add_argument("--rounds", type=int, help="rounds in which the variants take turns")
-    five.add_argument(
-        "--steps", type=int, help="timed steps in a block: the fewer, the less the machine changes meanwhile"
-    )
+    add = command("sets", "allreduce in process sets, beside the world's and other libraries' groups")
+    add("--ranks", type=int, help="of the world; half of them in each set")
+    add("--sizes", type=int, nargs="+", help="message sizes in bytes, multiples of 4")
+    add("--rounds", type=int, help="rounds in which the contenders take turns")
+    add("--contenders", nargs="+", choices=sets.NAMES)
 
-    six = commands.add_parser("autotune", help="the tuner beside other policies, on synthetic and recorded surfaces")
-    six.add_argument("--parts", nargs="+", choices=autotune.PARTS)
-    six.add_argument("--surfaces", nargs="+", choices=autotune.surfaces(), help="of the searches")
-    six.add_argument("--noises", nargs="+", choices=[noise.name for noise in NOISES], help="of synthetic surfaces")
-    six.add_argument("--contenders", nargs="+", choices=tuple(POLICIES))
-    six.add_argument(
-        "--seeds", type=int, help="searches of each kind; where nothing matters five times as many of ours"
-    )
-    six.add_argument("--merge", action="store_true", help="keep what the last run has, and is not run now")
+    add = command("observing", "what a timeline, and what metrics cost 2000 tensors of 1 KiB")
+    add("--workloads", nargs="+", choices=observing.WORKLOADS)
+    add("--against", metavar="DIR", help="also another build of the engine, from `pip install --target DIR`")
+    add("--variants", nargs="+", choices=[name for name in observing.VARIANTS if name != observing.OTHER])
+    add("--rounds", type=int, help="rounds in which the variants take turns")
+    add("--steps", type=int, help="timed steps in a block: the fewer, the less the machine changes meanwhile")
 
-    seven = commands.add_parser("autotune-jobs", help="the tuner on jobs that train, against every setting of a grid")
-    seven.add_argument("--workloads", nargs="+", choices=jobs.WORKLOADS)
+    add = command("autotune", "the tuner beside other policies, on synthetic and recorded surfaces")
+    add("--parts", nargs="+", choices=autotune.PARTS)
+    add("--surfaces", nargs="+", choices=autotune.surfaces(), help="of the searches")
+    add("--noises", nargs="+", choices=[noise.name for noise in NOISES], help="of synthetic surfaces")
+    add("--contenders", nargs="+", choices=tuple(POLICIES))
+    add("--seeds", type=int, help="searches of each kind; where nothing matters five times as many of ours")
+    add("--merge", action="store_true", help="keep what the last run has, and is not run now")
+
+    add = command("autotune-jobs", "the tuner on jobs that train, against every setting of a grid")
+    add("--workloads", nargs="+", choices=jobs.WORKLOADS)
     for name, what in (
         ("searches", "by the tuner, each in a job of its own"),
         ("rounds", "of the last measurement, in which settings take turns"),
         ("grid-rounds", "of the grid"),
     ):
-        seven.add_argument(f"--{name}", type=int, help=what)
-    seven.add_argument("--merge", action="store_true", help="keep workloads of the last run that are not run now")
-    seven.add_argument("--record", action="store_true", help="keep the grid as a surface for `autotune`")
+        add(f"--{name}", type=int, help=what)
+    add("--merge", action="store_true", help="keep workloads of the last run that are not run now")
+    add("--record", action="store_true", help="keep the grid as a surface for `autotune`")
 
-    every = commands.add_parser("all", help="both, then the report")
-    every.add_argument("--quick", action="store_true")
+    add = command("all", "collective and training, then the report")
+    add("--quick", action="store_true")
 
-    last = commands.add_parser("report", help="tables from the JSON of the last runs")
-    last.add_argument("--markdown", action="store_true", help="print Markdown")
-    last.add_argument(
-        "--write", type=Path, metavar="FILE", help=f"replace what stands between {BEGIN} and {END} in a page"
-    )
+    add = command("report", "tables from the JSON of the last runs")
+    add("--markdown", action="store_true", help="print Markdown")
+    add("--write", type=Path, metavar="FILE", help=f"replace what stands between {BEGIN} and {END} in a page")
     return parser
 
 

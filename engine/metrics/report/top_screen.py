@@ -96,7 +96,6 @@ def draw(frame: Frame, width: int, height: int | None) -> RenderableType:
     if len(notes) > NOTES:
         notes = [*notes[: NOTES - 1], f"and {len(notes) - NOTES + 1} more such lines"]
     foot = [Text(note[:width], style="red") for note in notes]
-    shown = list(frame.reading.pages)
     pages = frame.reading.pages
     shown = list(pages)
     if height is not None:
