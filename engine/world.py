@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import ConfigError
+from .launchers import LAUNCHERS, SLURM_JOB, TORCHRUN, Launcher
 
 NO_LAUNCHER = "no launcher"
 
@@ -45,53 +46,8 @@ class World:
         return hashlib.sha256(f"{secret}\0{self.key(generation)}".encode()).digest()
 
 
-@dataclass(frozen=True)
-class _Family:
-    """The variables of one launcher."""
-
-    source: str
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-    job: tuple[str, ...]
-    strict: bool = False
-    """Whether half an answer is an error; generic names may be there by chance."""
-
-
 class _Incomplete(ConfigError):
     """A launcher tells rank and size, and not which of them are on this host."""
-
-
-_FAMILIES = (
-    _Family(
-        "enginerun",
-        "ENGINE_RANK",
-        "ENGINE_SIZE",
-        "ENGINE_LOCAL_RANK",
-        "ENGINE_LOCAL_SIZE",
-        ("ENGINE_JOB",),
-        strict=True,
-    ),
-    _Family(
-        "torchrun",
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
-    ),
-    _Family(
-        "mpirun (Open MPI)",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"),
-    ),
-    _Family("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_ID", "PMI_JOBID")),
-)
-_SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 
 def detect(environ: Mapping[str, str]) -> World:
@@ -109,9 +65,9 @@ def detect(environ: Mapping[str, str]) -> World:
     """
     found: list[World] = []
     incomplete: list[_Incomplete] = []
-    for family in _FAMILIES:
+    for launcher in LAUNCHERS:
         try:
-            world = _ask(family, environ)
+            world = _ask(launcher, environ)
         except _Incomplete as error:
             incomplete.append(error)
         else:
@@ -145,36 +101,36 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _ask(family: _Family, environ: Mapping[str, str]) -> World | None:
+def _ask(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
     """One launcher's answer; None if it did not start this process."""
-    rank, size = _number(environ, family.rank), _number(environ, family.size)
+    rank, size = _number(environ, launcher.rank), _number(environ, launcher.size)
     if rank is None and size is None:
         return None
     if rank is None or size is None:
-        there, missing = (family.rank, family.size) if size is None else (family.size, family.rank)
-        if family.strict or (size is not None and size > 1):
-            raise ConfigError(f"{there} is {environ[there]!r}, but {missing} is not set; {family.source} sets both")
+        there, missing = (launcher.rank, launcher.size) if size is None else (launcher.size, launcher.rank)
+        if launcher.strict or (size is not None and size > 1):
+            raise ConfigError(f"{there} is {environ[there]!r}, but {missing} is not set; {launcher.name} sets both")
         return None
-    local_rank, local_size = _number(environ, family.local_rank), _number(environ, family.local_size)
-    loopback = family.rank == "RANK" and _is_local(environ.get("MASTER_ADDR", ""))  # one speaks for the other alone
+    local_rank, local_size = _number(environ, launcher.local_rank), _number(environ, launcher.local_size)
+    loopback = launcher is TORCHRUN and _is_local(environ.get("MASTER_ADDR", ""))  # one speaks for the other alone
     if local_rank is None and local_size is None and (size == 1 or loopback):
         local_rank, local_size = rank, size
     if local_rank is None or local_size is None:
-        missing = family.local_rank if local_rank is None else family.local_size
-        kind = ConfigError if family.strict else _Incomplete
+        missing = launcher.local_rank if local_rank is None else launcher.local_size
+        kind = ConfigError if launcher.strict else _Incomplete
         raise kind(
-            f"{family.size} is {size}, but {missing} is not set; {family.source} sets it. With all ranks on this host, "
-            f"set {family.local_rank}=${family.rank} and {family.local_size}=${family.size} in each."
+            f"{launcher.size} is {size}, but {missing} is not set; {launcher.name} sets it. With all ranks on this "
+            f"host, set {launcher.local_rank}=${launcher.rank} and {launcher.local_size}=${launcher.size} in each."
         )
-    world = World(rank, size, local_rank, local_size, _job(family.job, environ), _secret(environ), family.source)
+    world = World(rank, size, local_rank, local_size, _job(launcher.job, environ), _secret(environ), launcher.name)
     for value, name, bound, of in (
-        (rank, family.rank, size, family.size),
-        (local_rank, family.local_rank, local_size, family.local_size),
+        (rank, launcher.rank, size, launcher.size),
+        (local_rank, launcher.local_rank, local_size, launcher.local_size),
     ):
         if value >= bound:
             raise ConfigError(f"{name} is {value}, but {of} is {bound}; ranks count from 0")
     if local_size > size:
-        raise ConfigError(f"{family.local_size} is {local_size}, more than {family.size}, which is {size}")
+        raise ConfigError(f"{launcher.local_size} is {local_size}, more than {launcher.size}, which is {size}")
     return world
 
 
@@ -195,7 +151,7 @@ def _ask_slurm(environ: Mapping[str, str]) -> World | None:
         counts += [int(tasks)] * (int(times.rstrip(")")) if times else 1)
     node = _number(environ, "SLURM_NODEID") or 0
     local_size = counts[node] if node < len(counts) else size
-    return World(rank, size, local_rank, local_size, _job(_SLURM_JOB, environ), _secret(environ), "srun")
+    return World(rank, size, local_rank, local_size, _job(SLURM_JOB, environ), _secret(environ), "srun")
 
 
 def _check_host(world: World) -> None:

@@ -7,19 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..compat import switch
+from ..launchers import AGENT, PLACES, TORCHRUN_PLACE
 from .cpu_binding import Allotment
 
-# How other launchers tell a process its place. Started under one of them, ours would be contradicted by its variables,
-# and torch would look for an agent's store that is not there.
-FOREIGN = (
-    *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "NODE_RANK")),
-    *("PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
-    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
-)
-FOREIGN_PREFIX = "TORCHELASTIC_"
-# Torchrun's. Libraries that find them make a process group and wrap the model in DistributedDataParallel by themselves.
-TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What the launcher does itself, and ranks would do a second time; and an outer job's page.
 OURS = (
     *(f"ENGINE_METRICS_{name}" for name in ("PORT", "ADDRESS", "FILE_SD", "TEXTFILE")),
@@ -105,11 +95,10 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
     list of RankPlan
         In the order of ranks.
     """
-    shared = {
-        name: value
-        for name, value in environment.items()
-        if name not in FOREIGN + OURS + TORCHRUN and not name.startswith(FOREIGN_PREFIX)
-    }
+    # What another launcher says would contradict ours, and torch would look for the store of an agent that is not
+    # there. Libraries that find torchrun's variables make a process group and wrap the model in one of their own.
+    hidden = {*PLACES, *TORCHRUN_PLACE, *OURS}
+    shared = {name: value for name, value in environment.items() if name not in hidden and not name.startswith(AGENT)}
     shared.setdefault("PYTHONUNBUFFERED", "1")
     if allotment.threads is not None:
         shared["OMP_NUM_THREADS"] = str(allotment.threads)
@@ -141,7 +130,7 @@ def _place(job: Job, rank: int) -> dict[str, str]:
         "ENGINE_OUTPUT_DIR": str(job.directory),
     }
     if job.torchrun:
-        place |= dict(zip(TORCHRUN, (number, number, size, size, "127.0.0.1", str(job.port)), strict=True))
+        place |= dict(zip(TORCHRUN_PLACE, (number, number, size, size, "127.0.0.1", str(job.port)), strict=True))
     if job.counters:
         place["ENGINE_COUNTERS"] = job.counters[rank]
     if job.horovod:

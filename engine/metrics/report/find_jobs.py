@@ -18,16 +18,12 @@ from pathlib import Path
 from typing import TypeGuard
 
 from ...host.processes import Process, look, processes
+from ...launchers import JOBS
 from ..page import NAME, PageError, Snapshot, read
 from ..run_names import clean_name, default_name
 from .rates import Page, Reading
 
 PROC = Path("/proc")
-# What launchers of others give to all ranks of a job alike.
-LAUNCHERS = (
-    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE"),
-    *("OMPI_MCA_ess_base_jobid", "PMI_JOBID", "PMI_ID", "SLURM_JOB_ID", "SLURM_STEP_ID"),
-)
 LINK = f"/memfd:{NAME}"
 
 
@@ -333,7 +329,7 @@ def _key(owner: Process, variables: Mapping[str, str], page: Page) -> str:
     """What the ranks of a job have in common that no launcher of ours has started."""
     if isinstance(page, Snapshot) and page["size"] == 1:
         return f"process {owner.pid}"
-    names = ("ENGINE_JOB",) if variables.get("ENGINE_JOB") else LAUNCHERS
+    names = ("ENGINE_JOB",) if variables.get("ENGINE_JOB") else JOBS
     known = [f"{name}={variables[name]}" for name in names if variables.get(name)]
     return " ".join(known) if known else f"children of {owner.parent}"
 

@@ -1,0 +1,81 @@
+"""The variables by which launchers tell a process its place in a job: one table of all launchers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables of one launcher.
+
+    Attributes
+    ----------
+    name : str
+        What messages call it.
+    rank, size, local_rank, local_size : str
+    job : tuple of str
+        Variables that all ranks of a job have alike, and that differ between jobs.
+    others : tuple of str
+        More that tell a process its place, which the engine does not read.
+    strict : bool
+        Whether half an answer is an error. Generic names, such as `RANK`, may be there by chance.
+    """
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+    job: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    strict: bool = False
+
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        """The four variables that the engine reads."""
+        return self.rank, self.local_rank, self.size, self.local_size
+
+
+ENGINERUN = Launcher(
+    "enginerun",
+    "ENGINE_RANK",
+    "ENGINE_SIZE",
+    "ENGINE_LOCAL_RANK",
+    "ENGINE_LOCAL_SIZE",
+    ("ENGINE_JOB",),
+    strict=True,
+)
+TORCHRUN = Launcher(
+    "torchrun",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+    ("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
+)
+OPEN_MPI = Launcher(
+    "mpirun (Open MPI)",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"),
+    ("OMPI_COMM_WORLD_NODE_RANK", "PMIX_RANK", "PMIX_NAMESPACE"),
+)
+PMI = Launcher("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_ID", "PMI_JOBID"))
+LAUNCHERS = (ENGINERUN, TORCHRUN, OPEN_MPI, PMI)
+"""Those whose answer is four numbers, in the order in which they are asked. Slurm's answer has another form."""
+
+SLURM_PLACE = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+
+JOBS = (*(name for each in LAUNCHERS if each is not ENGINERUN for name in each.job), *SLURM_JOB)
+"""What launchers of others give to all ranks of a job alike."""
+PLACES = (*(name for each in (OPEN_MPI, PMI) for name in each.place + each.others), *SLURM_PLACE, *TORCHRUN.others)
+"""How launchers of others tell a process its place, torchrun's own four and its address apart."""
+AGENT = "TORCHELASTIC_"
+"""How the names of variables of torchrun's agent begin."""
+TORCHRUN_PLACE = (*TORCHRUN.place, "MASTER_ADDR", "MASTER_PORT")
+"""Torchrun's: place and address, as `RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT`."""
