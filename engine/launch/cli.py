@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from ..metrics.errors import MetricsError
 from .errors import LaunchError
 from .job import JobRun
 from .options import parse
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments and arguments[0] in COMMANDS:
             return int(importlib.import_module(COMMANDS[arguments[0]], __package__).main(arguments[1:]))
         return JobRun(parse(arguments)).run()
-    except LaunchError as error:
+    except (LaunchError, MetricsError) as error:
         print(f"enginerun: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before the ranks are started, or while their last output waits for its reader

@@ -8,14 +8,14 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from ..launch.errors import LaunchError
+from .errors import MetricsError
 
 PLACE = "@DIRECTORY@"  # in a file: where the files are
 TARGETS = "runs"  # the directory that prometheus.yml looks into
 PARTS = ("dashboards", "prometheus.yml", "provisioning", "rules")
 
 
-class ExportError(LaunchError):
+class ExportError(MetricsError):
     """The files cannot be found or written."""
 
 

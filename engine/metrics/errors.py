@@ -1,7 +1,7 @@
-"""What keeps metrics from being served."""
+"""What keeps metrics from whoever is to see them."""
 
 from __future__ import annotations
 
 
 class MetricsError(Exception):
-    """Metrics cannot be served as asked for: the text says what is wrong, and how to mend it."""
+    """Metrics, or their dashboards, cannot be had as asked for: the text says what is wrong, and how to mend it."""
