@@ -26,7 +26,7 @@ from .rendezvous import Gathered, gather
 from .trace.flight import Recorder
 from .trace.timeline import Timeline
 from .tuning.journals import check_log, knobs_of
-from .tuning.knobs import words
+from .tuning.knobs import KNOBS, words
 from .tuning.trial_loop import Tuning
 from .watch import Watch
 from .world import NO_LAUNCHER, World, detect
@@ -175,15 +175,11 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
         gathered.control,
         gathered.arena,
         gathered.peers,
-        fusion_threshold=settings.fusion_threshold,
-        cycle_time_ms=settings.cycle_time_ms,
+        knobs={name: getattr(settings, name) for name in KNOBS},
         stall_warning=settings.stall_warning,
         stall_limit=settings.stall_limit,
         spin_us=_spin(gathered) if settings.spin_us is None else settings.spin_us,
         yield_us=_yield(gathered) if settings.spin_us is None else 0.0,
-        stores=settings.stores,
-        chunk_bytes=settings.chunk_bytes,
-        compression=settings.compression,
         counters=page,
     )
     engine.tell(**beginning)
@@ -451,7 +447,7 @@ def set_knobs(
     fusion_threshold: int | str | None = None,
     cycle_time_ms: float | None = None,
     stores: str | None = None,
-    chunk_bytes: int | None = None,
+    chunk_bytes: int | str | None = None,
     compression: str | None = None,
 ) -> int:
     """Change knobs while running. On rank 0 only: every rank sees the change at the same schedule entry.
@@ -486,20 +482,17 @@ def set_knobs(
     running = _current()
     if running.world.rank != 0:
         raise EngineError(f"set_knobs was called on rank {running.world.rank}; rank 0 decides, call it there")
-    checked = {
-        name: None if value is None else config.parse(name, value)
-        for name, value in (
-            ("fusion_threshold", fusion_threshold),
-            ("cycle_time_ms", cycle_time_ms),
-            ("stores", stores),
-            ("compression", compression),
-        )
-    }
+    given = (
+        ("fusion_threshold", fusion_threshold),
+        ("cycle_time_ms", cycle_time_ms),
+        ("stores", stores),
+        ("chunk_bytes", chunk_bytes),
+        ("compression", compression),
+    )
+    checked = {name: config.parse(name, value) for name, value in given if value is not None}
     if running.tuning is not None:
         running.tuning.leave_knobs()
-    return running.engine.set_knobs(
-        checked["fusion_threshold"], checked["cycle_time_ms"], checked["stores"], chunk_bytes, checked["compression"]
-    )
+    return running.engine.set_knobs(**checked)
 
 
 def knobs() -> dict[str, Any]:

@@ -3,11 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-LARGEST_CHUNK: int
-"""Bytes: the largest `chunk_bytes`."""
-LARGEST_THRESHOLD: int
-"""Bytes: the largest `fusion_threshold`."""
-
 class Handle:
     """One submitted operation. It owns its tensors until the engine has let go of them."""
 
@@ -41,21 +36,17 @@ class Engine:
         arena: int,
         peers: Sequence[int],
         *,
-        fusion_threshold: int,
-        cycle_time_ms: float,
+        knobs: dict[str, Any],
         stall_warning: float,
         stall_limit: float,
         spin_us: float,
-        stores: str,
-        chunk_bytes: int,
-        compression: str,
         counters: int = -1,
         yield_us: float = 0.0,
     ) -> None:
-        """`peers`: a pidfd per rank, own included. Seconds for stall times, 0 is never. `stores`: auto, cached,
-        streaming. `compression`: none, fp16, bf16. `counters`: the descriptor of a page to count into (counters.h),
-        which stays the caller's; -1: nothing is counted. `spin_us`: how long a caller spins before it sleeps;
-        `yield_us`: how long it yields the processor instead, in small operations, where `spin_us` is 0.
+        """`peers`: a pidfd per rank, own included. `knobs`: all of them, by name (knobs.pyx). Seconds for stall
+        times, 0 is never. `counters`: the descriptor of a page to count into (counters.h), which stays the caller's;
+        -1: nothing is counted. `spin_us`: how long a caller spins before it sleeps; `yield_us`: how long it yields the
+        processor instead, in small operations, where `spin_us` is 0.
         """
     rank: int
     size: int
@@ -147,23 +138,17 @@ class Engine:
         """How often all ranks have joined."""
     def share(self, nbytes: int) -> memoryview:
         """Collective: `nbytes` of zeroed memory at the same offset in every rank's part of the arena."""
-    def set_knobs(
-        self,
-        fusion_threshold: int | None = None,
-        cycle_time_ms: float | None = None,
-        stores: str | None = None,
-        chunk_bytes: int | None = None,
-        compression: str | None = None,
-    ) -> int:
-        """On the coordinator only. Returns the knob version that the next entry carries."""
+    def set_knobs(self, **changes: Any) -> int:
+        """On the coordinator only: change knobs, by name. Returns the knob version that the next entry carries.
+
+        Raises ValueError or TypeError for what cannot be.
+        """
     def fail(self, kind: str, name: str | None, reason: str) -> None:
         """This rank's call of an operation of that kind and name has failed before it brought anything: tell every
         rank, when it comes to that operation. It takes its place, and its number where it has no name. Raises nothing.
         """
     def knobs(self) -> dict[str, Any]:
-        """As stamped on the last entry this rank executed: version, entry, fusion_threshold, cycle_time_ms, stores,
-        chunk_bytes, compression.
-        """
+        """As stamped on the last entry this rank executed, by name; with version, and entry, which brought it."""
     @property
     def compressible(self) -> bool:
         """On the coordinator: whether tensors have been defined that travel as the knob `compression` says."""

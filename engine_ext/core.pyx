@@ -21,7 +21,7 @@ from engine_ext.bindings.arguments cimport (
 )
 from engine_ext.bindings.memory cimport Memory, Part
 from engine_ext.bindings.view cimport View, expect_dense, view_of
-from engine_ext.control.coordinator cimport Knobs, coordinator_close, coordinator_open
+from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
 from engine_ext.control.counters cimport (
     COUNTED_ENDED, COUNTED_RUNNING, counters_map, counters_page, counters_put, counters_step, counters_unmap,
 )
@@ -33,7 +33,7 @@ from engine_ext.control.driver cimport (
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.layout cimport (
     CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, FAILURE_BYTES, FAULT_CALL, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL,
-    KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, KINDS, NAME_BYTES, SLOT_BYTES, segment_bytes,
+    KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, KINDS, NAME_BYTES, engine_knobs, segment_bytes,
 )
 from engine_ext.control.marks cimport marks_add, marks_close, marks_open
 from engine_ext.control.monitor cimport monitor_wait
@@ -51,8 +51,9 @@ from engine_ext.control.trace cimport trace_close, trace_step
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.data.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64, engine_kernels_get
 from engine_ext.groups cimport group_add, group_expect_apart, group_gather, group_open, group_parts, group_sparse
+from engine_ext.knobs cimport knobs_of, knobs_with
 from engine_ext.observe cimport (
-    COMPRESSIONS, STORES, counters_of, definitions_of, history_of, knobs_of, overdue_of, pending_of, ranks_of, steps_of,
+    counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of,
 )
 from engine_ext.platform.atomics cimport (
     add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, or32, store32_release,
@@ -110,8 +111,6 @@ cdef enum:
     LONGEST_STEP_NS = 15000000000
     STUCK_SHIFT = 56            # rank_page.stuck: the kind above, the number below
 
-LARGEST_CHUNK = SLOT_BYTES      # of what `set_knobs` takes
-LARGEST_THRESHOLD = 1 << 60     # the same
 LOGGER = logging.getLogger("engine")
 KIND_NUMBERS = {kind_name(number).decode(): number for number in range(KINDS)}
 CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
@@ -229,8 +228,8 @@ cdef class Engine:
         self.state.events_fd = self.state.arena.fd = self.control = -1
         self.shared = []
 
-    def __init__(self, int rank, int size, int control, int arena, peers, *, fusion_threshold, cycle_time_ms, stall_warning,
-                 stall_limit, spin_us, stores, chunk_bytes, compression, int counters=-1, double yield_us=0.0):
+    def __init__(self, int rank, int size, int control, int arena, peers, *, dict knobs, stall_warning, stall_limit, spin_us,
+                 int counters=-1, double yield_us=0.0):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -246,16 +245,15 @@ cdef class Engine:
         if e.peers == NULL or e.events_fd < 0:
             raise MemoryError("no memory for the engine")
         self.settings = {
-            "fusion_threshold": fusion_threshold, "cycle_time_ms": cycle_time_ms, "stall_warning": stall_warning,
-            "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us, "stores": stores,
-            "chunk_bytes": chunk_bytes, "compression": compression, "counters": counters,
+            "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
+            "counters": counters,
         }
         self.open(rank, tuple(range(size)), None, 0)
 
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset) except -1:
         """Start this rank's engine among `numbers`, in the segment at `offset` of the world's file."""
         cdef State* e = self.state
-        cdef Knobs knobs
+        cdef engine_knobs knobs
         cdef int status, r, size = <int>len(numbers)
         self.rank, self.size, self.numbers, self.number, self.offset = rank, size, numbers, numbers[rank], offset
         e.alive = <uint64_t*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
@@ -266,11 +264,9 @@ cdef class Engine:
         e.alive[0] = 1
         if world is None and self.settings["counters"] >= 0:
             self.count_into(self.settings["counters"])
-        memset(&knobs, 0, sizeof(Knobs))
-        knobs.fusion_threshold, knobs.cycle_time_ms = self.settings["fusion_threshold"], self.settings["cycle_time_ms"]
-        knobs.stores, knobs.chunk = STORES.index(self.settings["stores"]), self.settings["chunk_bytes"]
-        knobs.compression = COMPRESSIONS.index(self.settings["compression"])
-        e.wanted = e.seen = knobs
+        memset(&knobs, 0, sizeof(engine_knobs))
+        e.wanted = e.seen = knobs = knobs_with(knobs, self.settings["knobs"])
+        e.fusion_threshold = knobs.fusion_threshold
         e.spin_ns = <uint64_t>(<double>self.settings["spin_us"] * 1e3)
         e.yield_ns = <uint64_t>(<double>self.settings["yield_us"] * 1e3)
         e.stall_warning_ns = seconds_ns(self.settings["stall_warning"])
@@ -1015,34 +1011,14 @@ cdef class Engine:
 
     # ---- knobs and what is known
 
-    def set_knobs(self, fusion_threshold=None, cycle_time_ms=None, stores=None, chunk_bytes=None, compression=None):
+    def set_knobs(self, **changes):
         cdef State* e = self.state
-        cdef Knobs chosen       # what Python gives is converted before the lock is taken: a conversion may raise
+        cdef engine_knobs chosen
         self.check()
         if self.rank != 0:
             raise EngineError(f"knobs are set on the coordinator, rank 0; this is rank {self.rank}")
-        if fusion_threshold is not None and not 0 <= int(fusion_threshold) <= LARGEST_THRESHOLD:
-            raise ValueError(f"fusion_threshold is a number of bytes, 0 to {LARGEST_THRESHOLD}, not {fusion_threshold}")
-        if cycle_time_ms is not None and not 0 <= float(cycle_time_ms) <= 1e6:
-            raise ValueError(f"cycle_time_ms is a time in milliseconds, 0 to 1e6, not {cycle_time_ms}")
-        if stores is not None and stores not in STORES:
-            raise ValueError(f"stores is one of {', '.join(STORES)}, not {stores!r}")
-        if chunk_bytes is not None and not 4096 <= int(chunk_bytes) <= SLOT_BYTES:
-            raise ValueError(f"chunk_bytes is 4096 to {SLOT_BYTES}, not {chunk_bytes}")
-        if compression is not None and compression not in COMPRESSIONS:
-            raise ValueError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
-        chosen = e.wanted       # written here alone, under the GIL
+        chosen = knobs_with(e.wanted, changes)      # before the lock is taken: it may raise. `wanted` is written here alone.
         chosen.version += 1
-        if fusion_threshold is not None:
-            chosen.fusion_threshold = int(fusion_threshold)
-        if cycle_time_ms is not None:
-            chosen.cycle_time_ms = float(cycle_time_ms)
-        if stores is not None:
-            chosen.stores = STORES.index(stores)
-        if chunk_bytes is not None:
-            chosen.chunk = int(chunk_bytes)
-        if compression is not None:
-            chosen.compression = COMPRESSIONS.index(compression)
         pthread_mutex_lock(&e.lock)
         e.wanted = chosen
         store32_release(&e.wanted_new, 1)

@@ -3,9 +3,6 @@ from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
 
-cdef tuple STORES
-cdef tuple COMPRESSIONS
-cdef dict knobs_of(State* e)
 cdef dict counters_of(State* e)
 cdef tuple steps_of(State* e, uint64_t since)
 cdef list history_of(State* e)

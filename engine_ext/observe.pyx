@@ -4,7 +4,6 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from engine_ext.control.coordinator cimport Knobs
 from engine_ext.control.describe cimport dtype_name, kind_name, op_name
 from engine_ext.control.layout cimport (
     ENTRY_BATCH, ENTRY_PAD, IDS, KIND_ALLREDUCE, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS,
@@ -16,11 +15,10 @@ from engine_ext.control.state cimport (
     HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from engine_ext.control.table cimport Op, Record, bit
+from engine_ext.knobs cimport COMPRESSIONS, STORES
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
 
-STORES = ("cached", "streaming", "auto")
-COMPRESSIONS = ("none", "fp16", "bf16")        # by engine_meta.wire of an entry
 TYPES = ("pad", "batch", "define", "evict", "error", "skip", "joined")
 ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum")
 
@@ -37,17 +35,6 @@ cdef struct Definition:         # a name that the coordinator has given an id
     uint32_t name_bytes
     uint64_t times
     engine_meta meta
-
-
-cdef dict knobs_of(State* e):
-    cdef Knobs seen
-    cdef uint64_t entry
-    pthread_mutex_lock(&e.lock)
-    seen, entry = e.seen, e.seen_entry
-    pthread_mutex_unlock(&e.lock)
-    return {"version": seen.version, "entry": entry, "fusion_threshold": seen.fusion_threshold,
-            "cycle_time_ms": seen.cycle_time_ms, "stores": STORES[seen.stores], "chunk_bytes": seen.chunk,
-            "compression": COMPRESSIONS[seen.compression]}
 
 
 cdef dict counters_of(State* e):

@@ -15,7 +15,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "fusion_threshold": {"kind": "Integer", "low": 1 << 16, "high": 1 << 30, "log": True},
     "cycle_time_ms": {"kind": "Real", "low": 0.05, "high": 50.0, "log": True, "off": 0.0},
     "stores": {"kind": "Choice", "values": ["auto", "cached", "streaming"]},
-    "chunk_bytes": {"kind": "Integer", "low": 1 << 12, "high": core.LARGEST_CHUNK, "log": True},
+    "chunk_bytes": {"kind": "Integer", "low": 1 << 12, "high": 1 << 20, "log": True},
     "compression": {"kind": "Choice", "values": ["none", "bf16"]},  # fp16 overflows: a user may choose it, not we
 }
 

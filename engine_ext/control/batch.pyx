@@ -120,7 +120,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         memcpy(body + id_words * 8, name.rows, <size_t>c.segment.size * sizeof(int64_t))
     if adasum or name.meta.kind == KIND_ALLTOALL or name.meta.kind == KIND_REDUCESCATTER:
         entry.algorithm = ALGORITHM_ADASUM if adasum else ALGORITHM_SCATTER
-        entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>SLOT_BYTES))
+        entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk_bytes, <uint32_t>SLOT_BYTES))
         entry.stores = STORES_CACHED if c.knobs.stores == STORES_AUTO else c.knobs.stores
     elif entry.meta.shared >= 0 and name.meta.kind == KIND_ALLREDUCE:
         entry.algorithm = ALGORITHM_SHARED
@@ -129,7 +129,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
     else:
         chooser = &c.choosers[entry.meta.wire != 0]
         entry.algorithm = ALGORITHM_TWO_SHOT
-        entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk, <uint32_t>min(nbytes // 2, <uint64_t>SLOT_BYTES)))
+        entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk_bytes, <uint32_t>min(nbytes // 2, <uint64_t>SLOT_BYTES)))
         entry.chunk = (entry.chunk + 4095) & ~<uint32_t>4095
         entry.stores = stores_choose(chooser, nbytes) if c.knobs.stores == STORES_AUTO else c.knobs.stores
     for i in range(items):

@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.counters cimport counters_page
-from engine_ext.control.layout cimport WIRE_TUNED, engine_entry, engine_meta, meta_reduces
+from engine_ext.control.layout cimport WIRE_TUNED, engine_entry, engine_knobs, engine_meta, meta_reduces
 from engine_ext.control.schedule cimport Writer
 from engine_ext.control.segment cimport Segment
 from engine_ext.control.stores cimport StoreChooser
@@ -12,14 +12,6 @@ from engine_ext.platform.clock cimport patience, seconds_ns
 
 cdef enum:
     EVICTIONS = 256             # ids freed at a time: each time costs a round of all ranks
-
-cdef struct Knobs:
-    uint32_t version
-    uint64_t fusion_threshold   # bytes
-    double cycle_time_ms
-    uint8_t stores              # STORES_*: AUTO leaves it to the measurements
-    uint32_t chunk              # bytes
-    uint8_t compression         # engine_meta.wire of what has WIRE_TUNED
 
 cdef struct Request:
     engine_meta meta
@@ -56,7 +48,7 @@ cdef struct Coordinator:
     Segment* segment
     const patience* clock
     Writer writer
-    Knobs knobs
+    engine_knobs knobs          # in force
     uint64_t tuned              # atomic: definitions of names with WIRE_TUNED
     StoreChooser[2] choosers    # for batches that travel as they are, and for compressed ones
     Name** buckets
@@ -92,10 +84,10 @@ cdef struct Coordinator:
     Budget recorded             # lines of the timeline
     bint recording              # what becomes ready now
 
-cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* clock, const Knobs* knobs) noexcept nogil
+cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* clock, const engine_knobs* knobs) noexcept nogil
 cdef void coordinator_close(Coordinator* c) noexcept nogil
 cdef bint coordinator_step(Coordinator* c) noexcept nogil
-cdef void coordinator_turn(Coordinator* c, const Knobs* knobs) noexcept nogil
+cdef void coordinator_turn(Coordinator* c, const engine_knobs* knobs) noexcept nogil
 cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil
 cdef bint coordinator_unseen(Coordinator* c) noexcept nogil
 cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil
@@ -116,9 +108,7 @@ cdef inline bint wanted(const Name* name) noexcept nogil:
 
 cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:
     """The knobs in force, on every entry: all ranks see a change at the same one."""
-    entry.knob_version, entry.fusion_threshold = c.knobs.version, c.knobs.fusion_threshold
-    entry.cycle_time_ms, entry.stores_knob = c.knobs.cycle_time_ms, c.knobs.stores
-    entry.chunk_knob, entry.compression_knob = c.knobs.chunk, c.knobs.compression
+    entry.knobs = c.knobs
 
 cdef inline uint8_t wire_now(const Coordinator* c, const engine_meta* meta) noexcept nogil:
     """`wire` of an entry that is appended now: the metadata's, or the knob's. What is gathered is never compressed."""

@@ -14,8 +14,8 @@ from engine_ext.control.batch cimport close_batches
 from engine_ext.control.describe cimport describe_ranks, fit
 from engine_ext.control.layout cimport (
     ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, ID_WORDS, IDS, KIND_ALLGATHER,
-    KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, WIRE_TUNED, engine_entry, engine_meta, engine_request,
-    meta_reduces, meta_wire_bytes, rank_page,
+    KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, WIRE_TUNED, engine_entry, engine_knobs, engine_meta,
+    engine_request, meta_reduces, meta_wire_bytes, rank_page,
 )
 from engine_ext.control.schedule cimport schedule_append, schedule_reserve, schedule_slowest
 from engine_ext.control.segment cimport elsewhere
@@ -32,7 +32,7 @@ cdef enum:
     EVICTION_SAMPLE = 64
 
 
-cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* clock, const Knobs* knobs) noexcept nogil:
+cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* clock, const engine_knobs* knobs) noexcept nogil:
     cdef int32_t i
     memset(c, 0, sizeof(Coordinator))
     c.segment = c.writer.segment = segment
@@ -440,7 +440,7 @@ cdef bint append_joined(Coordinator* c) noexcept nogil:
     return True
 
 
-cdef void coordinator_turn(Coordinator* c, const Knobs* knobs) noexcept nogil:
+cdef void coordinator_turn(Coordinator* c, const engine_knobs* knobs) noexcept nogil:
     """Put knobs into force. What is queued will travel as they say, and counts so."""
     cdef Name* name
     cdef int32_t i

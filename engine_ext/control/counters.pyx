@@ -60,7 +60,7 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, uint64_
         tally(page.exposed_ns, exposed)
     if kind == KIND_ALLREDUCE:
         tally(page.fused_bytes, entry.bytes)
-        tally(page.fusion_capacity, max(entry.bytes, entry.fusion_threshold))
+        tally(page.fusion_capacity, max(entry.bytes, entry.knobs.fusion_threshold))
     store_relaxed(page.last_ns, ended)
 
 

@@ -260,7 +260,7 @@ cdef void notify_leader(State* e, int32_t id, uint64_t nbytes, bint awaited) noe
     if asleep == 0 or (id >= 0 and not table_brought_by_all(&e.table, id)):
         return
     count_up(&e.brought_bytes, nbytes)
-    if asleep & SLEEP_CYCLE and not awaited and load_relaxed(&e.brought_bytes) < load_relaxed(&e.seen.fusion_threshold):
+    if asleep & SLEEP_CYCLE and not awaited and load_relaxed(&e.brought_bytes) < load_relaxed(&e.fusion_threshold):
         for r in range(e.segment.size):
             if id >= 0 and bit(e.segment.pages[r].awaited, id):
                 break

@@ -398,7 +398,7 @@ cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
     memset(row, 0, sizeof(Row))
     row.sequence, row.type, row.kind = entry.sequence, entry.type, entry.kind
     row.algorithm, row.stores, row.items, row.nbytes = entry.algorithm, entry.stores, entry.items, entry.bytes
-    row.knob_version, row.wire, row.started = entry.knob_version, entry.meta.wire, now_ns()
+    row.knob_version, row.wire, row.started = entry.knobs.version, entry.meta.wire, now_ns()
     if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
         record = e.table.by_id[ids_of(entry)[0]]
         if record != NULL:
@@ -409,12 +409,10 @@ cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
-    if entry.knob_version != e.seen.version:
+    if entry.knobs.version != e.seen.version:
         e.seen_entry = entry.sequence
-    e.seen.version = entry.knob_version
-    store_relaxed(&e.seen.fusion_threshold, entry.fusion_threshold)     # submissions look without the lock
-    e.seen.cycle_time_ms, e.seen.stores, e.seen.chunk = entry.cycle_time_ms, entry.stores_knob, entry.chunk_knob
-    e.seen.compression = entry.compression_knob
+    e.seen = entry.knobs
+    store_relaxed(&e.fusion_threshold, entry.knobs.fusion_threshold)
     if e.page != NULL and e.world == e:
         count_knobs(e)
 
@@ -424,7 +422,7 @@ cdef void count_knobs(State* e) noexcept nogil:
     store_relaxed(e.page.fusion_threshold, e.seen.fusion_threshold)
     store_relaxed(e.page.cycle_time_ns, <uint64_t>(e.seen.cycle_time_ms * 1e6))
     store_relaxed(e.page.stores, e.seen.stores)
-    store_relaxed(e.page.chunk, e.seen.chunk)
+    store_relaxed(e.page.chunk, e.seen.chunk_bytes)
     store_relaxed(e.page.compression, e.seen.compression)
 
 

@@ -91,17 +91,25 @@ typedef struct engine_request {
   /* the name follows; with FAULT_CALL, a text */
 } engine_request;
 
+/* What rank 0 may change while the engine runs. A member has the name of its setting (engine/config.py). */
+typedef struct engine_knobs {
+  uint64_t fusion_threshold;   /* bytes */
+  double cycle_time_ms;
+  uint32_t version;            /* counts the changes */
+  uint32_t chunk_bytes;
+  uint8_t stores;              /* STORES_*: AUTO leaves it to the measurements */
+  uint8_t compression;         /* engine_meta.wire of what has WIRE_TUNED */
+  uint8_t padding[6];
+} engine_knobs;
+
 typedef struct engine_entry {
   uint32_t words;              /* of the whole entry */
   uint8_t type, kind, algorithm, stores;
   uint32_t items, flags;
   uint64_t sequence;
   uint64_t bytes;              /* BATCH: of the tensors; ERROR: of the text; JOINED: when the last rank joined */
-  uint32_t chunk, knob_version;
-  uint64_t fusion_threshold;
-  double cycle_time_ms;
-  uint8_t stores_knob, compression_knob, padding[2];
-  uint32_t chunk_knob;
+  engine_knobs knobs;          /* in force when it was appended: all ranks see a change at the same entry */
+  uint32_t chunk, reserved;
   int32_t id, name_bytes;      /* JOINED: id is the last rank to join; BATCH: see ENTRY_MEMBERS */
   uint64_t closed;             /* nanoseconds: when a recorded BATCH or SKIP was closed; 0: it is not recorded */
   uint64_t earliest;           /* nanoseconds: when the first rank submitted the last member of a BATCH; 0: nobody counts */

@@ -34,16 +34,19 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint32_t text_bytes
         engine_meta meta
 
+    ctypedef struct engine_knobs:
+        uint64_t fusion_threshold
+        double cycle_time_ms
+        uint32_t version, chunk_bytes
+        uint8_t stores, compression
+
     ctypedef struct engine_entry:
         uint32_t words
         uint8_t type, kind, algorithm, stores
         uint32_t items, flags
         uint64_t sequence, bytes
-        uint32_t chunk, knob_version
-        uint64_t fusion_threshold
-        double cycle_time_ms
-        uint8_t stores_knob, compression_knob
-        uint32_t chunk_knob
+        engine_knobs knobs
+        uint32_t chunk
         int32_t id, name_bytes
         uint64_t closed, earliest
         engine_meta meta

@@ -1,9 +1,9 @@
 """All that one rank's engine holds, outside of Python."""
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
-from engine_ext.control.coordinator cimport Coordinator, Knobs
+from engine_ext.control.coordinator cimport Coordinator
 from engine_ext.control.counters cimport counters_page
-from engine_ext.control.layout cimport MAX_RANKS, REASON_BYTES, engine_entry
+from engine_ext.control.layout cimport MAX_RANKS, REASON_BYTES, engine_entry, engine_knobs
 from engine_ext.control.marks cimport Marks
 from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.segment cimport Segment
@@ -94,9 +94,10 @@ cdef struct State:
     uint64_t told_room
     uint64_t brought_bytes      # since this rank last woke the leader
     uint64_t drained            # bytes of this rank's request ring that its waiters know to be free
-    Knobs seen                  # as stamped on the last entry
+    engine_knobs seen           # as stamped on the last entry
+    uint64_t fusion_threshold   # atomic: of `seen`; submissions look without the lock
     uint64_t seen_entry         # the entry that brought this version
-    Knobs wanted                # rank 0: to be used from the next step on
+    engine_knobs wanted         # rank 0: to be used from the next step on
     uint32_t wanted_new         # atomic
     # join
     bint joined                 # this rank brings nothing, and stands in for what it would bring; under the lock

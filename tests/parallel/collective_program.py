@@ -193,10 +193,14 @@ def knobs() -> int:
             assert entries == 101 + first_time if threshold == 0 else entries <= 10, entries
     if rank == 0:
         with cases.case("values that cannot be"):
+            refused(
+                lambda: engine.set_knobs(chunk_size=65536), "there is no knob 'chunk_size'", engine.errors.ConfigError
+            )
+            refused(lambda: engine.set_knobs(kernels="plain"), "there is no knob 'kernels'", engine.errors.ConfigError)
             refused(lambda: engine.set_knobs(fusion_threshold=-1), "fusion_threshold", engine.errors.ConfigError)
             refused(lambda: engine.set_knobs(cycle_time_ms=-1), "cycle_time_ms", engine.errors.ConfigError)
             refused(lambda: engine.set_knobs(stores="slow"), "stores", engine.errors.ConfigError)
-            refused(lambda: engine.set_knobs(chunk_bytes=3), "chunk_bytes", ValueError)
+            refused(lambda: engine.set_knobs(chunk_bytes=3), "chunk_bytes", engine.errors.ConfigError)
     else:
         with cases.case("refused on other ranks"):
             refused(
@@ -204,7 +208,7 @@ def knobs() -> int:
                 f"was called on rank {rank}; rank 0 decides",
                 engine.errors.EngineError,
             )
-            refused(lambda: runtime.engine().set_knobs(None, 7.0, None, None), "rank 0", engine.errors.EngineError)
+            refused(lambda: runtime.engine().set_knobs(cycle_time_ms=7.0), "rank 0", engine.errors.EngineError)
     engine.barrier()
     return cases.done(len(changes) + 3)
 

@@ -20,11 +20,13 @@ from engine.native import core, setup
 from engine.process_sets import global_process_set
 
 SETTINGS: dict[str, Any] = {
-    "fusion_threshold": 64 << 20,
-    "cycle_time_ms": 1.0,
     "stall_warning": 0.0,
     "stall_limit": 15.0,
     "spin_us": 0.0,
+}
+KNOBS: dict[str, Any] = {
+    "fusion_threshold": 64 << 20,
+    "cycle_time_ms": 1.0,
     "stores": "auto",
     "chunk_bytes": 512 << 10,
     "compression": "none",
@@ -39,7 +41,7 @@ class ThreadWorld:
     ----------
     size : int
     **settings
-        Of the engines, instead of `SETTINGS`.
+        Of the engines, instead of `SETTINGS` and `KNOBS`.
     """
 
     def __init__(self, size: int, **settings: Any) -> None:
@@ -51,8 +53,10 @@ class ThreadWorld:
         try:
             for rank in range(size):
                 peers = [os.pidfd_open(os.getpid()) for _ in range(size)]
-                chosen = {**SETTINGS, "counters": self.pages[rank], **settings}
-                engine = core.Engine(rank, size, os.dup(control), os.dup(arena), peers, **chosen)
+                knobs = {name: settings.get(name, value) for name, value in KNOBS.items()}
+                chosen = {name: value for name, value in settings.items() if name not in KNOBS}
+                about = {**SETTINGS, "counters": self.pages[rank], "knobs": knobs, **chosen}
+                engine = core.Engine(rank, size, os.dup(control), os.dup(arena), peers, **about)
                 self.engines.append(engine)
         finally:
             os.close(control)

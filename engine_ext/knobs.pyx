@@ -1,0 +1,53 @@
+"""The knobs as Python gives and gets them: a dict by name. `engine_knobs` (layout.h) has a member of each name.
+
+`engine.config` refuses what is out of range here, in words for the user; a test compares the two.
+"""
+from libc.stdint cimport uint64_t
+
+from engine_ext.control.layout cimport SLOT_BYTES, engine_knobs
+from engine_ext.control.state cimport State, pthread_mutex_lock, pthread_mutex_unlock
+
+STORES = ("cached", "streaming", "auto")        # by STORES_*
+COMPRESSIONS = ("none", "fp16", "bf16")         # by engine_meta.wire of an entry
+
+# Of each knob the smallest and the largest value, or its words by number.
+KNOBS = {
+    "fusion_threshold": (0, 1 << 60),
+    "cycle_time_ms": (0.0, 10_000.0),
+    "stores": STORES,
+    "chunk_bytes": (4096, SLOT_BYTES),
+    "compression": COMPRESSIONS,
+}
+
+
+cdef engine_knobs knobs_with(engine_knobs knobs, dict changes) except *:
+    """`knobs`, changed as Python says. Raises ValueError or TypeError for what cannot be."""
+    cdef dict values = knobs
+    for name, value in changes.items():
+        if name not in KNOBS:
+            raise TypeError(f"there is no knob {name!r}; there are: {', '.join(KNOBS)}")
+        allowed = KNOBS[name]
+        if isinstance(allowed[0], str):
+            if value not in allowed:
+                raise ValueError(f"{name} is one of {', '.join(allowed)}, not {value!r}")
+            values[name] = allowed.index(value)
+        else:
+            values[name] = type(allowed[0])(value)
+            if not allowed[0] <= values[name] <= allowed[1]:
+                raise ValueError(f"{name} is a number from {allowed[0]} to {allowed[1]}, not {value!r}")
+    return values
+
+
+cdef dict knobs_of(State* e):
+    """The knobs on the last entry that this rank has executed, their version, and the entry that brought it."""
+    cdef engine_knobs seen
+    cdef uint64_t entry
+    cdef dict values
+    pthread_mutex_lock(&e.lock)
+    seen, entry = e.seen, e.seen_entry
+    pthread_mutex_unlock(&e.lock)
+    values = seen
+    told = {"version": seen.version, "entry": entry}
+    for name, allowed in KNOBS.items():
+        told[name] = allowed[values[name]] if isinstance(allowed[0], str) else values[name]
+    return told
