@@ -26,7 +26,7 @@ from .rendezvous import Gathered, gather
 from .trace.flight import Recorder
 from .trace.timeline import Timeline
 from .tuning.journals import check_log, knobs_of
-from .tuning.knobs import KNOBS, words
+from .tuning.knobs import words
 from .tuning.trial_loop import Tuning
 from .watch import Watch
 from .world import NO_LAUNCHER, World, detect
@@ -175,7 +175,7 @@ def _start(world: World, given: dict[str, Any], generation: int, environ: Mappin
         gathered.control,
         gathered.arena,
         gathered.peers,
-        knobs={name: getattr(settings, name) for name in KNOBS},
+        knobs={name: getattr(settings, name) for name in config.knobs()},
         stall_warning=settings.stall_warning,
         stall_limit=settings.stall_limit,
         spin_us=_spin(gathered) if settings.spin_us is None else settings.spin_us,
@@ -442,30 +442,16 @@ def is_homogeneous() -> bool:
     return True
 
 
-def set_knobs(
-    *,
-    fusion_threshold: int | str | None = None,
-    cycle_time_ms: float | None = None,
-    stores: str | None = None,
-    chunk_bytes: int | str | None = None,
-    compression: str | None = None,
-) -> int:
+def set_knobs(**changes: Any) -> int:
     """Change knobs while running. On rank 0 only: every rank sees the change at the same schedule entry.
 
     A search of the tuner ends by it: the knobs are the program's then.
 
     Parameters
     ----------
-    fusion_threshold : int, optional
-        Bytes.
-    cycle_time_ms : float, optional
-        Milliseconds.
-    stores : str, optional
-        `auto`, `cached` or `streaming`.
-    chunk_bytes : int, optional
-        Bytes that go through a slot at a time.
-    compression : str, optional
-        `none`, `bf16` or `fp16`: what tensors with `Compression.tuned` travel as. Changes their results.
+    **changes
+        Settings of `engine.config.Config` that are knobs, with values as of `init`; None leaves a knob as it is. The
+        knob `compression` changes the results of tensors with `Compression.tuned`.
 
     Returns
     -------
@@ -477,19 +463,12 @@ def set_knobs(
     EngineError
         On another rank than 0.
     ConfigError
-        A value that cannot be.
+        A value that cannot be, or what is no knob.
     """
     running = _current()
     if running.world.rank != 0:
         raise EngineError(f"set_knobs was called on rank {running.world.rank}; rank 0 decides, call it there")
-    given = (
-        ("fusion_threshold", fusion_threshold),
-        ("cycle_time_ms", cycle_time_ms),
-        ("stores", stores),
-        ("chunk_bytes", chunk_bytes),
-        ("compression", compression),
-    )
-    checked = {name: config.parse(name, value) for name, value in given if value is not None}
+    checked = config.check_knobs(changes)
     if running.tuning is not None:
         running.tuning.leave_knobs()
     return running.engine.set_knobs(**checked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from ..compat import builds
@@ -59,7 +58,7 @@ def _frameworks() -> Iterator[tuple[bool, str]]:
 def _native() -> tuple[list[str], str]:
     """Find the kernels of the native engine, or why it cannot be loaded."""
     try:
-        setup = import_module("..native", __package__).setup
+        from ..native import setup
     except ImportError as error:
         return [], str(error).partition("\n")[0]
     return setup.kernel_levels(), ""

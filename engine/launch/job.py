@@ -10,9 +10,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from .. import readable
 from ..host import linux, machine, processes
+from ..setting import variable
 from . import leftovers, spawn
 from .console import Console
 from .cpu_binding import allot
@@ -20,7 +22,7 @@ from .errors import LaunchError
 from .guardian import Guardian
 from .horovod_options import without_effect
 from .metrics import Metrics
-from .options import Options
+from .options import Options, load
 from .output import Stream
 from .plan import Job, RankPlan, plan
 from .report import QUOTE, failure_lines, flight_records, investigate
@@ -74,6 +76,7 @@ class JobRun:
                 "/proc does not show the processes of this job: it is missing, or that of another PID namespace; mount "
                 "it, as in 'unshare --pid --fork --mount-proc'"
             )
+        chosen = load(options, os.environ)
         program = spawn.find_command(options.command, os.environ)
         allotment = allot(
             machine.facts(), options.size, os.environ, binding=options.binding, cpus_per_rank=options.cpus_per_rank
@@ -83,14 +86,14 @@ class JobRun:
         if options.ignored:
             self._say(without_effect(options.ignored))
         descriptors = spawn.raise_descriptor_limit(options.size)
-        with Metrics(options, os.environ, self._say) as metrics, self._directory() as directory:
+        with Metrics(options, chosen, os.environ, self._say) as metrics, self._directory() as directory:
             job = Job(
                 size=options.size,
                 name=f"{os.getpid()}-{secrets.token_hex(8)}",
                 secret=secrets.token_hex(32),
                 port=machine.free_port(),
                 directory=directory,
-                settings=_with_log(options, os.environ) | metrics.settings,
+                settings=_with_log(options, chosen) | metrics.settings,
                 horovod=options.horovod,
                 torchrun=options.torchrun,
                 counters=metrics.counters,
@@ -101,7 +104,8 @@ class JobRun:
             outcome = self._supervise(job, plan(job, allotment, os.environ), program, descriptors, metrics)
             code, lines = self._conclude(outcome, directory, started)
             leftovers.forget_empty(directory)
-            lines = self._summary(metrics.pages, time.time() - started, job.settings) + lines
+            log = job.settings.get(variable("autotune_log")) or chosen.get("autotune_log")
+            lines = self._summary(metrics.pages, time.time() - started, log) + lines
         self._out.drain()
         for line in lines:
             self._say(line)
@@ -181,8 +185,8 @@ class JobRun:
             return 128 + outcome.signum, lines
         return 0, lines
 
-    def _summary(self, pages: Sequence[int], seconds: float, settings: Mapping[str, str]) -> list[str]:
-        """What `--summary` shows; `pages` are the ranks' pages of counters."""
+    def _summary(self, pages: Sequence[int], seconds: float, log: object) -> list[str]:
+        """What `--summary` shows; `pages` are the ranks' pages of counters, `log` is the tuner's."""
         if not self._options.summary:
             return []
         from ..metrics.report.advice import report
@@ -194,7 +198,7 @@ class JobRun:
             size=self._options.size,
             processors=machine.facts().usable,
             unix_offset=time.time() - time.monotonic(),
-            tuner_log=settings.get("ENGINE_AUTOTUNE_LOG") or os.environ.get("ENGINE_AUTOTUNE_LOG"),
+            tuner_log=None if log is None else str(log),
         )
         return report({rank: look_into(descriptor) for rank, descriptor in enumerate(pages)}, run)
 
@@ -225,12 +229,11 @@ class JobRun:
                 shutil.rmtree(directory)
 
 
-def _with_log(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
+def _with_log(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:
     """The settings; the tuner's log goes to the job's directory, if that is kept and nobody has named another file."""
-    named = {"ENGINE_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_LOG"}
-    if options.directory is None or named & {*options.settings, *environment}:
+    if options.directory is None or "autotune_log" in chosen:
         return options.settings
-    return {**options.settings, "ENGINE_AUTOTUNE_LOG": str(options.directory.absolute() / "autotune.jsonl")}
+    return {**options.settings, variable("autotune_log"): str(options.directory.absolute() / "autotune.jsonl")}
 
 
 def _lock(directory: Path) -> int:

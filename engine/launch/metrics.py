@@ -10,19 +10,20 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from ..config import Config
 from ..host import linux
 from ..host.kubernetes import service_links
 from ..metrics import page
 from ..metrics.errors import MetricsError
 from ..metrics.export.rank_pages import Member
-from ..metrics.export.service import ADDRESS, Service, Wanted
-from ..metrics.run_names import clean_name, default_name
+from ..metrics.export.service import Service, Wanted
+from ..setting import variable
 from .errors import LaunchError
 from .options import Options
+from .plan import PUBLISHING
 from .spawn import Rank
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 LOOK = 0.05  # seconds
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 class Metrics:
@@ -39,7 +39,8 @@ class Metrics:
     Parameters
     ----------
     options : Options
-        They go before the environment.
+    chosen : mapping
+        The settings that options or the environment give, by name.
     environment : mapping of str to str
         The launcher's.
     say : callable
@@ -58,12 +59,13 @@ class Metrics:
         What was asked for cannot be had.
     """
 
-    def __init__(self, options: Options, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-        links = service_links(environment)
-        given = {name: value for name, value in environment.items() if value.strip() and name not in links}
-        given |= options.metrics
-        if options.metrics.get("ENGINE_METRICS") == "0":  # --no-metrics: nobody acts on the others, right or wrong
-            given = {name: value for name, value in given.items() if name not in _PUBLISHING}
+    def __init__(
+        self,
+        options: Options,
+        chosen: Mapping[str, Any],
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
         self.pages: list[int] = []
         self._ranks: dict[int, Rank] = {}
         self._service: Service | None = None
@@ -71,20 +73,20 @@ class Metrics:
         self._notes = _Notes()
         self._quiet = options.quiet
         if not self._quiet:
-            for name, value in links.items():
+            for name, value in service_links(environment).items():
                 say(f"metrics: {name}={value} is set by Kubernetes for a Service of that name, and ignored")
-        wanted = _wanted(given, default_name(options.command, os.getpid()))
-        if wanted.port is None and wanted.file_sd is None and "ENGINE_METRICS_ADDRESS" in options.metrics:
+        wanted = Wanted.by(Config(**chosen), options.command)
+        if wanted.port is None and wanted.file_sd is None and variable("metrics_address") in options.settings:
             raise LaunchError("--metrics-address: nothing is served there; give --metrics-port as well")
-        asked = wanted.anything and options.metrics.get("ENGINE_METRICS") != "0"
-        counted = bool(options.metrics.keys() & _PUBLISHING) or _switch(given)
-        if wanted.anything and not counted and "ENGINE_METRICS" not in options.metrics:
+        published = any(variable(name) in options.settings for name in PUBLISHING)
+        counted = published or chosen.get("metrics", True)
+        if wanted.anything and not counted:
             say("metrics: nothing is served, because ENGINE_METRICS=0 says that nothing is counted")
-        self.settings = {"ENGINE_METRICS": str(int(counted)), "ENGINE_RUN_NAME": wanted.run}
+        self.settings = {variable("metrics"): str(int(counted)), variable("run_name"): wanted.run}
         try:
             if counted:
                 self.pages.extend(page.make() for _ in range(options.size))
-            if counted and asked:
+            if counted and wanted.anything:
                 self._service = Service(wanted, [self._member(rank) for rank in range(options.size)], self._notes.add)
         except OSError as error:
             self.close()
@@ -220,32 +222,3 @@ class _Notes:
             if self._open:
                 self._open = False
                 os.close(self.descriptor)
-
-
-_PUBLISHING = {f"ENGINE_METRICS_{name}" for name in ("PORT", "FILE_SD", "TEXTFILE")}
-
-
-def _wanted(given: Mapping[str, str], default: str) -> Wanted:
-    """What was asked for; a variable in the environment may be wrong, options were checked."""
-    port = given.get("ENGINE_METRICS_PORT", "none").strip()
-    if port.lower() != "none" and not (port.isascii() and port.isdecimal() and int(port) <= 65535):
-        raise LaunchError(f"ENGINE_METRICS_PORT is {port!r}; expected none, or a whole number from 0 to 65535")
-    name = given.get("ENGINE_RUN_NAME", "auto")
-    return Wanted(
-        run=default if name.strip().lower() == "auto" else clean_name(name),
-        port=None if port.lower() == "none" else int(port),
-        address=given.get("ENGINE_METRICS_ADDRESS", ADDRESS).strip(),
-        file_sd=_path(given.get("ENGINE_METRICS_FILE_SD", "none")),
-        textfile=_path(given.get("ENGINE_METRICS_TEXTFILE", "none")),
-    )
-
-
-def _path(text: str) -> Path | None:
-    return None if text.strip().lower() == "none" else Path(os.path.abspath(os.path.expanduser(text)))
-
-
-def _switch(given: Mapping[str, str]) -> bool:
-    text = given.get("ENGINE_METRICS", "1").strip()
-    if text.lower() not in SWITCHES:
-        raise LaunchError(f"ENGINE_METRICS is {text!r}; expected 1 or 0")
-    return SWITCHES[text.lower()]

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import math
-import re
 import socket
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .. import config
 from ..compat import switch
-from ..host.patience import LONGEST
+from ..config import Config
+from ..errors import ConfigError
+from ..forms import LARGEST, Form, Number, Whole, Words, seconds, truth
+from ..setting import Option, Setting, read, variable
 from . import horovod_options
 from .check_build import table
 from .errors import LaunchError
 from .hosts import read_hostfile, slots_here
+from .plan import PUBLISHING
 
-LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
-STORES = ("auto", "cached", "streaming")
-COMPRESSIONS = ("none", "bf16", "fp16")
+COUNT = Whole(1)
 MEBIBYTE = 1 << 20
+GROUPS = {"autotune": "tuning", "metrics": "metrics", "run": "metrics"}  # of options, by the first word of the setting
 MOST_RANKS = 256  # of a host; the shared words of the engine have room for so many (engine_ext/control/layout.h)
 
 
@@ -39,9 +40,7 @@ class Options:
     directory : Path or None
         Where the job's files go; None for a private temporary directory.
     settings : dict of str to str
-        Engine settings, by variable.
-    metrics : dict of str to str
-        Settings of the metrics, by variable: the launcher acts on them.
+        Engine settings that options gave, as text, by variable.
     binding : bool
     cpus_per_rank : int or None
     grace : float
@@ -61,7 +60,6 @@ class Options:
     command: tuple[str, ...]
     directory: Path | None
     settings: dict[str, str]
-    metrics: dict[str, str]
     binding: bool
     cpus_per_rank: int | None
     grace: float
@@ -84,6 +82,25 @@ class _Ignored(argparse.Action):
         namespace.ignored = [*namespace.ignored, option_string]
 
 
+class _Set(argparse.Action):
+    """An option of a setting: its value is checked at once, and kept as text for the ranks. The last one counts."""
+
+    def __init__(self, setting: Setting, text: Callable[[str], str] = str.strip, **more: Any) -> None:
+        super().__init__(**more | {"dest": argparse.SUPPRESS})
+        self._setting = setting
+        self._text = text
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        try:
+            text = self._text(self.const or values)
+            value = self._setting.read(text, option_string)
+        except ConfigError as error:
+            raise argparse.ArgumentError(None, str(error)) from None
+        # Ranks may work in another directory when they read it.
+        text = str(value) if isinstance(value, Path) else text
+        namespace.settings = namespace.settings | {self._setting.variable: text}
+
+
 class _Version(argparse.Action):
     """Look the version up only when asked: it takes longer than starting a rank."""
 
@@ -104,13 +121,15 @@ class _CheckBuild(argparse.Action):
         parser.exit()
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
     """Read the command line.
 
     Parameters
     ----------
     arguments : sequence of str
         Without the program's name.
+    kind : type
+        Where the settings are: `Config`, or a class that adds some.
 
     Returns
     -------
@@ -123,7 +142,7 @@ def parse(arguments: Sequence[str]) -> Options:
     SystemExit
         After `--help`, `--version` and `--check-build`.
     """
-    parser = _parser()
+    parser = _parser(config.settings(kind))
     given = parser.parse_args(arguments)
     if given.config_file is not None:
         # The command line goes before the file: of an option that is given twice, the last counts.
@@ -142,7 +161,6 @@ def parse(arguments: Sequence[str]) -> Options:
         command=tuple(command),
         directory=given.output_dir,
         settings=_settings(given),
-        metrics=_metrics(given),
         binding=given.binding,
         cpus_per_rank=given.cpus_per_rank,
         grace=given.grace_period,
@@ -156,7 +174,24 @@ def parse(arguments: Sequence[str]) -> Options:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def load(options: Options, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that options or the environment give, by name: those that ranks would refuse are refused here.
+
+    Raises
+    ------
+    LaunchError
+        Of a value that cannot be, with its variable. With `--no-metrics` nobody looks at what publishes them.
+    """
+    environment = {**environment, **options.settings}
+    if options.settings.get(variable("metrics")) == "0":
+        environment = {name: text for name, text in environment.items() if name not in map(variable, PUBLISHING)}
+    try:
+        return config.given(environment)
+    except ConfigError as error:
+        raise LaunchError(str(error)) from None
+
+
+def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="enginerun",
         usage="enginerun -np N [options] [--] command [arguments]",
@@ -173,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--prefix-output-with-timestamp", action="store_true", help="put the time in front of each line")
     add(
         "--grace-period",
-        type=_seconds,
+        type=_form(seconds()),
         default=5.0,
         metavar="S",
         help="seconds from a failure or a signal to SIGTERM, and on to SIGKILL (default 5)",
@@ -191,11 +226,9 @@ def _parser() -> argparse.ArgumentParser:
         "in DDP (default: yes, but not with --horovod)",
     )
     _add_placement(parser)
-    _add_settings(parser)
-    _add_tuning(parser)
-    _add_metrics(parser)
-    _add_horovods(parser)
-    parser.set_defaults(ignored=[])
+    _add_settings(parser, settings)
+    _add_horovods(parser, settings)
+    parser.set_defaults(ignored=[], settings={})
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -204,17 +237,27 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("CPUs")
     group.add_argument("--no-binding", dest="binding", action="store_false", help="leave ranks free to run on any CPU")
     group.add_argument(
-        "--cpus-per-rank", type=_count, metavar="N", help="threads and CPUs of a rank (default: an equal share)"
+        "--cpus-per-rank", type=_form(COUNT), metavar="N", help="threads and CPUs of a rank (default: an equal share)"
     )
 
 
-def _add_horovods(parser: argparse.ArgumentParser) -> None:
+def _add_horovods(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
     add = parser.add_argument_group("scripts and command lines written for Horovod").add_argument
     add("--horovod", action="store_true", help="make 'import horovod.torch' give engine.torch")
     add("--config-file", type=Path, metavar="FILE", help="more options, in YAML, TOML or JSON")
-    add("--min-np", "--min-num-proc", type=_count, metavar="N", help="must be the number of ranks")
-    add("--max-np", "--max-num-proc", type=_count, metavar="N", help="must be the number of ranks")
+    add("--min-np", "--min-num-proc", type=_form(COUNT), metavar="N", help="must be the number of ranks")
+    add("--max-np", "--max-num-proc", type=_form(COUNT), metavar="N", help="must be the number of ranks")
     add("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
+    add(
+        "--fusion-threshold-mb",
+        action=_Set,
+        setting=settings["fusion_threshold"],
+        text=_mebibytes,
+        metavar="MB",
+        help="the fusion threshold in MiB",
+    )
+    add("--stall-check", action="store_true", default=None, help="look for late ranks (the default)")
+    add("--no-stall-check", dest="stall_check", action="store_false", help="wait for late ranks for ever")
     for options, values in (
         (horovod_options.FLAGS, 0),
         (horovod_options.WITH_VALUE, None),
@@ -224,74 +267,29 @@ def _add_horovods(parser: argparse.ArgumentParser) -> None:
             add(option, action=_Ignored, nargs=values, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("engine settings").add_argument
-    add("--start-timeout", type=_positive_seconds, metavar="S", help="seconds for all ranks to find each other")
-    add("--fusion-threshold", type=_size_text, metavar="SIZE", help="fusion threshold: bytes, or with a unit, as 64M")
-    add("--fusion-threshold-mb", dest="fusion_threshold", type=_mebibytes, metavar="MB", help="the same, in MiB")
-    add("--cycle-time-ms", type=_amount, metavar="MS", help="cycle time, in ms")
-    add("--stores", choices=STORES, help="how a reduction writes its result: " + ", ".join(STORES))
-    add("--chunk-bytes", type=_size_text, metavar="SIZE", help="what goes through a slot at a time, 4K to 1M")
-    add("--compression", choices=COMPRESSIONS, help="what tensors with Compression.tuned travel as")
-    add("--stall-check-warning-time-seconds", type=_seconds, metavar="S", help="warn of a rank that is late this long")
-    add("--stall-check-shutdown-time-seconds", type=_seconds, metavar="S", help="fail when a rank is late this long")
-    add("--stall-check", action="store_true", default=None, help="look for late ranks (the default)")
-    add("--no-stall-check", dest="stall_check", action="store_false", help="wait for late ranks for ever")
-    add(
-        "--timeline",
-        "--timeline-filename",
-        type=_path,
-        metavar="PATH",
-        help="record NAME.rankN.json, or into a directory",
-    )
-    add("--timeline-mark-cycles", action="store_true", default=None, help="show in it when each batch was closed")
-    add("--no-timeline-mark-cycles", dest="timeline_mark_cycles", action="store_false", help=argparse.SUPPRESS)
-    add("--log-level", type=str.lower, choices=LOG_LEVELS, metavar="LEVEL", help=", ".join(LOG_LEVELS))
+def _add_settings(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
+    """Add the options that the settings name."""
+    groups = {title: parser.add_argument_group(title) for title in ("engine settings", "tuning", "metrics")}
+    for each in settings.values():
+        if each.option is not None:
+            group = groups[GROUPS.get(each.name.partition("_")[0], "engine settings")]
+            _add_setting(group, each, each.option)
 
 
-def _add_tuning(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("tuning").add_argument
-    add("--autotune", action="store_true", default=None, help="look for better knobs while training")
-    add("--no-autotune", dest="autotune", action="store_false", help=argparse.SUPPRESS)
-    add("--autotune-log-file", type=Path, metavar="FILE", help="the tuner's log (default: in --output-dir, if given)")
-    add(
-        "--autotune-from",
-        type=Path,
-        metavar="LOG",
-        help="begin with the knobs of a log; with --autotune try them first",
-    )
-    add("--autotune-cache", metavar="DIR", type=Path, help="where it keeps what it finds, for later jobs")
-    add("--no-autotune-cache", dest="autotune_cache", action="store_false", help="keep and recall nothing")
-    add("--autotune-warmup-samples", type=_count_or_none, metavar="N", help="let the steps of N trials pass first")
-    add("--autotune-steps-per-sample", type=_count, metavar="N", help="steps of a trial")
-    add("--autotune-bayes-opt-max-samples", type=_count, metavar="N", help="trials of a search, at most")
-
-
-def _add_metrics(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("metrics").add_argument
-    add("--metrics-port", type=_port, metavar="PORT", help="serve them to Prometheus here; 0: any free port")
-    add("--metrics-address", type=_word, metavar="ADDRESS", help="the address to serve them on (default 127.0.0.1)")
-    add("--metrics-file-sd", type=_path, metavar="PATH", help="tell Prometheus where, in a file *.json or a directory")
-    add("--metrics-textfile", type=_path, metavar="FILE", help="write them to FILE.prom for node_exporter")
-    add("--run-name", type=_word, metavar="NAME", help="what they call the run (default: SCRIPT-PID)")
-    add("--no-metrics", dest="metrics", action="store_false", help="count nothing")
-
-
-def _metrics(given: argparse.Namespace) -> dict[str, str]:
-    """The settings of the metrics that were given, by variable."""
-    found = {
-        f"ENGINE_{name.upper()}": str(value)
-        for name in ("metrics_port", "metrics_address", "metrics_file_sd", "metrics_textfile", "run_name")
-        if (value := getattr(given, name)) is not None
-    }
-    if not given.metrics:
-        asked = [name for name in ("port", "file_sd", "textfile") if f"ENGINE_METRICS_{name.upper()}" in found]
-        if asked:
-            raise LaunchError(
-                f"--no-metrics leaves nothing for --metrics-{asked[0].replace('_', '-')}: drop one of them"
-            )
-        found["ENGINE_METRICS"] = "0"
-    return found
+def _add_setting(group: Any, each: Setting, option: Option) -> None:
+    about = (each.doc[0].lower() + each.doc[1:]).rstrip(".").replace("`", "").replace("%", "%%")
+    if each.parse is truth:
+        form = {"nargs": 0, "const": "1"}
+    else:
+        words = each.parse.words if isinstance(each.parse, Words) else ()
+        form = {"metavar": "{" + ",".join(words) + "}" if words else option.value}
+    if option.on:
+        group.add_argument(*each.options, action=_Set, setting=each, help=about, **form)
+    if option.off is not None:
+        names = [f"--no-{name[2:]}" for name in each.options]
+        shown = option.off or argparse.SUPPRESS
+        text = "0" if each.parse is truth else "off"
+        group.add_argument(*names, action=_Set, setting=each, nargs=0, const=text, help=shown)
 
 
 def _size(given: argparse.Namespace) -> int:
@@ -314,101 +312,36 @@ def _size(given: argparse.Namespace) -> int:
 
 
 def _settings(given: argparse.Namespace) -> dict[str, str]:
-    """Turn options into the engine's variables; what is not given is left to the environment and the defaults."""
-    numbers: dict[str, float | None] = {
-        "ENGINE_START_TIMEOUT": given.start_timeout,
-        "ENGINE_CYCLE_TIME_MS": given.cycle_time_ms,
-        "ENGINE_STALL_WARNING": given.stall_check_warning_time_seconds,
-        "ENGINE_STALL_LIMIT": given.stall_check_shutdown_time_seconds,
-        "ENGINE_AUTOTUNE": given.autotune,
-        "ENGINE_AUTOTUNE_WARMUP": given.autotune_warmup_samples,
-        "ENGINE_AUTOTUNE_STEPS": given.autotune_steps_per_sample,
-        "ENGINE_AUTOTUNE_TRIALS": given.autotune_bayes_opt_max_samples,
-    }
+    """The settings that options gave, by variable; what is not given is left to the environment and the defaults."""
+    settings: dict[str, str] = dict(given.settings)
     if given.stall_check is False:
-        numbers["ENGINE_STALL_WARNING"] = numbers["ENGINE_STALL_LIMIT"] = 0
-    settings = {name: _plain(number) for name, number in numbers.items() if number is not None}
-    words: dict[str, str | None] = {
-        "ENGINE_FUSION_THRESHOLD": given.fusion_threshold,
-        "ENGINE_STORES": given.stores,
-        "ENGINE_CHUNK_BYTES": given.chunk_bytes,
-        "ENGINE_COMPRESSION": given.compression,
-        "ENGINE_LOG_LEVEL": given.log_level,
-    }
-    settings |= {name: word for name, word in words.items() if word is not None}
-    paths: dict[str, Path | None] = {
-        "ENGINE_TIMELINE": given.timeline,
-        "ENGINE_AUTOTUNE_LOG": given.autotune_log_file,
-        "ENGINE_AUTOTUNE_FROM": given.autotune_from,
-        "ENGINE_AUTOTUNE_CACHE": given.autotune_cache or None,
-    }
-    if given.autotune_from is not None and not given.autotune_from.is_file():
-        raise LaunchError(f"--autotune-from: there is no file {str(given.autotune_from)!r}")
-    settings |= {name: str(path.absolute()) for name, path in paths.items() if path is not None}
-    if given.autotune_cache is False:
-        settings["ENGINE_AUTOTUNE_CACHE"] = "off"
-    if given.timeline_mark_cycles is not None:
-        settings["ENGINE_TIMELINE_MARK_CYCLES"] = str(int(given.timeline_mark_cycles))
+        settings |= dict.fromkeys((variable("stall_warning"), variable("stall_limit")), "0")
+    log = settings.get(variable("autotune_from"))
+    if log is not None and not Path(log).is_file():
+        raise LaunchError(f"--autotune-from: there is no file {log!r}")
+    asked = [name for name in PUBLISHING if variable(name) in settings]
+    if asked and settings.get(variable("metrics")) == "0":
+        raise LaunchError(f"--no-metrics leaves nothing for --{asked[0].replace('_', '-')}: drop one of them")
     return settings
 
 
-def _plain(number: float) -> str:
-    return str(int(number)) if number == int(number) else repr(number)
+def _form(form: Form) -> Callable[[str], Any]:
+    """Read what is no setting, in the form of one."""
 
-
-def _number(
-    kind: str, lowest: float, read: Callable[[str], float], most: float = sys.float_info.max
-) -> Callable[[str], float]:
-    """Make a reader of numbers that says what it wants."""
-
-    def parse_number(text: str) -> float:
+    def parse_form(text: str) -> Any:
         try:
-            number = read(text)
-        except ValueError:
-            number = math.nan
-        if not lowest <= number <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {kind}")
-        return number
+            return form(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
 
-    return parse_number
+    return parse_form
 
 
-_count_or_none = _number("a whole number, 0 or more", 0, int)
-_count = _number("a whole number of at least 1", 1, int)
-_seconds = _number(f"a number of seconds from 0 to {LONGEST:g}", 0, float, LONGEST)
-_positive_seconds = _number(f"a number of seconds above 0, up to {LONGEST:g}", 0.001, float, LONGEST)
-_amount = _number("a number, 0 or more", 0, float)
-
-
-def _ranks(text: str) -> float:
+def _ranks(text: str) -> int:
     """A number of ranks. Of `-np4`, written without a blank, argparse takes `p4` for the value of `-n`."""
-    return _count(text[1:] if text[:1] == "p" and text[1:].isdigit() else text)
-
-
-def _path(text: str) -> Path:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("the path is empty")
-    return Path(text)
-
-
-def _word(text: str) -> str:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("it is empty")
-    return text.strip()
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
-    return int(text)
+    return int(_form(COUNT)(text[1:] if text[:1] == "p" and text[1:].isdigit() else text))
 
 
 def _mebibytes(text: str) -> str:
-    return str(round(_amount(text) * MEBIBYTE))
-
-
-def _size_text(text: str) -> str:
-    """A size as the engine reads it."""
-    if not re.fullmatch(r"[0-9]+ ?([kmg]i?)?b?", text, re.IGNORECASE):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 67108864 or 64M")
-    return text
+    """Bytes, as text, of a number of MiB."""
+    return str(round(read(Number(0, LARGEST / MEBIBYTE), text, "--fusion-threshold-mb") * MEBIBYTE))

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from ..compat import switch
 from ..launchers import AGENT, PLACES, TORCHRUN_PLACE
+from ..setting import variable
 from .cpu_binding import Allotment
 
 # What the launcher does itself, and ranks would do a second time; and an outer job's page.
-OURS = (
-    *(f"ENGINE_METRICS_{name}" for name in ("PORT", "ADDRESS", "FILE_SD", "TEXTFILE")),
-    "ENGINE_COUNTERS",
-)
+PUBLISHING = ("metrics_port", "metrics_file_sd", "metrics_textfile")
+OURS = (*map(variable, (*PUBLISHING, "metrics_address")), "ENGINE_COUNTERS")
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
     shared.setdefault("PYTHONUNBUFFERED", "1")
     if allotment.threads is not None:
         shared["OMP_NUM_THREADS"] = str(allotment.threads)
-    shared.update(job.settings)
+    shared.update((name, value) for name, value in job.settings.items() if name not in OURS)
     if job.horovod:
         shared = switch.environment(shared)
     return [

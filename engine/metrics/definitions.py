@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .knobs import GAUGES
+
 Kind = Literal["counter", "gauge", "histogram", "summary", "info"]
 COMMON = ("run", "rank")  # on every series of a rank
 
@@ -166,7 +168,7 @@ _METRICS = (
 
 METRICS = {metric.name: metric for metric in _METRICS}
 SERIES = {series: metric for metric in _METRICS for series in metric.series}
-KNOBS = ("fusion_threshold_bytes", "cycle_time_seconds", "chunk_bytes", "stores", "compression")  # values of `name`
+KNOBS = tuple(gauge.label for gauge in GAUGES)  # values of `name`
 ERRORS = ("mismatch", "died", "raised", "left", "stalled")  # values of `kind`
 # Upper bounds of the exported buckets, in seconds: powers of two of a nanosecond, each the fourfold of the last.
 BUCKETS = tuple(2.0**power * 1e-9 for power in range(14, 34, 2))

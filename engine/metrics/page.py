@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..host import linux
+from .knobs import GAUGES
 
 NAME = "enginerun-counters"  # of the memory, in /proc/PID/fd
 BYTES = 8192
@@ -29,6 +30,7 @@ ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum")
 REASONS = ("full", "whole_step", "awaited", "cycle_time")  # why a batch was closed
 STORES = ("cached", "streaming", "auto")
 COMPRESSIONS = ("none", "fp16", "bf16")
+WORDS = {"stores": STORES, "compression": COMPRESSIONS}  # of knobs
 PHASES = ("off", "waiting", "searching", "watching", "lost", "left")  # of the tuner
 DURATIONS = 40  # buckets: k counts what took less than 2**k ns, and the last all that is longer
 
@@ -168,7 +170,7 @@ EXPECTED = {
     "collective_durations": len(OPERATIONS) * DURATIONS,
     **dict.fromkeys("exposed_ns fused_bytes fusion_capacity queue_ns queued negotiation_ns negotiated".split(), 1),
     **dict.fromkeys("lag_ns lags completed mismatches last_ns".split(), 1),
-    **dict.fromkeys("knob_version fusion_threshold cycle_time_ns stores chunk compression".split(), 1),
+    **dict.fromkeys(("knob_version", *(gauge.field for gauge in GAUGES)), 1),
     **dict.fromkeys("submitted requests blocked_ns steps step_ns".split(), 1),
     "step_durations": DURATIONS,
     "cycles": len(REASONS),

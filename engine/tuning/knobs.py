@@ -6,18 +6,27 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from .. import config
+from ..forms import Bytes, Number, Whole, Words
 from ..native import core
+from ..setting import Knob, Setting
 
 Knobs = dict[str, Any]
 
-# As the tuner describes a space (autotune/space.py).
-KNOBS: dict[str, dict[str, Any]] = {
-    "fusion_threshold": {"kind": "Integer", "low": 1 << 16, "high": 1 << 30, "log": True},
-    "cycle_time_ms": {"kind": "Real", "low": 0.05, "high": 50.0, "log": True, "off": 0.0},
-    "stores": {"kind": "Choice", "values": ["auto", "cached", "streaming"]},
-    "chunk_bytes": {"kind": "Integer", "low": 1 << 12, "high": 1 << 20, "log": True},
-    "compression": {"kind": "Choice", "values": ["none", "bf16"]},  # fp16 overflows: a user may choose it, not we
-}
+
+def axis(setting: Setting) -> dict[str, Any]:
+    """A knob as the tuner describes it (autotune/space.py): where it may search, if not over all that it may be."""
+    form, knob = setting.parse, setting.knob or Knob()
+    if isinstance(form, Words):
+        return {"kind": "Choice", "values": list(knob.words or form.words)}
+    if not isinstance(form, Bytes | Number | Whole):
+        raise TypeError(f"the tuner knows no axis for {setting.name}, which is {form}")
+    low, high = knob.low if knob.low is not None else form.low, knob.high if knob.high is not None else form.high
+    about = {"kind": "Real" if isinstance(form, Number) else "Integer", "low": low, "high": high, "log": True}
+    return about if knob.off is None else about | {"off": knob.off}
+
+
+KNOBS = {name: axis(setting) for name, setting in config.knobs().items()}
 
 
 def space_of(engine: core.Engine, held: Collection[str]) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import re
@@ -133,7 +132,7 @@ def test_arguments_and_methods_of_the_optimizer_are_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_variables_set_something_or_nothing_as_the_table_says(name: str) -> None:
-    aliases = {entry.metadata["alias"] for entry in dataclasses.fields(config.Config)} | set(config.SWITCHES)
+    aliases = {each.alias for each in config.settings().values()} | set(config.SWITCHES)
     assert not aliases & set(config.WITHOUT_EFFECT)
     if name in PENDING:
         assert name not in aliases

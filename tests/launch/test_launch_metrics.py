@@ -312,11 +312,11 @@ def test_counting_needs_no_library(launcher):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--metrics-port", "x"], "argument --metrics-port: 'x' is not a port, 0 to 65535"),
-        (["--metrics-port", "65536"], "is not a port"),
-        (["--metrics-port=-1"], "is not a port"),
-        (["--metrics-address", " "], "argument --metrics-address: it is empty"),
-        (["--run-name", ""], "argument --run-name: it is empty"),
+        (["--metrics-port", "x"], "--metrics-port is 'x'; expected none, or a whole number from 0 to 65535"),
+        (["--metrics-port", "65536"], "--metrics-port is '65536'; expected"),
+        (["--metrics-port=-1"], "--metrics-port is '-1'; expected"),
+        (["--metrics-address", " "], "--metrics-address is ''; expected a text"),
+        (["--run-name", ""], "--run-name is ''; expected auto, or a text"),
         (["--no-metrics", "--metrics-file-sd", "a"], "--no-metrics leaves nothing for --metrics-file-sd: drop one"),
     ],
 )

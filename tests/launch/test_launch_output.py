@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from ..waiting import until
 from .launch_jobs import DEADLINE
 
@@ -306,10 +308,25 @@ def test_errors_of_the_command_line_are_one_line_and_exit_with_2(launcher, tmp_p
     assert launcher.kept() == []
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("ENGINE_CHUNK_BYTES", "2M", "a number of bytes from 4096 to 1048576, such as 512K"),
+        ("HOROVOD_CYCLE_TIME", "fast", "a number from 0 to 10000"),
+        ("ENGINE_KERNELS", "sse", "one of auto, plain, avx2, avx512"),
+    ],
+)
+def test_a_setting_that_ranks_would_refuse_is_refused_before_one_starts(launcher, variable, value, expected):
+    launcher.environment[variable] = value
+    job = launcher.run("-np", 2, python="touch('ran')")
+    assert (job.code, job.err) == (2, f"enginerun: error: {variable} is {value!r}; expected {expected}\n")
+    assert not (launcher.home / "ran").exists() and launcher.kept() == []
+
+
 def test_it_runs_without_the_extension_and_imports_nothing_heavy(launcher):
     check = (
-        "import sys, engine.launch.cli, engine.launch.job; "
-        "print([m for m in ('engine_ext', 'numpy', 'torch', 'asyncio', 'threading') if m in sys.modules])"
+        "import sys, engine.launch.cli, engine.launch.job; native = ('engine_ext.core', 'engine_ext.setup'); "
+        "print([m for m in (*native, 'numpy', 'torch', 'asyncio', 'threading') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", check], env=launcher.environment, capture_output=True, check=True)
     assert found.stdout.strip() in (b"[]", b"['threading']")

@@ -326,7 +326,7 @@ def test_without_rich_it_says_what_to_install() -> None:
 
 
 def test_the_launcher_does_not_import_rich() -> None:
-    code = "import sys, engine.launch; sys.exit(sorted({'rich', 'numpy', 'engine_ext'} & set(sys.modules)) or 0)"
+    code = "import sys, engine.launch; sys.exit(sorted({'rich', 'numpy', 'engine_ext.core'} & set(sys.modules)) or 0)"
     run = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
 

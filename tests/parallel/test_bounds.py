@@ -50,6 +50,21 @@ for value in ("three", [], float("nan")):
             pass
         else:
             raise AssertionError(f"{knob} was taken")
+# As text, as in the environment; None leaves a knob as it is.
+before = native.knobs()
+engine.set_knobs(chunk_bytes="64K", fusion_threshold="2 MiB", cycle_time_ms="1.5", stores=None)
+engine.barrier()
+turned = {"chunk_bytes": 64 << 10, "fusion_threshold": 2 << 20, "cycle_time_ms": 1.5}
+assert {name: value for name, value in native.knobs().items() if value != before[name]} == {
+    **turned, "version": native.knobs()["version"], "entry": native.knobs()["entry"]
+}
+for call in (native.set_knobs, engine.set_knobs):
+    try:
+        call(kernels="plain")
+    except (ValueError, TypeError) as error:
+        assert "there is no knob 'kernels'; there are: fusion_threshold, cycle_time_ms" in str(error), error
+    else:
+        raise AssertionError("a setting that is no knob was taken")
 version = native.set_knobs(fusion_threshold=1 << 60, cycle_time_ms=2)
 engine.barrier()
 assert native.knobs()["version"] == version and native.knobs()["fusion_threshold"] == 1 << 60

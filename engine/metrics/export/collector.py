@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from .. import definitions, page
+from ..knobs import GAUGES
 from ..page import PageError, Snapshot
 from .encoding import OPENMETRICS, PLAIN, Encoder
 from .rank_pages import Member
@@ -274,14 +275,7 @@ def _info(reading: Reading, snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _knobs(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
-    values = {
-        "fusion_threshold_bytes": snapshot["fusion_threshold"],
-        "cycle_time_seconds": snapshot["cycle_time_ns"] / 1e9,
-        "chunk_bytes": snapshot["chunk"],
-        "stores": snapshot["stores"],
-        "compression": snapshot["compression"],
-    }
-    return (((name,), (values[name],)) for name in definitions.KNOBS)
+    return (((gauge.label,), (snapshot[gauge.field] / gauge.per,)) for gauge in GAUGES)
 
 
 def _cycles(_: Reading, snapshot: Snapshot) -> Iterator[Series]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -10,7 +9,6 @@ from ...config import Config
 from ...errors import ConfigError
 from ...logs import logger
 from ..errors import MetricsError
-from ..run_names import clean_name, default_name
 from .rank_pages import Member, Stranger
 from .service import Service, Wanted
 
@@ -81,16 +79,5 @@ def listen(settings: Config, local_rank: int) -> InProcess | None:
     ConfigError
         It cannot be had as the settings say.
     """
-    wanted = _wanted(settings)
+    wanted = Wanted.by(settings, [sys.executable, *sys.argv])
     return InProcess(wanted) if local_rank == 0 and wanted.anything else None
-
-
-def _wanted(settings: Config) -> Wanted:
-    name = settings.run_name
-    return Wanted(
-        run=default_name([sys.executable, *sys.argv], os.getpid()) if name is None else clean_name(name),
-        port=settings.metrics_port,
-        address=settings.metrics_address,
-        file_sd=settings.metrics_file_sd,
-        textfile=settings.metrics_textfile,
-    )

@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from ...config import Config
 from ..errors import MetricsError
+from ..run_names import clean_name, default_name
 from . import atomic_file, discovery
 from .rank_pages import Member
 from .textfile import Textfile
 
 if TYPE_CHECKING:
     from .collector import Exporter
-
-ADDRESS = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,21 @@ class Wanted:
 
     run: str
     port: int | None = None
-    address: str = ADDRESS
+    address: str = Config.metrics_address
     file_sd: Path | None = None
     textfile: Path | None = None
+
+    @classmethod
+    def by(cls, settings: Config, command: Sequence[str]) -> Self:
+        """What the settings ask for, of a run of a command."""
+        name = settings.run_name
+        return cls(
+            run=default_name(command, os.getpid()) if name is None else clean_name(name),
+            port=settings.metrics_port,
+            address=settings.metrics_address,
+            file_sd=settings.metrics_file_sd,
+            textfile=settings.metrics_textfile,
+        )
 
     @property
     def anything(self) -> bool:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from ...readable import exact
-from ..page import CAUSES, COMPRESSIONS, STORES, Snapshot, word
+from ..knobs import GAUGES, Gauge
+from ..page import CAUSES, WORDS, Snapshot, word
 
 
 def knobs(page: Snapshot) -> list[tuple[str, str]]:
     """The knobs in force, as options of `enginerun` and their values; none before the first collective."""
-    if not page["chunk"]:
+    if not any(page[gauge.field] for gauge in GAUGES):
         return []
-    return [
-        ("--fusion-threshold", exact(page["fusion_threshold"])),
-        ("--cycle-time-ms", f"{page['cycle_time_ns'] / 1e6:.6g}"),
-        ("--stores", word(STORES, page["stores"])),
-        ("--chunk-bytes", exact(page["chunk"])),
-        ("--compression", word(COMPRESSIONS, page["compression"])),
-    ]
+    return [(gauge.setting.options[0], _knob(gauge, page[gauge.field])) for gauge in GAUGES]
+
+
+def _knob(gauge: Gauge, value: int) -> str:
+    """A knob as its option takes it."""
+    if gauge.setting.name in WORDS:
+        return word(WORDS[gauge.setting.name], value)
+    return exact(value) if gauge.setting.unit == "bytes" else f"{value / 1e6:.6g}"
 
 
 def failure(page: Snapshot) -> str:

@@ -1,0 +1,182 @@
+"""Forms of values: each takes text, or what a caller gave, and returns the value or refuses it.
+
+A form is called with one value. What it does not take is a ValueError that says what it expects, such as `a number from
+0 to 10000`. So ranges and words are written once: for settings, for the launcher's other options, and for the tuner.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .host.patience import LONGEST
+
+Form = Callable[[Any], Any]
+LARGEST = 1 << 60  # bytes
+_SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}
+
+
+@dataclass(frozen=True)
+class Number:
+    """Numbers in [low, high].
+
+    Attributes
+    ----------
+    low, high : float
+    noun : str
+        What they are.
+    zero : str
+        What 0 means, where it is no quantity.
+    """
+
+    low: float
+    high: float
+    noun: str = "a number"
+    zero: str = ""
+
+    def __call__(self, value: Any) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(str(self)) from None
+        if isinstance(value, bool) or not self.low <= number <= self.high:
+            raise ValueError(str(self))
+        return number
+
+    def __str__(self) -> str:
+        return f"{self.noun} from {self.low:g} to {self.high:g}" + (f"; 0 is {self.zero}" if self.zero else "")
+
+
+def seconds(low: float = 0.0, zero: str = "") -> Number:
+    """The form of durations from `low` to `LONGEST`; `zero` says what 0 means, where it is no duration."""
+    return Number(low, LONGEST, "a number of seconds", zero)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Whole numbers in [low, high], or of at least `low`."""
+
+    low: int
+    high: int | None = None
+
+    def __call__(self, value: Any) -> int:
+        text = str(value).strip()
+        if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or len(text) > len(str(LARGEST)):
+            raise ValueError(str(self))
+        if not self.low <= int(text) <= (LARGEST if self.high is None else self.high):
+            raise ValueError(str(self))
+        return int(text)
+
+    def __str__(self) -> str:
+        return "a whole number " + (
+            f"of at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
+        )
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Whole numbers of bytes in [low, high], as text also with k, M or G: powers of 1024, an optional i and B."""
+
+    low: int = 0
+    high: int = LARGEST
+    example: str = "67108864 or 64M"
+
+    def __call__(self, value: Any) -> int:
+        text = str(value).strip().lower()
+        for ending in ("b", "i"):
+            text = text.removesuffix(ending)
+        suffix = text[-1:] if text[-1:] in ("k", "m", "g") else ""
+        digits = text.removesuffix(suffix).strip()
+        if isinstance(value, bool) or not (digits.isascii() and digits.isdigit()) or len(digits) > len(str(LARGEST)):
+            raise ValueError(str(self))
+        if not self.low <= int(digits) * _SUFFIXES[suffix] <= self.high:
+            raise ValueError(str(self))
+        return int(digits) * _SUFFIXES[suffix]
+
+    def __str__(self) -> str:
+        high = "2^60" if self.high == LARGEST else self.high
+        return f"a number of bytes from {self.low} to {high}, such as {self.example}"
+
+
+@dataclass(frozen=True)
+class Words:
+    """One of some words, in any case."""
+
+    words: tuple[str, ...]
+
+    def __init__(self, *words: str) -> None:
+        object.__setattr__(self, "words", words)
+
+    def __call__(self, value: Any) -> str:
+        text = str(value).strip().lower()
+        if text not in self.words:
+            raise ValueError(str(self))
+        return text
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(self.words)
+
+
+def level(value: Any) -> str:
+    """A level of the `logging` module, by name."""
+    text = str(value).strip().lower()
+    text = _LEVELS.get(text, text.upper())
+    if text not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+        raise ValueError("one of trace, debug, info, warning, error, fatal")
+    return text
+
+
+def truth(value: Any) -> bool:
+    """A switch."""
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    text = str(value).strip().lower()
+    if text not in words:
+        raise ValueError("1 or 0")
+    return words[text]
+
+
+def text(value: Any) -> str:
+    """Some text."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a text")
+    return value.strip()
+
+
+def path(value: Any) -> Path:
+    """A path, made absolute."""
+    if not isinstance(value, str | os.PathLike) or not str(value).strip() or "\0" in str(value):
+        raise ValueError("a path")
+    return Path(os.path.abspath(os.path.expanduser(value)))
+
+
+def cache(value: Any) -> Path | Literal[False] | None:
+    """A directory; None where the engine decides; False for nowhere."""
+    text = "auto" if value is None else str(value).strip().lower()
+    if text in ("auto", "none"):
+        return None if text == "auto" else False
+    try:
+        return None if truth(text) else False
+    except ValueError:
+        pass
+    try:
+        return path(value)
+    except ValueError as error:
+        raise ValueError(f"auto, off, or {error}") from None
+
+
+def optional(form: Form, word: str) -> Form:
+    """`form`, except that None and `word` mean None: the engine decides."""
+
+    def parse(value: Any) -> Any:
+        if value is None or str(value).strip().lower() == word:
+            return None
+        try:
+            return form(value)
+        except ValueError as error:
+            raise ValueError(f"{word}, or {error}") from None
+
+    return parse

@@ -1,0 +1,144 @@
+"""A setting is written once: options, environment, refusals, knobs and gauges follow from one field of `Config`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import config
+from engine.errors import ConfigError
+from engine.forms import Bytes, Number, Whole, Words, truth
+from engine.launch import options
+from engine.launch.errors import LaunchError
+from engine.metrics.knobs import GAUGES, gauges
+from engine.setting import Knob, Option, setting
+from engine.tuning.knobs import KNOBS, axis
+from engine_ext import knobs as native
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class More(config.Config):
+    """Settings that the engine does not have."""
+
+    lane_bytes: int = setting(
+        1 << 16,
+        "bytes",
+        Bytes(1 << 10, 1 << 20, "64K"),
+        "Room of a lane.",
+        "OLD_LANE",
+        option=Option("SIZE"),
+        knob=Knob(),
+    )
+    lane_wait_ms: float = setting(2.0, "milliseconds", Number(0, 9), "Patience of a lane.", knob=Knob(0.5, 3, off=0.0))
+    lane_kind: str = setting(
+        "wide", "", Words("wide", "narrow"), "Kind of a lane.", option=Option(), knob=Knob(words=("wide",))
+    )
+    lanes: int = setting(1, "lanes", Whole(1, 8), "Number of lanes.", option=Option("N", ("--lane-count", "--lanes")))
+    lane_log: bool = setting(False, "", truth, "Write down lanes.", option=Option(off="write down no lanes"))
+
+
+def given(*arguments: str) -> dict[str, str]:
+    """The settings that options give, by variable."""
+    return options.parse(["-np", "2", *arguments, "true"], More).settings
+
+
+def test_a_new_setting_has_an_option_and_a_variable_and_an_alias() -> None:
+    assert given("--lane-bytes", "2K", "--lane-count", "3") == {"ENGINE_LANE_BYTES": "2K", "ENGINE_LANES": "3"}
+    assert given("--lanes", "3", "--lane-log", "--lane-kind", "narrow") == {
+        "ENGINE_LANES": "3",
+        "ENGINE_LANE_LOG": "1",
+        "ENGINE_LANE_KIND": "narrow",
+    }
+    assert given("--lane-log", "--no-lane-log") == {"ENGINE_LANE_LOG": "0"}
+    chosen = config.load({**given("--lane-bytes", "2K"), "OLD_LANE": "4K"}, kind=More)
+    assert isinstance(chosen, More) and chosen.lane_bytes == 2 << 10
+    assert config.load({"OLD_LANE": "4K"}, {"lanes": 2}, More) == More(lane_bytes=4 << 10, lanes=2)
+    assert "| `lane_bytes` | `ENGINE_LANE_BYTES` | bytes | 65536 | Room of a lane. |" in config.describe(More)
+
+
+def test_a_new_setting_is_refused_in_the_same_words_wherever_it_comes_from() -> None:
+    expected = "is '2M'; expected a number of bytes from 1024 to 1048576, such as 64K"
+    with pytest.raises(LaunchError, match=f"^--lane-bytes {expected} "):
+        given("--lane-bytes", "2M")
+    with pytest.raises(ConfigError, match=f"^ENGINE_LANE_BYTES {expected}$"):
+        config.load({"ENGINE_LANE_BYTES": "2M"}, kind=More)
+    with pytest.raises(ConfigError, match=f"^OLD_LANE {expected}$"):
+        config.load({"OLD_LANE": "2M"}, kind=More)
+    for call in (
+        lambda: config.load({}, {"lane_bytes": "2M"}, More),
+        lambda: config.check_knobs({"lane_bytes": "2M"}, More),
+    ):
+        with pytest.raises(ConfigError, match=f"^lane_bytes {expected}$"):
+            call()
+    with pytest.raises(LaunchError, match="unrecognized arguments: --lane-wait-ms"):
+        given("--lane-wait-ms", "1")  # it has no option
+
+
+def test_a_new_setting_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options.parse(["--help"], More)
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("--lane-bytes SIZE room of a lane", "--lane-kind {wide,narrow}", "--no-lane-log write down no lanes"):
+        assert words in text
+
+
+def test_a_new_knob_is_taken_searched_and_shown() -> None:
+    assert config.check_knobs({"lane_bytes": "2K", "lane_wait_ms": None}, More) == {"lane_bytes": 2 << 10}
+    with pytest.raises(ConfigError, match=r"there is no knob 'lanes'; there are: .*, lane_bytes, lane_wait_ms"):
+        config.check_knobs({"lanes": 2}, More)
+    knobs = config.knobs(More)
+    assert {name: axis(knobs[name]) for name in knobs.keys() - config.knobs()} == {
+        "lane_bytes": {"kind": "Integer", "low": 1 << 10, "high": 1 << 20, "log": True},
+        "lane_wait_ms": {"kind": "Real", "low": 0.5, "high": 3, "log": True, "off": 0.0},
+        "lane_kind": {"kind": "Choice", "values": ["wide"]},
+    }
+    shown = [(gauge.field, gauge.label, gauge.per) for gauge in gauges(knobs)[len(GAUGES) :]]
+    assert shown == [
+        ("lane", "lane_bytes", 1.0),
+        ("lane_wait_ns", "lane_wait_seconds", 1e9),
+        ("lane_kind", "lane_kind", 1.0),
+    ]
+
+
+def test_the_native_engine_has_the_same_knobs_with_the_same_ranges() -> None:
+    here: dict[str, Any] = {}
+    for name, each in config.knobs().items():
+        form: Any = each.parse
+        here[name] = set(form.words) if isinstance(form, Words) else (form.low, form.high)
+    there = {name: set(may) if isinstance(may[0], str) else may for name, may in native.KNOBS.items()}
+    assert there == here and list(native.KNOBS) == list(KNOBS) == list(config.knobs())
+
+
+def test_the_documents_name_every_knob() -> None:
+    readme, tuning = ((ROOT / page).read_text() for page in ("README.md", "docs/autotune.md"))
+    assert f"engine.set_knobs({', '.join(f'{name}=...' for name in config.knobs())})" in readme
+    assert re.findall(r"^\| `(\w+)` \| .*", tuning.partition("## What is tuned")[2], re.MULTILINE)[
+        : len(KNOBS)
+    ] == list(KNOBS)
+
+
+# Files of the engine's own that have to name a knob besides `config.py`: none, but for words about it.
+NAMES = {"fusion_threshold": "fusion.threshold", "cycle_time_ms": "cycle.time.ms", "chunk_bytes": "chunk.bytes"}
+ALLOWED = {
+    "engine/config.py",
+    "engine/launch/options.py",  # Horovod's option in another unit, --fusion-threshold-mb
+    "engine/metrics/report/advice.py",  # tells a user which option to change
+    "engine/runtime.py",  # an example in a docstring
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_knob_is_named_in_no_more_files_than_it_must_be(name: str) -> None:
+    named = re.compile(NAMES[name].replace(".", "[-_]"), re.IGNORECASE)
+    found = Counter(
+        {str(path.relative_to(ROOT)): len(named.findall(path.read_text())) for path in ROOT.glob("engine/**/*.py")}
+    )
+    assert {path for path, times in found.items() if times} <= ALLOWED
+    assert found["engine/config.py"] <= 2  # the field, and Horovod's variable
