@@ -110,7 +110,7 @@ soak: $(VENV)/.installed-dev ## Draw many more programs, then run thousands of s
 large: $(VENV)/.installed-dev ## Run the operations on tensors of more than 2 GiB
 	@LARGE_TENSORS=1 $(BIN)/python -m pytest tests/parallel/test_large.py
 
-# STRANGE names parts (ranks python3.12 torch2.2.2 torch ...). torch is large where PyPI serves CUDA builds: see PIP_EXTRA_INDEX_URL.
+# STRANGE names parts (ranks python3.12 torch-oldest torch-newest ...). torch is large where PyPI serves CUDA builds: see PIP_EXTRA_INDEX_URL.
 .PHONY: strange
 strange: $(VENV)/.installed-dev ## Run 64 ranks, and build for other Pythons, the oldest and the newest torch
 	@$(BIN)/python -m tests.strange.strange --build build/strange $(STRANGE)

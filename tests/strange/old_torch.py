@@ -4,7 +4,7 @@ The wheel of PyPI is a CUDA build of 720 MiB, whose libraries are 2 GiB more. On
 called, so stand-ins take their place: libraries of the same names and versions, each of whose functions fails. They
 are made of the symbols that torch's own libraries look for.
 
-    python tests/strange/old_torch.py [--work build/old-torch] [--size 2]
+    python -m tests.strange.old_torch [--work build/old-torch] [--size 2]
 """
 
 from __future__ import annotations
@@ -125,6 +125,30 @@ def prepare(work: Path) -> tuple[Path, Path]:
     return python, stand_ins(work, libraries)
 
 
+def run_cases(python: Path, work: Path, size: int, known: dict[str, str], libraries: Path | None = None) -> int:
+    """Run the cases with an interpreter's torch; the exit code.
+
+    Parameters
+    ----------
+    python : Path
+        Of an environment with torch and this project.
+    work : Path
+        Where to run: not in the sources, which would hide what is installed.
+    size : int
+        Ranks.
+    known : dict
+        Cases that cannot pass, and why.
+    libraries : Path, optional
+        A directory of libraries that the dynamic linker looks in first.
+    """
+    environment = {**os.environ, **({} if libraries is None else {"LD_LIBRARY_PATH": str(libraries)})}
+    code = 0
+    for modules in JOBS:
+        program = PROGRAM.format(root=str(ROOT), size=size, modules=modules, known=known)
+        code |= subprocess.run([python, "-P", "-c", program], cwd=work, env=environment).returncode
+    return code
+
+
 def main() -> int:
     """Run all; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -133,12 +157,7 @@ def main() -> int:
     given = parser.parse_args()
     work = given.work.resolve()
     python, libraries = prepare(work)
-    code = 0
-    for modules in JOBS:
-        program = PROGRAM.format(root=str(ROOT), size=given.size, modules=modules, known=CANNOT)
-        environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
-        code |= subprocess.run([python, "-P", "-c", program], cwd=work, env=environment).returncode
-    return code
+    return run_cases(python, work, given.size, CANNOT, libraries)
 
 
 if __name__ == "__main__":
