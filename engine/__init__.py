@@ -196,13 +196,15 @@ def DistributedOptimizer(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     TypeError
         An optimizer of a framework that the engine has no binding for.
     """
+    from .frameworks import table
+
     for kind in type(optimizer).__mro__:
-        if kind.__module__.partition(".")[0] == "torch":
-            return import_module(".torch", __name__).DistributedOptimizer(optimizer, *args, **kwargs)
+        framework = table.bound_to(kind)
+        if framework is not None:
+            return table.binding_of(framework).DistributedOptimizer(optimizer, *args, **kwargs)
     kind = type(optimizer)
-    raise TypeError(
-        f"DistributedOptimizer takes an optimizer of torch.optim, not {kind.__module__}.{kind.__qualname__}"
-    )
+    known = " or ".join(each.optimizers for each in table.BOUND.values())
+    raise TypeError(f"DistributedOptimizer takes an optimizer of {known}, not {kind.__module__}.{kind.__qualname__}")
 
 
 def _version() -> str:

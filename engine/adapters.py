@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
 
 from .errors import UnsupportedTensorError
+from .frameworks.table import binding_of, bound_to
 
 
 class Adapter(Protocol):
@@ -126,7 +126,6 @@ class ProtocolAdapter(NumpyAdapter):
 
 
 _adapters: dict[type, Adapter] = {}
-_bindings = {"torch": ".torch"}
 
 
 def register(kind: type, adapter: Adapter) -> None:
@@ -152,10 +151,10 @@ def adapter_of(tensor: Any) -> Adapter:
 def _find(tensor: Any) -> Adapter:
     kind = type(tensor)
     for base in kind.__mro__:
-        binding = _bindings.get(base.__module__.partition(".")[0])
+        framework = bound_to(base)
         # A class that only claims the framework's name is no tensor of it unless the binding knows one of its bases.
-        if binding is not None and base.__module__.partition(".")[0] in sys.modules:
-            import_module(binding, __package__)
+        if framework is not None and framework.package in sys.modules:
+            binding_of(framework)
         if base in _adapters:
             return _adapters[base]
     if isinstance(tensor, bool | int | float | complex | list | tuple):

@@ -11,6 +11,8 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
+from ..frameworks.table import BOUND, FRAMEWORKS
+
 ROOT = "horovod"
 SEE = "docs/migration.md says what there is"
 
@@ -26,27 +28,25 @@ MODULES: dict[str, tuple[str, ...]] = {
     "horovod.data.data_loader_base": ("..data",),
     "horovod.run": (".package",),
     "horovod.runner": (".package",),
-    "horovod.torch": ("..torch",),
-    "horovod.torch.compression": ("..torch",),
-    "horovod.torch.functions": ("..torch",),
-    "horovod.torch.mpi_ops": ("..torch",),
-    "horovod.torch.optimizer": ("..torch",),
-    "horovod.torch.sync_batch_norm": ("..torch",),
     "horovod.version": (".package",),
 }
+for _each in BOUND.values():
+    for _module in ("", *_each.modules.split()):
+        MODULES[f"horovod.{_each.package}.{_module}".rstrip(".")] = (f"..{_each.package}",)
 
-_ONE_FRAMEWORK = "this version has the binding of PyTorch alone, horovod.torch"
+_BINDINGS = " and ".join(f"horovod.{each}" for each in BOUND)
+_UNBOUND = f"this version has the binding of {' and '.join(each.title for each in BOUND.values())} alone, {_BINDINGS}"
 # Packages that are refused, with the reason.
 ABSENT = {
-    "horovod.keras": _ONE_FRAMEWORK,
-    "horovod.mxnet": "MXNet is no longer developed, and there is no binding for it; there is horovod.torch",
     "horovod.ray": "jobs on Ray are not there yet; start the ranks of one host with enginerun",
     "horovod.runner.elastic": "elastic jobs are not there yet; a job keeps the ranks that it was started with",
     "horovod.runner.launch": "the launcher is another: use enginerun, or horovod.run for a function",
     "horovod.spark": "jobs on Spark are not there yet; start the ranks of one host with enginerun",
-    "horovod.tensorflow": _ONE_FRAMEWORK,
     "horovod.torch.elastic": "elastic jobs are not there yet; a job keeps the ranks that it was started with",
 }
+for _each in FRAMEWORKS:
+    if not _each.bound:
+        ABSENT[f"horovod.{_each.package}"] = f"{_each.absent}; there is {_BINDINGS}" if _each.absent else _UNBOUND
 
 
 class Module(ModuleType):

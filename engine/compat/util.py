@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from ..frameworks.table import BOUND
+
 __all__ = ["check_extension", "extension_available", "gpu_available"]
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether a framework, such as `torch`, has a binding and is installed."""
-    return ext_base_name == "torch" and find_spec("torch") is not None
+    return ext_base_name in BOUND and find_spec(ext_base_name) is not None
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:

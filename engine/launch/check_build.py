@@ -6,15 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from ..compat import builds
-
-# Package, how it is called, and the name of our binding; None where there is none yet.
-_FRAMEWORKS = (
-    ("torch", "PyTorch", "engine.torch"),
-    ("numpy", "NumPy, DLPack, buffers", "engine"),
-    ("tensorflow", "TensorFlow", None),
-    ("keras", "Keras", None),
-    ("mxnet", "MXNet", None),
-)
+from ..frameworks.table import BOUND, FRAMEWORKS
 
 
 def table() -> str:
@@ -45,14 +37,14 @@ def table() -> str:
 
 
 def _frameworks() -> Iterator[tuple[bool, str]]:
-    for package, name, binding in _FRAMEWORKS:
+    bound = [(each.package, each.title, f"engine.{each.package}") for each in BOUND.values()]
+    for package, name, binding in [*bound, ("numpy", "NumPy, DLPack, buffers", "engine")]:
         installed = _version(package)
-        if binding is None:
-            yield False, f"{name}: no binding yet"
-        elif installed is None:
-            yield False, f"{name} ({binding}): not installed here"
-        else:
-            yield True, f"{name} ({binding}), {package} {installed}"
+        state = f", {package} {installed}" if installed else ": not installed here"
+        yield installed is not None, f"{name} ({binding}){state}"
+    for framework in FRAMEWORKS:
+        if not framework.bound:
+            yield False, f"{framework.title}: no binding yet"
 
 
 def _native() -> tuple[list[str], str]:

@@ -17,6 +17,9 @@ from ..compat.builds import (
 )
 from ..compression import Compression, Compressor, Scheme
 from ..errors import CollectiveError as HorovodInternalError
+from ..frameworks.backward import mathematical_gradients
+from ..frameworks.learning_rate import scale_learning_rate
+from ..frameworks.surface import barrier, init, join
 from ..objects import allgather_object, broadcast_object, check_consistency
 from ..process_sets import ProcessSet, global_process_set
 from ..runtime import (
@@ -35,9 +38,8 @@ from ..runtime import (
     stop_timeline,
 )
 from ..types import Adasum, Average, Max, Min, Op, Product, Sum
-from .autograd import mathematical_gradients
 from .compile import compile_backend
-from .learning_rate import gradual_warmup, scale_learning_rate
+from .learning_rate import gradual_warmup
 from .ops import (
     allgather,
     allgather_async,
@@ -47,7 +49,6 @@ from .ops import (
     allreduce_async_,
     alltoall,
     alltoall_async,
-    barrier,
     broadcast,
     broadcast_,
     broadcast_async,
@@ -60,8 +61,6 @@ from .ops import (
     grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
-    init,
-    join,
     reducescatter,
     reducescatter_async,
 )

@@ -5,7 +5,7 @@ group, are combined with Adasum, each parameter by itself, and every rank sets i
 the result (Maleki et al., arXiv 2006.02924). So momentum and other state stay those of the rank's own gradients, and
 the engine has nothing to do during backward.
 
-`Deltas` takes the place of `engine.torch.reducer.Reducer`, whose methods it has.
+`Deltas` takes the place of `engine.frameworks.reducer.Reducer`, whose methods it has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from .. import groups, runtime
 from ..errors import EngineError
-from ..process_sets import ProcessSet
+from ..frameworks.options import Options
 from ..types import Adasum
 from .adapter import check
 
@@ -31,12 +31,10 @@ class Deltas:
 
     Parameters
     ----------
+    options : Options
+        Of the optimizer. A rank that is not in their process set is given no parameters.
     name : str
         Of the operation that reduces the changes; equal on all ranks, unique to the optimizer.
-    prescale, postscale : float
-        Multiply this rank's changes, and the result.
-    process_set : ProcessSet
-        Whose ranks combine their changes. A rank that is not in it is given no parameters.
     number : int
         Of the optimizer, among those of the process set: whose step it is that ends.
 
@@ -46,7 +44,8 @@ class Deltas:
         The number of ranks is no power of two.
     """
 
-    def __init__(self, name: str, prescale: float, postscale: float, process_set: ProcessSet, number: int) -> None:
+    def __init__(self, options: Options, name: str, number: int) -> None:
+        process_set = options.process_set
         size = process_set.size()
         if size & (size - 1):
             raise ValueError(
@@ -56,8 +55,8 @@ class Deltas:
         self.engine = process_set.engine if process_set.included() else runtime.engine()
         self._name = name
         self._number = number
-        self._settings = prescale, postscale, process_set
-        self._alone = size == 1 and prescale == postscale == 1.0
+        self._settings = options.prescale, options.postscale, process_set
+        self._alone = size == 1 and options.prescale == options.postscale == 1.0
         self._parameters: list[torch.Tensor] = []
         self._stepped: list[torch.Tensor] = []  # those that the step in progress may change
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # what they were before it

@@ -1,62 +1,31 @@
 """Collectives through which gradients flow: what `engine.torch` calls when a tensor requires a gradient.
 
-There are two conventions, and docs/operations.md has a table of both. Horovod's, the default, is that of its
-`horovod.torch`: what comes back through an allgather, a broadcast or a reduce-scatter is an average over ranks. The
-mathematical one takes the loss to be the sum of what the ranks compute, so that the gradient of a rank's input is the
-sum over ranks of what their outputs ask of it. Which of them holds is decided in the forward pass.
-
-Every rank must run backward through the same collectives in the same order. Backward passes are made of the same
-functions, so gradients of gradients flow, too.
+`engine.frameworks.backward` tells which gradients these are. Every rank must run backward through the same collectives
+in the same order. Backward passes are made of the same functions, so gradients of gradients flow, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from .. import collectives, groups, runtime
-from ..errors import EngineError
+from ..frameworks.backward import (
+    are_mathematical,
+    backward_name,
+    combining,
+    expect_gradient,
+    mathematical_gradients,
+    own_rows,
+    scatter_factor,
+)
 from ..process_sets import ProcessSet
-from ..types import Adasum, Average, Op, Sum
+from ..types import Op
 
 Context = Any
-
-_chosen: ContextVar[bool | None] = ContextVar("engine.torch.mathematical_gradients", default=None)
-
-
-@contextmanager
-def mathematical_gradients(enabled: bool = True) -> Iterator[None]:
-    """Choose the gradients of the collectives that are called inside, in this thread.
-
-    The choice belongs to the forward pass: where `backward` is called, and by which thread, does not matter. It must be
-    the same on all ranks.
-
-    Parameters
-    ----------
-    enabled : bool
-        True for the gradients of the sum of all ranks' losses; False for Horovod's, which are the default unless
-        `init(mathematical_gradients=True)` was called. docs/operations.md has a table of both.
-
-    Examples
-    --------
-    >>> with engine.torch.mathematical_gradients():
-    ...     everyone = engine.torch.allgather(embeddings)
-    """
-    token = _chosen.set(enabled)
-    try:
-        yield
-    finally:
-        _chosen.reset(token)
-
-
-def are_mathematical() -> bool:
-    """Whether a collective that is called now has mathematical gradients."""
-    chosen = _chosen.get()
-    return runtime.settings().mathematical_gradients if chosen is None else chosen
 
 
 def call(
@@ -80,27 +49,14 @@ def call_grouped(
     return plain(tensors, *settings)
 
 
-def _flows(op: Op, what: str) -> None:
-    if op not in (Sum, Average, Adasum):
-        raise EngineError(
-            f"{what} with op={op.name.title()} has no gradient: only Sum, Average and Adasum do; detach the tensor"
-        )
-
-
-def _backward(name: str | None) -> str | None:
-    return None if name is None else f"{name}.backward"
-
-
 def _own_rows(total: torch.Tensor, rows: Sequence[int], shape: torch.Size, process_set: ProcessSet) -> torch.Tensor:
     """What of a gathered tensor's gradient belongs to this rank's input, which had that shape."""
-    rank = process_set.engine.rank
-    start = sum(rows[:rank])
-    return total[start : start + rows[rank]].reshape(shape)
+    return total[own_rows(rows, process_set)].reshape(shape)
 
 
 def _combined(gradient: torch.Tensor, mathematical: bool, name: str | None, process_set: ProcessSet) -> torch.Tensor:
     """What all ranks' outputs ask of a tensor that each of them was given: the sum over ranks, or Horovod's average."""
-    op = Sum if mathematical else Average
+    op = combining(mathematical)
     total = call(Allreduce, collectives.allreduce, _real(gradient), op, name, 1.0, 1.0, process_set, None)
     return torch.view_as_complex(total) if gradient.is_complex() else total
 
@@ -113,14 +69,6 @@ def _real(gradient: torch.Tensor) -> torch.Tensor:
 def _differentiable(gradients: Sequence[torch.Tensor]) -> list[int]:
     """Which members of a group can have a gradient at all; of integers autograd passes zeros, which need not travel."""
     return [k for k, each in enumerate(gradients) if each.is_floating_point() or each.is_complex()]
-
-
-def _factor(op: Op, prescale: float, postscale: float, mathematical: bool, process_set: ProcessSet) -> float:
-    """By what the gradient of a reduce-scatter is multiplied. Horovod's is the mathematical one times the ranks."""
-    factor = prescale * postscale
-    if mathematical:
-        return factor / process_set.size() if op is Average else factor
-    return factor if op is Average else factor * process_set.size()
 
 
 class Allreduce(torch.autograd.Function):
@@ -141,12 +89,12 @@ class Allreduce(torch.autograd.Function):
         process_set: ProcessSet,
         compression: Any,
     ) -> Any:
-        ctx.settings = op, _backward(name), prescale, postscale, process_set, compression
+        ctx.settings = op, backward_name(name), prescale, postscale, process_set, compression
         return collectives.allreduce(tensor, op, name, prescale, postscale, process_set, compression)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        _flows(ctx.settings[0], "allreduce")
+        expect_gradient(ctx.settings[0], "allreduce")
         reduced = call(Allreduce, collectives.allreduce, gradients[0], *ctx.settings)
         return reduced, None, None, None, None, None, None
 
@@ -165,12 +113,12 @@ class GroupedAllreduce(torch.autograd.Function):
         compression: Any,
         *tensors: torch.Tensor,
     ) -> Any:
-        ctx.settings = op, _backward(name), prescale, postscale, process_set, compression
+        ctx.settings = op, backward_name(name), prescale, postscale, process_set, compression
         return tuple(groups.grouped_allreduce(tensors, op, name, prescale, postscale, process_set, compression))
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        _flows(ctx.settings[0], "grouped_allreduce")
+        expect_gradient(ctx.settings[0], "grouped_allreduce")
         reduced = call_grouped(GroupedAllreduce, groups.grouped_allreduce, gradients, *ctx.settings)
         return None, None, None, None, None, None, *reduced
 
@@ -183,12 +131,12 @@ class GroupedAllgather(torch.autograd.Function):
         handle = groups.grouped_allgather_async(tensors, name, process_set)
         results = handle.wait()
         ctx.rows, ctx.shapes = handle.rows, [tensor.shape for tensor in tensors]
-        ctx.name, ctx.process_set, ctx.mathematical = _backward(name), process_set, are_mathematical()
+        ctx.name, ctx.process_set, ctx.mathematical = backward_name(name), process_set, are_mathematical()
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        members, op = _differentiable(gradients), Sum if ctx.mathematical else Average
+        members, op = _differentiable(gradients), combining(ctx.mathematical)
         sent = [_real(gradients[k]) for k in members]
         settings = op, ctx.name, 1.0, 1.0, ctx.process_set, None
         mine: list[torch.Tensor | None] = [None] * len(gradients)
@@ -214,13 +162,13 @@ class GroupedReducescatter(torch.autograd.Function):
         compression: Any,
         *tensors: torch.Tensor,
     ) -> Any:
-        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, _backward(name), process_set, are_mathematical()
-        ctx.factor = _factor(op, prescale, postscale, ctx.mathematical, process_set)
+        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, backward_name(name), process_set, are_mathematical()
+        ctx.factor = scatter_factor(op, prescale, postscale, ctx.mathematical, process_set)
         return tuple(groups.grouped_reducescatter(tensors, op, name, prescale, postscale, process_set, compression))
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        _flows(ctx.op, "grouped_reducescatter")
+        expect_gradient(ctx.op, "grouped_reducescatter")
         members = _differentiable(gradients)
         with mathematical_gradients(ctx.mathematical):
             totals = call_grouped(
@@ -241,7 +189,7 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
-        ctx.root_rank, ctx.name, ctx.process_set = root_rank, _backward(name), process_set
+        ctx.root_rank, ctx.name, ctx.process_set = root_rank, backward_name(name), process_set
         ctx.mathematical = are_mathematical()
         return collectives.broadcast(tensor, root_rank, name, process_set)
 
@@ -260,7 +208,7 @@ class Allgather(torch.autograd.Function):
     def forward(ctx: Context, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
         handle = collectives.allgather_async(tensor, name, process_set)
         result = handle.wait()
-        ctx.rows, ctx.shape, ctx.name, ctx.process_set = handle.rows, tensor.shape, _backward(name), process_set
+        ctx.rows, ctx.shape, ctx.name, ctx.process_set = handle.rows, tensor.shape, backward_name(name), process_set
         ctx.mathematical = are_mathematical()
         return result
 
@@ -277,7 +225,7 @@ class Alltoall(torch.autograd.Function):
     def forward(ctx: Context, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
         handle = collectives.alltoall_async(tensor, splits, name, process_set)
         result = handle.wait()
-        ctx.rows, ctx.shape, ctx.name, ctx.process_set = handle.rows, tensor.shape, _backward(name), process_set
+        ctx.rows, ctx.shape, ctx.name, ctx.process_set = handle.rows, tensor.shape, backward_name(name), process_set
         if splits is None:
             return result
         ctx.mark_non_differentiable(result[1])
@@ -305,13 +253,26 @@ class Reducescatter(torch.autograd.Function):
         process_set: ProcessSet,
         compression: Any,
     ) -> Any:
-        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, _backward(name), process_set, are_mathematical()
-        ctx.factor = _factor(op, prescale, postscale, ctx.mathematical, process_set)
+        ctx.op, ctx.name, ctx.process_set, ctx.mathematical = op, backward_name(name), process_set, are_mathematical()
+        ctx.factor = scatter_factor(op, prescale, postscale, ctx.mathematical, process_set)
         return collectives.reducescatter(tensor, op, name, prescale, postscale, process_set, compression)
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        _flows(ctx.op, "reducescatter")
+        expect_gradient(ctx.op, "reducescatter")
         with mathematical_gradients(ctx.mathematical):
             total = call(Allgather, collectives.allgather, gradients[0], ctx.name, ctx.process_set)
         return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None, None, None
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "allreduce": partial(call, Allreduce, collectives.allreduce),
+    "grouped_allreduce": partial(call_grouped, GroupedAllreduce, groups.grouped_allreduce),
+    "broadcast": partial(call, Broadcast, collectives.broadcast),
+    "allgather": partial(call, Allgather, collectives.allgather),
+    "grouped_allgather": partial(call_grouped, GroupedAllgather, groups.grouped_allgather),
+    "alltoall": partial(call, Alltoall, collectives.alltoall),
+    "reducescatter": partial(call, Reducescatter, collectives.reducescatter),
+    "grouped_reducescatter": partial(call_grouped, GroupedReducescatter, groups.grouped_reducescatter),
+}
+"""The collectives through which gradients flow, by the functions of `engine.torch` that call them."""

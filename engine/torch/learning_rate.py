@@ -1,40 +1,11 @@
-"""Learning rates for larger batches: the scaling rules, and a gradual warm-up."""
+"""A gradual warm-up of learning rates for larger batches."""
 
 from __future__ import annotations
-
-import math
-from collections.abc import Callable
 
 import torch
 from torch.optim.lr_scheduler import LinearLR
 
-from .. import runtime
-
-_RULES: dict[str, Callable[[float], float]] = {"linear": lambda factor: factor, "sqrt": math.sqrt}
-
-
-def scale_learning_rate(lr: float, factor: float | None = None, rule: str = "linear") -> float:
-    """The learning rate for a batch that is `factor` times the one that `lr` was found with.
-
-    Parameters
-    ----------
-    lr : float
-        For the original batch.
-    factor : float, optional
-        How many times larger the batch of one step is, over all ranks: by default the world size, which is right when
-        each rank has the original batch; times the number of accumulated passes, if there are any.
-    rule : str
-        `linear`: proportional to the batch, for SGD (Goyal et al. 2017, arXiv:1706.02677). `sqrt`: proportional to its
-        square root, for Adam and its kin (Malladi et al. 2022, arXiv:2205.10287).
-
-    Raises
-    ------
-    ValueError
-        A factor that is not positive; another rule.
-    """
-    if rule not in _RULES:
-        raise ValueError(f"rule is {rule!r}; expected one of {', '.join(map(repr, _RULES))}")
-    return lr * _RULES[rule](_positive(factor))
+from ..frameworks.learning_rate import positive
 
 
 def gradual_warmup(optimizer: torch.optim.Optimizer, steps: int, factor: float | None = None) -> LinearLR:
@@ -67,16 +38,7 @@ def gradual_warmup(optimizer: torch.optim.Optimizer, steps: int, factor: float |
     """
     if steps < 1:
         raise ValueError(f"a warm-up takes 1 step or more, not {steps}")
-    factor = _positive(factor)
+    factor = positive(factor)
     if factor < 1:
         raise ValueError(f"factor is {factor}; a warm-up divides by 1 or more, to begin below where it ends")
     return LinearLR(optimizer, start_factor=1 / factor, total_iters=steps)
-
-
-def _positive(factor: float | None) -> float:
-    """The factor, the world size by default."""
-    if factor is None:
-        return float(runtime.size())
-    if not 0 < factor < float("inf"):
-        raise ValueError(f"factor is {factor}; expected a positive number")
-    return factor

@@ -1,9 +1,28 @@
 """Types of the gradient hooks. A framework's binding wraps them."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, type_check_only
 
 from engine_ext.core import Engine
+
+@type_check_only
+class Binding(Protocol):
+    """What a framework does for the gradients that its hooks submit.
+
+    A parameter keeps its gradient as `grad`; what else the hooks know of torch is in `torch_parameter.pxd`.
+    """
+
+    def memory_of(self, parameter: Any, /) -> Any:
+        """The parameter as a tensor that lends its memory. Called once, when it is added."""
+    def begin_pass(self) -> None:
+        """The first gradient of a backward pass is about to be submitted: see to it that the pass is finished."""
+    def replace(self, index: int, parameter: Any, gradient: Any, /) -> Any:
+        """What to submit in place of a gradient that cannot be submitted as it is: a contiguous tensor, which the
+        binding remembers; of a sparse gradient a tuple: indices (int64, a row for each value), values, shape and what
+        is wrong with it."""
+    def shares_memory(self, gradient: Any, /) -> bool:
+        """Whether a gradient's memory is not its own. Asked in the first passes, and when hooks fire in a new order."""
+    def separate(self, parameter: Any, gradient: Any, /) -> Any:
+        """Give a parameter a gradient of its own instead of one that shares memory, in every pass from then on."""
 
 class GradientHook:
     """Callable for `register_post_accumulate_grad_hook`: submits the gradient of one parameter, in C."""
@@ -23,31 +42,22 @@ class GradientGroup:
     def __init__(
         self,
         engine: Engine,
+        binding: Binding,
         op: int,
-        prescale: float,
-        postscale: float,
-        on_first: Callable[[], None],
-        on_slow: Callable[[int, Any, Any], Any],
-        on_watch: Callable[[Any], bool],
-        on_apart: Callable[[Any, Any], Any],
+        prescale: float = 1.0,
+        postscale: float = 1.0,
         wire: str | None = None,
         number: int = 0,
     ) -> None:
-        """`on_first()` runs before the first submission of a backward pass. `on_slow(index, parameter, gradient)`
-        returns the contiguous tensor to submit in place of a gradient that cannot be submitted as it is, and is
-        expected to remember it; of a sparse gradient a tuple: indices (int64, a row for each value), values, shape.
-        In the first passes, and when hooks fire in another order than before, `on_watch(gradient)` says whether a
-        gradient's memory is not its own; then it is replaced by `on_apart(parameter, gradient)`, from then on in every
-        pass. `wire` as for `Engine.allreduce`; sparse gradients travel as they are. `number` as for
-        `Engine.mark_step`."""
+        """`wire` as for `Engine.allreduce`; sparse gradients travel as they are. `number` as for `Engine.mark_step`."""
     def add(self, parameter: Any, name: str, view: Any | None, deferred: bool = False) -> GradientHook:
         """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to. `deferred`: the hook
         counts passes, and `missing` tells whether there is a gradient, but it is not reduced here; it must be dense."""
     paused: bool
     watched: int
-    """For how many passes gradients are still given to `on_watch`."""
+    """For how many passes gradients are still given to `Binding.shares_memory`."""
     fresh: bool
-    """To be set by `on_first`: whether no parameter had a gradient before this pass."""
+    """To be set by `Binding.begin_pass`: whether no parameter had a gradient before this pass."""
     urgent: bool
     """Bring gradients although fewer than `passes` have been accumulated."""
     passes: int

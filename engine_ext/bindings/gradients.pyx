@@ -13,6 +13,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.bindings.arguments cimport may_share, wire_number, wire_of
 from engine_ext.bindings.extents cimport Extent, first_overlap
+from engine_ext.bindings.torch_parameter cimport HookPlace, give_gradient, gradient_of, hook_place, prefetch_place
 from engine_ext.bindings.view cimport View, expect_dense, expect_reducible, view_of
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, NAME_BYTES, engine_meta
@@ -28,18 +29,10 @@ from engine_ext.errors import EngineError, UnsupportedTensorError
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch(const void* memory, size_t nbytes)
 
-cdef extern from *:
-    """
-    #define keys_of(mapping) ((const void *)((PyDictObject *)(mapping))->ma_keys)
-    """
-    const void* keys_of(object mapping)
-
 cdef enum:                          # what a call touches of each, from its beginning: one to six cache lines
     HOOK_BYTES = 320                # with the collector's header of 16 before it
     OP_BYTES = 96
     RECORD_BYTES = 56
-    DICT_BYTES = 56
-    KEYS_BYTES = 80                 # the table's head and its first entry
 
 cdef enum:
     WATCHED_PASSES = 2              # in which gradients are asked whether they share memory: the first, and in a new order
@@ -53,9 +46,7 @@ cdef class GradientHook:
     cdef Op* op                     # NULL: deferred, the binding reduces this gradient after the pass
     cdef Name name                  # pinned
     cdef PyObject* after            # the hook that followed in the last pass, borrowed from the group's list
-    cdef PyObject* parameter        # borrowed, and only ever prefetched, as the next two
-    cdef PyObject* hooks            # where the framework finds this hook
-    cdef const void* hooks_keys
+    cdef HookPlace found            # where the framework finds this hook: only ever prefetched
     cdef int passed                 # passes since the last reduction
     cdef bint flying                # brought in this pass
     cdef bint sparse                # its gradient is, in this pass
@@ -87,13 +78,13 @@ cdef class GradientHook:
             self.passed += 1
             if self.passed < group.passes:
                 return              # autograd adds the next passes to this gradient
-        gradient = parameter.grad
+        gradient = gradient_of(parameter)
         if gradient is None:
             return
         if not group.active:
             self.engine.check()
             group.active = True
-            group.on_first()
+            group.binding.begin_pass()
         if self.flying:             # autograd has already added to what is being reduced
             raise EngineError(
                 f"the gradient of '{self.label}' was accumulated twice in one backward pass, while it was being reduced: a "
@@ -109,7 +100,7 @@ cdef class GradientHook:
 
     def found_in(self, hooks):
         """Where the framework looks for this hook."""
-        self.hooks, self.hooks_keys = <PyObject*>hooks, keys_of(hooks)
+        hook_place(&self.found, hooks)
 
     cdef inline void look_ahead(self) noexcept:
         """Prefetch what the next hook will touch. In a backward pass all of that has left the cache since the last one, and
@@ -126,9 +117,7 @@ cdef class GradientHook:
         hook = <GradientHook>following      # prefetched when the hook before this one was called
         engine_prefetch(hook.op, OP_BYTES)
         engine_prefetch(hook.name.record, RECORD_BYTES)
-        engine_prefetch(hook.parameter, sizeof(PyObject))
-        engine_prefetch(hook.hooks, DICT_BYTES)
-        engine_prefetch(hook.hooks_keys, KEYS_BYTES)
+        prefetch_place(&hook.found)
         if hook.after != NULL:
             engine_prefetch(<char*>hook.after - 16, HOOK_BYTES)
 
@@ -136,9 +125,10 @@ cdef class GradientHook:
         cdef View view
         cdef object keeper = None
         cdef bint fits = False
-        if self.view is None and (self.apart or (self.group.watched and self.group.fresh and self.group.on_watch(gradient))):
+        cdef GradientGroup group = self.group
+        if self.view is None and (self.apart or (group.watched and group.fresh and group.binding.shares_memory(gradient))):
             self.apart = True
-            gradient = self.group.on_apart(parameter, gradient)
+            gradient = group.binding.separate(parameter, gradient)
         if self.op == NULL:
             return self.defer(parameter, gradient)
         try:
@@ -147,7 +137,7 @@ cdef class GradientHook:
         except UnsupportedTensorError:
             pass                    # sparse, or on a device: the binding knows better what to say
         if not fits:
-            gradient = self.group.on_slow(self.index, parameter, gradient)
+            gradient = self.group.binding.replace(self.index, parameter, gradient)
             if type(gradient) is tuple:
                 return self.bring_sparse(<tuple>gradient)
             keeper = view_of(gradient, &view)
@@ -156,7 +146,7 @@ cdef class GradientHook:
             fits = self.fits(&view)
         if fits and self.view is not None and view.data != self.place:
             memcpy(self.place, view.data, view.nbytes)          # still in the cache
-            parameter.grad = self.view
+            give_gradient(parameter, self.view)
             view.data, gradient = self.place, self.view
         if not fits:
             self.op.meta, self.op.agreed, self.usual = self.meta, 0, False
@@ -221,8 +211,8 @@ cdef class GradientHook:
             self.group.moved |= self.place != view.data or self.nbytes != view.nbytes
             self.place, self.nbytes = view.data, view.nbytes
         except UnsupportedTensorError:
-            view_of(self.group.on_slow(self.index, parameter, gradient), &view)
-            self.place = NULL       # what `on_slow` makes shares no memory with others
+            view_of(self.group.binding.replace(self.index, parameter, gradient), &view)
+            self.place = NULL       # what `replace` makes shares no memory with others
         self.flying = True
         return 0
 
@@ -281,10 +271,7 @@ cdef class GradientGroup:
     cdef Engine engine
     cdef engine_meta scales
     cdef int wire                   # what float32 and float64 are compressed to, as in engine_meta
-    cdef object on_first
-    cdef object on_slow
-    cdef object on_watch
-    cdef object on_apart
+    cdef object binding             # what a framework does for its gradients: see Binding in gradients.pyi
     cdef list hooks
     cdef readonly int watched       # passes in which gradients are still looked at closely
     cdef bint moved                 # gradients do not all lie where they lay in the last pass
@@ -297,14 +284,12 @@ cdef class GradientGroup:
     cdef readonly bint active
     cdef int number                 # of the optimizer, for whoever records steps
 
-    def __init__(self, Engine engine, int op, double prescale, double postscale, on_first, on_slow, on_watch, on_apart,
-                 wire=None, int number=0):
+    def __init__(self, Engine engine, binding, int op, double prescale=1.0, double postscale=1.0, wire=None, int number=0):
         engine.check()
         self.wire = wire_number(wire, op)
         memset(&self.scales, 0, sizeof(engine_meta))
         self.engine, self.hooks, self.passes, self.watched = engine, [], 1, WATCHED_PASSES
-        self.on_first, self.on_slow, self.on_watch, self.on_apart = on_first, on_slow, on_watch, on_apart
-        self.number = number
+        self.binding, self.number = binding, number
         self.scales.kind, self.scales.op = KIND_ALLREDUCE, <unsigned char>op
         self.scales.prescale, self.scales.postscale, self.scales.shared = prescale, postscale, -1
 
@@ -318,7 +303,7 @@ cdef class GradientGroup:
         self.engine.check()
         if not 0 < length <= NAME_BYTES:
             raise ValueError(f"a name has 1 to {NAME_BYTES} bytes of UTF-8; '{name}' has {length}")
-        view_of(parameter.detach(), &memory)        # some versions of torch lend nothing that requires a gradient
+        view_of(self.binding.memory_of(parameter), &memory)
         expect_reducible(&memory, f"parameter '{name}'")
         if memory.dtype == ENGINE_BOOL and self.scales.op == ENGINE_AVERAGE:
             raise UnsupportedTensorError(f"parameter '{name}' is bool, which has no Average")
@@ -327,7 +312,7 @@ cdef class GradientGroup:
         hook.meta.ndim, hook.meta.wire, hook.nbytes = <uint32_t>memory.ndim, wire_of(self.wire, memory.dtype), memory.nbytes
         for k in range(hook.meta.ndim):
             hook.meta.dims[k] = memory.dims[k]
-        hook.group, hook.engine, hook.parameter = self, self.engine, <PyObject*>parameter
+        hook.group, hook.engine, hook.found.parameter = self, self.engine, <PyObject*>parameter
         hook.label, hook.index, hook.view = name, len(self.hooks), view
         if deferred:
             self.hooks.append(hook)

@@ -26,6 +26,7 @@ COMMANDS = {
         "--ignore-missing-stub",  # a stub has what `engine` uses
         "--ignore-disjoint-bases",
     ],
+    "stubs-of-functions": ["python", "tools/write_stubs.py", "--check"],
     "cython-lint": ["cython-lint", "engine_ext"],
     "import-linter": ["lint-imports", "--no-logo"],
 }

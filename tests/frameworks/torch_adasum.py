@@ -14,7 +14,8 @@ from torch import nn
 
 import engine
 import engine.torch as hvd
-from engine.torch.reducer import Reducer
+from engine.frameworks.options import Options
+from engine.torch.hooks import TorchReducer
 
 from ..adasum_reference import adasum
 from .torch_cases import (
@@ -370,7 +371,7 @@ def a_rank_that_brings_nothing() -> None:
     """As a gradient hook says it: no tensor at all, rather than zeros. In private and in shared memory."""
     for views in (False, True):
         parts = nn.ModuleList([nn.Linear(300, 200), nn.Linear(300, 200), nn.Linear(3, 2)]).double()
-        reducer = Reducer(engine.global_process_set, engine.Adasum, 2.0, 1.0, views)
+        reducer = TorchReducer(Options(engine.Adasum, prescale=2.0, views=views))
         reducer.add({f"nothing{views}.{name}": each for name, each in parts.named_parameters()})
         used = parts[0] if engine.rank() == 0 else parts[1]
         used(torch.full((1, 300), 1.0 + engine.rank(), dtype=torch.float64)).sum().backward()

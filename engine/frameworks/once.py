@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-
-import torch
+from typing import Any
 
 from ..errors import EngineError
 from ..native import gradients
@@ -15,21 +14,22 @@ from ..types import Op
 class Once:
     """Refuses the second reduction of a gradient, where repeating is not harmless. A hook beside the native one."""
 
-    def __init__(self, group: gradients.GradientGroup, op: Op) -> None:
+    def __init__(self, group: gradients.GradientGroup, op: Op, version_of: Callable[[Any], int | None]) -> None:
         self._group = group
         self._op = op
+        self._version_of = version_of
         # The gradient each parameter had when it was reduced: a new tensor there is a new gradient.
-        self._reduced: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._reduced: dict[int, weakref.ref[Any]] = {}
         # Those that a step has used since, with their versions: unchanged ones are not reduced again.
-        self._used: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._used: dict[int, tuple[weakref.ref[Any], int]] = {}
         # The names of reduced gradients to which a backward in `no_sync` has added.
         self._mixed: dict[int, str] = {}
 
-    def hook(self, native: gradients.GradientHook, name: str) -> Callable[[torch.Tensor], None]:
+    def hook(self, native: gradients.GradientHook, name: str) -> Callable[[Any], None]:
         """The hook for one parameter."""
         index = native.index
 
-        def check_once(parameter: torch.Tensor) -> None:
+        def check_once(parameter: Any) -> None:
             if self._group.paused:
                 if self._is_reduced(index, parameter):
                     self._mixed[index] = name
@@ -38,17 +38,21 @@ class Once:
 
         return check_once
 
-    def admit(self, index: int, parameter: torch.Tensor) -> bool:
+    def admit(self, index: int, parameter: Any) -> bool:
         """Note that a gradient is being reduced; False if that has happened to it before."""
         if parameter.grad is None or self._is_reduced(index, parameter):
             return False
         self._reduced[index] = weakref.ref(parameter.grad)
         return True
 
-    def admit_rest(self, index: int, parameter: torch.Tensor) -> bool:
+    def admit_rest(self, index: int, parameter: Any) -> bool:
         """As `admit`, for a gradient whose hook has not fired: it may be what an earlier step has left behind."""
         gradient, version = self._used.get(index, (None, 0))
-        if gradient is not None and gradient() is parameter.grad is not None and version == parameter.grad._version:
+        if (
+            gradient is not None
+            and gradient() is parameter.grad is not None
+            and version == self._version_of(parameter.grad)
+        ):
             return False
         return self.admit(index, parameter)
 
@@ -57,18 +61,18 @@ class Once:
         name = self._mixed.pop(index, None)
         return None if name is None else self._error(name)
 
-    def settle(self, parameters: list[torch.Tensor]) -> None:
+    def settle(self, parameters: list[Any]) -> None:
         """Note what the parameters have after a pass: views in place of gradients, and what came from other ranks."""
         gradients = ((index, parameter.grad) for index, parameter in enumerate(parameters))
         self._reduced = {index: weakref.ref(gradient) for index, gradient in gradients if gradient is not None}
 
-    def use(self, parameters: list[torch.Tensor]) -> None:
+    def use(self, parameters: list[Any]) -> None:
         """A step has used the gradients."""
         gradients = ((index, parameter.grad) for index, parameter in enumerate(parameters))
         self._used = {
-            index: (weakref.ref(gradient), gradient._version)
+            index: (weakref.ref(gradient), version)
             for index, gradient in gradients
-            if gradient is not None and not gradient.is_inference()  # Those have no version.
+            if gradient is not None and (version := self._version_of(gradient)) is not None
         }
         self._reduced.clear()
         self._mixed.clear()
@@ -79,7 +83,7 @@ class Once:
         self._used.clear()
         self._mixed.clear()
 
-    def _is_reduced(self, index: int, parameter: torch.Tensor) -> bool:
+    def _is_reduced(self, index: int, parameter: Any) -> bool:
         before = self._reduced.get(index)
         return before is not None and before() is parameter.grad
 

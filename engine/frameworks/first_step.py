@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from .. import logs
@@ -31,10 +31,13 @@ class FirstStep:
         What the optimizer's operations are named by; equal on all ranks, unique to the optimizer.
     process_set : ProcessSet
         Whose ranks train one model. This rank is one of them.
+    broadcast : str
+        The call that gives every rank the model of one, with `{root}` for that rank.
     """
 
-    def __init__(self, prefix: str, process_set: ProcessSet) -> None:
+    def __init__(self, prefix: str, process_set: ProcessSet, broadcast: str) -> None:
         self._name = f"{prefix}first step"
+        self._broadcast = broadcast
         self._engine = process_set.engine
         self._ranks = process_set.ranks
         self._first = process_set.rank() == 0
@@ -43,7 +46,7 @@ class FirstStep:
         self._sums: NDArray[np.int64] = np.empty(0, np.int64)
         self._names: list[str] = []
 
-    def begin(self, parameters: dict[str, torch.Tensor]) -> None:
+    def begin(self, parameters: dict[str, Any]) -> None:
         """Send checksums of the parameters, which the step has not changed yet."""
         if len(self._ranks) == 1 or self._engine.joins != self._joins or not parameters:
             return
@@ -83,17 +86,17 @@ class FirstStep:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         logs.logger.warning(
             "the ranks' parameters differ in the first step: %r%s; rank%s not what rank %d has. Each rank trains a "
-            "model of its own: call engine.torch.broadcast_parameters(model.state_dict(), root_rank=%d) before the "
+            "model of its own: call %s before the "
             "first step. If that is meant, DistributedOptimizer(check_parameters=False) says nothing",
             self._names[first],
             more,
             f" {ranks[0]} has" if len(ranks) == 1 else f"s {', '.join(map(str, ranks))} have",
             self._ranks[0],
-            self._ranks[0],
+            self._broadcast.format(root=self._ranks[0]),
         )
 
 
-def _checksum(parameter: torch.Tensor) -> int:
+def _checksum(parameter: Any) -> int:
     """Of a parameter's values; 0 of a frozen one that the engine cannot read, as on a device: it need not reduce it."""
     try:
         return memory.checksum(adapter_of(parameter).input(parameter))

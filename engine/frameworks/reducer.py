@@ -1,7 +1,10 @@
 """Reduces the gradients of one optimizer's parameters while backward runs, and is done when backward returns.
 
+This is for frameworks whose backward pass calls a hook for each parameter: a binding derives from `Reducer`, and says
+how its framework does what `Reducer` declares. A parameter has the attributes `grad` and `requires_grad`.
+
 A hook on each parameter submits its gradient the moment autograd has accumulated it. The first hook of a backward pass
-queues `_end_of_pass` behind the whole pass; there the rank announces which parameters got no gradient, waits for the
+queues `end_of_pass` behind the whole pass; there the rank announces which parameters got no gradient, waits for the
 reductions, and puts things in place. So clipping, gradient scaling and `step` see averaged gradients without ceremony.
 
 **Who contributes.** Every rank contributes the gradients it has. A parameter without one here but with one elsewhere
@@ -10,10 +13,6 @@ gets the others' result, to which this rank added zeros; without one anywhere it
 **Two backwards before a step.** The second pass adds its local gradient L to the average R of the first, and the sum is
 reduced again. Ranks hold the same R, so avg(R + L) = R + avg(L): right for Average, at the price of a second reduction,
 which `no_sync` saves. For every other operation it would be wrong, and raises an error.
-
-**Nested passes.** Reentrant activation checkpointing runs a backward inside a backward. If the outer pass met a hooked
-parameter first, `finish` is queued behind the outer pass and the inner ones join it. If not, the inner pass is finished
-by itself, and what follows begins anew, as with two backwards. `use_reentrant=False` has no nested passes.
 
 **Several passes before a reduction** (`backward_passes_per_step`): each hook counts, and brings its gradient in the
 last of them. `step` reduces what fewer passes have left.
@@ -33,8 +32,8 @@ every pass raises an error about what was missed.
 **Sparse gradients** are gathered, as what they store, and added up here. A rank without a gradient need not know that
 the others' is sparse: the coordinator takes what it says for an empty one. They travel as they are.
 
-**Gradients that Python compresses** (`engine.torch.scheme_reducer`) are deferred: their hooks only count and take note,
-and `finish` reduces them when all others are done, in the same order on every rank.
+**Gradients that Python compresses** (`engine.frameworks.scheme_reducer`) are deferred: their hooks only count, and
+`finish` reduces them when all others are done, in the same order on every rank.
 
 **A pass that raises** never reaches its end. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
 the other ranks, which wait for this one's gradients, can go on.
@@ -43,96 +42,68 @@ the other ranks, which wait for this one's gradients, can go on.
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-
-import torch
 
 from .. import runtime
 from ..errors import EngineError, UnsupportedTensorError, WorldError
-from ..native import core, gradients
-from ..process_sets import ProcessSet
-from ..types import Average, Op
-from . import sparse
-from .adapter import check, tensor_over
+from ..native import gradients
+from ..types import Average
 from .once import Once
+from .options import Options
 from .scheme_reducer import Rounds, scheme_of
 
-ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
-NO_PASS = -1  # what torch calls the pass that is running when there is none
-COMPILER = "torch._dynamo.compiled_autograd"
-COMPILING = "in_compiled_autograd_region", "compiled_autograd_enabled"  # of that module, by the version of torch
-COMPILED = (
-    "DistributedOptimizer does not go with compiled autograd, which calls gradient hooks outside of a pass and "
-    "goes on before gradients are reduced: leave out torch._dynamo.config.compiled_autograd and "
-    "compiled_autograd._enable. torch.compile of the model works without them"
-)
+Parameter = Any  # of the framework, with `grad` and `requires_grad`
+Tensor = Any
 
 _live: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
 
-class Reducer:
+class Reducer(ABC):
     """Hooks and state for the parameters of one optimizer. It knows nothing of the optimizer itself.
 
     Parameters
     ----------
-    process_set : ProcessSet
-        Whose ranks reduce with each other. A rank that is not in it is given no parameters.
-    op : Op
-    prescale, postscale : float
-        Multiply the local gradients, and the result.
-    views : bool
-        Keep gradients in shared memory.
-    sparse_as_dense : bool
-        Make sparse gradients dense, instead of gathering what they store.
-    compression : optional
-        A compressor or a `Scheme`.
+    options : Options
+        Of the optimizer. A rank that is not in their process set is given no parameters.
     number : int
         Of the optimizer, among those of the process set: whose step it is that ends.
+
+    Attributes
+    ----------
+    kind : type
+        Of the framework's tensors.
+    names : list of str
+        Of the parameters, by index.
+    rounds : Rounds
+        Has the indices of those that a scheme reduces.
+    copies : list of (tensor, tensor)
+        Gradients of the pass, and copies that are reduced in place of them: to be stored there in the end.
     """
 
-    def __init__(
-        self,
-        process_set: ProcessSet,
-        op: Op,
-        prescale: float,
-        postscale: float,
-        views: bool,
-        sparse_as_dense: bool = False,
-        compression: Any = None,
-        number: int = 0,
-    ) -> None:
+    kind: Any
+
+    def __init__(self, options: Options, number: int = 0) -> None:
+        process_set, op = options.process_set, options.op
         self.engine = process_set.engine if process_set.included() else runtime.engine()
-        self._op = op
-        self._scales = prescale, postscale
-        self._views = views
-        self._sparse_as_dense = sparse_as_dense
-        self._wire, scheme = scheme_of(compression, op)
-        self._rounds = Rounds(scheme, op, prescale, postscale, process_set, self._wire)
+        self.options = options
+        wire, scheme = scheme_of(options.compression, op)
+        self.rounds = Rounds(self, scheme, options, wire)
         self.group = gradients.GradientGroup(
-            self.engine,
-            int(op),
-            prescale,
-            postscale,
-            self._on_first,
-            self._on_slow,
-            _shares,
-            _apart,
-            self._wire,
-            number,
+            self.engine, self, int(op), options.prescale, options.postscale, wire, number
         )
-        self._once = None if op is Average else Once(self.group, op)
-        self._parameters: list[torch.Tensor] = []
-        self._names: list[str] = []
-        self._bucket: list[torch.Tensor | None] = []
+        self._once = None if op is Average else Once(self.group, op, self.version_of)
+        self._parameters: list[Parameter] = []
+        self.names: list[str] = []
+        self._bucket: list[Tensor | None] = []
         self._native: list[gradients.GradientHook] = []
         self._hooks: list[Any] = []
-        self._frozen: dict[str, torch.Tensor] = {}
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._pass = NO_PASS  # the one whose end was queued
+        self._frozen: dict[str, Parameter] = {}
+        self.copies: list[tuple[Tensor, Tensor]] = []
+        self._pass: Any = None  # the one whose end was queued
         self._due = True  # Nothing was reduced since the last step or zero_grad, or no_sync has accumulated since.
         self._announced = False  # This rank has brought everything that it has, and still waits for it.
         self._missing: list[int] = []  # what it had no gradient for
@@ -142,7 +113,80 @@ class Reducer:
         self._unused: str | None = None  # the step whose closure was not called yet
         _live.add(self)
 
-    def add(self, named: dict[str, torch.Tensor]) -> None:
+    # What a binding brings for its parameters.
+
+    @abstractmethod
+    def check(self, tensor: Tensor, what: str) -> None:
+        """Raise UnsupportedTensorError unless the engine can work on a parameter or gradient."""
+
+    @abstractmethod
+    def is_hooked(self, parameter: Parameter) -> bool:
+        """Whether a `GradientHook` hangs on a parameter."""
+
+    @abstractmethod
+    def attach(self, parameter: Parameter, hook: Callable[[Parameter], None]) -> Any:
+        """Have `hook(parameter)` called whenever a backward pass has made its gradient.
+
+        What is returned has a method `remove`. The hooks of a parameter are called in the order in which they came.
+        """
+
+    @abstractmethod
+    def queue(self, callback: Callable[[], None]) -> Any:
+        """Have `callback()` called at the end of the backward pass that is running; returns what the pass is known by.
+
+        Raises
+        ------
+        EngineError
+            There is no pass whose end could be told.
+        """
+
+    @abstractmethod
+    def gradient_in(self, memory: Any, parameter: Parameter) -> Tensor:
+        """A gradient for a parameter, which lies in memory of the engine; for a sparse one, the gathered parts."""
+
+    @abstractmethod
+    def is_floating(self, parameter: Parameter) -> bool:
+        """Whether a parameter has a floating dtype, which a scheme may compress."""
+
+    @abstractmethod
+    def full_like(self, parameter: Parameter, value: float) -> Tensor:
+        """A gradient that has one value everywhere."""
+
+    @abstractmethod
+    def store(self, target: Tensor, source: Tensor) -> None:
+        """Copy `source` into a gradient of equal shape, where no gradient is computed of that."""
+
+    def no_gradients(self) -> AbstractContextManager[Any]:
+        """A block in which the framework computes no gradients."""
+        return nullcontext()
+
+    def version_of(self, gradient: Tensor) -> int | None:
+        """A number that changes when the gradient is written to; None if the framework counts no versions of it."""
+        return None
+
+    def views(self, named: dict[str, Parameter]) -> dict[str, Tensor]:
+        """A tensor in shared memory for the gradient of each parameter. Collective."""
+        raise UnsupportedTensorError("this framework's gradients cannot be kept in shared memory")
+
+    # What the native hooks ask: `engine_ext.bindings.gradients.Binding`, with `begin_pass` below.
+
+    def memory_of(self, parameter: Parameter) -> Tensor:
+        """What of a parameter lends its memory."""
+        return parameter
+
+    @abstractmethod
+    def replace(self, index: int, parameter: Parameter, gradient: Tensor) -> Any:
+        """What is submitted in place of a gradient that cannot be submitted as it is."""
+
+    @abstractmethod
+    def shares_memory(self, gradient: Tensor) -> bool:
+        """Whether anything else looks at a gradient's memory, or it does not lie there as it is."""
+
+    @abstractmethod
+    def separate(self, parameter: Parameter, gradient: Tensor) -> Tensor:
+        """Give a parameter a gradient of its own, with the same values."""
+
+    def add(self, named: dict[str, Parameter]) -> None:
         """Hook parameters. Collective if gradients live in shared memory.
 
         Raises
@@ -150,33 +194,32 @@ class Reducer:
         ValueError
             Another reducer has one of them: two reductions of one gradient at a time would spoil it.
         """
-        if any(map(_is_hooked, named.values())):
+        if any(map(self.is_hooked, named.values())):
             gc.collect()  # An optimizer that was dropped may live on in a cycle with its scheduler.
         for name, parameter in named.items():
-            if _is_hooked(parameter):
+            if self.is_hooked(parameter):
                 raise ValueError(
                     f"parameter {name!r} belongs to another DistributedOptimizer, which reduces its gradient already; "
                     "unwrap() that one first"
                 )
         active = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self._frozen.update({name: parameter for name, parameter in named.items() if not parameter.requires_grad})
-        deferred = {name for name, parameter in active.items() if self._rounds.accepts(name, parameter)}
-        views: dict[str, torch.Tensor | None] = dict.fromkeys(active)
+        deferred = {name for name, parameter in active.items() if self.rounds.accepts(name, parameter)}
+        views: dict[str, Tensor | None] = dict.fromkeys(active)
         for name, parameter in active.items():
-            check(parameter, f"parameter {name!r}")
-        if self._views:
-            views |= share(self.engine, {name: each for name, each in active.items() if name not in deferred})
+            self.check(parameter, f"parameter {name!r}")
+        if self.options.views:
+            views |= self.views({name: each for name, each in active.items() if name not in deferred})
         for name, parameter in active.items():
             hook = self.group.add(parameter, name, views[name], name in deferred)
             if name in deferred:
-                self._rounds.add(hook.index, name, parameter)
+                self.rounds.add(hook.index, name, parameter)
             if self._once is not None:
-                self._hooks.append(_hook(parameter, self._once.hook(hook, name)))
-            self._hooks.append(_hook(parameter, hook))
-            hook.found_in(parameter._post_accumulate_grad_hooks)
+                self._hooks.append(self.attach(parameter, self._once.hook(hook, name)))
+            self._hooks.append(self.attach(parameter, hook))
             self._native.append(hook)
             self._parameters.append(parameter)
-            self._names.append(name)
+            self.names.append(name)
             self._bucket.append(views[name])
 
     def before_step(self, thawed: Sequence[int] = ()) -> None:
@@ -286,9 +329,9 @@ class Reducer:
         try:
             self._announce(only)
             brought = self._reduce()
-            with torch.no_grad():
-                for gradient, copy in self._copies:
-                    gradient.copy_(copy)
+            with self.no_gradients():
+                for gradient, copy in self.copies:
+                    self.store(gradient, copy)
                 for index, memory in brought:
                     self._bring(index, memory)
             if self._once is not None:
@@ -296,7 +339,7 @@ class Reducer:
             self._empty = [index for index in self._missing if self._parameters[index].grad is None]
         finally:
             if not self.group.active:  # else a signal handler has ended the wait, which goes on later
-                self._copies.clear()
+                self.copies.clear()
         refused, self._refused = self._refused, None
         if refused is not None and not discard:
             raise refused
@@ -318,11 +361,11 @@ class Reducer:
             raise
         except EngineError:
             # It may be an error of this rank alone: the others have gone on to the rounds.
-            self._rounds.run(self._missing)
+            self.rounds.run(self._missing)
             raise
         finally:
             self._announced = self._due = self.group.active  # A signal may have ended the wait: then it goes on later.
-        self._rounds.run(self._missing)
+        self.rounds.run(self._missing)
         return brought
 
     def remove(self) -> None:
@@ -381,110 +424,24 @@ class Reducer:
     def _bring(self, index: int, memory: Any) -> None:
         """Give a parameter a result that does not lie in its gradient: it had none here, or a sparse one."""
         parameter, view = self._parameters[index], self._bucket[index]
-        if isinstance(memory, list):  # Gathered indices and values.
-            gradient = parameter if parameter.grad is None else parameter.grad
-            parameter.grad = sparse.add_up(memory, gradient.dtype, parameter.shape, self._op, *self._scales)
-        else:
-            parameter.grad = tensor_over(memory, parameter) if view is None else view
+        dense = not isinstance(memory, list)  # else gathered indices and values
+        parameter.grad = view if dense and view is not None else self.gradient_in(memory, parameter)
 
-    def _on_first(self) -> None:
-        """Queue the end of the pass that is running."""
-        running = torch._C._current_graph_task_id()
+    def begin_pass(self) -> None:
+        """Queue the end of the pass that is running: its first hook has fired."""
         if self.group.urgent:  # No pass, but a step or the end of one: nothing else fires.
             self.group.fresh = False
             return
-        compiler = sys.modules.get(COMPILER)
-        if running == NO_PASS or any(getattr(compiler, state, False) for state in COMPILING):
-            raise EngineError(COMPILED)
+        self._pass = self.queue(self.end_of_pass)
         if self.group.watched:
             # At most one gradient is there by now: that of the hook which has just fired.
             self.group.fresh = sum(parameter.grad is not None for parameter in self._parameters) <= 1
-        self._pass = running
-        torch.autograd.Variable._execution_engine.queue_callback(self._end_of_pass)
 
-    def _end_of_pass(self) -> None:
+    def end_of_pass(self) -> None:
         """Complete the pass. Before this optimizer waits, all that take part in it announce what they have not."""
         if not self.group.active:
             return
         for each in list(_live):
-            if each.group.active and each._pass == self._pass:
+            if each.group.active and (each.kind, each._pass) == (self.kind, self._pass):
                 each._announce()
         self.finish()
-
-    def _on_slow(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | sparse.Brought:
-        """A contiguous copy of a gradient that cannot be reduced where it is, or what is sent of a sparse one."""
-        if gradient.layout is not torch.strided:
-            fault = sparse.fault_of(gradient) if self._sparse_as_dense and gradient.layout is torch.sparse_coo else None
-            if fault is not None and index in self._rounds:
-                raise UnsupportedTensorError(
-                    f"the gradient of {self._names[index]!r} is sparse, and its indices are not in order or not in its "
-                    f"shape, {list(gradient.shape)}"
-                )
-            if not self._sparse_as_dense and index in self._rounds:
-                raise UnsupportedTensorError(
-                    f"the gradient of {self._names[index]!r} is sparse, and this compression is made for dense ones: "
-                    "construct DistributedOptimizer with sparse_as_dense=True, or with Compression.none, fp16 or bf16, "
-                    "which leave sparse gradients as they are"
-                )
-            if not self._sparse_as_dense or fault is not None:
-                return sparse.bring(gradient, self._op, f"the gradient of {self._names[index]!r}")
-            gradient = gradient.to_dense()
-            parameter.grad = gradient
-        check(gradient, f"the gradient of {self._names[index]!r}")
-        gradient = gradient.detach()
-        if index in self._rounds:
-            return gradient
-        copy = gradient.contiguous()
-        if any(stride == 0 and length > 1 for stride, length in zip(gradient.stride(), gradient.shape, strict=True)):
-            parameter.grad = copy  # Elements that share memory, as of an expanded tensor, cannot be written to.
-        elif copy.data_ptr() != gradient.data_ptr():
-            self._copies.append((gradient, copy))
-        return copy
-
-
-def _shares(gradient: torch.Tensor) -> bool:
-    """Whether anything else looks at a gradient's memory, or it does not lie there as it is.
-
-    Autograd may give several parameters views of one buffer: `(a.view(-1) + b.view(-1)).backward()` does. Before the
-    first of them is reduced the buffer has more users than the gradient and the storage object made here to count.
-    """
-    if gradient.layout is not torch.strided:
-        return False
-    return gradient.is_neg() or torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) > 2
-
-
-def _apart(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Give a parameter a gradient of its own, with the same values."""
-    check(gradient, "a gradient")
-    gradient = gradient.resolve_neg().clone()
-    parameter.grad = gradient
-    return gradient
-
-
-def _is_hooked(parameter: torch.Tensor) -> bool:
-    """Whether some reducer has hooked this parameter."""
-    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    return any(isinstance(hook, gradients.GradientHook) for hook in hooks.values())
-
-
-def _hook(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
-    return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-
-
-def share(engine: core.Engine, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A tensor in shared memory for each parameter, zeroed, with its dtype, shape and memory format. Collective.
-
-    Parameters that are neither row-major nor channels_last get a row-major gradient.
-    """
-    places, total = {}, 0
-    for name, parameter in named.items():
-        places[name] = total
-        total += -(-parameter.numel() * parameter.element_size() // ALIGNMENT) * ALIGNMENT
-    if not total:
-        return {name: torch.empty_like(parameter) for name, parameter in named.items()}
-    memory = torch.frombuffer(engine.share(total), dtype=torch.uint8)
-    views = {}
-    for name, parameter in named.items():
-        start, nbytes = places[name], parameter.numel() * parameter.element_size()
-        views[name] = tensor_over(memory[start : start + nbytes].view(parameter.dtype), parameter)
-    return views

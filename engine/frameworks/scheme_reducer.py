@@ -9,15 +9,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from .. import collectives, groups
 from ..compression import MARKERS, Scheme, resolve
-from ..process_sets import ProcessSet
 from ..types import Average, Max, Min, Op, Product, Sum
+from .options import Options
+
+if TYPE_CHECKING:
+    from .reducer import Reducer
 
 IDENTITY = {Average: 0.0, Sum: 0.0, Min: math.inf, Max: -math.inf, Product: 1.0}
 
@@ -28,7 +30,7 @@ class Compressing(Scheme):
     def __init__(self, compressor: Any) -> None:
         self._compressor = compressor
 
-    def reduce(self, name: str, gradient: torch.Tensor) -> Generator[Any, Any, Any]:
+    def reduce(self, name: str, gradient: Any) -> Generator[Any, Any, Any]:
         sent, context = self._compressor.compress(gradient)
         reduced = yield sent
         return self._compressor.decompress(reduced, context)
@@ -47,39 +49,33 @@ class Rounds:
 
     Parameters
     ----------
+    reducer : Reducer
+        Knows how the framework fills gradients.
     scheme : Scheme, optional
-    op : Op
-    prescale, postscale : float
-        Multiply what is yielded, and what comes back.
-    process_set : ProcessSet
-        Whose ranks reduce them. A rank that is not in it is given none.
+    options : Options
+        A rank that is not in their process set is given no gradients.
     wire : str, optional
         What the engine casts to on the way.
     """
 
-    def __init__(
-        self,
-        scheme: Scheme | None,
-        op: Op,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-        wire: str | None,
-    ) -> None:
+    def __init__(self, reducer: Reducer, scheme: Scheme | None, options: Options, wire: str | None) -> None:
+        self._reducer = reducer
         self._scheme = scheme
-        self._settings = prescale, postscale, process_set, MARKERS[wire]
-        self._process_set = process_set
-        self._op = op
-        self._parameters: dict[int, tuple[str, torch.Tensor]] = {}
+        self._settings = options.prescale, options.postscale, options.process_set, MARKERS[wire]
+        self._process_set = options.process_set
+        self._op = options.op
+        self._parameters: dict[int, tuple[str, Any]] = {}
 
-    def accepts(self, name: str, parameter: torch.Tensor) -> bool:
+    def accepts(self, name: str, parameter: Any) -> bool:
         """Whether the gradients of a parameter are reduced here."""
-        return self._scheme is not None and parameter.is_floating_point() and self._scheme.accepts(name, parameter)
+        return (
+            self._scheme is not None and self._reducer.is_floating(parameter) and self._scheme.accepts(name, parameter)
+        )
 
     def __contains__(self, index: int) -> bool:
         return index in self._parameters
 
-    def add(self, index: int, name: str, parameter: torch.Tensor) -> None:
+    def add(self, index: int, name: str, parameter: Any) -> None:
         """Take a parameter over, in the same order on every rank. `index`: as in `run`."""
         self._parameters[index] = name, parameter
 
@@ -99,12 +95,12 @@ class Rounds:
             name, parameter = self._parameters[index]
             if there:
                 if parameter.grad is None or index in absent:
-                    parameter.grad = torch.full_like(parameter, IDENTITY[self._op])
+                    parameter.grad = self._reducer.full_like(parameter, IDENTITY[self._op])
                 running.append((name, parameter.grad, self._scheme.reduce(name, parameter.grad)))
-        with torch.no_grad():
+        with self._reducer.no_gradients():
             self._in_step(running, first)
 
-    def _in_step(self, running: list[tuple[str, torch.Tensor, Generator[Any, Any, Any]]], first: str) -> None:
+    def _in_step(self, running: list[tuple[str, Any, Generator[Any, Any, Any]]], first: str) -> None:
         """Run generators to their ends, and put what they return into the gradients."""
         received: list[Any] = [None] * len(running)
         for number in itertools.count():
@@ -114,16 +110,17 @@ class Rounds:
                     sent.append(generator.send(tensor))
                     going.append((name, gradient, generator))
                 except StopIteration as end:
-                    _put(name, gradient, end.value)
+                    self._put(name, gradient, end.value)
             if not going:
                 return
             running = going
             received = groups.grouped_allreduce(sent, self._op, f"{first}.round{number}", *self._settings)
 
-
-def _put(name: str, gradient: torch.Tensor, result: Any) -> None:
-    if not isinstance(result, torch.Tensor) or result.shape != gradient.shape:
-        shape = f"shape {list(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__qualname__
-        raise TypeError(f"the compression of {name!r} made {shape} of a gradient of shape {list(gradient.shape)}")
-    if result is not gradient:
-        gradient.copy_(result)
+    def _put(self, name: str, gradient: Any, result: Any) -> None:
+        if not isinstance(result, self._reducer.kind) or result.shape != gradient.shape:
+            shape = (
+                f"shape {list(result.shape)}" if isinstance(result, self._reducer.kind) else type(result).__qualname__
+            )
+            raise TypeError(f"the compression of {name!r} made {shape} of a gradient of shape {list(gradient.shape)}")
+        if result is not gradient:
+            self._reducer.store(gradient, result)

@@ -1,0 +1,235 @@
+"""`DistributedOptimizer`, as far as it is the same for all frameworks: what an optimizer gets, and what it remembers.
+
+An optimizer stays the object that it was: its class becomes a subclass of the same name, with the methods of
+`Distributed`, and its `_engine` is a `Wrapping`. A binding derives from both, calls `Wrapping.before_step` and
+`after_step` around the optimizer's own step. What reduces is a `Reducer`, or something with its methods.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from .. import objects
+from ..process_sets import ProcessSet
+from ..types import Adasum
+from .first_step import FirstStep
+from .options import Options, expect_passes
+
+# How many optimizers each process set has had: its ranks have wrapped equally many of them, and perhaps others besides.
+_counts: weakref.WeakKeyDictionary[ProcessSet, Iterator[int]] = weakref.WeakKeyDictionary()
+
+
+class Distributed:
+    """What the class of a wrapped optimizer has on top of its own. `_engine` is the state of one wrapping."""
+
+    _engine: Any
+
+    def synchronize(self) -> None:
+        """Reduce the gradients now, if nothing has reduced them since the last `step` or `zero_grad`. Collective then.
+
+        `backward` reduces by itself, and `step` what else there is. So this is for gradients that were set by hand, and
+        for a rank that may have had nothing to pass backward through: before they are clipped, unscaled or looked at.
+        """
+        self._engine.reducer.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """`step` uses the gradients as they are, also those that were never reduced. All ranks must do the same.
+
+        With `op=Adasum`, where `step` reduces what it has changed, it raises an `EngineError`.
+        """
+        with self._engine.reducer.skip():
+            yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Add up so many backward passes before a reduction, from now on. Collective in a window that is not complete.
+
+        What such a window has added up is reduced first.
+        """
+        expect_passes(passes)
+        self._engine.reducer.finish()
+        self._engine.reducer.group.passes = passes
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients on this rank; the first backward after it, or `step`, reduces the sum, once.
+
+        All ranks must do the same.
+        """
+        with self._engine.reducer.pause():
+            yield
+
+    def communication(self) -> float:
+        """Seconds that this rank's callers have waited in the engine since the last call (at first: since wrapping)."""
+        return float(self._engine.waited())
+
+    def unwrap(self) -> Any:
+        """Take the hooks away and give the optimizer its own class back. Returns it."""
+        wrapping: Wrapping = self._engine
+        wrapping.end()
+        del self._engine
+        self.__class__ = wrapping.kind
+        return self
+
+
+class Wrapping(ABC):
+    """What a wrapped optimizer remembers.
+
+    Parameters
+    ----------
+    kind : type
+        The optimizer's own class.
+    options : Options
+    named_parameters : iterable of (str, parameter), optional
+        As the user gave them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The names are none.
+    """
+
+    broadcast: ClassVar[str]
+    """The call that gives every rank the model of one, for a warning; `{root}` stands for that rank."""
+
+    def __init__(self, kind: type, options: Options, named_parameters: Any) -> None:
+        self.kind = kind
+        self.options = options
+        self.process_set = options.process_set
+        self.names = None if named_parameters is None else names_of(named_parameters)
+        number = next(_counts.setdefault(self.process_set, itertools.count()))
+        prefix = f"{'change' if options.op == Adasum else 'gradient'}{number or ''}"
+        self.prefix = f"{prefix}."
+        self.reducer = self.make(options, prefix, number)
+        self.reducer.group.passes = options.passes
+        self._known: set[int] = set()
+        self._parameters: dict[str, Any] = {}
+        self._begun = False  # the first step
+        self._first: FirstStep | None = None
+        if options.check_parameters and self.process_set.included():
+            self._first = FirstStep(self.prefix, self.process_set, self.broadcast)
+        self._engine = self.reducer.engine
+        self._waited_ns = self._engine.counters()["wait_ns"]
+
+    @abstractmethod
+    def make(self, options: Options, prefix: str, number: int) -> Any:
+        """What reduces. Ranks agree on the optimizer's number, and on the prefix of its operations' names."""
+
+    def describe(self, name: str, parameter: Any) -> tuple[str, int]:
+        """What ranks compare of a parameter: a text for messages, and a number for what the text does not tell."""
+        return objects.describe(name, parameter), 0
+
+    def expect_alone(self, named: dict[str, Any]) -> None:  # noqa: B027 (a framework may know of nothing else)
+        """Raise if something else reduces the gradients of these parameters, too."""
+
+    def adopt(self, groups: Iterable[Sequence[Any]]) -> None:
+        """Reduce the parameters of `groups` that are not yet reduced. Collective."""
+        if not self.process_set.included():
+            return  # This rank trains by itself.
+        own: dict[str, Any] = {}
+        known = set(self._known)
+        for g, group in enumerate(groups):
+            for p, parameter in enumerate(group):
+                if id(parameter) in known:
+                    continue
+                name = f"group{g}.param{p}" if self.names is None else self.names.get(id(parameter))
+                if name is None:
+                    raise ValueError(
+                        f"named_parameters has no name for parameter {p} of group {g}, of shape "
+                        f"{list(parameter.shape)}; name all of the optimizer's parameters, or none"
+                    )
+                known.add(id(parameter))
+                own[name] = parameter
+        if not own:
+            return
+        new = {self.prefix + name: parameter for name, parameter in own.items()}
+        described = {name: self.describe(name, parameter) for name, parameter in new.items()}
+        objects.compare(
+            {"options": (str(self.options), 0)},
+            "DistributedOptimizer: the ranks give different options",
+            None,
+            self.process_set,
+        )
+        objects.compare(
+            described, "DistributedOptimizer: the ranks' optimizers have different parameters", None, self.process_set
+        )
+        self.expect_alone(own)
+        self.reducer.add(new)
+        self._parameters |= own
+        self._known = known
+
+    def become(self, optimizer: Any, distributed: type[Distributed], namespace: dict[str, Any]) -> None:
+        """Give an optimizer a class of the same name, with the methods of `distributed` and a namespace of its own."""
+        kind = self.kind
+        same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        optimizer.__class__ = type(kind.__name__, (distributed, kind), same | namespace)
+        optimizer._engine = self
+
+    def before_step(self, closure: Any = None) -> Any:
+        """Have the gradients reduced before a step uses them.
+
+        A step may be given a closure, which makes them: then it has to be given what is returned instead.
+        """
+        if not self._begun:
+            self._begun = True
+            self.expect_alone(self._parameters)
+            if self._first is not None:
+                self._first.begin(self._parameters)
+        if callable(closure):
+            return self.reducer.around(closure, f"{self.kind.__qualname__}.step()")
+        self.reducer.before_step()
+        return closure
+
+    def after_step(self) -> None:
+        """The gradients have been used."""
+        self.reducer.after_step()
+        if self._first is not None and self._first.tell():
+            self._first = None
+
+    def waited(self) -> float:
+        """Seconds in the engine since the last call."""
+        before, self._waited_ns = self._waited_ns, self._engine.counters()["wait_ns"]
+        return float(self._waited_ns - before) / 1e9
+
+    def end(self) -> None:
+        """Undo what wrapping did, but for the class."""
+        self.reducer.remove()
+
+
+def expect_unwrapped(optimizer: Any) -> None:
+    """Raise ValueError if an optimizer is wrapped already."""
+    if isinstance(optimizer, Distributed):
+        raise ValueError(
+            "this optimizer is wrapped in DistributedOptimizer already; wrap it once, or unwrap() it first"
+        )
+
+
+def names_of(named_parameters: Any) -> dict[int, str]:
+    """Names by parameter's identity."""
+    names: dict[int, str] = {}
+    used: set[str] = set()
+    if callable(getattr(named_parameters, "named_parameters", None)):
+        raise TypeError(
+            f"named_parameters is a {type(named_parameters).__qualname__}, not its parameters: give "
+            "model.named_parameters()"
+        )
+    if not isinstance(named_parameters, Iterable):
+        raise TypeError(
+            f"named_parameters is of type {type(named_parameters).__qualname__}: give model.named_parameters(), or "
+            "leave it out"
+        )
+    entries: list[Any] = list(named_parameters)
+    for entry in entries:
+        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+            raise ValueError("named_parameters must give (name, parameter) pairs, as model.named_parameters() does")
+        name, parameter = entry
+        if name in used:
+            raise ValueError(f"named_parameters gives the name {name!r} twice")
+        used.add(name)
+        names.setdefault(id(parameter), name)
+    return names

@@ -1,0 +1,135 @@
+"""What a `DistributedOptimizer` was asked for, checked before anything is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .. import logs
+from ..compression import Compression, Scheme, resolve
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Adasum, Average, Op
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the gradients of one optimizer are reduced.
+
+    Attributes
+    ----------
+    op : Op
+    process_set : ProcessSet
+        Whose ranks reduce with each other.
+    compression : object
+        A compressor or a `Scheme`.
+    passes : int
+        Backward passes that are added up on a rank before a reduction.
+    prescale, postscale : float
+        Multiply the local gradients, and the result.
+    sparse_as_dense : bool
+        Make sparse gradients dense, instead of gathering what they store.
+    views : bool
+        Keep gradients in shared memory.
+    check_parameters : bool
+        Compare the ranks' parameters in the first step.
+    """
+
+    op: Op = Average
+    process_set: ProcessSet = global_process_set
+    compression: Any = Compression.none
+    passes: int = 1
+    prescale: float = 1.0
+    postscale: float = 1.0
+    sparse_as_dense: bool = False
+    views: bool = False
+    check_parameters: bool = True
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        compression: Any = Compression.none,
+        backward_passes_per_step: int = 1,
+        op: int = Average,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        groups: Any = None,
+        sparse_as_dense: bool = False,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        gradient_as_bucket_view: bool = False,
+        check_parameters: bool = True,
+    ) -> Options:
+        """The options by the names that Horovod's users know, which `DistributedOptimizer` explains.
+
+        Raises
+        ------
+        ValueError
+            They make no sense, alone or together.
+        """
+        expect_passes(backward_passes_per_step)
+        if gradient_predivide_factor != 1.0:
+            if op != Average or not 0 < gradient_predivide_factor < float("inf"):
+                raise ValueError("gradient_predivide_factor is a positive number and goes with op=Average only")
+            prescale_factor /= gradient_predivide_factor
+            postscale_factor *= gradient_predivide_factor
+        if isinstance(compression, Scheme) and (op != Average or prescale_factor != 1.0 or postscale_factor != 1.0):
+            raise ValueError(
+                f"{type(compression).__name__} averages gradients: it goes with op=Average and without factors"
+            )
+        if num_groups < 0 or (num_groups and groups is not None):
+            raise ValueError("give num_groups (0 or more) or groups, not both")
+        if gradient_as_bucket_view and process_set is not global_process_set:
+            raise ValueError(
+                "gradient_as_bucket_view goes with all ranks: gradients are shared by the world, not by a process set"
+            )
+        if op == Adasum:
+            if gradient_as_bucket_view:
+                raise ValueError("op=Adasum reduces no gradients: leave out gradient_as_bucket_view")
+            compression = _uncompressed(compression, process_set)
+        return cls(
+            Op(op),
+            process_set,
+            compression,
+            backward_passes_per_step,
+            prescale_factor,
+            postscale_factor,
+            sparse_as_dense,
+            gradient_as_bucket_view,
+            check_parameters,
+        )
+
+    def __str__(self) -> str:
+        """What ranks compare: they must give equal options."""
+        return (
+            f"op={self.op.name.title()} compression={_described(self.compression)} "
+            f"backward_passes_per_step={self.passes} sparse_as_dense={self.sparse_as_dense} "
+            f"gradient_as_bucket_view={self.views}"
+        )
+
+
+def expect_passes(passes: int) -> None:
+    """Raise ValueError unless so many backward passes can be added up before a reduction."""
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step is 1 or more, not {passes}")
+
+
+def _uncompressed(compression: Any, process_set: ProcessSet) -> Any:
+    """No compression, with a warning if there was one: Adasum does not compress, and can do without."""
+    wire, own = resolve(compression)
+    if (wire is not None or own is not None) and process_set.included() and process_set.rank() == 0:
+        logs.logger.warning(
+            "op=Adasum does not compress: changes travel as they are, and compression=%s has no effect; leave it out",
+            getattr(compression, "__qualname__", type(compression).__qualname__),
+        )
+    return Compression.none
+
+
+def _described(compression: Any) -> str:
+    """A compression's class, and the numbers that it was made with."""
+    if compression is None or isinstance(compression, type):
+        return str(getattr(compression or Compression.none, "__qualname__", compression))
+    made = getattr(compression, "__dict__", {}).items()
+    plain = [f"{name.lstrip('_')}={value!r}" for name, value in made if isinstance(value, bool | int | float | str)]
+    return f"{type(compression).__qualname__}({', '.join(plain)})"

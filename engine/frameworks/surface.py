@@ -1,0 +1,400 @@
+"""Horovod's functions for the tensors of one framework, made from one table of their names and argument orders.
+
+A binding calls `functions` once, with what its framework adds (`Tensors`), and has a function for each row of the
+table: real ones, with their signatures and docstrings. For type checkers `stub` writes the same signatures; a test
+holds the file beside the binding equal to it.
+
+Whatever is called, the tensors are looked at first, then the operation is chosen, then the engine's collective of the
+same name does the work, or what the framework has in place of it: there gradients flow.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import collectives, groups, runtime
+from ..collectives import Handle
+from ..compression import MARKERS, Compression, resolve
+from ..errors import EngineError
+from ..failures import announce
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Average, Op, Sum
+
+# Each parameter, with its type and its default where no row of the table has another.
+PARAMETERS = {
+    "tensor": "tensor: Tensor",
+    "tensors": "tensors: Sequence[Tensor]",
+    "root_rank": "root_rank: int",
+    "splits": "splits: Any = None",
+    "average": "average: bool | None = None",
+    "name": "name: str | None = None",
+    "compression": "compression: Any = Compression.none",
+    "op": "op: int | None = None",
+    "op=Average": "op: int | None = Average",
+    "prescale_factor": "prescale_factor: float = 1.0",
+    "postscale_factor": "postscale_factor: float = 1.0",
+    "process_set": "process_set: ProcessSet = global_process_set",
+}
+
+# The parameters of each function in Horovod's order.
+ORDERS = {
+    "allreduce": "tensor average name compression op prescale_factor postscale_factor process_set",
+    "allreduce_": "tensor average name op prescale_factor postscale_factor process_set",
+    "allreduce_async": "tensor average name op prescale_factor postscale_factor process_set",
+    "allreduce_async_": "tensor average name op prescale_factor postscale_factor process_set",
+    "grouped_allreduce": "tensors average name compression op prescale_factor postscale_factor process_set",
+    "grouped_allreduce_": "tensors average name op prescale_factor postscale_factor process_set",
+    "grouped_allreduce_async": "tensors average name op prescale_factor postscale_factor process_set",
+    "grouped_allreduce_async_": "tensors average name op prescale_factor postscale_factor process_set",
+    "broadcast": "tensor root_rank name process_set",
+    "broadcast_": "tensor root_rank name process_set",
+    "broadcast_async": "tensor root_rank name process_set",
+    "broadcast_async_": "tensor root_rank name process_set",
+    "allgather": "tensor name process_set",
+    "allgather_async": "tensor name process_set",
+    "grouped_allgather": "tensors name process_set",
+    "grouped_allgather_async": "tensors name process_set",
+    "alltoall": "tensor splits name process_set",
+    "alltoall_async": "tensor splits name process_set",
+    "reducescatter": "tensor name compression op=Average process_set prescale_factor postscale_factor",
+    "reducescatter_async": "tensor name op=Average process_set prescale_factor postscale_factor",
+    "grouped_reducescatter": "tensors name compression op=Average process_set prescale_factor postscale_factor",
+    "grouped_reducescatter_async": "tensors name op=Average process_set prescale_factor postscale_factor",
+}
+
+DOCUMENTATION = {
+    "allreduce": """Combine a tensor over all ranks. Collective.
+
+    Parameters
+    ----------
+    tensor : {tensor}
+        In main memory; of any shape and strides; the dtypes of `engine.allreduce`.
+    average : bool, optional
+        The old way to say `op`: True is `Average`, False is `Sum`.
+    name : str, optional
+        Equal on all ranks.
+    compression : optional
+        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.compression`.
+    op : Op, optional
+        `Average` by default.
+    prescale_factor, postscale_factor : float, optional
+        Multiply the inputs, and the result.
+
+    Returns
+    -------
+    {tensor}
+        Contiguous; of the input's dtype and shape. Gradients flow through it with `Sum`, `Average` and `Adasum`: the
+        same reduction of the ranks' gradients (of Adasum, which is not linear, by definition).
+
+    Raises
+    ------
+    EngineError
+        As for `engine.allreduce`.
+    """,
+    "allreduce_": "As `allreduce`, in place. Returns `tensor`.",
+    "allreduce_async": "Start an allreduce. `synchronize` gives its result, a new tensor. See `engine.allreduce`.",
+    "allreduce_async_": "Start an allreduce in place; the tensor must be left alone until `synchronize` returns.",
+    "grouped_allreduce": """Combine several tensors over all ranks in one request. Collective.
+
+    See `engine.grouped_allreduce`. Gradients flow through it as through `allreduce`.
+    """,
+    "grouped_allreduce_": "As `grouped_allreduce`, in place. Returns the tensors.",
+    "grouped_allreduce_async": """Start a grouped allreduce. `synchronize` gives a list of new tensors.
+
+    See `engine.grouped_allreduce`.
+    """,
+    "grouped_allreduce_async_": """Start a grouped allreduce in place.
+
+    The tensors must be left alone until `synchronize` returns.
+    """,
+    "broadcast": """A new tensor with the values of the root's. Collective. See `engine.broadcast`.
+
+    Gradients flow back to the root: their average over ranks; their sum with `mathematical_gradients`.
+    """,
+    "broadcast_": "As `broadcast`, in place. Returns `tensor`.",
+    "broadcast_async": "Start a broadcast. `synchronize` gives its result, a new tensor.",
+    "broadcast_async_": "Start a broadcast in place; the tensor must be left alone until `synchronize` returns.",
+    "allgather": """Concatenate over all ranks along the first dimension, which may differ by rank.
+
+    See `engine.allgather`. Gradients flow through it: those of this rank's rows, averaged over ranks; summed with
+    `mathematical_gradients`.
+    """,
+    "allgather_async": "Start an allgather. `synchronize` gives its result.",
+    "grouped_allgather": """Concatenate several tensors over all ranks in one request. Collective.
+
+    See `engine.grouped_allgather`. Gradients flow through it as through `allgather`.
+    """,
+    "grouped_allgather_async": """Start a grouped allgather. `synchronize` gives a list of new tensors.
+
+    See `engine.grouped_allgather`.
+    """,
+    "alltoall": """Send some rows to each rank, and receive what each has for this one. See `engine.alltoall`.
+
+    Returns the rows; with `splits` also how many came from each rank. Gradients flow back the way the rows came.
+    """,
+    "alltoall_async": "Start an all-to-all. `synchronize` gives its result.",
+    "reducescatter": """Combine a tensor over all ranks, and keep this rank's share of the rows. Collective.
+
+    See `engine.reducescatter`. Gradients flow through it with `Sum` and `Average`: each row's from the rank that it
+    went to, with `Sum` multiplied by the number of ranks. With `mathematical_gradients` both are divided by that.
+    """,
+    "reducescatter_async": "Start a reduce-scatter. `synchronize` gives its result.",
+    "grouped_reducescatter": """Combine several tensors in one request, and keep this rank's rows of each. Collective.
+
+    See `engine.grouped_reducescatter`. Gradients flow through it as through `reducescatter`.
+    """,
+    "grouped_reducescatter_async": """Start a grouped reduce-scatter. `synchronize` gives a list of new tensors.
+
+    See `engine.grouped_reducescatter`.
+    """,
+}
+
+# What each collective of the engine is given beside the tensors, in its order; `average` and `compression` are seen to
+# before.
+_REDUCTION = "average op name prescale_factor postscale_factor process_set compression"
+_GIVEN = {
+    "allreduce": _REDUCTION,
+    "reducescatter": _REDUCTION,
+    "broadcast": "root_rank name process_set",
+    "allgather": "name process_set",
+    "alltoall": "splits name process_set",
+}
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What a framework says of its tensors.
+
+    Attributes
+    ----------
+    kind : type
+        Their class.
+    name : str
+        What users call it, such as `torch.Tensor`.
+    calls : mapping of str to callable
+        What is called in place of the engine's collective of that name, with the same arguments by position: to let
+        gradients flow. By default, nothing.
+    convert : callable
+        Makes a tensor of what users may give besides, and returns anything else as it is.
+    """
+
+    kind: type
+    name: str
+    calls: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    convert: Callable[[Any], Any] = lambda tensor: tensor
+
+    def admit(self, tensor: Any, kind: str, name: str | None, process_set: ProcessSet) -> Any:
+        """The tensor that a call of that kind and name was given. If it is none, raise, and tell the other ranks."""
+        converted = self.convert(tensor)
+        if isinstance(converted, self.kind):
+            return converted
+        error = TypeError(f"expected a {self.name}, not {type(tensor).__qualname__}")
+        announce(process_set, kind, name, error)
+        raise error
+
+    def admit_all(self, tensors: Any, kind: str, name: str | None, process_set: ProcessSet) -> list[Any]:
+        """As `admit`, for several tensors."""
+        if not isinstance(tensors, Iterable):
+            error = TypeError(f"expected a sequence of {self.name}, not {type(tensors).__qualname__}")
+            announce(process_set, kind, name, error)
+            raise error
+        return [self.admit(tensor, kind, name, process_set) for tensor in list(tensors)]
+
+
+def functions(module: str, tensors: Tensors, orders: Mapping[str, str] = ORDERS) -> dict[str, Any]:
+    """Make Horovod's functions for a framework.
+
+    Parameters
+    ----------
+    module : str
+        Where they will be found.
+    tensors : Tensors
+    orders : mapping of str to str
+        As `ORDERS`, for a framework whose functions Horovod gives another order.
+
+    Returns
+    -------
+    dict
+        Functions by name.
+    """
+    made = {}
+    for name, order in orders.items():
+        kind = _kind(name)
+        given = {parameter.partition("=")[0] for parameter in order.split()}
+        passed = [order.split()[0], *(each if each in given else "None" for each in _GIVEN[kind].split())]
+        head = f"from __future__ import annotations\n{signature(name, order)}"
+        source = f"{head}:\n    return _call({', '.join(passed)})\n"
+        space = _NAMES | {"__name__": module, "Tensor": tensors.kind}
+        space["_call"] = _call(name, kind, "compression" in given, tensors)
+        file = f"<{module}.{name}>"
+        linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+        exec(compile(source, file, "exec"), space)
+        made[name] = space[name]
+        made[name].__doc__ = inspect.cleandoc(DOCUMENTATION[name].format(tensor=tensors.name))
+    return made
+
+
+# What signatures name.
+_NAMES: dict[str, Any] = {
+    "Any": Any,
+    "Average": Average,
+    "Compression": Compression,
+    "Handle": Handle,
+    "ProcessSet": ProcessSet,
+    "Sequence": Sequence,
+    "global_process_set": global_process_set,
+}
+
+
+def signature(name: str, order: str) -> str:
+    """`def allreduce(tensor: Tensor, ...) -> Tensor`."""
+    result = "Handle" if "_async" in name else "Any" if name == "alltoall" else "Tensor"
+    result = f"list[{result}]" if result == "Tensor" and name.startswith("grouped") else result
+    return f"def {name}({', '.join(PARAMETERS[each] for each in order.split())}) -> {result}"
+
+
+def stub(tensor: str, orders: Mapping[str, str] = ORDERS) -> str:
+    """The module of a framework's functions as type checkers read it, unformatted. `tensor`: `torch.Tensor`."""
+    package, _, kind = tensor.rpartition(".")
+    alias = "" if kind == "Tensor" else " as Tensor"
+    head = f'''"""Types of the functions that engine/frameworks/surface.py makes: written by it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from {package} import {kind}{alias}
+
+from ..collectives import Handle
+from ..compression import Compression
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Average
+'''
+    return "\n".join([head, *(f"{signature(name, order)}: ..." for name, order in orders.items())])
+
+
+def _kind(name: str) -> str:
+    """The collective that a function calls, as it is announced: `allreduce` of `grouped_allreduce_async_`."""
+    match = re.match(r"(?:grouped_)?([a-z]+)", name)
+    assert match is not None
+    return match[1]
+
+
+def _call(name: str, kind: str, compresses: bool, tensors: Tensors) -> Callable[..., Any]:
+    """What a function does, given the tensors and what `_GIVEN` says."""
+    grouped = name.startswith("grouped")
+    run = tensors.calls.get(name) or getattr(groups if grouped else collectives, name)
+    admit = tensors.admit_all if grouped else tensors.admit
+
+    def move(tensor: Any, *settings: Any) -> Any:
+        return run(admit(tensor, kind, *settings[-2:]), *settings)
+
+    def reduce(tensor: Any, average: Any, op: Any, name: Any, *settings: Any) -> Any:
+        *factors, process_set, compression = settings
+        call = kind, name, process_set
+        sent = admit(tensor, *call)
+        chosen = _chosen(average, op, *call), name, *factors, process_set
+        if not compresses:
+            return run(sent, *chosen)
+        own, marker, pairs = _compressed(compression, chosen[0], sent if grouped else [sent], call)
+        if own is None:
+            return run(sent, *chosen, marker)
+        packed = tensors.admit_all([each for each, _ in pairs], *call)
+        results = run(packed if grouped else packed[0], *chosen, marker)
+        results = results if grouped else [results]
+        opened = [own.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
+        return opened if grouped else opened[0]
+
+    return reduce if _GIVEN[kind] == _REDUCTION else move
+
+
+def _compressed(compression: Any, op: Op, tensors: list[Any], call: tuple[str, str | None, ProcessSet]) -> Any:
+    """The compressor whose methods are called, if any; the engine's part; and what the former makes of each tensor."""
+    try:
+        wire, own = resolve(compression, op)
+        return own, MARKERS[wire], [] if own is None else [own.compress(each) for each in tensors]
+    except Exception as error:
+        kind, name, process_set = call
+        announce(process_set, kind, name, error)
+        raise
+
+
+def choose_op(average: bool | None, op: int | None) -> Op:
+    """The operation, from the old argument `average` or the new `op`.
+
+    Raises
+    ------
+    ValueError
+        Both are given.
+    """
+    if average is not None and op is not None:
+        raise ValueError("give either average or op, not both; op=Average is the same as average=True, op=Sum as False")
+    if average is not None:
+        return Average if average else Sum
+    return Average if op is None else Op(op)
+
+
+def _chosen(average: bool | None, op: int | None, kind: str, name: str | None, process_set: ProcessSet) -> Op:
+    """As `choose_op`, for a call of that kind and name; if it fails the other ranks are told."""
+    try:
+        return choose_op(average, op)
+    except ValueError as error:
+        announce(process_set, kind, name, error)
+        raise
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when every rank of the process set has called it. Collective."""
+    collectives.barrier(process_set=process_set)
+
+
+def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
+    """Bring nothing more until every rank has called this; the last that did. `device` has no meaning here.
+
+    Collective. See `engine.join`.
+    """
+    return collectives.join(process_set)
+
+
+def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:
+    """Start the engine, as `engine.init`.
+
+    Parameters
+    ----------
+    comm : None, mpi4py communicator, or list of ranks or of communicators
+        The launcher says who the ranks are, so that it has to be all of them: `MPI.COMM_WORLD` or `range(size)`. Of a
+        list of communicators each makes a process set, as in `process_sets`.
+    process_sets : iterable of ProcessSet, `"dynamic"`, optional
+        Sets to add at once.
+    **settings
+        Of `engine.init`.
+
+    Raises
+    ------
+    EngineError
+        `comm` has other ranks than the world.
+    """
+    sets = [] if process_sets is None or process_sets == "dynamic" else list(process_sets)
+    runtime.init(**settings)
+    if comm is not None:
+        parts = list(comm) if isinstance(comm, list | tuple) else [comm]
+        if parts and all(isinstance(part, int) for part in parts):
+            _expect_world(parts)
+        elif len(parts) == 1:
+            _expect_world(parts[0].allgather(runtime.rank()))
+        else:
+            sets = [ProcessSet(part) for part in parts] + sets
+    for each in sets:
+        runtime.add_process_set(each)
+
+
+def _expect_world(ranks: Sequence[int]) -> None:
+    if sorted(ranks) != list(range(runtime.size())):
+        raise EngineError(
+            f"init(comm=...) has ranks {sorted(ranks)}, but this job has {runtime.size()}: start as many processes as "
+            "the world has ranks, and give a part of them to process_sets"
+        )

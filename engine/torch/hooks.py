@@ -1,0 +1,150 @@
+"""Gradient hooks of torch: what a `Reducer` has to know of autograd, of parameters and of their gradients."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ..errors import EngineError, UnsupportedTensorError
+from ..frameworks.reducer import Reducer
+from ..native import gradients
+from . import sparse
+from .adapter import check, tensor_over
+
+ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
+NO_PASS = -1  # what torch calls the pass that is running when there is none
+COMPILER = "torch._dynamo.compiled_autograd"
+COMPILING = "in_compiled_autograd_region", "compiled_autograd_enabled"  # of that module, by the version of torch
+COMPILED = (
+    "DistributedOptimizer does not go with compiled autograd, which calls gradient hooks outside of a pass and "
+    "goes on before gradients are reduced: leave out torch._dynamo.config.compiled_autograd and "
+    "compiled_autograd._enable. torch.compile of the model works without them"
+)
+
+
+class TorchReducer(Reducer):
+    """Reduces gradients that autograd makes.
+
+    **Nested passes.** Reentrant activation checkpointing runs a backward inside a backward. If the outer pass met a
+    hooked parameter first, the end is queued behind the outer pass and the inner ones join it. If not, the inner pass
+    is finished by itself, and what follows begins anew, as with two backwards. `use_reentrant=False` has no nested
+    passes.
+    """
+
+    kind = torch.Tensor
+
+    def check(self, tensor: torch.Tensor, what: str) -> None:
+        check(tensor, what)
+
+    def is_hooked(self, parameter: torch.Tensor) -> bool:
+        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        return any(isinstance(hook, gradients.GradientHook) for hook in hooks.values())
+
+    def attach(self, parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+        handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        if isinstance(hook, gradients.GradientHook):
+            hook.found_in(parameter._post_accumulate_grad_hooks)
+        return handle
+
+    def queue(self, callback: Callable[[], None]) -> int:
+        running = torch._C._current_graph_task_id()
+        compiler = sys.modules.get(COMPILER)
+        if running == NO_PASS or any(getattr(compiler, state, False) for state in COMPILING):
+            raise EngineError(COMPILED)
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+        return running
+
+    def gradient_in(self, memory: Any, parameter: torch.Tensor) -> torch.Tensor:
+        if not isinstance(memory, list):
+            return tensor_over(memory, parameter)
+        dtype = parameter.dtype if parameter.grad is None else parameter.grad.dtype
+        options = self.options
+        return sparse.add_up(memory, dtype, parameter.shape, options.op, options.prescale, options.postscale)
+
+    def is_floating(self, parameter: torch.Tensor) -> bool:
+        return parameter.is_floating_point()
+
+    def full_like(self, parameter: torch.Tensor, value: float) -> torch.Tensor:
+        return torch.full_like(parameter, value)
+
+    def store(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def no_gradients(self) -> AbstractContextManager[Any]:
+        return torch.no_grad()
+
+    def version_of(self, gradient: torch.Tensor) -> int | None:
+        return None if gradient.is_inference() else gradient._version
+
+    def views(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A tensor in shared memory for each parameter, zeroed, with its dtype, shape and memory format. Collective.
+
+        Parameters that are neither row-major nor channels_last get a row-major gradient.
+        """
+        places, total = {}, 0
+        for name, parameter in named.items():
+            places[name] = total
+            total += -(-parameter.numel() * parameter.element_size() // ALIGNMENT) * ALIGNMENT
+        if not total:
+            return {name: torch.empty_like(parameter) for name, parameter in named.items()}
+        memory = torch.frombuffer(self.engine.share(total), dtype=torch.uint8)
+        views = {}
+        for name, parameter in named.items():
+            start, nbytes = places[name], parameter.numel() * parameter.element_size()
+            views[name] = tensor_over(memory[start : start + nbytes].view(parameter.dtype), parameter)
+        return views
+
+    def memory_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter.detach()  # Some versions of torch lend nothing that requires a gradient.
+
+    def replace(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | sparse.Brought:
+        """A contiguous copy of a gradient that cannot be reduced where it is, or what is sent of a sparse one."""
+        what, scheme = f"the gradient of {self.names[index]!r}", index in self.rounds
+        if gradient.layout is not torch.strided:
+            as_dense = self.options.sparse_as_dense
+            fault = sparse.fault_of(gradient) if as_dense and gradient.layout is torch.sparse_coo else None
+            if fault is not None and scheme:
+                raise UnsupportedTensorError(
+                    f"{what} is sparse, and its indices are not in order or not in its shape, {list(gradient.shape)}"
+                )
+            if not as_dense and scheme:
+                raise UnsupportedTensorError(
+                    f"{what} is sparse, and this compression is made for dense ones: "
+                    "construct DistributedOptimizer with sparse_as_dense=True, or with Compression.none, fp16 or bf16, "
+                    "which leave sparse gradients as they are"
+                )
+            if not as_dense or fault is not None:
+                return sparse.bring(gradient, self.options.op, what)
+            gradient = gradient.to_dense()
+            parameter.grad = gradient
+        check(gradient, what)
+        gradient = gradient.detach()
+        if scheme:
+            return gradient
+        copy = gradient.contiguous()
+        if any(stride == 0 and length > 1 for stride, length in zip(gradient.stride(), gradient.shape, strict=True)):
+            parameter.grad = copy  # Elements that share memory, as of an expanded tensor, cannot be written to.
+        elif copy.data_ptr() != gradient.data_ptr():
+            self.copies.append((gradient, copy))
+        return copy
+
+    def shares_memory(self, gradient: torch.Tensor) -> bool:
+        """Whether anything else looks at a gradient's memory, or it does not lie there as it is.
+
+        Autograd may give several parameters views of one buffer: `(a.view(-1) + b.view(-1)).backward()` does. Before
+        the first of them is reduced the buffer has more users than the gradient and the storage object made here to
+        count.
+        """
+        if gradient.layout is not torch.strided:
+            return False
+        return gradient.is_neg() or torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) > 2
+
+    def separate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        check(gradient, "a gradient")
+        gradient = gradient.resolve_neg().clone()
+        parameter.grad = gradient
+        return gradient

@@ -1,0 +1,43 @@
+"""A framework plugs into `engine.frameworks`: one that is made up here, without any that is installed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.frameworks import surface
+
+from ..ranks import run_ranks
+from . import fake_framework, fake_training
+
+
+@pytest.mark.parametrize("name", [case.__name__ for case in fake_training.CASES])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_framework_of_arrays(size: int, name: str) -> None:
+    run_ranks(size, fake_training.run, name, env={"ENGINE_STALL_LIMIT": "20"})
+
+
+def test_functions_are_made_with_signatures_and_documentation() -> None:
+    assert surface.ORDERS.keys() == surface.DOCUMENTATION.keys()
+    for name, order in surface.ORDERS.items():
+        function = getattr(fake_framework, name)
+        assert list(inspect.signature(function).parameters) == re.sub("=\\w+", "", order).split()
+        assert (function.__name__, function.__module__) == (name, fake_framework.__name__)
+        assert function.__doc__.strip() and "{" not in function.__doc__
+        assert inspect.getsource(function).startswith(f"def {name}(")
+
+
+def test_another_framework_may_have_another_order() -> None:
+    tensors = surface.Tensors(fake_framework.np.ndarray, "numpy.ndarray")
+    made = surface.functions("elsewhere", tensors, {"allreduce": "tensor op name"})
+    assert str(inspect.signature(made["allreduce"])) == (
+        "(tensor: 'Tensor', op: 'int | None' = None, name: 'str | None' = None) -> 'Tensor'"
+    )
+
+
+def test_the_fake_framework_is_small() -> None:
+    """It is the example that CONTRIBUTING.md points to."""
+    assert len(Path(fake_framework.__file__).read_text().splitlines()) < 150
