@@ -200,6 +200,13 @@ class Config:
         none="none",
         option=Option("FILE"),
     )
+    metrics_linger: float = setting(
+        15.0,
+        "seconds",
+        seconds(),
+        "How long a failed job of enginerun can still be scraped, if somebody has scraped it before.",
+        option=Option("S"),
+    )
     run_name: str | None = setting(
         None,
         "",

@@ -142,7 +142,7 @@ class JobRun:
                 raise
             outcome = supervisor.run()
             if outcome.failed and outcome.signum is None and not outcome.hurried:
-                metrics.await_scrape(wakeup)
+                metrics.linger(wakeup)
             metrics.stop()  # while signals cannot end us, and the guardian would clean up
         guardian.dismiss()
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)

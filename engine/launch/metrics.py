@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -29,7 +30,6 @@ from .spawn import Rank
 if TYPE_CHECKING:
     from .supervisor import Supervisor
 
-LOOK = 0.05  # seconds
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -75,7 +75,9 @@ class Metrics:
         if not self._quiet:
             for name, value in service_links(environment).items():
                 say(f"metrics: {name}={value} is set by Kubernetes for a Service of that name, and ignored")
-        wanted = Wanted.by(Config(**chosen), options.command)
+        settings = Config(**chosen)
+        wanted = Wanted.by(settings, options.command)
+        self._seconds = settings.metrics_linger
         if wanted.port is None and wanted.file_sd is None and variable("metrics_address") in options.settings:
             raise LaunchError("--metrics-address: nothing is served there; give --metrics-port as well")
         published = any(variable(name) in options.settings for name in PUBLISHING)
@@ -142,22 +144,21 @@ class Metrics:
         for line in [*self._service.warnings, *([] if self._quiet else self._service.news)]:
             self._say(line)
 
-    def await_scrape(self, wakeup: socket.socket) -> None:
-        """After a failure: let whoever scrapes this job see how it ended, so that an alert can say so.
+    def linger(self, wakeup: socket.socket) -> None:
+        """After a failure: let whoever has scraped this job see how it ended, so that an alert can say so.
 
         Parameters
         ----------
         wakeup : socket.socket
             Signals that come end it.
         """
-        seconds = 0.0 if self._service is None else self._service.end()
-        if self._service is None or not seconds:
+        if self._service is None or not self._service.end() or not self._seconds:
             return
-        self._say(f"metrics: Prometheus may see the failure, within {seconds:.0f} s; a signal ends that")
-        poll = select.poll()
+        self._say(f"metrics: the failure can be scraped for {self._seconds:g} s; a signal ends that")
+        poll, end = select.poll(), time.monotonic() + self._seconds
         poll.register(wakeup, select.POLLIN)
-        while self._service.awaits:
-            if poll.poll(1e3 * LOOK) and set(wakeup.recv(4096)) & set(ENDING):
+        while (left := end - time.monotonic()) > 0:
+            if poll.poll(1e3 * left) and set(wakeup.recv(4096)) & set(ENDING):
                 return
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ from .cpu_binding import Allotment
 
 # What the launcher does itself, and ranks would do a second time; and an outer job's page.
 PUBLISHING = ("metrics_port", "metrics_file_sd", "metrics_textfile")
-OURS = (*map(variable, (*PUBLISHING, "metrics_address")), "ENGINE_COUNTERS")
+OURS = (*map(variable, (*PUBLISHING, "metrics_address", "metrics_linger")), "ENGINE_COUNTERS")
 
 
 @dataclass(frozen=True)

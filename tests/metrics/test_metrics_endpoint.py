@@ -125,6 +125,16 @@ def test_garbage_is_refused_and_scrapes_go_on(make, request_, code):
     assert get(it, "/metrics")[2] == TEXT
 
 
+def test_a_request_may_come_in_pieces(make):
+    it = make()
+    with connect(it) as client:
+        for piece in (b"GET /metrics HTTP/1.1\r", b"\nHost: x\r\n", b"\r", b"\n"):
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.sendall(piece)
+            time.sleep(0.01)  # so that each is read by itself
+        assert b"".join(iter(lambda: client.recv(65536), b"")).endswith(TEXT)
+
+
 def test_a_client_that_hangs_up_disturbs_nobody(make):
     it = make()
     for sent in (b"", b"GET", b"GET /metrics HTTP/1.1\r\n\r\n"):
@@ -159,7 +169,7 @@ def test_a_client_that_does_not_read_is_ended(make, monkeypatch):
     it = make(exposition=lambda accept: (bytes(50 << 20), "text/plain"))
     with connect(it) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-        until(lambda: not it._connections, "the connection is closed", 10)
+        until(lambda: not it.connections, "the connection is closed", 10)
 
 
 def test_too_many_connections_are_refused_until_some_end(make, monkeypatch):

@@ -1,6 +1,7 @@
 """An endpoint that Prometheus scrapes: `/metrics`, `/sd` and a page with links.
 
-One thread takes connections and ends those that last too long; each connection has a thread of its own and one request.
+`http.server` takes connections in one thread and answers each in a thread of its own. What it does not bound is bounded
+here: connections at once, the time that a request takes to come and an answer to go, and how long `stop` takes.
 Answers are whole before their first byte is sent.
 """
 
@@ -10,30 +11,29 @@ import contextlib
 import errno
 import gzip
 import html
+import io
 import ipaddress
 import os
 import re
-import selectors
 import socket
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 
 from ..errors import MetricsError
 from . import discovery
-from .scrapers import Scrapers
 
 PORTS = 50  # that are tried after the one asked for
 CONNECTIONS = 16
-LIFETIME = 10.0  # seconds of a connection
-BACKLOG = 64
+LIFETIME = 10.0  # seconds in which a request must have come, and in which its answer must have gone
+LONGEST_REQUEST = 1 << 20  # bytes
 PAUSE = 0.1  # seconds, when no connection can be taken
-LINGER = 1.0  # seconds in which a refused client may finish sending, so that it reads the answer
-LINGER_BYTES = 1 << 20
 STOP_LIMIT = 1.0
 ANSWER_LIMIT = 0.3  # seconds that an answer may take after the end
 LOOK = 0.005
@@ -42,6 +42,7 @@ BUSY = (
 )
 
 GZIP = re.compile(r"gzip(\s*;\s*q=(1(\.0*)?|0\.0*[1-9]\d*))?", re.IGNORECASE)
+_EMPTY_LINE = re.compile(rb"\n\r?\n")
 
 Exposition = Callable[[str], tuple[bytes, str]]
 
@@ -66,8 +67,10 @@ class Endpoint:
     ----------
     port : int
         Where it listens.
-    scrapers : Scrapers
-        Who has scraped it.
+    scraped : bool
+        Whether anybody has got metrics here.
+    stopped : bool
+        Whether `stop` was called: what is not answered yet shall not be.
 
     Raises
     ------
@@ -78,14 +81,10 @@ class Endpoint:
     def __init__(self, address: str, port: int, run: str, exposition: Exposition) -> None:
         self.run = run
         self.exposition = exposition
-        self.scrapers = Scrapers()
-        self._listener = _listen(address, port)
-        self._listener.setblocking(False)
-        self._bound, self.port = self._listener.getsockname()[:2]
-        self._reading, self._writing = socket.socketpair()
-        self._connections: dict[socket.socket, float] = {}  # with the time at which each ends
-        self._lock = threading.Lock()
-        self._stopped = False
+        self.scraped = False
+        self.stopped = False
+        self._server = _listen(self, address, port)
+        self._bound, self.port = self._server.socket.getsockname()[:2]
         # Started by `start`, woken and joined by `stop`.
         self._thread = threading.Thread(target=self._serve, name="engine-metrics", daemon=True)
         _endpoints.add(self)
@@ -97,9 +96,9 @@ class Endpoint:
         return _target(socket.gethostname() if wildcard else self._bound, self.port)
 
     @property
-    def stopped(self) -> bool:
-        """Whether `stop` was called: what is not answered yet shall not be."""
-        return self._stopped
+    def connections(self) -> int:
+        """How many are open now."""
+        return len(self._server.open)
 
     def start(self) -> None:
         """Answer from now on. Connections that came before have waited."""
@@ -107,91 +106,80 @@ class Endpoint:
 
     def stop(self) -> None:
         """Stop listening and end what is open. Answers that have begun have 0.3 s."""
-        self._stopped = True
+        self.stopped = True
+        _shut(self._server.socket, socket.SHUT_RDWR)  # wakes the thread that listens
         if self._thread.is_alive():
-            self._writing.send(b".")
             self._thread.join(STOP_LIMIT)
-        for how in (
-            socket.SHUT_RD,
-            socket.SHUT_RDWR,
-        ):  # who reads a request ends at once; who writes an answer has a moment
-            with self._lock:
-                for connection in self._connections:
-                    _shut(connection, how)
-            end = time.monotonic() + ANSWER_LIMIT
-            while self._connections and how == socket.SHUT_RD and time.monotonic() < end:
-                time.sleep(LOOK)
+        self._server.shut(socket.SHUT_RD)  # who reads a request ends at once; who writes an answer has a moment
+        end = time.monotonic() + ANSWER_LIMIT
+        while self.connections and time.monotonic() < end:
+            time.sleep(LOOK)
+        self._server.shut(socket.SHUT_RDWR)
         self.close()
 
     def close(self) -> None:
-        """Close this process's descriptors; in a forked child all that is to be done."""
-        for each in (self._listener, self._reading, self._writing):
-            each.close()
+        """Close this process's descriptor; in a forked child all that is to be done."""
+        self._server.socket.close()
 
     def _serve(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._reading, selectors.EVENT_READ)
-            while True:
-                selector.select(self._patience())
-                if self._stopped:
-                    return
-                self._end_overdue()
-                try:
-                    connection, _ = self._listener.accept()
-                except BlockingIOError:
-                    continue
-                except OSError:  # it is gone already, or there are no descriptors for it
-                    time.sleep(PAUSE)
-                    continue
-                self._take(connection)
+        while not self.stopped:
+            self._server.handle_request()
 
-    def _patience(self) -> float | None:
-        """Seconds until a connection is overdue."""
-        with self._lock:
-            return max(0.0, min(self._connections.values()) - time.monotonic()) if self._connections else None
 
-    def _end_overdue(self) -> None:
-        now = time.monotonic()
-        with self._lock:
-            for connection, end in self._connections.items():
-                if end <= now:
-                    _shut(connection, socket.SHUT_RDWR)
-                    self._connections[connection] = now + LIFETIME  # its thread is about to close it
+class _Server(ThreadingHTTPServer):
+    """A server of so many connections at once. `open` has them: the listening thread adds each, its own removes it."""
 
-    def _take(self, connection: socket.socket) -> None:
-        """Give a connection a thread, or send it away."""
-        with self._lock:
-            full = len(self._connections) >= CONNECTIONS
-            if not full:
-                self._connections[connection] = time.monotonic() + LIFETIME
-        if not full:
-            try:
-                threading.Thread(
-                    target=self._answer, args=(connection,), name="engine-metrics-answer", daemon=True
-                ).start()
-                return
-            except RuntimeError:  # no more threads
-                with self._lock:
-                    del self._connections[connection]
-        with contextlib.suppress(OSError):
-            connection.setblocking(False)
-            connection.send(BUSY)
-            connection.shutdown(socket.SHUT_WR)
-            connection.recv(LINGER_BYTES)  # what is left unread would turn the answer into a reset
-        connection.close()
+    daemon_threads = True
+    request_queue_size = 64
+    allow_reuse_port = False  # newer Pythons would share the port with another job's server
 
-    def _answer(self, connection: socket.socket) -> None:
+    def __init__(self, endpoint: Endpoint, family: socket.AddressFamily, where: tuple[Any, ...]) -> None:
+        self.endpoint = endpoint
+        self.open: set[socket.socket] = set()
+        self.address_family = family
+        super().__init__(where, _Handler)
+
+    def server_bind(self) -> None:
+        """Bind, and ask no name server for this host's name, as the class above would."""
+        TCPServer.server_bind(self)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Take a connection."""
         try:
-            connection.settimeout(LIFETIME)
-            _Handler(connection, self)
-            _linger(connection)
-        except OSError:  # the client is gone, or was too slow: the socket is shut
-            pass
-        finally:
-            with self._lock:
-                del self._connections[connection]
-            connection.close()
+            return super().get_request()
+        except OSError:  # there are no descriptors for it: it waits, and the thread does not spin
+            if not self.endpoint.stopped:
+                time.sleep(PAUSE)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give a connection a thread, or send it away."""
+        if len(self.open) < CONNECTIONS:
+            self.open.add(request)
+            try:
+                return super().process_request(request, client_address)
+            except RuntimeError:  # no more threads
+                pass
+        with contextlib.suppress(OSError):
+            request.setblocking(False)
+            request.send(BUSY)
+            request.recv(LONGEST_REQUEST)  # what is left unread would turn the answer into a reset
+        self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        self.open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Have a defect shown, by the hook for exceptions of threads. A client that is gone or too slow is none."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            raise
+
+    def shut(self, how: int) -> None:
+        """Shut all connections."""
+        for connection in list(self.open):
+            _shut(connection, how)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -202,9 +190,13 @@ class _Handler(BaseHTTPRequestHandler):
     error_content_type = "text/plain; charset=utf-8"
     error_message_format = "%(code)d %(message)s\n"
 
-    def __init__(self, connection: socket.socket, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        super().__init__(connection, connection.getpeername(), endpoint)  # type: ignore[arg-type]
+    def setup(self) -> None:
+        """Read the request. Whoever sends it byte by byte has no more time than others."""
+        super().setup()
+        assert isinstance(self.server, _Server)
+        self._endpoint = self.server.endpoint
+        self.rfile = io.BytesIO(_request(self.connection))
+        self.connection.settimeout(LIFETIME)  # of `sendall`: for all of an answer
 
     def parse_request(self) -> bool:
         """Refuse all methods but GET and HEAD."""
@@ -221,7 +213,6 @@ class _Handler(BaseHTTPRequestHandler):
         endpoint = self._endpoint
         path = re.sub(r"^https?://[^/]*", "", self.path, flags=re.IGNORECASE).partition("?")[0]
         if path == "/metrics":
-            came = time.monotonic()
             try:
                 body, kind = endpoint.exposition(self._header("Accept"))
             except Exception:
@@ -232,8 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
                 body, headers = gzip.compress(body, compresslevel=1), headers | {"Content-Encoding": "gzip"}
             if not endpoint.stopped:
                 self._reply(HTTPStatus.OK, body, headers)
-                if self.command == "GET":
-                    endpoint.scrapers.note(f"{self.client_address[0]} {self._header('User-Agent')}", came)
+                endpoint.scraped = endpoint.scraped or self.command == "GET"
         elif path == "/sd":
             text = discovery.document(self._reached(), endpoint.run, os.getpid())
             self._reply(HTTPStatus.OK, text, {"Content-Type": "application/json"})
@@ -287,7 +277,21 @@ def _forget_in_forked_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_forked_child)
 
 
-def _listen(address: str, port: int) -> socket.socket:
+def _request(connection: socket.socket) -> bytes:
+    """Read a request up to its empty line."""
+    read, searched, end = bytearray(), 0, time.monotonic() + LIFETIME
+    while not _EMPTY_LINE.search(read, searched) and len(read) < LONGEST_REQUEST:
+        if (left := end - time.monotonic()) <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        if not (part := connection.recv(65536)):
+            break
+        searched = max(0, len(read) - 2)
+        read += part
+    return bytes(read)
+
+
+def _listen(endpoint: Endpoint, address: str, port: int) -> _Server:
     """Listen there, or on one of the next ports."""
     try:
         family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -298,14 +302,9 @@ def _listen(address: str, port: int) -> socket.socket:
         ) from error
     last = min(port + PORTS, 65535) if port else 0
     for candidate in range(port, last + 1):
-        listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((where[0], candidate, *where[2:]))
-            listener.listen(BACKLOG)
-            return listener
+            return _Server(endpoint, family, (where[0], candidate, *where[2:]))
         except OSError as error:
-            listener.close()
             if error.errno != errno.EADDRINUSE:
                 raise MetricsError(
                     f"metrics cannot be served on {address} port {candidate}: {error.strerror}{_mend(error)}"
@@ -328,18 +327,6 @@ def _target(host: str, port: int) -> str:
     if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
         return f"{parsed.ipv4_mapped}:{port}"
     return f"[{host}]:{port}"
-
-
-def _linger(connection: socket.socket) -> None:
-    """Take what the client still sends after our answer: closing on it would reset the connection, and the answer."""
-    _shut(connection, socket.SHUT_WR)
-    end, taken = time.monotonic() + LINGER, 0
-    while taken < LINGER_BYTES and (left := end - time.monotonic()) > 0:
-        connection.settimeout(left)
-        part = connection.recv(65536)
-        if not part:
-            return
-        taken += len(part)
 
 
 def _shut(connection: socket.socket, how: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -96,8 +95,6 @@ class Service:
         self._over = False
         self._made: Exporter | None = None
         self._making = threading.Lock()
-        self._ended = 0.0
-        self._awaited: dict[str, float] = {}  # who should come once more: until when, in seconds of CLOCK_MONOTONIC
         self._announced: Path | None = None
         self._textfile: Textfile | None = None
         if wanted.file_sd is not None:
@@ -136,24 +133,16 @@ class Service:
         if self._textfile is not None:
             self._textfile.start()
 
-    def end(self) -> float:
+    def end(self) -> bool:
         """Say from now on that the job is over.
 
         Returns
         -------
-        float
-            Seconds in which whoever scrapes it should come to see that; 0 if nobody does.
+        bool
+            Whether anybody has scraped it, who may come again to see that.
         """
-        self._over, self._ended = True, time.monotonic()
-        self._awaited = {} if self._endpoint is None else self._endpoint.scrapers.awaited(self._ended)
-        return max(self._awaited.values(), default=self._ended) - self._ended
-
-    @property
-    def awaits(self) -> bool:
-        """Whether somebody has not come since `end` who should."""
-        return self._endpoint is not None and self._endpoint.scrapers.missing(
-            self._awaited, self._ended, time.monotonic()
-        )
+        self._over = True
+        return self._endpoint is not None and self._endpoint.scraped
 
     def stop(self) -> None:
         """Take the announcement away, stop listening, and write the textfile's last state. Waits for no client."""
