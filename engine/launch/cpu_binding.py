@@ -92,7 +92,7 @@ def allot(
     return Allotment(
         threads=None if own else threads,
         slices=slices,
-        summary=f"{ranks} rank{'s' * (ranks > 1)} on {len(facts.cpus)} CPU{'s' * (len(facts.cpus) > 1)}{quota}: "
+        summary=f"{readable.count(ranks, 'rank')} on {readable.count(len(facts.cpus), 'CPU')}{quota}: "
         f"{having}, {place}",
         crowded=ranks > len(facts.cpus),
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from .. import readable
 from .reading import STAGES, Recording, Tensor
 from .timeline import among
 
@@ -196,14 +197,6 @@ def summarize(recordings: Sequence[Recording]) -> dict[str, Any]:
 # ---- as text --------------------------------------------------------------------------------------------------------
 
 
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GiB"
-
-
 def _share(part: float, whole: float) -> str:
     return f"{100 * part / whole:5.1f} %" if whole else "      -"
 
@@ -231,11 +224,11 @@ def text(figures: dict[str, Any]) -> str:
     """The figures of `summarize` as tables, 100 columns at most."""
     ranks, size = figures["ranks"], len(figures["lateness"])
     seconds, steps = max(row["seconds"] for row in ranks), max(row["steps"] for row in ranks)
-    head = f"{len(ranks)} rank{'s' * (len(ranks) > 1)}, {seconds:.2f} s"
+    head = f"{readable.count(len(ranks), 'rank')}, {seconds:.2f} s"
     if steps:
         lengths = [row["step"] for row in ranks if row["step"] is not None]
         mean = f" of {1e3 * fmean(lengths):.2f} ms in the mean" if lengths else ""
-        head += f", {steps} step{'s' * (steps > 1)}{mean}"
+        head += f", {readable.count(steps, 'step')}{mean}"
     if len(ranks) < size:
         head += f" (of a job of {size} ranks)"
     lines = [head, "", *_table(ranks)]
@@ -252,8 +245,8 @@ def text(figures: dict[str, Any]) -> str:
     )
     if entries:
         lines.append(
-            f"fusion: {tensors} tensors in {entries} entries, {tensors / entries:.1f} and {_size(nbytes / entries)} "
-            f"in each; {shown} entries are recorded"
+            f"fusion: {tensors} tensors in {entries} entries, {tensors / entries:.1f} and "
+            f"{readable.size(nbytes / entries)} in each; {shown} entries are recorded"
         )
     if figures["stages"]:
         shares = {name: f"{100 * share:.0f} %" for name, share in figures["stages"].items()}
@@ -270,8 +263,8 @@ def text(figures: dict[str, Any]) -> str:
             negotiate, late_by, queue, execute = (1e3 * row[key] for key in ("negotiate", "late", "queue", "execute"))
             where = f" (set {row['process_set']})" if row["process_set"] else ""
             lines.append(
-                f"{_cut(row['name'], NAME - len(where)) + where:<{NAME}} {_size(row['bytes']):>10} {row['times']:5d} "
-                f"{negotiate:9.3f} {late_by:8.3f} {last:>4} {queue:8.3f} {execute:8.3f}"
+                f"{_cut(row['name'], NAME - len(where)) + where:<{NAME}} {readable.size(row['bytes']):>10} "
+                f"{row['times']:5d} {negotiate:9.3f} {late_by:8.3f} {last:>4} {queue:8.3f} {execute:8.3f}"
             )
     dropped = sum(row["dropped"] for rows in everywhere for row in rows)
     if dropped:

@@ -149,8 +149,7 @@ def _listed(jobs: Sequence[Job]) -> str:
         if not job.pages:
             about = "runs without counting"
         else:
-            count = len(job.pages)
-            about = f"{count} rank{'s' * (count > 1)}{'' if job.launched else ', without a launcher of ours'}"
+            about = f"{readable.count(len(job.pages), 'rank')}{'' if job.launched else ', without a launcher of ours'}"
         lines.append(f"  {job.pid:>8}  {readable.plain(job.run)}  ({about})")
     return "\n".join(lines)
 

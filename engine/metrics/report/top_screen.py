@@ -121,7 +121,7 @@ def _head(frame: Frame) -> list[str]:
     sizes = [page["size"] for page in pages.values() if page["size"]]
     count = len(frame.reading.pages)
     world = max(sizes, default=count)
-    parts = [readable.plain(frame.run), f"{count} rank{'s' * (count != 1)}"]
+    parts = [readable.plain(frame.run), readable.count(count, "rank")]
     if world != count:
         parts.append(f"world size {world}")
     begun = min((page["started_ns"] for page in pages.values() if page["started_ns"]), default=None)
