@@ -12,7 +12,8 @@ from rich.console import Console
 
 from benchmarks.collective.contenders import GroupContender
 from benchmarks.common import binding, environment, progress, records, stats
-from benchmarks.common.tables import Table, duration, size
+from benchmarks.common.tables import Table, duration
+from engine.readable import size
 
 BOUND = 1.1
 """Times the uncompressed allreduce: what a compressed one may take."""

@@ -20,7 +20,8 @@ from benchmarks.collective import run as collective
 from benchmarks.collective.contenders import GroupContender
 from benchmarks.collective.report import PEERS, scale, share
 from benchmarks.common import binding, environment, paths, progress, records
-from benchmarks.common.tables import MISSING, Table, duration, size
+from benchmarks.common.tables import MISSING, Table, duration
+from engine.readable import size
 
 KIB, MIB = 1 << 10, 1 << 20
 NAMES = ("engine", *PEERS)
