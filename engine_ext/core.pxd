@@ -2,10 +2,10 @@ from libc.stdint cimport int64_t, uint64_t
 
 from engine_ext.bindings.memory cimport Memory
 from engine_ext.bindings.view cimport View
-from engine_ext.control.counters cimport counters_page
 from engine_ext.control.driver cimport Name
 from engine_ext.control.state cimport State
 from engine_ext.control.table cimport Op, Record
+from engine_ext.shared.counters cimport counters_page
 
 cdef class Engine
 

@@ -19,28 +19,18 @@ from engine_ext.bindings.arguments cimport (
     expect_reduction, expect_rows, expect_rows_reduction, fill_memory, fill_meta, may_share, same_shape, wire_number,
     wire_of,
 )
+from engine_ext.bindings.groups cimport group_add, group_expect_apart, group_gather, group_open, group_parts, group_sparse
 from engine_ext.bindings.memory cimport Memory, Part
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
-from engine_ext.control.counters cimport (
-    COUNTED_ENDED, COUNTED_RUNNING, counters_map, counters_page, counters_put, counters_step, counters_unmap,
-)
-from engine_ext.control.describe cimport kind_name
 from engine_ext.control.driver cimport (
     Goal, Name, driver_await, driver_call, driver_join, driver_pin, driver_start, driver_stop,
     driver_submit, driver_unpin, driver_wait,
 )
 from engine_ext.control.execute cimport raise_event
-from engine_ext.control.layout cimport (
-    CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, FAILURE_BYTES, FAULT_CALL, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL,
-    KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, KINDS, NAME_BYTES, engine_knobs, segment_bytes,
-)
 from engine_ext.control.marks cimport marks_add, marks_close, marks_open
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.overlap cimport Overlap
-from engine_ext.control.segment cimport (
-    abort_world, away, ring_others, segment_append, segment_map, segment_unmap, segment_within,
-)
 from engine_ext.control.stall cimport stall_look_after, stall_tell
 from engine_ext.control.state cimport (
     EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
@@ -49,8 +39,7 @@ from engine_ext.control.state cimport (
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Record, Status, bit, table_close, table_open
 from engine_ext.control.trace cimport trace_close, trace_step
 from engine_ext.data.executor cimport executor_close, executor_open
-from engine_ext.data.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64, engine_kernels_get
-from engine_ext.groups cimport group_add, group_expect_apart, group_gather, group_open, group_parts, group_sparse
+from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64, engine_kernels_get
 from engine_ext.knobs cimport knobs_of, knobs_with
 from engine_ext.observe cimport (
     counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of,
@@ -61,6 +50,17 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_at, patience_look, patience_open, seconds_ns
 from engine_ext.setup cimport kernel_level
+from engine_ext.shared.counters cimport (
+    COUNTED_ENDED, COUNTED_RUNNING, counters_map, counters_page, counters_put, counters_step, counters_unmap,
+)
+from engine_ext.shared.describe cimport kind_name
+from engine_ext.shared.layout cimport (
+    CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, FAILURE_BYTES, FAULT_CALL, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL,
+    KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, KINDS, NAME_BYTES, engine_knobs, segment_bytes,
+)
+from engine_ext.shared.segment cimport (
+    abort_world, away, ring_others, segment_append, segment_map, segment_unmap, segment_within,
+)
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
 
 import logging

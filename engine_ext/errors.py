@@ -80,7 +80,7 @@ class RankStalledError(WorldError):
     """A rank stood still, or withheld a tensor, for longer than the stall limit."""
 
 
-# The cause in the abort word of the control segment; `control/layout.h` numbers them.
+# The cause in the abort word of the control segment; `shared/layout.h` numbers them.
 BY_CAUSE: dict[int, type[WorldError]] = {
     1: RankDiedError,
     2: RankRaisedError,

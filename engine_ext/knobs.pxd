@@ -1,5 +1,5 @@
-from engine_ext.control.layout cimport engine_knobs
 from engine_ext.control.state cimport State
+from engine_ext.shared.layout cimport engine_knobs
 
 cdef tuple STORES
 cdef tuple COMPRESSIONS

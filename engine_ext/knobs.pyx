@@ -4,8 +4,8 @@
 """
 from libc.stdint cimport uint64_t
 
-from engine_ext.control.layout cimport SLOT_BYTES, engine_knobs
 from engine_ext.control.state cimport State, pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.shared.layout cimport SLOT_BYTES, engine_knobs
 
 STORES = ("cached", "streaming", "auto")        # by STORES_*
 COMPRESSIONS = ("none", "fp16", "bf16")         # by engine_meta.wire of an entry

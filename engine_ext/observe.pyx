@@ -4,13 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from engine_ext.control.describe cimport dtype_name, kind_name, op_name
-from engine_ext.control.layout cimport (
-    ENTRY_BATCH, ENTRY_PAD, IDS, KIND_ALLREDUCE, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS,
-    engine_entry, engine_meta, meta_bytes, rank_page,
-)
 from engine_ext.control.marks cimport MARKS, Mark
-from engine_ext.control.segment cimport away
 from engine_ext.control.state cimport (
     HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
 )
@@ -18,6 +12,12 @@ from engine_ext.control.table cimport Op, Record, bit
 from engine_ext.knobs cimport COMPRESSIONS, STORES
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
+from engine_ext.shared.describe cimport dtype_name, kind_name, op_name
+from engine_ext.shared.layout cimport (
+    ENTRY_BATCH, ENTRY_PAD, IDS, KIND_ALLREDUCE, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS,
+    engine_entry, engine_meta, meta_bytes, rank_page,
+)
+from engine_ext.shared.segment cimport away
 
 TYPES = ("pad", "batch", "define", "evict", "error", "skip", "joined")
 ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum")

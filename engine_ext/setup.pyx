@@ -1,9 +1,9 @@
 """Before there is an engine: the kernels of this process, and the memory of a world."""
-from engine_ext.control.layout cimport ENGINE_LAYOUT, ENGINE_PROTOCOL, MAX_RANKS
-from engine_ext.control.segment cimport segment_create
-from engine_ext.data.kernels cimport (
+from engine_ext.kernels.kernels cimport (
     ENGINE_LEVELS, engine_kernels_best, engine_kernels_get, engine_kernels_level, engine_kernels_name,
 )
+from engine_ext.shared.layout cimport ENGINE_LAYOUT, ENGINE_PROTOCOL, MAX_RANKS
+from engine_ext.shared.segment cimport segment_create
 
 import os
 

@@ -10,8 +10,6 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memmove, memset
 
 from engine_ext.control.arrivals cimport arrival_last, arrival_late_us, arrival_wait_us
-from engine_ext.control.describe cimport kind_name
-from engine_ext.control.layout cimport ENTRY_SKIP
 from engine_ext.control.state cimport State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.control.trace cimport (
     TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, TRACE_RING, EntryRecord, NameRecord, RecordHead, RecordType, SpanRecord,
@@ -19,6 +17,8 @@ from engine_ext.control.trace cimport (
 )
 from engine_ext.core cimport Engine
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
+from engine_ext.shared.describe cimport kind_name
+from engine_ext.shared.layout cimport ENTRY_SKIP
 
 from engine_ext.errors import EngineError
 

@@ -24,7 +24,7 @@ from .plan import PUBLISHING
 COUNT = Whole(1)
 MEBIBYTE = 1 << 20
 GROUPS = {"autotune": "tuning", "metrics": "metrics", "run": "metrics"}  # of options, by the first word of the setting
-MOST_RANKS = 256  # of a host; the shared words of the engine have room for so many (engine_ext/control/layout.h)
+MOST_RANKS = 256  # of a host; the shared words of the engine have room for so many (engine_ext/shared/layout.h)
 
 
 @dataclass(frozen=True)

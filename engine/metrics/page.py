@@ -1,4 +1,4 @@
-"""A rank's page of counters, as others read it (engine_ext/control/counters.h, which says what each field counts).
+"""A rank's page of counters, as others read it (engine_ext/shared/counters.h, which says what each field counts).
 
 The page is memory without a name in any file system: made by the launcher, or by the rank itself, and gone with the
 last process that holds it. It says itself where its fields lie, so a reader needs no extension.

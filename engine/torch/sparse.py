@@ -30,7 +30,7 @@ Parts = Sequence[tuple[memoryview, tuple[int, ...], int]]
 Fault = tuple[int, int, int]
 Brought = tuple[torch.Tensor, torch.Tensor, list[int], Fault | None]
 
-# What may be wrong with a tensor: as `FAULT_*` in engine_ext/control/layout.h.
+# What may be wrong with a tensor: as `FAULT_*` in engine_ext/shared/layout.h.
 INDEX, ORDER = 1, 2
 
 

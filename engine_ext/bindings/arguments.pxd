@@ -2,8 +2,8 @@
 from libc.stdint cimport int64_t
 
 from engine_ext.bindings.view cimport View
-from engine_ext.control.layout cimport WIRE_TUNED, engine_meta
 from engine_ext.control.table cimport Op
+from engine_ext.shared.layout cimport WIRE_TUNED, engine_meta
 
 cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept
 cdef void fill_memory(Op* op, const View* source, const View* target) noexcept

@@ -3,11 +3,11 @@ from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint32_t
 
 from engine_ext.bindings.view cimport View, expect_dense, expect_reducible, view_of
-from engine_ext.control.layout cimport WIRE_TUNED, engine_meta
 from engine_ext.control.table cimport Op
-from engine_ext.data.kernels cimport (
+from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_SUM,
 )
+from engine_ext.shared.layout cimport WIRE_TUNED, engine_meta
 
 from engine_ext.errors import ArgumentError, UnsupportedOperationError, UnsupportedTensorError
 

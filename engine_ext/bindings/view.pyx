@@ -10,14 +10,14 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from engine_ext.control.describe cimport dtype_name
-from engine_ext.control.layout cimport MAX_DIMS
-from engine_ext.data.kernels cimport (
+from engine_ext.kernels.kernels cimport (
     ENGINE_ALL_DTYPES, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_COMPLEX32, ENGINE_COMPLEX64, ENGINE_COMPLEX128, ENGINE_DTYPES,
     ENGINE_FLOAT8_E4M3FN, ENGINE_FLOAT8_E4M3FNUZ, ENGINE_FLOAT8_E5M2, ENGINE_FLOAT8_E5M2FNUZ, ENGINE_FLOAT8_E8M0FNU,
     ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_INT8, ENGINE_INT16, ENGINE_INT32, ENGINE_INT64, ENGINE_UINT8,
     ENGINE_UINT16, ENGINE_UINT32, ENGINE_UINT64,
 )
+from engine_ext.shared.describe cimport dtype_name
+from engine_ext.shared.layout cimport MAX_DIMS
 
 from engine_ext.errors import UnsupportedTensorError
 

@@ -1,7 +1,7 @@
 """Whether the ranks mean the same by a name."""
 from engine_ext.control.coordinator cimport Coordinator, Name
-from engine_ext.control.layout cimport engine_meta
 from engine_ext.control.table cimport bit
+from engine_ext.shared.layout cimport engine_meta
 
 cdef enum:
     COMPLAINT_BYTES = 4096

@@ -3,8 +3,8 @@ driver role."""
 from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memset
 
-from engine_ext.control.describe cimport describe_meta, describe_ranks, fit
-from engine_ext.control.layout cimport DIM_SPARSE, FAULT_NONE, KIND_BROADCAST, LAYOUT_SPARSE, MAX_RANKS
+from engine_ext.shared.describe cimport describe_meta, describe_ranks, fit
+from engine_ext.shared.layout cimport DIM_SPARSE, FAULT_NONE, KIND_BROADCAST, LAYOUT_SPARSE, MAX_RANKS
 
 
 cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:

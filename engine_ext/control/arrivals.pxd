@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.control.coordinator cimport Coordinator, Name
-from engine_ext.control.layout cimport engine_entry
+from engine_ext.shared.layout cimport engine_entry
 
 # An arrival is a word: the rank that was last, plus 1 (12 bits; 0: not known); microseconds from when all ranks had brought
 # the tensor to when its batch was closed (20 bits, saturating); microseconds from the first rank to the last (32 bits).

@@ -5,11 +5,11 @@ recorded as long as rank 0's budget of lines lasts, the same ones on every rank.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from engine_ext.control.counters cimport tally
-from engine_ext.control.layout cimport rank_page
 from engine_ext.control.trace cimport TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, budget_has
 from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
+from engine_ext.shared.counters cimport tally
+from engine_ext.shared.layout cimport rank_page
 
 
 cdef void arrivals_decide(Coordinator* c, uint64_t now) noexcept nogil:

@@ -10,17 +10,17 @@ from libc.string cimport memcpy
 from engine_ext.control.agreement cimport bringer
 from engine_ext.control.arrivals cimport arrivals_append, arrivals_count
 from engine_ext.control.coordinator cimport Coordinator, Name, cycle_ns, stamp, wire_now
-from engine_ext.control.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP, tally
-from engine_ext.control.layout cimport (
+from engine_ext.control.stores cimport StoreChooser, stores_choose
+from engine_ext.kernels.kernels cimport ENGINE_ADASUM
+from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
+from engine_ext.platform.clock cimport age_ns
+from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP, tally
+from engine_ext.shared.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_ALIGN,
     ENTRY_BATCH, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER,
     KIND_REDUCESCATTER, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, rank_page,
 )
-from engine_ext.control.schedule cimport schedule_append, schedule_reserve
-from engine_ext.control.stores cimport StoreChooser, stores_choose
-from engine_ext.data.kernels cimport ENGINE_ADASUM
-from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
-from engine_ext.platform.clock cimport age_ns
+from engine_ext.shared.schedule cimport schedule_append, schedule_reserve
 
 cdef enum:
     ONE_SHOT_BYTES = 32768      # of all ranks together: below it a second handshake costs more than the extra reading

@@ -1,14 +1,14 @@
 """The coordinator: what runs next, and who is late. A function of rank 0 that never waits."""
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
-from engine_ext.control.counters cimport counters_page
-from engine_ext.control.layout cimport WIRE_TUNED, engine_entry, engine_knobs, engine_meta, meta_reduces
-from engine_ext.control.schedule cimport Writer
-from engine_ext.control.segment cimport Segment
 from engine_ext.control.stores cimport StoreChooser
 from engine_ext.control.table cimport bit
 from engine_ext.control.trace cimport Budget, Trace
 from engine_ext.platform.clock cimport patience, seconds_ns
+from engine_ext.shared.counters cimport counters_page
+from engine_ext.shared.layout cimport WIRE_TUNED, engine_entry, engine_knobs, engine_meta, meta_reduces
+from engine_ext.shared.schedule cimport Writer
+from engine_ext.shared.segment cimport Segment
 
 cdef enum:
     EVICTIONS = 256             # ids freed at a time: each time costs a round of all ranks

@@ -11,14 +11,9 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
-from engine_ext.control.counters cimport tally
 from engine_ext.control.execute cimport fail_everything, run_schedule, wake_waiters
-from engine_ext.control.layout cimport (
-    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
-)
 from engine_ext.control.marks cimport marks_busy
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
-from engine_ext.control.segment cimport ring, ring_others, ring_unfenced
 from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State, pthread_mutex_lock, pthread_mutex_unlock, pthread_t
 from engine_ext.control.table cimport (
@@ -33,6 +28,11 @@ from engine_ext.platform.atomics cimport (
     spin_pause, store32_relaxed, store32_release, store_relaxed, store_release, yield_processor,
 )
 from engine_ext.platform.clock cimport age_ns
+from engine_ext.shared.counters cimport tally
+from engine_ext.shared.layout cimport (
+    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
+)
+from engine_ext.shared.segment cimport ring, ring_others, ring_unfenced
 
 cdef extern from "<signal.h>" nogil:
     ctypedef struct sigset_t:

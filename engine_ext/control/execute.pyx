@@ -3,17 +3,9 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset, strncpy
 
-from engine_ext.control.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, tally
-from engine_ext.control.layout cimport (
-    ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
-    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, FAULT_CALL, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BROADCAST,
-    KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, dtype_bytes, engine_entry, meta_bytes, wire_dtype,
-)
 from engine_ext.control.marks cimport SOURCE_TRAFFIC, marks_add, marks_pass
 from engine_ext.control.members cimport members_heard, members_tell
 from engine_ext.control.overlap cimport overlap_entry_begins, overlap_entry_ends
-from engine_ext.control.schedule cimport schedule_advance, schedule_next
-from engine_ext.control.segment cimport Segment, abort_world, ring
 from engine_ext.control.state cimport (
     EVENT_ABORT, EVENT_STALL, HISTORY, HISTORY_NAME, Role, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
 )
@@ -25,13 +17,21 @@ from engine_ext.control.table cimport (
 from engine_ext.control.trace cimport trace_entry, trace_entry_begins, trace_entry_ends
 from engine_ext.data.adasum cimport adasum_start
 from engine_ext.data.executor cimport executor_progress, executor_start
-from engine_ext.data.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_UINT8
 from engine_ext.data.plan cimport Piece, Plan, plan_add, plan_append, plan_clear
 from engine_ext.data.scatter cimport scatter_chunks
+from engine_ext.kernels.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_UINT8, dtype_bytes
 from engine_ext.platform.atomics cimport (
     FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_acquire, load_pointer, load_relaxed,
     now_ns, or32, store32_release, store_relaxed, store_release,
 )
+from engine_ext.shared.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, tally
+from engine_ext.shared.layout cimport (
+    ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
+    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, FAULT_CALL, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BROADCAST,
+    KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, engine_entry, meta_bytes, wire_dtype,
+)
+from engine_ext.shared.schedule cimport schedule_advance, schedule_next
+from engine_ext.shared.segment cimport Segment, abort_world, ring
 from engine_ext.transport.arena cimport arena_privatise
 
 cdef extern from "<unistd.h>" nogil:

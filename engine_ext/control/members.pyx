@@ -8,12 +8,12 @@ no rank has joined nothing of this travels.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, malloc, realloc
 
-from engine_ext.control.layout cimport ALGORITHM_TWO_SHOT, KIND_BROADCAST, KIND_REDUCESCATTER
 from engine_ext.control.state cimport Told
 from engine_ext.control.table cimport OP_STAND_IN, Member, Op
 from engine_ext.data.executor cimport executor_start
-from engine_ext.data.kernels cimport ENGINE_UINT8
 from engine_ext.data.plan cimport Piece, plan_add, plan_clear
+from engine_ext.kernels.kernels cimport ENGINE_UINT8
+from engine_ext.shared.layout cimport ALGORITHM_TWO_SHOT, KIND_BROADCAST, KIND_REDUCESCATTER
 
 
 cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:

@@ -8,12 +8,12 @@ from libc.errno cimport EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from engine_ext.control.layout cimport CAUSE_DIED
-from engine_ext.control.segment cimport abort_world, ring
 from engine_ext.control.stall cimport stall_watch
 from engine_ext.control.state cimport EVENT_CLOSED, State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.platform.atomics cimport load32_acquire, store_relaxed
 from engine_ext.platform.clock cimport age_ns, patience_look
+from engine_ext.shared.layout cimport CAUSE_DIED
+from engine_ext.shared.segment cimport abort_world, ring
 
 cdef extern from "<poll.h>" nogil:
     cdef struct pollfd:

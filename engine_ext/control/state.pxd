@@ -2,15 +2,15 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.coordinator cimport Coordinator
-from engine_ext.control.counters cimport counters_page
-from engine_ext.control.layout cimport MAX_RANKS, REASON_BYTES, engine_entry, engine_knobs
 from engine_ext.control.marks cimport Marks
 from engine_ext.control.overlap cimport Overlap
-from engine_ext.control.segment cimport Segment
 from engine_ext.control.table cimport Op, Table
 from engine_ext.control.trace cimport Trace
 from engine_ext.data.executor cimport Executor
 from engine_ext.platform.clock cimport patience
+from engine_ext.shared.counters cimport counters_page
+from engine_ext.shared.layout cimport MAX_RANKS, REASON_BYTES, engine_entry, engine_knobs
+from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.arena cimport Arena
 
 cdef extern from "<pthread.h>" nogil:

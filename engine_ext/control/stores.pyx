@@ -7,7 +7,7 @@ measured, slowly: one late rank must not make a kind look bad.
 """
 from libc.stdint cimport uint64_t, uint8_t
 
-from engine_ext.control.layout cimport STORES_CACHED, STORES_STREAMING
+from engine_ext.shared.layout cimport STORES_CACHED, STORES_STREAMING
 
 cdef enum:
     FIRST_TRIALS = 6        # alternate at first

@@ -1,10 +1,10 @@
 """Names on one rank: which are known to the coordinator by an id, and which are in flight."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from engine_ext.control.layout cimport FAULT_CALL, engine_meta
-from engine_ext.control.segment cimport Segment
 from engine_ext.platform.atomics cimport load_relaxed
 from engine_ext.platform.clock cimport patience
+from engine_ext.shared.layout cimport FAULT_CALL, engine_meta
+from engine_ext.shared.segment cimport Segment
 
 cdef enum:
     OP_DONE = 1         # flags of an operation: the engine has let go of it

@@ -3,17 +3,17 @@ from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset, strlen
 
-from engine_ext.control.layout cimport (
-    IDS, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, REQUEST_BYTES, engine_meta, engine_request,
-    meta_bytes, meta_row_bytes, rank_page,
-)
-from engine_ext.control.segment cimport away
-from engine_ext.data.kernels cimport ENGINE_DTYPES
+from engine_ext.kernels.kernels cimport ENGINE_DTYPES
 from engine_ext.platform.atomics cimport (
     load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed,
     store_release,
 )
 from engine_ext.platform.clock cimport patience, patience_at
+from engine_ext.shared.layout cimport (
+    IDS, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, REQUEST_BYTES, engine_meta, engine_request,
+    meta_bytes, meta_row_bytes, rank_page,
+)
+from engine_ext.shared.segment cimport away
 
 cdef enum:
     BUCKETS = 16384

@@ -8,7 +8,6 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.control.layout cimport ENTRY_BATCH
 from engine_ext.control.overlap cimport (
     Overlap, overlap_blocked, overlap_entry_begins, overlap_entry_ends, overlap_wait_begins, overlap_wait_ends,
 )
@@ -17,6 +16,7 @@ from engine_ext.platform.atomics cimport (
     load_acquire, load_relaxed, now_ns, store32_release, store_relaxed, store_release,
 )
 from engine_ext.platform.clock cimport age_ns
+from engine_ext.shared.layout cimport ENTRY_BATCH
 
 cdef enum:
     BURST_SECONDS = 5           # of the rate that a budget may save up

@@ -18,11 +18,11 @@ from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.control.layout cimport SLOT_BYTES, segment_slot
 from engine_ext.data.executor cimport Adasum, Executor, elements, executor_start
-from engine_ext.data.kernels cimport ENGINE_INNER_LANES
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece
 from engine_ext.data.scatter cimport compartment, place
+from engine_ext.kernels.kernels cimport ENGINE_INNER_LANES
+from engine_ext.shared.layout cimport SLOT_BYTES, segment_slot
 
 # A vector of the tree whose squared norm is below this share of what it was added up from is zero: its ranks cancel to within
 # the resolution of float32, (2^-24)^2, and which way the rest points is chance.

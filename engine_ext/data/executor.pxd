@@ -1,10 +1,10 @@
 """Executes one entry at a time: pack, reduce, copy, chunk by chunk. Never waits."""
 from libc.stdint cimport int64_t, uint64_t, uint8_t
 
-from engine_ext.control.segment cimport Segment
-from engine_ext.data.kernels cimport engine_kernels, engine_reduction
 from engine_ext.data.plan cimport Piece, Plan
+from engine_ext.kernels.kernels cimport engine_kernels, engine_reduction
 from engine_ext.platform.clock cimport patience
+from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.arena cimport Arena
 
 cdef struct Adasum:         # of the entry in progress, if it is one (adasum.pyx)

@@ -7,10 +7,6 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from engine_ext.control.layout cimport (
-    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLREDUCE, KIND_REDUCESCATTER, SLEEP_IN_ENTRY, SLOTS, rank_page,
-)
-from engine_ext.control.segment cimport ring_unfenced
 from engine_ext.control.table cimport Status
 from engine_ext.data.plan cimport plan_free
 from engine_ext.data.stages cimport copy_chunk, pack_chunk, reduce_chunk
@@ -18,6 +14,10 @@ from engine_ext.platform.atomics cimport (
     FENCE_STAGE, full_fence, load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release,
 )
 from engine_ext.platform.clock cimport age_ns, patience, patience_at
+from engine_ext.shared.layout cimport (
+    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLREDUCE, KIND_REDUCESCATTER, SLEEP_IN_ENTRY, SLOTS, rank_page,
+)
+from engine_ext.shared.segment cimport ring_unfenced
 
 cdef enum Stage:
     PACKED = 0

@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
-from engine_ext.control.layout cimport dtype_bytes
+from engine_ext.kernels.kernels cimport dtype_bytes
 
 
 cdef void plan_clear(Plan* plan) noexcept nogil:

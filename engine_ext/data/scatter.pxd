@@ -1,9 +1,9 @@
 """Reduce-scatter and all-to-all: what goes to one rank alone."""
 from libc.stdint cimport uint64_t
 
-from engine_ext.control.layout cimport segment_slot
 from engine_ext.data.executor cimport Executor
 from engine_ext.data.plan cimport PIECE_ALIGNMENT
+from engine_ext.shared.layout cimport segment_slot
 
 cdef uint64_t scatter_chunks(const Executor* x) noexcept nogil
 cdef uint64_t scatter_compartment(const Executor* x, int rank) noexcept nogil

@@ -10,8 +10,8 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
-from engine_ext.control.layout cimport segment_slot
 from engine_ext.data.executor cimport Executor
+from engine_ext.shared.layout cimport segment_slot
 
 
 cdef inline uint64_t left(const Executor* x, uint64_t total, uint64_t begin) noexcept nogil:

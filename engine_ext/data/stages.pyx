@@ -6,16 +6,16 @@ bytes, so parts never share a cache line. Whoever owns an element adds the ranks
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy
 
-from engine_ext.control.layout cimport (
+from engine_ext.data.adasum cimport copy_products, pack_products, reduce_products
+from engine_ext.data.executor cimport elements, offset
+from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece, plan_find
+from engine_ext.data.scatter cimport copy_exchange, pack_exchange, scatter_compartment, scatter_window
+from engine_ext.kernels.identity cimport fill_identity
+from engine_ext.kernels.kernels cimport ENGINE_EVERY_SOURCE, ENGINE_NO_SOURCE
+from engine_ext.shared.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BROADCAST,
     KIND_REDUCESCATTER, segment_slot,
 )
-from engine_ext.data.adasum cimport copy_products, pack_products, reduce_products
-from engine_ext.data.executor cimport elements, offset
-from engine_ext.data.identity cimport fill_identity
-from engine_ext.data.kernels cimport ENGINE_EVERY_SOURCE, ENGINE_NO_SOURCE
-from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece, plan_find
-from engine_ext.data.scatter cimport copy_exchange, pack_exchange, scatter_compartment, scatter_window
 from engine_ext.transport.arena cimport arena_address
 
 

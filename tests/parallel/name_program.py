@@ -15,7 +15,7 @@ import engine
 from .on_ranks import Cases, check_equal, refused, small_numbers
 from .operation_table import expected
 
-IDS = 16_384  # engine_ext/control/layout.h
+IDS = 16_384  # engine_ext/shared/layout.h
 NAME_BYTES = 1024
 
 

@@ -31,7 +31,7 @@ STORED = {"bfloat16": np.uint16, "bool": np.uint8}
 OPS = ["sum", "average", "min", "max", "product"]
 NO_SOURCE, EVERY_SOURCE = -1, -2
 SHIM = """
-#include "data/kernels.h"
+#include "kernels/kernels.h"
 #include "platform/cpu.h"
 /* One reduction on a thread whose float environment is `theirs`; returns what it is afterwards. */
 uint64_t reduce_in(uint64_t theirs, int guarded, const engine_kernels *k, const engine_reduction *r,
@@ -109,8 +109,8 @@ def build(directory: Path) -> Path:
         "-Werror",
         *sanitize,
     ]
-    sources = [(NATIVE / "data" / f"kernels_{level}.c", FLAGS[level]) for level in LEVELS]
-    sources += [(NATIVE / "data" / "kernels.c", []), (NATIVE / "platform" / "cpu.c", []), (shim, [])]
+    sources = [(NATIVE / "kernels" / f"kernels_{level}.c", FLAGS[level]) for level in LEVELS]
+    sources += [(NATIVE / "kernels" / "kernels.c", []), (NATIVE / "platform" / "cpu.c", []), (shim, [])]
     objects = [directory / f"{source.stem}.o" for source, _ in sources]
     running = [
         subprocess.Popen([*common, *flags, f"-I{NATIVE}", "-c", source, "-o", obj])

@@ -6,13 +6,13 @@
  * touches costs nothing. Any change here changes ENGINE_LAYOUT, and ranks with different
  * layouts refuse each other.
  */
-#ifndef ENGINE_CONTROL_LAYOUT_H
-#define ENGINE_CONTROL_LAYOUT_H
+#ifndef ENGINE_SHARED_LAYOUT_H
+#define ENGINE_SHARED_LAYOUT_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine_ext/data/kernels.h"
+#include "engine_ext/kernels/kernels.h"
 
 enum {
   ENGINE_PROTOCOL = 10,
@@ -179,10 +179,7 @@ static const uint64_t ENGINE_LAYOUT =
                 SLOTS *(uint64_t)SLOT_BYTES),
             offsetof(engine_entry, meta));
 
-/* Bytes of one element, by dtype. */
-static const uint8_t ENGINE_ITEM_BYTES[] = {2, 2, 4, 8, 1, 1, 2, 2, 4, 8, 1, 4, 8, 4, 8, 16, 1, 1, 1, 1, 1};
-_Static_assert(sizeof ENGINE_ITEM_BYTES == ENGINE_ALL_DTYPES && DIM_MOVED < DIM_DIGEST && DIM_DIGEST < MAX_DIMS, "every dtype");
-static inline int64_t dtype_bytes(int dtype) { return ENGINE_ITEM_BYTES[dtype]; }
+_Static_assert((int)DIM_MOVED < (int)DIM_DIGEST && (int)DIM_DIGEST < (int)MAX_DIMS, "every dtype");
 /* The dtype in which a tensor of `dtype` travels, `wire` being an entry's: only what is wider than a half is compressed. */
 static inline int wire_dtype(int wire, int dtype) {
   return wire && (dtype == ENGINE_FLOAT32 || dtype == ENGINE_FLOAT64) ? wire - 1 : dtype;
@@ -199,7 +196,7 @@ static inline int64_t meta_bytes(const engine_meta *meta) {
   if (meta->kind == KIND_BARRIER) return 0;
   if (meta->group && meta->kind != KIND_ALLGATHER) {
     int64_t n = 0;
-    for (int d = 0; d < ENGINE_DTYPES; d++) n += meta->dims[d] * ENGINE_ITEM_BYTES[d];
+    for (int d = 0; d < ENGINE_DTYPES; d++) n += meta->dims[d] * dtype_bytes(d);
     return n;
   }
   int64_t rows = meta->kind == KIND_ALLGATHER || meta->kind == KIND_ALLTOALL || meta->ndim == 0 ? 1 : meta->dims[0];

@@ -2,11 +2,11 @@
 from libc.stdio cimport snprintf
 from libc.stdlib cimport strtod
 
-from engine_ext.control.layout cimport (
+from engine_ext.kernels.kernels cimport ENGINE_DTYPES
+from engine_ext.shared.layout cimport (
     DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_INDEX, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER,
     KIND_BROADCAST, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, WIRE_TUNED, engine_meta,
 )
-from engine_ext.data.kernels cimport ENGINE_DTYPES
 
 cdef const char** KIND_NAMES = ["allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter"]
 cdef const char** OP_NAMES = ["sum", "average", "min", "max", "product", "adasum"]

@@ -1,6 +1,7 @@
 """The reduction kernels of kernels.h. Everything is callable without the GIL and raises nothing."""
+from libc.stdint cimport int64_t
 
-cdef extern from "data/kernels.h" nogil:
+cdef extern from "kernels/kernels.h" nogil:
     enum:  # engine_dtype
         ENGINE_FLOAT16
         ENGINE_BFLOAT16
@@ -86,6 +87,7 @@ cdef extern from "data/kernels.h" nogil:
             int dtype, void *dst, const void *const *rows, const double *weights, int count, size_t n
         ) noexcept nogil
 
+    int64_t dtype_bytes(int dtype)
     const engine_kernels *engine_kernels_get(int level) noexcept
     int engine_kernels_best() noexcept
     const char *engine_kernels_name(int level) noexcept

@@ -2,4 +2,4 @@
 #error "compile this file with -mavx2 -mf16c"
 #endif
 #define ENGINE_KERNELS engine_kernels_avx2
-#include "data/kernels_impl.h"
+#include "kernels/kernels_impl.h"

@@ -7,15 +7,15 @@
  * what lies where, so that a reader shares no layout with us but the header's: the table has a line "name offset words" for each
  * field, the offset in bytes from the page's start. Fields of different writers lie in different cache lines.
  */
-#ifndef ENGINE_CONTROL_COUNTERS_H
-#define ENGINE_CONTROL_COUNTERS_H
+#ifndef ENGINE_SHARED_COUNTERS_H
+#define ENGINE_SHARED_COUNTERS_H
 
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "engine_ext/control/layout.h"
+#include "engine_ext/shared/layout.h"
 
 #define COUNTERS_MAGIC 0x3152544e43474e45u /* "ENGCNTR1" */
 

@@ -10,11 +10,11 @@ from libc.string cimport memcpy
 from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.memory cimport Memory
 from engine_ext.bindings.view cimport View, expect_dense, view_of
-from engine_ext.control.layout cimport (
-    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_NONE, FAULTS, KIND_ALLGATHER, LAYOUT_SPARSE, MAX_DIMS,
-)
 from engine_ext.control.table cimport Member, Op
 from engine_ext.data.plan cimport PIECE_ALIGNMENT
+from engine_ext.shared.layout cimport (
+    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_NONE, FAULTS, KIND_ALLGATHER, LAYOUT_SPARSE, MAX_DIMS,
+)
 
 from engine_ext.errors import ArgumentError, UnsupportedTensorError
 

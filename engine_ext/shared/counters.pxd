@@ -4,9 +4,9 @@ Several engines of a process, the world's and those of process sets, count into 
 """
 from libc.stdint cimport uint64_t
 
-from engine_ext.control.layout cimport engine_entry
+from engine_ext.shared.layout cimport engine_entry
 
-cdef extern from "engine_ext/control/counters.h" nogil:
+cdef extern from "engine_ext/shared/counters.h" nogil:
     enum: COUNTERS_BYTES, ALGORITHMS, DURATIONS
     enum: COUNTED_NEW, COUNTED_RUNNING, COUNTED_ENDED, COUNTED_FAILED
     enum: CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_REASONS

@@ -1,8 +1,8 @@
 """The mapped control segment of a world, or of a process set: where the words are, and how to wake who waits on them."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.control.layout cimport SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header
 from engine_ext.platform.atomics cimport FENCE_RING, add32, count_up, full_fence, futex_wake, load32_relaxed, load_relaxed
+from engine_ext.shared.layout cimport SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header
 
 cdef struct Segment:
     int rank

@@ -2,8 +2,7 @@
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy, memset
 
-from engine_ext.control.layout cimport dtype_bytes
-from engine_ext.data.kernels cimport ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_MIN, ENGINE_PRODUCT, ENGINE_SUM
+from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_MIN, ENGINE_PRODUCT, ENGINE_SUM, dtype_bytes
 
 # One element each, as bits, by dtype: 1, the least value and the greatest.
 cdef uint64_t* ONE = [0x3C00, 0x3F80, 0x3F800000, 0x3FF0000000000000, 1, 1, 1, 1, 1, 1, 1]

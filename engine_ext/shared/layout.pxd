@@ -1,6 +1,6 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-cdef extern from "engine_ext/control/layout.h" nogil:
+cdef extern from "engine_ext/shared/layout.h" nogil:
     enum:
         ENGINE_PROTOCOL, MAX_RANKS, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
         REASON_BYTES, FAILURE_BYTES, SLOTS, SLOT_BYTES, DOORS, DIM_SPARSE, DIM_MOVED, DIM_DIGEST, DIM_FAULT
@@ -79,7 +79,6 @@ cdef extern from "engine_ext/control/layout.h" nogil:
         uint64_t* brought
         unsigned char* requests
 
-    int64_t dtype_bytes(int dtype)
     int64_t meta_row_bytes(const engine_meta* meta)
     int64_t meta_bytes(const engine_meta* meta)
     bint meta_reduces(const engine_meta* meta)

@@ -1,7 +1,7 @@
 /* Numbers for kernels_impl.h: conversions between storage and accumulator, the operations on two accumulators, and, where the
  * level has the instructions, float16 by whole vectors. The portable conversions give the bits of the F16C instructions. */
-#ifndef ENGINE_DATA_KERNELS_NUMBERS_H
-#define ENGINE_DATA_KERNELS_NUMBERS_H
+#ifndef ENGINE_KERNELS_NUMBERS_H
+#define ENGINE_KERNELS_NUMBERS_H
 
 #include <float.h>
 #include <stddef.h>

@@ -1,8 +1,8 @@
 """The schedule: one writer, the coordinator; every rank reads all of it in order."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.control.layout cimport engine_entry
-from engine_ext.control.segment cimport Segment
+from engine_ext.shared.layout cimport engine_entry
+from engine_ext.shared.segment cimport Segment
 
 cdef struct Writer:
     Segment* segment

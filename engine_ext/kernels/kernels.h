@@ -16,10 +16,11 @@
  * Pointers need the alignment of their element type, no more. Kernels are pure: no state, no allocation, no errors. They rely
  * on round-to-nearest without flushing of denormals: the caller sets it (platform/cpu.h).
  */
-#ifndef ENGINE_DATA_KERNELS_H
-#define ENGINE_DATA_KERNELS_H
+#ifndef ENGINE_KERNELS_H
+#define ENGINE_KERNELS_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* The first ENGINE_DTYPES are reduced, and have kernels. The others are only moved, as bytes: by broadcast, allgather and
  * alltoall. */
@@ -48,6 +49,11 @@ enum engine_dtype {
   ENGINE_FLOAT8_E8M0FNU = 20,
   ENGINE_ALL_DTYPES = 21
 };
+
+/* Bytes of one element, by dtype. */
+static const uint8_t ENGINE_ITEM_BYTES[] = {2, 2, 4, 8, 1, 1, 2, 2, 4, 8, 1, 4, 8, 4, 8, 16, 1, 1, 1, 1, 1};
+_Static_assert(sizeof ENGINE_ITEM_BYTES == ENGINE_ALL_DTYPES, "every dtype has a size");
+static inline int64_t dtype_bytes(int dtype) { return ENGINE_ITEM_BYTES[dtype]; }
 
 /* ENGINE_OPS counts those that combine element by element; Adasum (data/adasum.pyx) is made of `inner` and `weigh`. */
 enum engine_op {

@@ -4,11 +4,11 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strncpy
 
-from engine_ext.control.layout cimport (
+from engine_ext.platform.atomics cimport add32, cas, cas32, futex_wake
+from engine_ext.shared.layout cimport (
     ENGINE_LAYOUT, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, rank_page, segment_bytes, segment_coordinator,
     segment_header, segment_page, segment_ring,
 )
-from engine_ext.platform.atomics cimport add32, cas, cas32, futex_wake
 
 cdef extern from "<sys/mman.h>" nogil:
     enum: PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_DONTFORK

@@ -1,5 +1,5 @@
 /* Which kernels this process uses, and what they can be asked for. */
-#include "data/kernels.h"
+#include "kernels/kernels.h"
 
 #include <errno.h>
 #include <string.h>

@@ -2,8 +2,8 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from engine_ext.control.layout cimport ENTRY_PAD, RING_WORDS, engine_entry
 from engine_ext.platform.atomics cimport load_acquire, store_release
+from engine_ext.shared.layout cimport ENTRY_PAD, RING_WORDS, engine_entry
 
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch(const void* memory, size_t nbytes)

@@ -2,4 +2,4 @@
 #error "compile this file with -mavx512f -mavx512bw -mavx512vl -mavx512dq -mf16c"
 #endif
 #define ENGINE_KERNELS engine_kernels_avx512
-#include "data/kernels_impl.h"
+#include "kernels/kernels_impl.h"

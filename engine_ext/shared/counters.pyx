@@ -2,9 +2,9 @@
 from libc.errno cimport EINVAL, EPROTO, errno
 from libc.stdint cimport uint64_t
 
-from engine_ext.control.layout cimport KIND_ALLREDUCE
 from engine_ext.platform.atomics cimport now_ns, store_relaxed
 from engine_ext.platform.clock cimport age_ns
+from engine_ext.shared.layout cimport KIND_ALLREDUCE
 
 cdef extern from "<sys/mman.h>" nogil:
     enum: PROT_READ, PROT_WRITE, MAP_SHARED, MADV_DONTFORK
@@ -13,7 +13,7 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void* addr, size_t length)
     int madvise(void* addr, size_t length, int advice)
 
-cdef extern from "engine_ext/control/counters.h" nogil:
+cdef extern from "engine_ext/shared/counters.h" nogil:
     int counters_format(counters_page* page)
     uint64_t* counters_field(counters_page* page, const char* name)
     int duration_bucket(uint64_t ns)

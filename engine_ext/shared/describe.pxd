@@ -1,5 +1,5 @@
 """Metadata in words, without the GIL."""
-from engine_ext.control.layout cimport engine_meta
+from engine_ext.shared.layout cimport engine_meta
 
 cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept nogil
 cdef int describe_ranks(const bint* chosen, const int* numbers, int size, char* text, int room) noexcept nogil

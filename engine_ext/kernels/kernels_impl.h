@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "data/kernels.h"
-#include "data/kernels_numbers.h"
+#include "kernels/kernels.h"
+#include "kernels/kernels_numbers.h"
 
 #if defined(__clang__)
 #define NO_CARRY _Pragma("clang loop vectorize(assume_safety)")
@@ -430,7 +430,7 @@ static void pack(int dtype, int tensor, double prescale, int streaming, void *ds
   stream_fence();
 }
 
-#include "data/kernels_adasum.h"
+#include "kernels/kernels_adasum.h"
 
 /* ---- the table ------------------------------------------------------------------------------------------------------------- */
 
