@@ -19,13 +19,15 @@ from engine_ext.bindings.arguments cimport (
     expect_reduction, expect_rows, expect_rows_reduction, fill_memory, fill_meta, may_share, same_shape, wire_number,
     wire_of,
 )
-from engine_ext.bindings.groups cimport group_add, group_expect_apart, group_gather, group_open, group_parts, group_sparse
+from engine_ext.bindings.groups cimport (
+    group_add, group_expect_apart, group_gather, group_open, group_parts, group_sparse,
+)
 from engine_ext.bindings.memory cimport Memory, Part
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
 from engine_ext.control.driver cimport (
-    Goal, Name, driver_await, driver_call, driver_join, driver_pin, driver_start, driver_stop,
-    driver_submit, driver_unpin, driver_wait,
+    Goal, Name, driver_await, driver_call, driver_join, driver_pin, driver_start, driver_stop, driver_submit, driver_unpin,
+    driver_wait,
 )
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.marks cimport marks_add, marks_close, marks_open
@@ -36,32 +38,33 @@ from engine_ext.control.state cimport (
     EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock,
 )
-from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Record, Status, bit, table_close, table_open
+from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Record, bit, table_close, table_open
 from engine_ext.control.trace cimport trace_close, trace_step
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64, engine_kernels_get
 from engine_ext.knobs cimport knobs_of, knobs_with
-from engine_ext.observe cimport (
-    counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of,
-)
+from engine_ext.observe cimport counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
 from engine_ext.platform.atomics cimport (
     add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, or32, store32_release,
     store_relaxed, store_release, swap_pointer,
 )
-from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_at, patience_look, patience_open, seconds_ns
+from engine_ext.platform.clock cimport (
+    after_ns, age_ns, overdue_ns, patience_at, patience_look, patience_open, seconds_ns,
+)
 from engine_ext.setup cimport kernel_level
 from engine_ext.shared.counters cimport (
     COUNTED_ENDED, COUNTED_RUNNING, counters_map, counters_page, counters_put, counters_step, counters_unmap,
 )
 from engine_ext.shared.describe cimport kind_name
 from engine_ext.shared.layout cimport (
-    CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, FAILURE_BYTES, FAULT_CALL, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL,
-    KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, KINDS, NAME_BYTES, engine_knobs, segment_bytes,
+    CAUSE_LEFT, CAUSE_RAISED, CAUSE_STALLED, COORDINATOR, FAILURE_BYTES, FAULT_CALL, KINDS, KIND_ALLGATHER, KIND_ALLREDUCE,
+    KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, NAME_BYTES, Status, engine_knobs, segment_bytes,
 )
 from engine_ext.shared.segment cimport (
-    abort_world, away, ring_others, segment_append, segment_map, segment_unmap, segment_within,
+    abort_world, away, segment_append, segment_map, segment_unmap, segment_within, wake_others,
 )
 from engine_ext.transport.arena cimport arena_close, arena_forked, arena_grow, arena_locate, arena_map, arena_open
+from engine_ext.transport.shm cimport shared_memory_open
 
 import logging
 from operator import index
@@ -287,11 +290,12 @@ cdef class Engine:
             segment_within(&e.segment, &world.state.segment)
             self.world, e.world, e.page = world, world.state, world.state.page
         if (table_open(&e.table, &e.segment, e.clock) != Status.OK
-                or executor_open(&e.executor, &e.segment, &e.arena, engine_kernels_get(kernel_level()), e.clock) != Status.OK
-                or (rank == 0 and coordinator_open(&e.coordinator, &e.segment, e.clock, &knobs) != Status.OK)):
+                or executor_open(&e.executor, rank, size, shared_memory_open(&e.transport, &e.segment), &e.arena,
+                                 engine_kernels_get(kernel_level()), e.clock) != Status.OK
+                or (rank == COORDINATOR and coordinator_open(&e.coordinator, &e.segment, e.clock, &knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
         e.coordinator.trace, e.coordinator.page = &e.trace, e.page
-        if rank == 0 and e.page != NULL:
+        if rank == COORDINATOR and e.page != NULL:
             store32_release(&e.segment.coordinator.recording, 1)
         status = driver_start(e)
         if status:
@@ -330,7 +334,7 @@ cdef class Engine:
         e.page = e.coordinator.page = page
         memset(&e.overlap, 0, sizeof(Overlap))
         pthread_mutex_unlock(&e.lock)
-        if self.rank == 0:
+        if self.rank == COORDINATOR:
             store32_release(&e.segment.coordinator.recording, page != NULL)
 
     def tell(self, **fields):
@@ -354,8 +358,8 @@ cdef class Engine:
             raise EngineError("process sets are formed by the world's engine")
         self.end += segment_bytes(<uint32_t>len(numbers))
         self.formed += 1
-        # Rank 0 makes the segment before it brings the barrier, so every member finds it after.
-        if self.rank == 0:
+        # The coordinator's rank makes the segment before it brings the barrier, so every member finds it after.
+        if self.rank == COORDINATOR:
             status = segment_append(&e.segment, self.control, offset, <int>len(numbers))
         if status < 0:
             raise OSError(-status, f"cannot make the control segment of a process set of {len(numbers)} ranks")
@@ -600,7 +604,8 @@ cdef class Engine:
     cdef int expect_heard(self, const Record* record, uint64_t begun) except -1:
         """The ranks have yet to hear of a failed call. No operation is overdue meanwhile: this rank's own wait has a limit."""
         cdef State* e = self.state
-        cdef bint left = self.rank != 0 and load32_acquire(&e.segment.pages[0].left)    # pairs with the release in close
+        # Pairs with the release in close.
+        cdef bint left = self.rank != COORDINATOR and load32_acquire(&e.segment.pages[COORDINATOR].left)
         if left or overdue_ns(patience_look(e.clock), begun, e.stall_limit_ns):
             raise DuplicateNameError(
                 f"a call of '{record.name[:record.name_bytes].decode('utf-8', 'replace')}' has failed on rank {self.number}, and "
@@ -965,7 +970,7 @@ cdef class Engine:
             late = ", ".join([str(self.numbers[r]) for r in missing])
             who = f"rank{'s' if len(missing) > 1 else ''} {late}"
             stall_tell(e, f"join has waited {quiet / 1e9:.0f} s for {who}, and nothing was brought".encode())
-        ring_others(&e.segment, 0)
+        wake_others(&e.segment, 0)
         return 0
 
     def share(self, uint64_t nbytes):
@@ -979,8 +984,8 @@ cdef class Engine:
             raise EngineError("tensors are shared by all ranks of the world, not by a process set")
         if nbytes == 0:
             raise ValueError("a shared region has at least one byte")
-        # Rank 0 makes the file long enough before it brings the barrier, so every rank finds it so after.
-        if self.rank == 0:
+        # The coordinator's rank makes the file long enough before it brings the barrier, so every rank finds it so after.
+        if self.rank == COORDINATOR:
             status = arena_grow(&e.arena, nbytes)
             if status < 0:
                 raise OSError(-status, f"cannot allocate {nbytes} shared bytes for each of {self.size} ranks")
@@ -1015,7 +1020,7 @@ cdef class Engine:
         cdef State* e = self.state
         cdef engine_knobs chosen
         self.check()
-        if self.rank != 0:
+        if self.rank != COORDINATOR:
             raise EngineError(f"knobs are set on the coordinator, rank 0; this is rank {self.rank}")
         chosen = knobs_with(e.wanted, changes)      # before the lock is taken: it may raise. `wanted` is written here alone.
         chosen.version += 1
@@ -1157,7 +1162,7 @@ cdef class Engine:
                 driver_stop(e)
             # After the last chunk that this rank passes; pairs with the acquire of whoever needs this rank, and of monitors.
             store32_release(&e.segment.mine.left, 1)
-            ring_others(&e.segment, 0)
+            wake_others(&e.segment, 0)
             for part in self.shared:
                 (<Part>part).detached = True
             arena_close(&e.arena)

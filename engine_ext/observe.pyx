@@ -203,7 +203,7 @@ cdef int64_t entry_at(State* e, const rank_page* page) noexcept nogil:
     for _ in range(100):
         at, found = cursor, -1
         while found < 0 and at < load_acquire(&e.segment.coordinator.tail):
-            entry = <const engine_entry*>&e.segment.ring[at % RING_WORDS]
+            entry = <const engine_entry*>&e.segment.schedule[at % RING_WORDS]
             if entry.type != ENTRY_PAD:
                 found = <int64_t>entry.sequence
             at += max(entry.words, <unsigned int>1)

@@ -19,6 +19,7 @@ from engine_ext.core cimport Engine
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
 from engine_ext.shared.describe cimport kind_name
 from engine_ext.shared.layout cimport ENTRY_SKIP
+from engine_ext.shared.segment cimport coordinates
 
 from engine_ext.errors import EngineError
 
@@ -255,13 +256,13 @@ cdef class Tracer:
             raise EngineError("a timeline is being recorded already")
         if status:
             raise MemoryError("no memory to record a timeline in")
-        if e.segment.rank == 0:
+        if coordinates(&e.segment):
             store32_relaxed(&e.segment.coordinator.recording, 1)
         self.left_out = 0
 
     def stop(self):
         cdef State* e = self.state()
-        if e.segment.rank == 0:
+        if coordinates(&e.segment):
             store32_relaxed(&e.segment.coordinator.recording, e.page != NULL)
         pthread_mutex_lock(&e.lock)
         trace_stop(&e.trace, now_ns())

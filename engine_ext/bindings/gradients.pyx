@@ -17,11 +17,11 @@ from engine_ext.bindings.groups cimport group_add, group_gather, group_open, gro
 from engine_ext.bindings.torch_parameter cimport HookPlace, give_gradient, gradient_of, hook_place, prefetch_place
 from engine_ext.bindings.view cimport View, expect_dense, expect_reducible, view_of
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
-from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Status
+from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op
 from engine_ext.core cimport Engine, disagreement, free_op, new_op, take_memory
 from engine_ext.kernels.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL
 from engine_ext.platform.atomics cimport or32
-from engine_ext.shared.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, NAME_BYTES, engine_meta
+from engine_ext.shared.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, NAME_BYTES, Status, engine_meta
 from engine_ext.transport.arena cimport arena_locate
 
 from engine_ext.errors import EngineError, UnsupportedTensorError

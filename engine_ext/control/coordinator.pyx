@@ -11,14 +11,16 @@ from libc.string cimport memcmp, memcpy, memset
 from engine_ext.control.agreement cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
 from engine_ext.control.arrivals cimport arrivals_decide, arrivals_earliest, arrivals_note
 from engine_ext.control.batch cimport close_batches
-from engine_ext.control.table cimport Status, bit, hash_name
-from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release
+from engine_ext.control.table cimport bit, hash_name
+from engine_ext.platform.atomics cimport (
+    load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release,
+)
 from engine_ext.platform.clock cimport after_ns, overdue_ns, patience, patience_at
 from engine_ext.shared.describe cimport describe_ranks, fit
 from engine_ext.shared.layout cimport (
-    ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, ID_WORDS, IDS, KIND_ALLGATHER,
-    KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, WIRE_TUNED, engine_entry, engine_knobs, engine_meta,
-    engine_request, meta_reduces, meta_wire_bytes, rank_page,
+    COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS,
+    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, WIRE_TUNED, Status,
+    engine_entry, engine_knobs, engine_meta, engine_request, meta_reduces, meta_wire_bytes, rank_page,
 )
 from engine_ext.shared.schedule cimport schedule_append, schedule_reserve, schedule_slowest
 from engine_ext.shared.segment cimport elsewhere
@@ -472,7 +474,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
             changed = True
             engine_prefetch_read(segment.pages[r].ready, LINE)      # what it has written since, in the usual case of few names
             engine_prefetch_read(segment.pages[r].awaited, LINE)
-    steps = load_acquire(&segment.pages[0].steps)
+    steps = load_acquire(&segment.pages[COORDINATOR].steps)
     if steps != c.step:
         c.step, c.usual_items, c.step_items = steps, c.step_items, 0
     if changed:

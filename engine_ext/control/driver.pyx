@@ -4,7 +4,7 @@ The role is one word. The engine thread holds it, asleep on its own door, when n
 over without waking it. What a pass touches (coordinator, executor, the entry in progress) belongs to the role's holder and
 needs no lock.
 
-The engine thread: started by driver_start, woken by ring() on door 1, stopped by driver_stop, which joins it; it never takes the
+The engine thread: started by driver_start, woken by wake() on door 1, stopped by driver_stop, which joins it; it never takes the
 GIL, never spins, and sleeps without a timeout unless a batch is open or an entry is in progress.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
@@ -17,7 +17,7 @@ from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State, pthread_mutex_lock, pthread_mutex_unlock, pthread_t
 from engine_ext.control.table cimport (
-    OP_DONE, Op, Record, Status, bit, fails, table_await, table_brought_by_all, table_record, table_release,
+    OP_DONE, Op, Record, bit, fails, table_await, table_brought_by_all, table_record, table_release,
     table_submit,
 )
 from engine_ext.control.trace cimport trace_wait_begins, trace_wait_ends
@@ -30,9 +30,9 @@ from engine_ext.platform.atomics cimport (
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.shared.counters cimport tally
 from engine_ext.shared.layout cimport (
-    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, rank_page,
+    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, Status, rank_page,
 )
-from engine_ext.shared.segment cimport ring, ring_others, ring_unfenced
+from engine_ext.shared.segment cimport coordinates, wake, wake_others, wake_unfenced
 
 cdef extern from "<signal.h>" nogil:
     ctypedef struct sigset_t:
@@ -76,7 +76,7 @@ cdef bint drive_once(State* e) noexcept nogil:
             return False
         fail_everything(e)
         return True
-    if e.segment.rank == 0:
+    if coordinates(&e.segment):
         if load32_acquire(&e.wanted_new):
             pthread_mutex_lock(&e.lock)
             coordinator_turn(&e.coordinator, &e.wanted)
@@ -85,10 +85,10 @@ cdef bint drive_once(State* e) noexcept nogil:
         tail, waiting, stuck = e.coordinator.writer.tail, e.coordinator.queue_count, e.coordinator.stuck
         coordinator_step(&e.coordinator)
         if e.coordinator.writer.tail != tail:
-            ring_others(&e.segment, 0)
+            wake_others(&e.segment, 0)
             moved = True
         elif e.coordinator.drained:
-            ring_others(&e.segment, 0)
+            wake_others(&e.segment, 0)
         e.coordinator.drained = False
         if load32_relaxed(&e.marks.timed) and something_ready(e):
             marks_busy(&e.marks, True)
@@ -99,7 +99,7 @@ cdef bint drive_once(State* e) noexcept nogil:
         e.drained = drained
         wake_waiters(e)
     moved |= run_schedule(e)
-    if e.segment.rank == 0 and load32_relaxed(&e.marks.timed):
+    if coordinates(&e.segment) and load32_relaxed(&e.marks.timed):
         marks_busy(&e.marks, something_ready(e))
     return moved
 
@@ -109,7 +109,7 @@ cdef uint64_t deadline(State* e) noexcept nogil:
     cdef uint64_t when, stall
     if load32_relaxed(&e.failed):
         return NEVER
-    when = coordinator_deadline(&e.coordinator) if e.segment.rank == 0 else NEVER
+    when = coordinator_deadline(&e.coordinator) if coordinates(&e.segment) else NEVER
     stall = stall_deadline(e)
     return stall if when == NEVER or (stall != NEVER and stall < when) else when
 
@@ -118,9 +118,9 @@ cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
     """Say that this rank is about to sleep, on which door and at which count of it. The caller fences and looks again (I8)."""
     cdef uint32_t asleep = door | count << SLEEP_COUNT_SHIFT
     if e.entry != NULL:
-        executor_needs(&e.executor, e.segment.mine.need)
+        executor_needs(&e.executor)
         asleep |= SLEEP_IN_ENTRY
-    if e.segment.rank == 0:
+    if coordinates(&e.segment):
         if e.coordinator.stuck:
             asleep |= SLEEP_STUCK
         if e.coordinator.queue_count:
@@ -157,7 +157,7 @@ cdef void* engine_thread(void* argument) noexcept nogil:
             while drive_once(e) and not load32_relaxed(&e.waiters):
                 pass
             announce_sleep(e, DOOR_ENGINE, door)
-            full_fence(FENCE_ENGINE)                        # announcement before the look; pairs with the fence in ring()
+            full_fence(FENCE_ENGINE)                        # announcement before the look; pairs with the fence in wake()
             moved = drive_once(e)
             stall_check(e)
             when = deadline(e)
@@ -255,8 +255,8 @@ cdef void notify_leader(State* e, int32_t id, uint64_t nbytes, bint awaited) noe
     where it travels compressed: only how soon is at stake."""
     cdef uint32_t asleep
     cdef int r
-    full_fence(FENCE_SUBMIT)                                # as in ring(): the bit before the look at `asleep`
-    asleep = load32_relaxed(&e.segment.pages[0].asleep)
+    full_fence(FENCE_SUBMIT)                                # as in wake(): the bit before the look at `asleep`
+    asleep = load32_relaxed(&e.segment.pages[e.segment.leader].asleep)
     if asleep == 0 or (id >= 0 and not table_brought_by_all(&e.table, id)):
         return
     count_up(&e.brought_bytes, nbytes)
@@ -267,7 +267,7 @@ cdef void notify_leader(State* e, int32_t id, uint64_t nbytes, bint awaited) noe
         else:
             return                              # the cycle ends soon enough
     store_relaxed(&e.brought_bytes, 0)
-    ring_unfenced(&e.segment, 0, 0)
+    wake_unfenced(&e.segment, e.segment.leader, 0)
 
 
 cdef int driver_submit(State* e, const Name* name, Op* op) noexcept nogil:
@@ -301,7 +301,7 @@ cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept n
         store32_relaxed(&e.segment.mine.asleep, 0)
         status = submit(e, name, op, &id, tick - ns, &recording)
         if status == Status.OK:
-            if e.segment.rank != 0:
+            if not coordinates(&e.segment):
                 notify_leader(e, id, op.nbytes, True)
             drive_until(e, &goal, tick)
         give_back(e)
@@ -367,20 +367,20 @@ cdef inline void end_wait(State* e, uint32_t recording, uint64_t now) noexcept n
 
 cdef void give_back(State* e) noexcept nogil:
     """Return the role to the sleeping engine thread; wake it only if something is left to do."""
-    cdef bint busy = e.entry != NULL or (e.segment.rank == 0 and (e.coordinator.queue_count or e.coordinator.stuck))
+    cdef bint busy = e.entry != NULL or (coordinates(&e.segment) and (e.coordinator.queue_count or e.coordinator.stuck))
     cdef uint64_t cursor = e.segment.mine.cursor
     cdef uint32_t count = load32_acquire(&e.segment.mine.door[DOOR_ENGINE])
     # The engine thread sleeps at this count, or at an earlier one and then it is on its way. Or at a later one, when a ring
     # that was meant for an earlier sleep comes only now: nobody would ring for this announcement then, so it is called.
     announce_sleep(e, DOOR_ENGINE, count)
     store32_release(&e.role, Role.ENGINE_ASLEEP)
-    full_fence(FENCE_GIVE_BACK)     # announced and given back before the look; pairs with ring() and driver_wait
+    full_fence(FENCE_GIVE_BACK)     # announced and given back before the look; pairs with wake() and driver_wait
     if load32_relaxed(&e.waiters) > 1:              # one of them may take the role, or be on its way out
         add32(&e.local_door, 1)
         futex_wake(&e.local_door, 1 << 30)
     if (busy or load32_relaxed(&e.segment.mine.door[DOOR_ENGINE]) != count
             or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(e.segment.abort) != 0
-            or (e.segment.rank == 0 and coordinator_unseen(&e.coordinator))):
+            or (coordinates(&e.segment) and coordinator_unseen(&e.coordinator))):
         add32(&e.segment.mine.door[DOOR_ENGINE], 1)
         futex_wake(&e.segment.mine.door[DOOR_ENGINE], 1)
 
@@ -425,7 +425,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
         spin_end = 0
         door = load32_acquire(&mine.door[DOOR_WAITER])
         announce_sleep(e, DOOR_WAITER, door)
-        full_fence(FENCE_CALLER)                                # pairs with the fence in ring()
+        full_fence(FENCE_CALLER)                                # pairs with the fence in wake()
         if not drive_once(e) and not met(e, goal) and not load32_acquire(&e.stop):      # the door was read before
             if now_ns() >= tick:
                 store32_relaxed(&mine.asleep, 0)
@@ -471,9 +471,9 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
     return Status.OK if met(e, goal) else Status.TICK
 
 
-cdef void ring_timed_leader(State* e) noexcept nogil:
+cdef void wake_timed_leader(State* e) noexcept nogil:
     """Somebody waits now: a leader that sleeps until the end of a cycle has to reconsider."""
-    ring(&e.segment, 0, SLEEP_CYCLE)
+    wake(&e.segment, e.segment.leader, SLEEP_CYCLE)
 
 
 cdef void driver_await(State* e, Op* op) noexcept nogil:
@@ -485,7 +485,7 @@ cdef void driver_await(State* e, Op* op) noexcept nogil:
         news = True
     pthread_mutex_unlock(&e.lock)
     if news:
-        ring_timed_leader(e)
+        wake_timed_leader(e)
 
 
 cdef int driver_join(State* e, uint32_t* join) noexcept nogil:
@@ -506,7 +506,7 @@ cdef int driver_join(State* e, uint32_t* join) noexcept nogil:
         store_release(&e.segment.mine.waits, e.segment.mine.waits + 1)
     pthread_mutex_unlock(&e.lock)
     if status == Status.OK:
-        ring(&e.segment, 0, 0)
+        wake(&e.segment, e.segment.leader, 0)
     return status
 
 
@@ -518,4 +518,4 @@ cdef void driver_wait_for_all(State* e, bint on) noexcept nogil:
     store_release(&mine.waits, mine.waits + 1)      # pairs with the coordinator's acquire
     pthread_mutex_unlock(&e.lock)
     if on:
-        ring_timed_leader(e)
+        wake_timed_leader(e)

@@ -11,7 +11,7 @@ from engine_ext.control.state cimport (
 )
 from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
-    OP_ABANDONED, OP_DONE, OP_STAND_IN, Member, Op, Record, Status, fails, table_define, table_dismiss, table_evict, table_finish,
+    OP_ABANDONED, OP_DONE, OP_STAND_IN, Member, Op, Record, fails, table_define, table_dismiss, table_evict, table_finish,
     table_record, table_release, table_stand_in, table_toggle,
 )
 from engine_ext.control.trace cimport trace_entry, trace_entry_begins, trace_entry_ends
@@ -26,12 +26,12 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.shared.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, tally
 from engine_ext.shared.layout cimport (
-    ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
-    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, FAULT_CALL, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BROADCAST,
-    KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, engine_entry, meta_bytes, wire_dtype,
+    ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR,
+    ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, FAULT_CALL, KIND_ALLGATHER, KIND_ALLTOALL,
+    KIND_BROADCAST, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, Status, engine_entry, meta_bytes, wire_dtype,
 )
 from engine_ext.shared.schedule cimport schedule_advance, schedule_next
-from engine_ext.shared.segment cimport Segment, abort_world, ring
+from engine_ext.shared.segment cimport Segment, abort_world, coordinates, wake
 from engine_ext.transport.arena cimport arena_privatise
 
 cdef extern from "<unistd.h>" nogil:
@@ -443,7 +443,7 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
         count_up(&e.counters.busy_ns, row.ended - row.started)
         if e.page != NULL:
             counters_entry(e.page, entry, row.started, row.ended, exposed)
-        if e.segment.rank == 0 and entry.algorithm == ALGORITHM_TWO_SHOT:
+        if coordinates(&e.segment) and entry.algorithm == ALGORITHM_TWO_SHOT:
             stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores, row.ended - row.started)
     if e.marks.due:                     # written by the role's holder alone
         pthread_mutex_lock(&e.lock)
@@ -476,7 +476,7 @@ cdef bint apply(State* e, engine_entry* entry, bint collected) noexcept nogil:
             status = table_evict(&e.table, entry.id)
         pthread_mutex_unlock(&e.lock)
         if entry.type == ENTRY_EVICT:
-            ring(&e.segment, 0, 0)      # an operation in flight went up as a request
+            wake(&e.segment, e.segment.leader, 0)      # an operation in flight went up as a request
     return status == Status.OK
 
 
@@ -521,6 +521,6 @@ cdef bint run_schedule(State* e) noexcept nogil:
             else:
                 return moved            # an eviction without room for its request, or a failure: look again later
         moved = True
-    if moved and e.segment.rank != 0:
-        ring(&e.segment, 0, SLEEP_STUCK)    # the coordinator may wait for cursors to pass
+    if moved and not coordinates(&e.segment):
+        wake(&e.segment, e.segment.leader, SLEEP_STUCK)    # the coordinator may wait for cursors to pass
     return moved

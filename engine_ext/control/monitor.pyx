@@ -13,7 +13,7 @@ from engine_ext.control.state cimport EVENT_CLOSED, State, pthread_mutex_lock, p
 from engine_ext.platform.atomics cimport load32_acquire, store_relaxed
 from engine_ext.platform.clock cimport age_ns, patience_look
 from engine_ext.shared.layout cimport CAUSE_DIED
-from engine_ext.shared.segment cimport abort_world, ring
+from engine_ext.shared.segment cimport abort_world, wake
 
 cdef extern from "<poll.h>" nogil:
     cdef struct pollfd:
@@ -60,11 +60,11 @@ cdef int look_after(State* e) noexcept nogil:
 cdef void wake_drivers(State* e) noexcept nogil:
     """Have whoever drives in this process, in the world or in a process set, look at what it is in the middle of."""
     cdef State* part
-    ring(&e.segment, e.segment.rank, 0)
+    wake(&e.segment, e.segment.rank, 0)
     pthread_mutex_lock(&e.lock)
     part = e.sets
     while part != NULL:
-        ring(&part.segment, part.segment.rank, 0)
+        wake(&part.segment, part.segment.rank, 0)
         part = part.beside
     pthread_mutex_unlock(&e.lock)
 

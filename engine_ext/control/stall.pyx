@@ -14,11 +14,11 @@ from engine_ext.control.execute cimport raise_event
 from engine_ext.control.standoff cimport Standoff, standoff_absentee, standoff_describe, standoff_report
 from engine_ext.control.state cimport EVENT_STALL, HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.control.table cimport Op, bit
-from engine_ext.data.executor cimport executor_laggard
+from engine_ext.data.executor cimport executor_laggard, executor_passed_by
 from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, now_ns, store32_release
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look
-from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, REASON_BYTES, rank_page
-from engine_ext.shared.segment cimport abort_world, away, elsewhere, ring, ring_others
+from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, REASON_BYTES, rank_page
+from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere, wake, wake_others
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
@@ -46,18 +46,16 @@ cdef void stall_check(State* e) noexcept nogil:
         return
     if e.entry != NULL:
         check_entry(e)
-    if e.segment.rank == 0:
+    if coordinates(&e.segment):
         check_names(e)
 
 
 cdef int who_left_it(State* e) noexcept nogil:
     """A rank that has left and has not passed the entry in progress, or -1. Its words move no more once it has left."""
-    cdef rank_page* page
     cdef int r
     for r in range(e.segment.size):
-        page = e.segment.pages[r]
-        # `left` before the counter: pairs with the release in close, which comes after the last chunk.
-        if r != e.segment.rank and load32_acquire(&page.left) and load_acquire(&page.copied) < e.executor.end:
+        # `left` before how far it is: pairs with the release in close, which comes after the last chunk.
+        if r != e.segment.rank and load32_acquire(&e.segment.pages[r].left) and not executor_passed_by(&e.executor, r):
             return r
     return -1
 
@@ -166,7 +164,7 @@ cdef bint watched(State* e, Op** op) noexcept nogil:
 cdef uint64_t stall_deadline(State* e) noexcept nogil:
     """When whoever drives has to call stall_check again, by the monotonic clock; 0: there is nothing to watch."""
     cdef uint64_t when = 0, still = e.stall_limit_ns
-    if e.segment.rank == 0 and e.coordinator.open != NULL:
+    if coordinates(&e.segment) and e.coordinator.open != NULL:
         when = coordinator_look_at(&e.coordinator, e.stall_warning_ns, e.stall_limit_ns)
     if e.entry != NULL:
         if e.stall_warning_ns and e.stood != e.entry.sequence + 1 and (still == 0 or e.stall_warning_ns < still):
@@ -181,7 +179,8 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
     cdef int32_t id = op.record.id
     cdef int r
     for r in range(e.segment.size):
-        if r != e.segment.rank and load32_acquire(&e.segment.pages[r].left) and (r == 0 or (id >= 0 and withholds(e, r, id))):
+        if r != e.segment.rank and load32_acquire(&e.segment.pages[r].left) and (
+                r == COORDINATOR or (id >= 0 and withholds(e, r, id))):
             return r
     return -1
 
@@ -210,8 +209,8 @@ cdef int who_withholds(State* e, const Op* op, uint64_t seen) noexcept nogil:
         for r in range(e.segment.size):
             if withholds(e, r, id) and (culprit < 0 or (elsewhere(&e.segment, culprit) and not elsewhere(&e.segment, r))):
                 culprit = r
-        return max(culprit, 0)      # nobody: everybody has brought it and nothing is scheduled
-    return 0                        # a new name: only the coordinator knows who has not requested it. It does not answer
+        return culprit if culprit >= 0 else COORDINATOR     # nobody: everybody has brought it and nothing is scheduled
+    return COORDINATOR              # a new name: only the coordinator knows who has not requested it. It does not answer
 
 
 cdef void stall_look_after(State* e, Op* op) noexcept nogil:
@@ -230,16 +229,17 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
             culprit, cause = who_withholds(e, op, seen), CAUSE_STALLED
         if culprit >= 0:
             snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
-                     b"scheduled" if culprit == 0 and not (op.record.id >= 0 and withholds(e, 0, op.record.id)) else b"brought")
+                     b"scheduled" if culprit == COORDINATOR and (op.record.id < 0 or not withholds(e, culprit, op.record.id))
+                     else b"brought")
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0:
         abort_world(&e.segment, culprit, cause, text)
     else:
         # Rank 0 knows who withholds a name, and looks when it is woken. As for the others: a wake-up that was lost after all
         # would cost them a tick, not the stall limit.
-        ring_others(&e.segment, 0)
-        if e.segment.rank == 0 and load32_relaxed(&e.segment.mine.overdue):
-            ring(&e.segment, 0, 0)              # who drives, here
+        wake_others(&e.segment, 0)
+        if coordinates(&e.segment) and load32_relaxed(&e.segment.mine.overdue):
+            wake(&e.segment, e.segment.leader, 0)              # who drives, here
 
 
 cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
@@ -270,9 +270,10 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     pthread_mutex_unlock(&e.lock)
     e.overdue_count = overdue
     if news:
-        if e.segment.rank != 0:
+        if not coordinates(&e.segment):
             raise_event(e, EVENT_STALL)
-        ring(&e.segment, 0, 0)                  # rank 0, which may know more, reports what it has in flight when it has looked
+        # Rank 0, which may know more, reports what it has in flight when it has looked.
+        wake(&e.segment, e.segment.leader, 0)
     if oldest and overdue_ns(seen, oldest, e.stall_limit_ns):
         stall_look_after(e, NULL)
     # What is brought from now on cannot be overdue sooner than this.

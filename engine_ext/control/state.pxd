@@ -12,6 +12,7 @@ from engine_ext.shared.counters cimport counters_page
 from engine_ext.shared.layout cimport MAX_RANKS, REASON_BYTES, engine_entry, engine_knobs
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.arena cimport Arena
+from engine_ext.transport.shm cimport SharedMemory
 
 cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_t:
@@ -75,6 +76,7 @@ cdef struct State:
     State* beside               # the next of them
     Table table
     Arena arena
+    SharedMemory transport
     Executor executor
     Coordinator coordinator     # rank 0
     pthread_mutex_t lock        # table, knobs to come, history

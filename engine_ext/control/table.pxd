@@ -11,19 +11,6 @@ cdef enum:
     OP_ABANDONED = 2    # nobody holds its handle
     OP_STAND_IN = 4     # what a rank that has joined contributes: nobody ever held a handle, and no Python reference
 
-cdef enum Status:
-    OK = 0
-    FAILED_WORLD = -1
-    DUPLICATE = -2
-    NO_ROOM = -3        # the request ring is full: drive, and try again
-    NO_MEMORY = -4
-    MISMATCH = -5
-    TICK = -6           # not done yet: look for signals and come back
-    ABSENT = -7         # no rank brought a tensor; not an error
-    JOINED = -8         # this rank has joined, and brings nothing until the others have
-    AFTER_FAILURE = -9  # under this name a call has failed here, of which the others have yet to hear: wait, and try again
-    FAILED_CALL = -10   # a rank's call failed before it brought anything
-
 # The first bytes of an operation and of a record are what a gradient hook touches; it prefetches them.
 cdef struct Member:     # a tensor of a group
     const char* source

@@ -10,8 +10,8 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.platform.clock cimport patience, patience_at
 from engine_ext.shared.layout cimport (
-    IDS, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, REQUEST_BYTES, engine_meta, engine_request,
-    meta_bytes, meta_row_bytes, rank_page,
+    IDS, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, REQUEST_BYTES, Status, engine_meta,
+    engine_request, meta_bytes, meta_row_bytes, rank_page,
 )
 from engine_ext.shared.segment cimport away
 

@@ -18,11 +18,11 @@ from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.executor cimport Adasum, Executor, elements, executor_start
+from engine_ext.data.executor cimport Adasum, Executor, elements, executor_start, slot
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece
 from engine_ext.data.scatter cimport compartment, place
 from engine_ext.kernels.kernels cimport ENGINE_INNER_LANES
-from engine_ext.shared.layout cimport SLOT_BYTES, segment_slot
+from engine_ext.shared.layout cimport SLOT_BYTES
 
 # A vector of the tree whose squared norm is below this share of what it was added up from is zero: its ranks cancel to within
 # the resolution of float32, (2^-24)^2, and which way the rest points is chance.
@@ -31,13 +31,13 @@ cdef double CANCELLED = 2.0 ** -48
 
 cdef inline int32_t pairs(const Executor* x) noexcept nogil:
     """Inner products of a tensor: of (0, 0), (0, 1) .. (1, 1), (1, 2) .., as `inner` in kernels.h takes them."""
-    return x.segment.size * (x.segment.size + 1) // 2
+    return x.size * (x.size + 1) // 2
 
 
 cdef bint adasum_start(Executor* x) noexcept nogil:
     """Begin the entry that the fields and the plan describe. False without memory."""
     cdef Adasum* a = &x.adasum
-    cdef uint64_t size = <uint64_t>x.segment.size, count = <uint64_t>x.plan.count, lines, room, exchanged
+    cdef uint64_t size = <uint64_t>x.size, count = <uint64_t>x.plan.count, lines, room, exchanged
     cdef uint64_t products = count * <uint64_t>pairs(x), lanes = <uint64_t>pairs(x) * ENGINE_INNER_LANES, k
     cdef char* memory
     room = 8 * (count + 1 + products + count * size + lanes)
@@ -100,12 +100,12 @@ cdef void pack_parts(Executor* x, uint64_t n) noexcept nogil:
     while k < x.plan.count and x.adasum.starts[k] < end:
         piece = &x.plan.pieces[k]
         low, high = max(begin, x.adasum.starts[k]), min(end, x.adasum.starts[k + 1])
-        for r in range(x.segment.size):
+        for r in range(x.size):
             a, b = part_offset(x, k, r, low), part_offset(x, k, r, high)
-            into = place(x, x.segment.rank, n, r) + (low - begin)
+            into = place(x, x.rank, n, r) + (low - begin)
             if a < b and piece.source == NULL:
                 memset(into, 0, b - a)
-            elif a < b and r != x.segment.rank:
+            elif a < b and r != x.rank:
                 x.kernels.pack(piece.dtype, piece.dtype, 1.0, x.streaming, into, piece.source + a, elements(x, piece, b - a))
         k += 1
 
@@ -114,18 +114,18 @@ cdef void measure_parts(Executor* x, uint64_t n) noexcept nogil:
     """Add the products of what all ranks have in my compartment. Chunks come in order, so each part is added from its start."""
     cdef uint64_t begin = n * compartment(x), end = min(begin + compartment(x), x.adasum.starts[x.plan.count]), low, high, a, b
     cdef int32_t k = share_at(x, begin)
-    cdef int me = x.segment.rank, r
+    cdef int me = x.rank, r
     cdef Piece* piece
     while k < x.plan.count and x.adasum.starts[k] < end:
         piece = &x.plan.pieces[k]
         low, high = max(begin, x.adasum.starts[k]), min(end, x.adasum.starts[k + 1])
         a, b = part_offset(x, k, me, low), part_offset(x, k, me, high)
         if a < b:
-            for r in range(x.segment.size):
+            for r in range(x.size):
                 x.sources[r] = place(x, r, n, me) + (low - begin)
             if piece.source != NULL:
                 x.sources[me] = piece.source + a
-            x.kernels.inner(piece.dtype, x.adasum.lanes, x.sources, x.segment.size, elements(x, piece, b - a))
+            x.kernels.inner(piece.dtype, x.adasum.lanes, x.sources, x.size, elements(x, piece, b - a))
         if low < high == x.adasum.starts[k + 1]:
             add_lanes(x, k)
         k += 1
@@ -152,37 +152,37 @@ cdef inline uint64_t exchange_start(const Executor* x, uint64_t n, int rank) noe
     """Where what `rank` adds up begins in the products of exchange chunk n, in bytes; that of rank `size` is the chunk's end."""
     cdef uint64_t nbytes = min(products_bytes(x) - n * SLOT_BYTES, <uint64_t>SLOT_BYTES)
     cdef uint64_t lines = (nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT
-    return min(lines * <uint64_t>rank // <uint64_t>x.segment.size * PIECE_ALIGNMENT, nbytes)
+    return min(lines * <uint64_t>rank // <uint64_t>x.size * PIECE_ALIGNMENT, nbytes)
 
 
 cdef inline char* exchange_slot(const Executor* x, int rank, uint64_t n) noexcept nogil:
-    return segment_slot(x.segment.header, rank, x.first + x.adasum.measured + n)
+    return slot(x, rank, x.adasum.measured + n)
 
 
 cdef void pack_exchange(Executor* x, uint64_t n) noexcept nogil:
-    memcpy(exchange_slot(x, x.segment.rank, n), <char*>x.adasum.products + n * SLOT_BYTES, exchange_start(x, n, x.segment.size))
+    memcpy(exchange_slot(x, x.rank, n), <char*>x.adasum.products + n * SLOT_BYTES, exchange_start(x, n, x.size))
 
 
 cdef void reduce_exchange(Executor* x, uint64_t n) noexcept nogil:
-    cdef uint64_t low = exchange_start(x, n, x.segment.rank), high = exchange_start(x, n, x.segment.rank + 1)
+    cdef uint64_t low = exchange_start(x, n, x.rank), high = exchange_start(x, n, x.rank + 1)
     cdef uint64_t count = (high - low) // sizeof(double), i
     cdef double* sums = <double*>(<char*>x.adasum.products + n * SLOT_BYTES + low)
     cdef const double* brought
     cdef int r
     memset(sums, 0, high - low)
-    for r in range(x.segment.size):
+    for r in range(x.size):
         brought = <const double*>(exchange_slot(x, r, n) + low)
         for i in range(count):
             sums[i] += brought[i]
-    memcpy(exchange_slot(x, x.segment.rank, n) + low, sums, high - low)
+    memcpy(exchange_slot(x, x.rank, n) + low, sums, high - low)
 
 
 cdef void copy_exchange(Executor* x, uint64_t n) noexcept nogil:
     cdef uint64_t low, high
     cdef int r
-    for r in range(x.segment.size):
+    for r in range(x.size):
         low, high = exchange_start(x, n, r), exchange_start(x, n, r + 1)
-        if r != x.segment.rank and low < high:
+        if r != x.rank and low < high:
             memcpy(<char*>x.adasum.products + n * SLOT_BYTES + low, exchange_slot(x, r, n) + low, high - low)
     if x.adasum.measured + n + 1 == x.lead:
         weigh_ranks(x)
@@ -240,7 +240,7 @@ cdef void weigh_tensor(const double* products, double* w, int size, double facto
 cdef void weigh_ranks(Executor* x) noexcept nogil:
     cdef int32_t k
     for k in range(x.plan.count):
-        weigh_tensor(x.adasum.products + k * pairs(x), x.adasum.weights + k * x.segment.size, x.segment.size, x.adasum.factor)
+        weigh_tensor(x.adasum.products + k * pairs(x), x.adasum.weights + k * x.size, x.size, x.adasum.factor)
 
 
 # ---- the chunks before the weighted sum --------------------------------------------------------------------------------------

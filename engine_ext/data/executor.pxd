@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint64_t, uint8_t
 from engine_ext.data.plan cimport Piece, Plan
 from engine_ext.kernels.kernels cimport engine_kernels, engine_reduction
 from engine_ext.platform.clock cimport patience
-from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.arena cimport Arena
+from engine_ext.transport.transport cimport Progress, Transport
 
 cdef struct Adasum:         # of the entry in progress, if it is one (adasum.pyx)
     char* memory            # for the arrays
@@ -18,7 +18,9 @@ cdef struct Adasum:         # of the entry in progress, if it is one (adasum.pyx
     double factor           # prescale and postscale
 
 cdef struct Executor:
-    Segment* segment
+    int rank
+    int size
+    Transport* transport
     Arena* arena
     const engine_kernels* kernels
     Plan plan
@@ -45,10 +47,7 @@ cdef struct Executor:
     uint64_t uncopied           # before this chunk copy has nothing to do, and is passed with reduce
     uint64_t pack_gate          # from this chunk on pack, and
     uint64_t reduce_gate        # from this one on reduce, need what the stage after it has done with all before, on this rank
-    uint64_t packed             # chunks passed, as published
-    uint64_t reduced
-    uint64_t copied
-    uint64_t[3] known           # least packed, reduced, copied of all ranks, as last seen
+    Progress passed             # as published
     const patience* clock
     uint64_t progressed         # nanoseconds: when a stage was last passed, as this process has seen time pass
     bint timed                  # the entry in progress is recorded: then of each stage, in nanoseconds,
@@ -59,6 +58,10 @@ cdef struct Executor:
     void** targets
     Adasum adasum
 
+cdef inline char* slot(const Executor* x, int rank, uint64_t n) noexcept nogil:
+    """Where the chunk `n` of the entry, counted from its first, lies in the slot of `rank`."""
+    return x.transport.slot(x.transport, rank, x.first + n)
+
 cdef inline uint64_t elements(const Executor* x, const Piece* piece, uint64_t nbytes) noexcept nogil:
     """How many, in bytes that travel."""
     return nbytes // x.kernels.types[piece.wire].size
@@ -67,10 +70,11 @@ cdef inline uint64_t offset(const Executor* x, const Piece* piece, uint64_t at) 
     """Where in the piece's tensor the byte `at` of the logical buffer is."""
     return elements(x, piece, at - piece.start) * x.kernels.types[piece.dtype].size
 
-cdef int executor_open(Executor* x, Segment* segment, Arena* arena, const engine_kernels* kernels,
+cdef int executor_open(Executor* x, int rank, int size, Transport* transport, Arena* arena, const engine_kernels* kernels,
                        const patience* clock) noexcept nogil
 cdef void executor_close(Executor* x) noexcept nogil
 cdef void executor_start(Executor* x, uint64_t chunks) noexcept nogil
 cdef bint executor_progress(Executor* x) noexcept nogil
-cdef void executor_needs(Executor* x, uint64_t* need) noexcept nogil
+cdef void executor_needs(Executor* x) noexcept nogil
 cdef int executor_laggard(Executor* x) noexcept nogil
+cdef bint executor_passed_by(Executor* x, int rank) noexcept nogil

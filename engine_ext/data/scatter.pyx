@@ -10,8 +10,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
-from engine_ext.data.executor cimport Executor
-from engine_ext.shared.layout cimport segment_slot
+from engine_ext.data.executor cimport Executor, slot
 
 
 cdef inline uint64_t left(const Executor* x, uint64_t total, uint64_t begin) noexcept nogil:
@@ -23,7 +22,7 @@ cdef uint64_t scatter_chunks(const Executor* x) noexcept nogil:
     """Chunks of a reduce-scatter: those of the longest part."""
     cdef uint64_t longest = 0
     cdef int r
-    for r in range(x.segment.size):
+    for r in range(x.size):
         longest = max(longest, x.send_bytes[r])
     return (longest + compartment(x) - 1) // compartment(x)
 
@@ -47,13 +46,13 @@ cdef void pack_exchange(Executor* x, uint64_t n) noexcept nogil:
     cdef uint64_t begin, nbytes
     cdef int r
     if n == 0:
-        memcpy(segment_slot(x.segment.header, x.segment.rank, x.first), x.rows_sent, <size_t>x.segment.size * 8)
+        memcpy(slot(x, x.rank, 0), x.rows_sent, <size_t>x.size * 8)
         return
     begin = (n - 1) * compartment(x)
-    for r in range(x.segment.size):
+    for r in range(x.size):
         nbytes = left(x, x.send_bytes[r], begin)
-        if nbytes and r != x.segment.rank:
-            x.kernels.copy(place(x, x.segment.rank, n, r), x.plan.pieces[0].source + x.send_start[r] + begin, nbytes)
+        if nbytes and r != x.rank:
+            x.kernels.copy(place(x, x.rank, n, r), x.plan.pieces[0].source + x.send_start[r] + begin, nbytes)
 
 
 cdef void begin_exchange(Executor* x) noexcept nogil:
@@ -61,19 +60,19 @@ cdef void begin_exchange(Executor* x) noexcept nogil:
     cdef const int64_t* sent
     cdef uint64_t longest = 0, total = 0
     cdef int r, s
-    for s in range(x.segment.size):
-        sent = <const int64_t*>segment_slot(x.segment.header, s, x.first)
-        for r in range(x.segment.size):
+    for s in range(x.size):
+        sent = <const int64_t*>slot(x, s, 0)
+        for r in range(x.size):
             longest = max(longest, <uint64_t>sent[r] * x.row_bytes)
-        x.rows_received[s] = sent[x.segment.rank]
-        x.gather_bytes[s], x.gather_start[s] = <uint64_t>sent[x.segment.rank] * x.row_bytes, total
+        x.rows_received[s] = sent[x.rank]
+        x.gather_bytes[s], x.gather_start[s] = <uint64_t>sent[x.rank] * x.row_bytes, total
         total += x.gather_bytes[s]
     x.received = <char*>malloc(max(total, <uint64_t>1))
     x.end += (longest + compartment(x) - 1) // compartment(x)
 
 
 cdef void copy_exchange(Executor* x, uint64_t n) noexcept nogil:
-    cdef int me = x.segment.rank, s
+    cdef int me = x.rank, s
     cdef uint64_t begin, nbytes
     if n == 0:
         begin_exchange(x)
@@ -81,7 +80,7 @@ cdef void copy_exchange(Executor* x, uint64_t n) noexcept nogil:
     if x.received == NULL:          # no memory: said at the end, so that the other ranks are not kept waiting
         return
     begin = (n - 1) * compartment(x)
-    for s in range(x.segment.size):
+    for s in range(x.size):
         nbytes = left(x, x.gather_bytes[s], begin)
         if nbytes:
             x.kernels.copy(x.received + x.gather_start[s] + begin,

@@ -47,7 +47,7 @@ static inline int cas_pointer(void **p, void *old, void *v) {
 /* Orders this thread's earlier stores before its later loads: the two sides of "announce, then look" (ARCHITECTURE.md, I8).
  * Each use has a name, so that a build can leave one out: tests/verify/mutate.py shows which of them a test would miss. */
 enum {
-  FENCE_RING = 1,        /* news published, before the look for sleepers */
+  FENCE_WAKE = 1,        /* news published, before the look for sleepers */
   FENCE_STAGE = 2,       /* the same, for the stages of an entry */
   FENCE_SUBMIT = 3,      /* the same, for a submission */
   FENCE_ENGINE = 4,      /* the engine thread's sleep announced, before the look for news */

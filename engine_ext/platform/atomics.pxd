@@ -19,7 +19,7 @@ cdef extern from "engine_ext/platform/atomics.h" nogil:
     void* swap_pointer(void** p, void* v)
     bint cas_pointer(void** p, void* old, void* v)
     enum:
-        FENCE_RING, FENCE_STAGE, FENCE_SUBMIT, FENCE_ENGINE, FENCE_CALLER, FENCE_ROLE, FENCE_GIVE_BACK, FENCE_WAITER, FENCE_DONE,
+        FENCE_WAKE, FENCE_STAGE, FENCE_SUBMIT, FENCE_ENGINE, FENCE_CALLER, FENCE_ROLE, FENCE_GIVE_BACK, FENCE_WAITER, FENCE_DONE,
         FENCE_TAKE
     void full_fence(int name)
     void spin_pause()

@@ -17,6 +17,7 @@
 enum {
   ENGINE_PROTOCOL = 10,
   MAX_RANKS = 256,
+  COORDINATOR = 0,             /* the rank that coordinates, in a world and in every process set */
   MAX_DIMS = 13,
   DIM_SPARSE = 10,             /* in dims of a sparse tensor */
   DIM_MOVED = ENGINE_DTYPES,   /* in dims of a gathered group: elements of all dtypes that are not reduced */
@@ -220,7 +221,7 @@ static inline uint64_t segment_bytes(uint32_t size) {
 static inline coordinator_page *segment_coordinator(segment_header *h) {
   return (coordinator_page *)((char *)h + COORDINATOR_OFFSET);
 }
-static inline uint64_t *segment_ring(segment_header *h) { return (uint64_t *)((char *)h + RING_OFFSET); }
+static inline uint64_t *segment_schedule(segment_header *h) { return (uint64_t *)((char *)h + RING_OFFSET); }
 static inline rank_page *segment_page(segment_header *h, int rank) {
   return (rank_page *)((char *)h + PAGES_OFFSET + (size_t)rank * sizeof(rank_page));
 }

@@ -2,7 +2,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "engine_ext/shared/layout.h" nogil:
     enum:
-        ENGINE_PROTOCOL, MAX_RANKS, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
+        ENGINE_PROTOCOL, MAX_RANKS, COORDINATOR, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
         REASON_BYTES, FAILURE_BYTES, SLOTS, SLOT_BYTES, DOORS, DIM_SPARSE, DIM_MOVED, DIM_DIGEST, DIM_FAULT
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
         ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED
@@ -86,6 +86,20 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
     int wire_dtype(int wire, int dtype)
     uint64_t segment_bytes(uint32_t size)
     coordinator_page* segment_coordinator(segment_header* h)
-    uint64_t* segment_ring(segment_header* h)
+    uint64_t* segment_schedule(segment_header* h)
     rank_page* segment_page(segment_header* h, int rank)
     char* segment_slot(segment_header* h, int rank, uint64_t chunk)
+
+# What a call of the native engine comes to; 0 or less. It crosses no border between processes, but every plane.
+cdef enum Status:
+    OK = 0
+    FAILED_WORLD = -1
+    DUPLICATE = -2
+    NO_ROOM = -3        # the request ring is full: drive, and try again
+    NO_MEMORY = -4
+    MISMATCH = -5
+    TICK = -6           # not done yet: look for signals and come back
+    ABSENT = -7         # no rank brought a tensor; not an error
+    JOINED = -8         # this rank has joined, and brings nothing until the others have
+    AFTER_FAILURE = -9  # under this name a call has failed here, of which the others have yet to hear: wait, and try again
+    FAILED_CALL = -10   # a rank's call failed before it brought anything

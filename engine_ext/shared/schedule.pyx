@@ -34,13 +34,13 @@ cdef engine_entry* schedule_reserve(Writer* writer, uint32_t words) noexcept nog
         return NULL
     if pad:
         # A pad may be shorter than a header: its first word, size and type, is all that a reader looks at.
-        writer.segment.ring[place] = 0
-        entry = <engine_entry*>&writer.segment.ring[place]
+        writer.segment.schedule[place] = 0
+        entry = <engine_entry*>&writer.segment.schedule[place]
         entry.words, entry.type = pad, ENTRY_PAD
         writer.tail += pad
         store_release(&writer.segment.coordinator.tail, writer.tail)
         place = 0
-    entry = <engine_entry*>&writer.segment.ring[place]
+    entry = <engine_entry*>&writer.segment.schedule[place]
     memset(entry, 0, words * 8)
     entry.words = words
     return entry
@@ -52,7 +52,7 @@ cdef void schedule_append(Writer* writer, engine_entry* entry) noexcept nogil:
     writer.sequence += 1
     writer.tail += entry.words
     store_release(&writer.segment.coordinator.tail, writer.tail)   # pairs with schedule_next
-    engine_prefetch(&writer.segment.ring[writer.tail % RING_WORDS], USUAL_ENTRY)   # other ranks have read what lies there
+    engine_prefetch(&writer.segment.schedule[writer.tail % RING_WORDS], USUAL_ENTRY)   # other ranks have read what lies there
 
 
 cdef engine_entry* schedule_next(Segment* segment) noexcept nogil:
@@ -61,7 +61,7 @@ cdef engine_entry* schedule_next(Segment* segment) noexcept nogil:
     cdef uint64_t cursor = segment.mine.cursor
     cdef uint64_t tail = load_acquire(&segment.coordinator.tail)   # pairs with schedule_append
     while cursor < tail:
-        entry = <engine_entry*>&segment.ring[cursor % RING_WORDS]
+        entry = <engine_entry*>&segment.schedule[cursor % RING_WORDS]
         engine_prefetch_read(entry, USUAL_ENTRY)
         if entry.type != ENTRY_PAD:
             return entry

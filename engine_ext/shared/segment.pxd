@@ -1,18 +1,21 @@
 """The mapped control segment of a world, or of a process set: where the words are, and how to wake who waits on them."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.platform.atomics cimport FENCE_RING, add32, count_up, full_fence, futex_wake, load32_relaxed, load_relaxed
-from engine_ext.shared.layout cimport SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header
+from engine_ext.platform.atomics cimport FENCE_WAKE, add32, count_up, full_fence, futex_wake, load32_relaxed, load_relaxed
+from engine_ext.shared.layout cimport (
+    COORDINATOR, SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header,
+)
 
 cdef struct Segment:
     int rank
     int size
+    int leader                  # whom to wake for the coordinator: the rank that runs it
     int* numbers                # what the world calls each rank: the rank itself, but in a process set
     Segment* world              # the world's segment: this one, but of a process set
     uint64_t* abort             # the world's word: sets fail with it
     segment_header* header
     coordinator_page* coordinator
-    uint64_t* ring
+    uint64_t* schedule
     rank_page** pages           # by rank
     rank_page* mine
     uint32_t reason_claimed     # this process has written its reason; the world's alone
@@ -25,7 +28,11 @@ cdef int segment_map(Segment* segment, int fd, uint64_t offset, int rank, int si
 cdef void segment_within(Segment* segment, Segment* world) noexcept nogil
 cdef void segment_unmap(Segment* segment) noexcept nogil
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil
-cdef void ring_everybody(Segment* segment) noexcept nogil
+cdef void wake_everybody(Segment* segment) noexcept nogil
+
+cdef inline bint coordinates(const Segment* segment) noexcept nogil:
+    """Whether this rank runs the coordinator."""
+    return segment.rank == COORDINATOR
 
 cdef inline bint away(const Segment* segment, int rank) noexcept nogil:
     """Whether `rank` has joined: it brings nothing, and is waited for by nobody."""
@@ -36,7 +43,7 @@ cdef inline bint elsewhere(const Segment* segment, int rank) noexcept nogil:
     cdef const rank_page* world = segment.world.pages[segment.numbers[rank]]
     return load32_relaxed(&world.blocked_anywhere) > load32_relaxed(&segment.pages[rank].blocked)
 
-cdef inline void ring_unfenced(Segment* segment, int rank, uint32_t only) noexcept nogil:
+cdef inline void wake_unfenced(Segment* segment, int rank, uint32_t only) noexcept nogil:
     """Wake `rank` if it sleeps and, when `only` is not 0, has announced one of those reasons. The caller has fenced since it
     made true what `rank` may be waiting for.
 
@@ -52,14 +59,14 @@ cdef inline void ring_unfenced(Segment* segment, int rank, uint32_t only) noexce
         futex_wake(&page.door[door], 1)
         count_up(&segment.wakes, 1)
 
-cdef inline void ring(Segment* segment, int rank, uint32_t only) noexcept nogil:
-    full_fence(FENCE_RING)                        # pairs with the fence after `asleep` is announced (I8)
-    ring_unfenced(segment, rank, only)
+cdef inline void wake(Segment* segment, int rank, uint32_t only) noexcept nogil:
+    full_fence(FENCE_WAKE)                        # pairs with the fence after `asleep` is announced (I8)
+    wake_unfenced(segment, rank, only)
 
-cdef inline void ring_others(Segment* segment, uint32_t only) noexcept nogil:
-    """Wake the other ranks that sleep, as ring() does."""
+cdef inline void wake_others(Segment* segment, uint32_t only) noexcept nogil:
+    """Wake the other ranks that sleep, as wake() does."""
     cdef int r
-    full_fence(FENCE_RING)                        # as in ring()
+    full_fence(FENCE_WAKE)                        # as in wake()
     for r in range(segment.size):
         if r != segment.rank:
-            ring_unfenced(segment, r, only)
+            wake_unfenced(segment, r, only)

@@ -6,8 +6,8 @@ from libc.string cimport memset, strncpy
 
 from engine_ext.platform.atomics cimport add32, cas, cas32, futex_wake
 from engine_ext.shared.layout cimport (
-    ENGINE_LAYOUT, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, rank_page, segment_bytes, segment_coordinator,
-    segment_header, segment_page, segment_ring,
+    COORDINATOR, ENGINE_LAYOUT, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, rank_page, segment_bytes, segment_coordinator,
+    segment_header, segment_page, segment_schedule,
 )
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -86,10 +86,10 @@ cdef int segment_map(Segment* segment, int fd, uint64_t offset, int rank, int si
         free(segment.numbers)
         munmap(base, bytes)
         return -ENOMEM
-    segment.rank, segment.size, segment.header = rank, size, header
+    segment.rank, segment.size, segment.leader, segment.header = rank, size, COORDINATOR, header
     segment.world, segment.abort = segment, &header.abort
     segment.coordinator = segment_coordinator(header)
-    segment.ring = segment_ring(header)
+    segment.schedule = segment_schedule(header)
     for r in range(size):
         segment.pages[r], segment.numbers[r] = segment_page(header, r), r
     segment.mine = segment.pages[rank]
@@ -109,7 +109,7 @@ cdef void segment_unmap(Segment* segment) noexcept nogil:
         memset(segment, 0, sizeof(Segment))
 
 
-cdef void ring_everybody(Segment* segment) noexcept nogil:
+cdef void wake_everybody(Segment* segment) noexcept nogil:
     """Wake every thread that sleeps on any door, whatever `asleep` says: after an abort."""
     cdef int r, door
     for r in range(segment.size):
@@ -131,5 +131,5 @@ cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text
         strncpy(world.mine.reason, text, REASON_BYTES - 1)
         world.mine.reason[REASON_BYTES - 1] = 0
         first = cas(world.abort, 0, word)               # release: pairs with the acquire of whoever reads the reason
-    ring_everybody(world)
+    wake_everybody(world)
     return first

@@ -1,4 +1,4 @@
-"""Two rules for the Cython sources that no linter knows."""
+"""Rules for the Cython sources that no linter knows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for suffix in ("*.pyx", "*.pxd") for path in (ROOT / "engine_ext").rglob(suffix))
+HEADERS = sorted(path for suffix in ("*.h", "*.c") for path in (ROOT / "engine_ext").rglob(suffix))
 FORBIDDEN = {"engine", "jax", "keras", "numpy", "tensorflow", "torch"}
+
+# A source that uses a plane which its row of the table does not name.
+EXCEPTIONS = {("bindings/gradients", "core")}
 
 FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import[ \t]+(?:\(([^)]*)\)|([^\n]*))", re.MULTILINE)
 PLAIN = re.compile(r"^[ \t]*c?import[ \t]+([^\n]*)", re.MULTILINE)
@@ -35,6 +39,40 @@ def test_native_sources_import_no_framework_and_nothing_above_them() -> None:
     assert SOURCES
     found = {f"{path.relative_to(ROOT)}: {name}" for path in SOURCES for name in imported(path)}
     assert {line for line in found if line.split(": ")[1].partition(".")[0] in FORBIDDEN} == set()
+
+
+def planes() -> dict[str, set[str]]:
+    """What each plane uses, from the table in ARCHITECTURE.md. The last one is the border, which uses all."""
+    table = (ROOT / "ARCHITECTURE.md").read_text().partition("| plane |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*) \|", table, re.MULTILINE)
+    return {plane: set(re.findall(r"`(\w+)`", uses)) for plane, uses in rows}
+
+
+def used_planes(path: Path, border: str) -> set[str]:
+    """The planes of all that a source cimports or includes; `errors.py` is everybody's."""
+    parts = {name.split(".")[1] for name in imported(path) if name.startswith("engine_ext.")}
+    parts |= set(re.findall(r'"(?:engine_ext/)?(\w+)/\w+\.h"', path.read_text()))
+    top = ROOT / "engine_ext"
+    return {
+        part if (top / part).is_dir() else border
+        for part in parts
+        if (top / part).is_dir() or (top / f"{part}.pxd").exists()
+    }
+
+
+def test_planes_use_only_what_lies_below_them() -> None:
+    table = planes()
+    *folders, border = table
+    assert set(folders) == {path.parent.name for path in SOURCES} - {"engine_ext"}
+    for number, plane in enumerate(folders):
+        assert table[plane] <= set(folders[:number]), f"the table has {plane} above what it uses"
+    wrong = []
+    for path in SOURCES + HEADERS:
+        plane, source = path.parent.name, str(path.relative_to(ROOT / "engine_ext").with_suffix(""))
+        allowed = {plane, *table.get(plane, {*folders, border})}
+        used = used_planes(path, border) - allowed
+        wrong += [f"{source} uses {other}" for other in used if (source, other) not in EXCEPTIONS]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

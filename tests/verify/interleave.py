@@ -68,8 +68,8 @@ MUTANTS = (
     ),
     Mutant(
         "stages of an entry ring nobody",
-        "engine_ext/data/executor.pyx",
-        "if r != x.segment.rank and load32_relaxed(&page.asleep) & SLEEP_IN_ENTRY and (",
+        "engine_ext/transport/shm.pyx",
+        "if r != segment.rank and load32_relaxed(&page.asleep) & SLEEP_IN_ENTRY and (",
         "if False and (",
     ),
 )

@@ -1,7 +1,7 @@
 """The engine's waits and wake-ups as step lists, small enough to explore every interleaving (machine.py).
 
 Each function writes the steps of the function of that name in engine_ext (control/driver.pyx, shared/segment.pxd,
-control/execute.pyx, data/executor.pyx), access by access and with the same order of memory; change them together. A
+control/execute.pyx, transport/shm.pyx), access by access and with the same order of memory; change them together. A
 scenario puts a few threads around one window. Nothing here has a timeout: a wait that the engine would end by a tick
 never ends, so that a lost wake-up is a state in which nothing happens any more though there is something to do.
 
@@ -19,7 +19,7 @@ from .machine import Code, Explorer, Found, Memory, Program, Stores, Views
 
 ENGINE_ASLEEP, ENGINE, WAITER = 0, 1, 2  # state.pxd
 DOOR_ENGINE, DOOR_WAITER, DOORS, IN_ENTRY, CYCLE, COUNT_SHIFT = 1, 2, 3, 4, 8, 8  # layout.h
-NOTHING = 99  # executor.pyx: a stage that no other rank has to reach
+NOTHING = 99  # transport.pxd: a stage that no other rank has to reach
 
 MODELS: tuple[Memory, ...] = (Stores(), Views())
 
@@ -48,7 +48,7 @@ class Thread(Code):
 
     # ---- segment.pxd
 
-    def ring_unfenced(self, only: int = 0) -> None:
+    def wake_unfenced(self, only: int = 0) -> None:
         out = self.fresh()
         self.load("asleep", "asleep")
         self.jump_if(lambda r: not r["asleep"] & DOORS or (only and not r["asleep"] & only), out)
@@ -65,9 +65,9 @@ class Thread(Code):
         self.label(out)
         self.forget("asleep", "rung")
 
-    def ring(self, only: int = 0) -> None:
-        self.fence("RING")
-        self.ring_unfenced(only)
+    def wake(self, only: int = 0) -> None:
+        self.fence("WAKE")
+        self.wake_unfenced(only)
 
     # ---- execute.pyx
 
@@ -275,7 +275,7 @@ class Thread(Code):
         for other in others:
             self.load("bit", other)
             self.jump_if(lambda r: not r["bit"], out)
-        self.ring_unfenced()
+        self.wake_unfenced()
         self.label(out)
         self.forget("asleep", "bit")
 
@@ -298,10 +298,10 @@ def _publisher(without: frozenset[str], first: int, last: int, late: bool = Fals
     """The coordinator on another rank: appends entries, rings after each; `late`: has yet to ring for one before."""
     code = Thread(without)
     if late:
-        code.ring()
+        code.wake()
     for position in range(first, last):
         code.store("tail", position + 1, release=True)
-        code.ring()
+        code.wake()
     return Program.of("publisher", code)
 
 
@@ -424,7 +424,7 @@ def stages(without: frozenset[str]) -> Scenario:
             other.jump_if(lambda r, earlier=earlier, at=at: int(earlier <= at) >= r["need"], rings)
         other.jump(out)
         other.label(rings)
-        other.ring_unfenced(IN_ENTRY)
+        other.wake_unfenced(IN_ENTRY)
         other.label(out)
         other.forget("need", "asleep")
 
@@ -499,7 +499,7 @@ def cycle(without: frozenset[str]) -> Scenario:
 
     leader.drive, leader.reasons = drive, reasons
     waiter.store("awaited", 1, release=True)
-    waiter.ring(CYCLE)
+    waiter.wake(CYCLE)
     out = last.fresh()
     last.store("ready", 1, release=True)
     last.fence("SUBMIT")
@@ -507,7 +507,7 @@ def cycle(without: frozenset[str]) -> Scenario:
     last.jump_if(lambda r: not r["asleep"], out)
     last.load("bit", "awaited")
     last.jump_if(lambda r: r["asleep"] & CYCLE and not r["bit"], out)
-    last.ring_unfenced()
+    last.wake_unfenced()
     last.label(out)
 
     def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
@@ -553,7 +553,7 @@ SCENARIOS: dict[str, Callable[[frozenset[str]], Scenario]] = {
 }
 # What a mutant leaves out, and the scenarios that have to find it, under one of the memory models at least.
 FENCES = {
-    "RING": ("entries", "call", "cycle"),
+    "WAKE": ("entries", "call", "cycle"),
     "STAGE": ("stages",),
     "SUBMIT": ("submissions",),
     "ENGINE": ("entries", "stages", "submissions"),

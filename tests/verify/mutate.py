@@ -32,7 +32,7 @@ SHAPES: tuple[Shape, ...] = (
     (4, 1.0, ("--no-binding",)),
 )
 # Where a fence is most likely to be missed. A fence that is not here is hammered by all blocks in turn.
-FOCUS = {"RING": "calls", "STAGE": "chunks", "ENGINE": "pairs", "CALLER": "calls", "GIVE_BACK": "returns"}
+FOCUS = {"WAKE": "calls", "STAGE": "chunks", "ENGINE": "pairs", "CALLER": "calls", "GIVE_BACK": "returns"}
 
 
 @dataclass
@@ -143,7 +143,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "mutate", help="where to build")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each of the stress runs of a build")
-    parser.add_argument("fence", nargs="*", help="leave out these only (RING, STAGE, ...)")
+    parser.add_argument("fence", nargs="*", help="leave out these only (WAKE, STAGE, ...)")
     options = parser.parse_args()
     directory = options.build.resolve()
     chosen = {name: number for name, number in fences().items() if name in options.fence or not options.fence}

@@ -1,0 +1,79 @@
+"""The transport of ranks on one host (transport.pxd says what it promises).
+
+A slot is written by its owner and read in place: nothing is sent. How far a rank is are three words of its page.
+"""
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+from engine_ext.platform.atomics cimport (
+    FENCE_STAGE, full_fence, load32_relaxed, load_acquire, load_relaxed, store_relaxed, store_release,
+)
+from engine_ext.shared.layout cimport SLEEP_IN_ENTRY, rank_page, segment_slot
+from engine_ext.shared.segment cimport Segment, wake_unfenced
+from engine_ext.transport.transport cimport Progress, Stage, Transport
+
+
+cdef Transport* shared_memory_open(SharedMemory* t, Segment* segment) noexcept nogil:
+    """Fill in a transport over a mapped segment, which stays its caller's."""
+    memset(t, 0, sizeof(SharedMemory))
+    t.segment = segment
+    t.functions.slot, t.functions.publish, t.functions.reached = slot, publish, reached
+    t.functions.needs, t.functions.progress = needs, progress
+    return &t.functions
+
+
+cdef inline Segment* segment_of(Transport* t) noexcept nogil:
+    return (<SharedMemory*>t).segment
+
+
+cdef char* slot(Transport* t, int rank, uint64_t n) noexcept nogil:
+    return segment_slot(segment_of(t).header, rank, n)
+
+
+cdef void publish(Transport* t, const Progress* mine) noexcept nogil:
+    """Release: what this rank wrote to its slot, or read from others', comes before the words."""
+    cdef Segment* segment = segment_of(t)
+    cdef rank_page* page = segment.mine
+    cdef int r
+    store_release(&page.packed, mine.packed)
+    store_release(&page.reduced, mine.reduced)
+    store_release(&page.copied, mine.copied)
+    full_fence(FENCE_STAGE)                            # pairs with the fence after `asleep` is announced (I8)
+    for r in range(segment.size):
+        page = segment.pages[r]
+        if r != segment.rank and load32_relaxed(&page.asleep) & SLEEP_IN_ENTRY and (
+                mine.packed >= load_relaxed(&page.need[<int>Stage.PACKED])
+                or mine.reduced >= load_relaxed(&page.need[<int>Stage.REDUCED])
+                or mine.copied >= load_relaxed(&page.need[<int>Stage.COPIED])):
+            wake_unfenced(segment, r, SLEEP_IN_ENTRY)
+
+
+cdef bint reached(Transport* t, Stage stage, uint64_t chunks) noexcept nogil:
+    cdef Segment* segment = segment_of(t)
+    cdef uint64_t* known = &(<SharedMemory*>t).known[<int>stage]
+    cdef uint64_t least, passed
+    cdef int r
+    if known[0] >= chunks:
+        return True
+    least = <uint64_t>-1
+    for r in range(segment.size):
+        passed = load_acquire(&segment.pages[r].packed + <int>stage)    # pairs with publish: its reads and writes are done
+        if passed < least:
+            least = passed
+    known[0] = least
+    return least >= chunks
+
+
+cdef void needs(Transport* t, const Progress* others) noexcept nogil:
+    cdef uint64_t* need = segment_of(t).mine.need
+    store_relaxed(&need[<int>Stage.PACKED], others.packed)
+    store_relaxed(&need[<int>Stage.REDUCED], others.reduced)
+    store_relaxed(&need[<int>Stage.COPIED], others.copied)
+
+
+cdef Progress progress(Transport* t, int rank) noexcept nogil:
+    cdef const rank_page* page = segment_of(t).pages[rank]
+    cdef Progress passed
+    passed.packed, passed.reduced = load_acquire(&page.packed), load_acquire(&page.reduced)
+    passed.copied = load_acquire(&page.copied)
+    return passed
