@@ -19,9 +19,7 @@ from engine_ext.bindings.arguments cimport (
     expect_reduction, expect_rows, expect_rows_reduction, fill_memory, fill_meta, may_share, same_shape, wire_number,
     wire_of,
 )
-from engine_ext.bindings.groups cimport (
-    group_add, group_expect_apart, group_gather, group_open, group_parts, group_sparse,
-)
+from engine_ext.bindings.groups cimport group_add, group_expect_apart, group_gather, group_open, group_parts, group_sparse
 from engine_ext.bindings.memory cimport Memory, Part
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
@@ -34,10 +32,7 @@ from engine_ext.control.marks cimport marks_add, marks_close, marks_open
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.stall cimport stall_look_after, stall_tell
-from engine_ext.control.state cimport (
-    EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State, pthread_mutex_destroy, pthread_mutex_init,
-    pthread_mutex_lock, pthread_mutex_unlock,
-)
+from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State
 from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op, Record, bit, table_close, table_open
 from engine_ext.control.trace cimport trace_close, trace_step
 from engine_ext.data.executor cimport executor_close, executor_open
@@ -48,8 +43,11 @@ from engine_ext.platform.atomics cimport (
     add32, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, or32, store32_release,
     store_relaxed, store_release, swap_pointer,
 )
-from engine_ext.platform.clock cimport (
-    after_ns, age_ns, overdue_ns, patience_at, patience_look, patience_open, seconds_ns,
+from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_at, patience_look, patience_open, seconds_ns
+from engine_ext.platform.posix cimport (
+    MADV_POPULATE_WRITE, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PAGE, PROT_READ, PROT_WRITE,
+    close as close_descriptor, madvise, mmap, munmap, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
+    pthread_mutex_unlock,
 )
 from engine_ext.setup cimport kernel_level
 from engine_ext.shared.counters cimport (
@@ -75,41 +73,18 @@ from engine_ext.errors import (
     NotInitializedError,
 )
 
-cdef extern from "<sys/mman.h>" nogil:
-    enum: PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS
-    void* MAP_FAILED
-    void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
-    int munmap(void* addr, size_t length)
-    int madvise(void* addr, size_t length, int advice)
-
 cdef extern from "<fcntl.h>" nogil:
     enum: FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
     int fallocate(int fd, int mode, long offset, long length)
-
-cdef extern from "<unistd.h>" nogil:
-    int close_descriptor "close"(int fd)
 
 cdef extern from "<sys/eventfd.h>" nogil:
     enum: EFD_CLOEXEC, EFD_NONBLOCK
     int eventfd(unsigned int initial, int flags)
 
-cdef extern from *:
-    """
-    /* Headers may be older than the kernel: glibc has these since 2.27 and 2.35. */
-    #ifndef MADV_WIPEONFORK
-    #define MADV_WIPEONFORK 18
-    #endif
-    #ifndef MADV_POPULATE_WRITE
-    #define MADV_POPULATE_WRITE 23
-    #endif
-    """
-    enum: MADV_WIPEONFORK, MADV_POPULATE_WRITE
-
 cdef enum:
     GRACE_NS = 2000000000       # beyond what another rank's wait can last
     TICK_NS = 100000000         # how often a blocking call comes back for signals
     UNNAMED = 256               # operations without a name that can be outstanding
-    PAGE = 4096
     SHORTEST_STEP_NS = 250000000    # of the time that a process sees pass: longer than a tick
     LONGEST_STEP_NS = 15000000000
     STUCK_SHIFT = 56            # rank_page.stuck: the kind above, the number below

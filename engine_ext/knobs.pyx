@@ -4,7 +4,8 @@
 """
 from libc.stdint cimport uint64_t
 
-from engine_ext.control.state cimport State, pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.control.state cimport State
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport SLOT_BYTES, engine_knobs
 
 STORES = ("cached", "streaming", "auto")        # by STORES_*

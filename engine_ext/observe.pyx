@@ -5,13 +5,12 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from engine_ext.control.marks cimport MARKS, Mark
-from engine_ext.control.state cimport (
-    HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
-)
+from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row, State
 from engine_ext.control.table cimport Op, Record, bit
 from engine_ext.knobs cimport COMPRESSIONS, STORES
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.describe cimport dtype_name, kind_name, op_name
 from engine_ext.shared.layout cimport (
     ENTRY_BATCH, ENTRY_PAD, IDS, KIND_ALLREDUCE, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS,

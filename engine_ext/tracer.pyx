@@ -10,27 +10,23 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memmove, memset
 
 from engine_ext.control.arrivals cimport arrival_last, arrival_late_us, arrival_wait_us
-from engine_ext.control.state cimport State, pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.control.state cimport State
 from engine_ext.control.trace cimport (
     TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, TRACE_RING, EntryRecord, NameRecord, RecordHead, RecordType, SpanRecord,
     TensorRecord, Totals, trace_start, trace_stop, trace_totals,
 )
 from engine_ext.core cimport Engine
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
+from engine_ext.platform.posix cimport PAGE, ftruncate, pthread_mutex_lock, pthread_mutex_unlock, write
 from engine_ext.shared.describe cimport kind_name
 from engine_ext.shared.layout cimport ENTRY_SKIP
 from engine_ext.shared.segment cimport coordinates
 
 from engine_ext.errors import EngineError
 
-cdef extern from "<unistd.h>" nogil:
-    long write(int fd, const void* data, size_t count)
-    int ftruncate(int fd, long length)
-
 cdef enum:
-    FILE_PAGE = 4096
     LINE = 512                  # no line is longer, but for a name's
-    NAME_LINE = FILE_PAGE       # nor that
+    NAME_LINE = PAGE            # nor that
     NAME_TEXT = 3500            # of which the name, escaped; the rest is cut off
     FLUSH = 1 << 18             # bytes formatted before they are written
 
@@ -68,7 +64,7 @@ cdef bint make_room(Lines* lines, size_t nbytes) noexcept nogil:
 cdef void end_line(Lines* lines, size_t nbytes) noexcept nogil:
     """Keep the line that was formatted at `used`, moved to the next page if it would cross into it."""
     cdef char* line = lines.data + lines.used
-    cdef size_t left = FILE_PAGE - <size_t>((lines.offset + lines.used) % FILE_PAGE)
+    cdef size_t left = PAGE - <size_t>((lines.offset + lines.used) % PAGE)
     if nbytes > left:
         memmove(line + left, line, nbytes)
         memset(line, c" ", left)
@@ -81,7 +77,7 @@ cdef int write_lines(Lines* lines, int fd) noexcept nogil:
     cdef size_t at = 0, count
     cdef long done
     while at < lines.used:
-        count = min(lines.used - at, FILE_PAGE - <size_t>((lines.offset + at) % FILE_PAGE))
+        count = min(lines.used - at, PAGE - <size_t>((lines.offset + at) % PAGE))
         done = write(fd, lines.data + at, count)
         if done < 0 and errno == EINTR:
             continue

@@ -15,7 +15,7 @@ from engine_ext.control.execute cimport fail_everything, run_schedule, wake_wait
 from engine_ext.control.marks cimport marks_busy
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.stall cimport stall_check, stall_deadline
-from engine_ext.control.state cimport Role, State, pthread_mutex_lock, pthread_mutex_unlock, pthread_t
+from engine_ext.control.state cimport Role, State
 from engine_ext.control.table cimport (
     OP_DONE, Op, Record, bit, fails, table_await, table_brought_by_all, table_record, table_release,
     table_submit,
@@ -28,22 +28,15 @@ from engine_ext.platform.atomics cimport (
     spin_pause, store32_relaxed, store32_release, store_relaxed, store_release, yield_processor,
 )
 from engine_ext.platform.clock cimport age_ns
+from engine_ext.platform.posix cimport (
+    SIG_SETMASK, pthread_create, pthread_join, pthread_mutex_lock, pthread_mutex_unlock, pthread_sigmask, sigfillset,
+    sigset_t,
+)
 from engine_ext.shared.counters cimport tally
 from engine_ext.shared.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, Status, rank_page,
 )
 from engine_ext.shared.segment cimport coordinates, wake, wake_others, wake_unfenced
-
-cdef extern from "<signal.h>" nogil:
-    ctypedef struct sigset_t:
-        pass
-    enum: SIG_SETMASK
-    int sigfillset(sigset_t* signals)
-    int pthread_sigmask(int how, const sigset_t* signals, sigset_t* old)
-
-cdef extern from "<pthread.h>" nogil:
-    int pthread_create(pthread_t* thread, const void* attributes, void* (*start)(void*) noexcept nogil, void* argument)
-    int pthread_join(pthread_t thread, void** result)
 
 cdef extern from "platform/cpu.h" nogil:
     uint64_t engine_float_enter()

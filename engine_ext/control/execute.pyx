@@ -6,9 +6,7 @@ from libc.string cimport memcpy, memset, strncpy
 from engine_ext.control.marks cimport SOURCE_TRAFFIC, marks_add, marks_pass
 from engine_ext.control.members cimport members_heard, members_tell
 from engine_ext.control.overlap cimport overlap_entry_begins, overlap_entry_ends
-from engine_ext.control.state cimport (
-    EVENT_ABORT, EVENT_STALL, HISTORY, HISTORY_NAME, Role, Row, State, pthread_mutex_lock, pthread_mutex_unlock,
-)
+from engine_ext.control.state cimport EVENT_ABORT, EVENT_STALL, HISTORY, HISTORY_NAME, Role, Row, State
 from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
     OP_ABANDONED, OP_DONE, OP_STAND_IN, Member, Op, Record, fails, table_define, table_dismiss, table_evict, table_finish,
@@ -24,6 +22,7 @@ from engine_ext.platform.atomics cimport (
     FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_acquire, load_pointer, load_relaxed,
     now_ns, or32, store32_release, store_relaxed, store_release,
 )
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, write
 from engine_ext.shared.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, tally
 from engine_ext.shared.layout cimport (
     ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR,
@@ -33,9 +32,6 @@ from engine_ext.shared.layout cimport (
 from engine_ext.shared.schedule cimport schedule_advance, schedule_next
 from engine_ext.shared.segment cimport Segment, abort_world, coordinates, wake
 from engine_ext.transport.arena cimport arena_privatise
-
-cdef extern from "<unistd.h>" nogil:
-    long write(int fd, const void* data, size_t count)
 
 
 cdef void raise_event(State* e, int event) noexcept nogil:

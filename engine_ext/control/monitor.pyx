@@ -9,9 +9,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from engine_ext.control.stall cimport stall_watch
-from engine_ext.control.state cimport EVENT_CLOSED, State, pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.control.state cimport EVENT_CLOSED, State
 from engine_ext.platform.atomics cimport load32_acquire, store_relaxed
 from engine_ext.platform.clock cimport age_ns, patience_look
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, read
 from engine_ext.shared.layout cimport CAUSE_DIED
 from engine_ext.shared.segment cimport abort_world, wake
 
@@ -22,9 +23,6 @@ cdef extern from "<poll.h>" nogil:
         short revents
     enum: POLLIN
     int poll(pollfd* fds, unsigned long count, int timeout)
-
-cdef extern from "<unistd.h>" nogil:
-    long read(int fd, void* data, size_t count)
 
 cdef extern from * nogil:
     """

@@ -12,12 +12,13 @@ from libc.string cimport strcmp, strcpy, strlen
 from engine_ext.control.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.standoff cimport Standoff, standoff_absentee, standoff_describe, standoff_report
-from engine_ext.control.state cimport EVENT_STALL, HISTORY, OVERDUE_BYTES, Row, State, pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.control.state cimport EVENT_STALL, HISTORY, OVERDUE_BYTES, Row, State
 from engine_ext.control.table cimport Op, bit
 from engine_ext.data.executor cimport executor_laggard, executor_passed_by
 from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, now_ns, store32_release
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look
-from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, REASON_BYTES, rank_page
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, REASON_BYTES
 from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere, wake, wake_others
 
 cdef enum:

@@ -8,21 +8,12 @@ from engine_ext.control.table cimport Op, Table
 from engine_ext.control.trace cimport Trace
 from engine_ext.data.executor cimport Executor
 from engine_ext.platform.clock cimport patience
+from engine_ext.platform.posix cimport pthread_mutex_t, pthread_t
 from engine_ext.shared.counters cimport counters_page
 from engine_ext.shared.layout cimport MAX_RANKS, REASON_BYTES, engine_entry, engine_knobs
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.arena cimport Arena
 from engine_ext.transport.shm cimport SharedMemory
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_t:
-        pass
-    ctypedef struct pthread_mutex_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t* mutex, const void* attributes)
-    int pthread_mutex_destroy(pthread_mutex_t* mutex)
-    int pthread_mutex_lock(pthread_mutex_t* mutex)
-    int pthread_mutex_unlock(pthread_mutex_t* mutex)
 
 cdef enum Role:             # who drives: one word
     ENGINE_ASLEEP = 0       # the engine thread, asleep on its door: a waiter may take the role by compare-and-swap

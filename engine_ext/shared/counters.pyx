@@ -4,14 +4,10 @@ from libc.stdint cimport uint64_t
 
 from engine_ext.platform.atomics cimport now_ns, store_relaxed
 from engine_ext.platform.clock cimport age_ns
+from engine_ext.platform.posix cimport (
+    MADV_DONTFORK, MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, madvise, mmap, munmap,
+)
 from engine_ext.shared.layout cimport KIND_ALLREDUCE
-
-cdef extern from "<sys/mman.h>" nogil:
-    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MADV_DONTFORK
-    void* MAP_FAILED
-    void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
-    int munmap(void* addr, size_t length)
-    int madvise(void* addr, size_t length, int advice)
 
 cdef extern from "engine_ext/shared/counters.h" nogil:
     int counters_format(counters_page* page)

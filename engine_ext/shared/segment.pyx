@@ -5,28 +5,17 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strncpy
 
 from engine_ext.platform.atomics cimport add32, cas, cas32, futex_wake
+from engine_ext.platform.posix cimport (
+    MADV_DONTFORK, MAP_FAILED, MAP_NORESERVE, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, close, ftruncate, madvise, mmap,
+    munmap,
+)
 from engine_ext.shared.layout cimport (
     COORDINATOR, ENGINE_LAYOUT, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, rank_page, segment_bytes, segment_coordinator,
     segment_header, segment_page, segment_schedule,
 )
 
-cdef extern from "<sys/mman.h>" nogil:
-    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_DONTFORK
-    void* MAP_FAILED
-    void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
-    int munmap(void* addr, size_t length)
-    int madvise(void* addr, size_t length, int advice)
-
 cdef extern from "platform/memory.h" nogil:
     int engine_memory_file(const char* name)
-
-cdef extern from "<unistd.h>" nogil:
-    int ftruncate(int fd, long length)
-    int close(int fd)
-
-
-cdef enum:
-    PAGE = 4096
 
 
 cdef int write_header(int fd, uint64_t offset, int size, uint32_t generation) noexcept nogil:

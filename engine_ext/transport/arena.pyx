@@ -7,21 +7,10 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-cdef extern from "<sys/mman.h>" nogil:
-    enum: PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MADV_HUGEPAGE
-    enum: MREMAP_MAYMOVE, MREMAP_FIXED
-    void* MAP_FAILED
-    void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
-    void* mremap(void* old, size_t old_size, size_t new_size, int flags, ...)
-    int munmap(void* addr, size_t length)
-    int madvise(void* addr, size_t length, int advice)
-
-cdef extern from "<unistd.h>" nogil:
-    int ftruncate(int fd, long length)
-    int close(int fd)
-
-cdef enum:
-    PAGE = 4096
+from engine_ext.platform.posix cimport (
+    MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, MREMAP_FIXED,
+    MREMAP_MAYMOVE, PAGE, PROT_READ, PROT_WRITE, close, ftruncate, madvise, mmap, mremap, munmap,
+)
 
 
 cdef void arena_open(Arena* arena, int fd, int rank, int size) noexcept nogil:

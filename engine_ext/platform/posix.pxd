@@ -1,0 +1,49 @@
+"""What the engine takes from POSIX and Linux, declared once."""
+cdef enum:
+    PAGE = 4096             # bytes: of memory, and of the page cache
+
+cdef extern from "<sys/mman.h>" nogil:
+    """
+    /* Headers may be older than the kernel: glibc has these since 2.27 and 2.35. */
+    #ifndef MADV_WIPEONFORK
+    #define MADV_WIPEONFORK 18
+    #endif
+    #ifndef MADV_POPULATE_WRITE
+    #define MADV_POPULATE_WRITE 23
+    #endif
+    """
+    enum:
+        PROT_READ, PROT_WRITE
+        MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE
+        MADV_DONTFORK, MADV_HUGEPAGE, MADV_WIPEONFORK, MADV_POPULATE_WRITE
+        MREMAP_MAYMOVE, MREMAP_FIXED
+    void* MAP_FAILED
+    void* mmap(void* addr, size_t length, int prot, int flags, int fd, long offset)
+    void* mremap(void* old, size_t old_size, size_t new_size, int flags, ...)
+    int munmap(void* addr, size_t length)
+    int madvise(void* addr, size_t length, int advice)
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+    int ftruncate(int fd, long length)
+    long read(int fd, void* data, size_t count)
+    long write(int fd, const void* data, size_t count)
+
+cdef extern from "<signal.h>" nogil:
+    ctypedef struct sigset_t:
+        pass
+    enum: SIG_SETMASK
+    int sigfillset(sigset_t* signals)
+    int pthread_sigmask(int how, const sigset_t* signals, sigset_t* old)
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_t:
+        pass
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_create(pthread_t* thread, const void* attributes, void* (*start)(void*) noexcept nogil, void* argument)
+    int pthread_join(pthread_t thread, void** result)
+    int pthread_mutex_init(pthread_mutex_t* mutex, const void* attributes)
+    int pthread_mutex_destroy(pthread_mutex_t* mutex)
+    int pthread_mutex_lock(pthread_mutex_t* mutex)
+    int pthread_mutex_unlock(pthread_mutex_t* mutex)
