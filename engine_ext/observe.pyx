@@ -97,7 +97,7 @@ cdef Definition* copy_definitions(State* e, uint64_t* count) noexcept nogil:
     cdef int id
     count[0] = 0
     pthread_mutex_lock(&e.lock)
-    found = <Definition*>malloc((e.table.names + 1) * sizeof(Definition))
+    found = <Definition*>malloc((e.table.names.count + 1) * sizeof(Definition))
     if found != NULL and e.table.by_id != NULL:
         for id in range(IDS):
             record = e.table.by_id[id]

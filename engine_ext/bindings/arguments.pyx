@@ -7,7 +7,7 @@ from engine_ext.control.table cimport Op
 from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_SUM,
 )
-from engine_ext.shared.layout cimport WIRE_TUNED, engine_meta
+from engine_ext.shared.layout cimport LAYOUT_ROWS, WIRE_TUNED, engine_meta
 
 from engine_ext.errors import ArgumentError, UnsupportedOperationError, UnsupportedTensorError
 
@@ -45,7 +45,7 @@ cdef unsigned char wire_of(int chosen, int dtype) noexcept:
 
 
 cdef int expect_rows(object tensor, const View* view, str verb) except -1:
-    if view.layout != 0:
+    if view.layout != LAYOUT_ROWS:
         expect_dense(tensor, view, "the tensor")
         raise UnsupportedTensorError(f"{verb} rows; make the channels_last tensor row-major first")
     if view.ndim == 0:

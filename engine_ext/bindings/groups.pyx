@@ -12,6 +12,7 @@ from engine_ext.bindings.memory cimport Memory
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.table cimport Member, Op
 from engine_ext.data.plan cimport PIECE_ALIGNMENT
+from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.shared.layout cimport (
     DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_NONE, FAULTS, KIND_ALLGATHER, LAYOUT_SPARSE, MAX_DIMS,
 )
@@ -20,9 +21,6 @@ from engine_ext.errors import ArgumentError, UnsupportedTensorError
 
 cdef enum:
     MAX_GROUP = 1 << 20
-
-cdef uint64_t FNV_BASIS = 14695981039346656037u
-cdef uint64_t FNV_PRIME = 1099511628211u
 
 
 cdef inline uint64_t padded(uint64_t nbytes) noexcept nogil:
@@ -37,7 +35,7 @@ cdef int group_open(Op* op, int kind, Py_ssize_t count) except -1:
     if op.members == NULL:
         raise MemoryError("no memory for a group")
     op.meta.kind, op.meta.group, op.meta.ndim = <unsigned char>kind, <uint32_t>count, 0
-    op.meta.dims[DIM_DIGEST] = <int64_t>FNV_BASIS
+    op.meta.dims[DIM_DIGEST] = <int64_t>fnv_begin()
     op.source = op.target = <char*>op.members           # not absent; the memory is the members'
     return 0
 
@@ -56,9 +54,9 @@ cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view):
     op.nbytes += view.nbytes
     op.meta.dims[min(<int>view.dtype, <int>DIM_MOVED)] += <int64_t>(count if first else view.count)
     digest = <uint64_t>op.meta.dims[DIM_DIGEST]
-    digest = (digest ^ (<uint64_t>view.ndim << 16 | <uint64_t>view.dtype << 8 | <unsigned char>view.layout)) * FNV_PRIME
+    digest = fnv(digest, <uint64_t>view.ndim << 16 | <uint64_t>view.dtype << 8 | <unsigned char>view.layout)
     for d in range(first, view.ndim):
-        digest = (digest ^ <uint64_t>view.dims[d]) * FNV_PRIME
+        digest = fnv(digest, <uint64_t>view.dims[d])
     op.meta.dims[DIM_DIGEST] = <int64_t>digest
     if k == 0:
         op.meta.dtype = view.dtype

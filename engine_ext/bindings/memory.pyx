@@ -4,6 +4,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
 
 from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.transport.arena cimport arena_unmap
 
 cdef extern from *:
@@ -45,15 +46,14 @@ def checksum(tensor):
     cdef View view
     _keeper = view_of(tensor, &view)        # the tensor's memory stays while this is held
     expect_dense(tensor, &view, "it")
-    cdef uint64_t h = 14695981039346656037u, lane
+    cdef uint64_t h = fnv_begin()
     cdef uint64_t words = view.nbytes // 8, i
     cdef const unsigned char* rest
     with nogil:
         for i in range(words):
-            lane = (<const Unaligned*>(view.data + 8 * i)).value
-            h = (h ^ lane) * 1099511628211u
+            h = fnv(h, (<const Unaligned*>(view.data + 8 * i)).value)
             h ^= h >> 32
         rest = <const unsigned char*>view.data + 8 * words
         for i in range(view.nbytes % 8):
-            h = (h ^ rest[i]) * 1099511628211u
+            h = fnv(h, rest[i])
     return h

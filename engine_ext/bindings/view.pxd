@@ -1,6 +1,10 @@
 """What memory a tensor is: pointer, dtype, shape and layout, borrowed."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
+cdef enum:
+    SCATTERED = -1          # elements with gaps between them, or in an order that has no name
+    MISALIGNED = -2         # memory that does not begin at a multiple of an element
+
 cdef struct View:
     char* data
     uint64_t nbytes
@@ -9,7 +13,7 @@ cdef struct View:
     int32_t itemsize        # bytes of an element
     int64_t[13] dims        # MAX_DIMS; more dimensions are described as one
     uint8_t dtype
-    signed char layout      # 0 row-major, 1 channels_last, 2 channels_last_3d, -1 neither, -2 not aligned
+    signed char layout      # LAYOUT_*, or what no rank takes: SCATTERED, MISALIGNED
     bint readonly
 
 

@@ -17,7 +17,7 @@ from engine_ext.kernels.kernels cimport (
     ENGINE_UINT16, ENGINE_UINT32, ENGINE_UINT64,
 )
 from engine_ext.shared.describe cimport dtype_name
-from engine_ext.shared.layout cimport MAX_DIMS
+from engine_ext.shared.layout cimport LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_ROWS, MAX_DIMS
 
 from engine_ext.errors import UnsupportedTensorError
 
@@ -202,14 +202,14 @@ cdef bint dense(const int64_t* dims, const int64_t* strides, const int* order, i
     return True
 
 
-cdef int* CHANNELS_LAST = [0, 2, 3, 1]
+cdef int* CHANNELS_LAST = [0, 2, 3, 1]          # dimensions, the one with the smallest stride last
 cdef int* CHANNELS_LAST_3D = [0, 2, 3, 4, 1]
 
 
 cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* strides, int itemsize) except -1:
     """Fill in shape and layout of `view.data`."""
     cdef int k
-    view.count, view.layout = 1, 0
+    view.count, view.layout = 1, LAYOUT_ROWS
     memset(view.dims, 0, sizeof(view.dims))
     for k in range(ndim):
         view.count *= <uint64_t>dims[k]
@@ -221,15 +221,15 @@ cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* stri
         else:
             view.dims[MAX_DIMS - 1] *= dims[k]      # more dimensions than there is room for: the last are one
     if strides == NULL or view.count == 0 or dense(dims, strides, NULL, ndim):
-        view.layout = 0
+        view.layout = LAYOUT_ROWS
     elif ndim == 4 and dense(dims, strides, CHANNELS_LAST, 4):
-        view.layout = 1
+        view.layout = LAYOUT_CHANNELS_LAST
     elif ndim == 5 and dense(dims, strides, CHANNELS_LAST_3D, 5):
-        view.layout = 2
+        view.layout = LAYOUT_CHANNELS_LAST_3D
     else:
-        view.layout = -1
+        view.layout = SCATTERED
     if view.dtype < ENGINE_DTYPES and <size_t>view.data % <size_t>itemsize and view.count:     # bytes lie anywhere
-        view.layout = -2
+        view.layout = MISALIGNED
     return 0
 
 
@@ -259,7 +259,7 @@ cdef int from_buffer(object tensor, const Py_buffer* buffer, View* view) except 
     if buffer.strides != NULL:
         for k in range(buffer.ndim):
             if buffer.strides[k] % buffer.itemsize:
-                view.layout = -1
+                view.layout = SCATTERED
     if buffer.buf == NULL and view.count:
         refuse_memory(tensor)
     return 0
@@ -311,8 +311,8 @@ cdef int view_of_capsule(object tensor, object capsule, View* view) except -1:
 
 cdef int expect_dense(object tensor, const View* view, str role) except -1:
     """Refuse a view whose elements do not fill their memory in an order that all ranks can share."""
-    if view.layout == -2:
+    if view.layout == MISALIGNED:
         refuse(tensor, f"{role} does not begin at a multiple of its elements' size ({dtype_name(view.dtype).decode()}); copy it")
-    if view.layout < 0:
+    if view.layout == SCATTERED:
         refuse(tensor, f"{role} is not contiguous ({dtype_name(view.dtype).decode()}); make it contiguous first")
     return 0

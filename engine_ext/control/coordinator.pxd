@@ -1,6 +1,7 @@
 """The coordinator: what runs next, and who is late. A function of rank 0 that never waits."""
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
+from engine_ext.control.names cimport Names
 from engine_ext.control.stores cimport StoreChooser
 from engine_ext.control.table cimport bit
 from engine_ext.control.trace cimport Budget, Trace
@@ -21,12 +22,12 @@ cdef struct Request:
     char* text                  # malloc'ed: how the rank's call failed; NULL: it did not
 
 cdef struct Name:
-    Name* chain                 # of its hash bucket
-    Name* next                  # list of names with open requests
+    Name* chain                 # this and the next four as in Named
     char* name
     uint32_t name_bytes
+    int32_t id
     uint64_t hash
-    int32_t id                  # -1: none yet
+    Name* next                  # list of names with open requests
     bint listed
     engine_meta meta            # as defined, when id >= 0
     uint64_t nbytes             # of the round that is queued
@@ -51,7 +52,7 @@ cdef struct Coordinator:
     engine_knobs knobs          # in force
     uint64_t tuned              # atomic: definitions of names with WIRE_TUNED
     StoreChooser[2] choosers    # for batches that travel as they are, and for compressed ones
-    Name** buckets
+    Names names
     Name** by_id
     Name* open                  # names with open requests
     int32_t* free_ids           # a stack

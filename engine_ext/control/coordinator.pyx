@@ -11,10 +11,9 @@ from libc.string cimport memcmp, memcpy, memset
 from engine_ext.control.agreement cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
 from engine_ext.control.arrivals cimport arrivals_decide, arrivals_earliest, arrivals_note
 from engine_ext.control.batch cimport close_batches
-from engine_ext.control.table cimport bit, hash_name
-from engine_ext.platform.atomics cimport (
-    load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release,
-)
+from engine_ext.control.names cimport Named, names_add, names_close, names_find, names_open, names_remove
+from engine_ext.control.table cimport bit
+from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 from engine_ext.platform.clock cimport after_ns, overdue_ns, patience, patience_at
 from engine_ext.shared.describe cimport describe_ranks, fit
 from engine_ext.shared.layout cimport (
@@ -29,7 +28,6 @@ cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch_read(const void* memory, size_t nbytes)
 
 cdef enum:
-    BUCKETS = 16384
     LINE = 64                   # bytes of a cache line
     EVICTION_SAMPLE = 64
 
@@ -40,7 +38,6 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* cloc
     c.segment = c.writer.segment = segment
     c.clock = clock
     c.knobs = knobs[0]
-    c.buckets = <Name**>calloc(BUCKETS, sizeof(Name*))
     c.by_id = <Name**>calloc(IDS, sizeof(Name*))
     c.free_ids = <int32_t*>malloc(IDS * sizeof(int32_t))
     c.phase = <uint64_t*>calloc(ID_WORDS, 8)
@@ -51,8 +48,9 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* cloc
     c.seen = <uint64_t*>calloc(segment.size, 8)
     c.request_tail = <uint64_t*>calloc(segment.size, 8)
     c.joined = <bint*>calloc(segment.size, sizeof(bint))
-    if (c.buckets == NULL or c.by_id == NULL or c.free_ids == NULL or c.phase == NULL or c.queued == NULL or c.defined == NULL
-            or c.queue == NULL or c.rest == NULL or c.seen == NULL or c.request_tail == NULL or c.joined == NULL):
+    if (not names_open(&c.names) or c.by_id == NULL or c.free_ids == NULL or c.phase == NULL or c.queued == NULL
+            or c.defined == NULL or c.queue == NULL or c.rest == NULL or c.seen == NULL or c.request_tail == NULL
+            or c.joined == NULL):
         return Status.NO_MEMORY
     for i in range(IDS):
         c.free_ids[i] = IDS - 1 - i         # the stack gives out the lowest first: few words to scan
@@ -60,26 +58,22 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* cloc
     return Status.OK
 
 
-cdef void forget(Coordinator* c, Name* name) noexcept nogil:
-    """Take a name without open requests out of the table."""
-    cdef Name** link = &c.buckets[name.hash % BUCKETS]
-    while link[0] != name:
-        link = &link[0].chain
-    link[0] = name.chain
+cdef void release(void* coordinator, Named* named) noexcept nogil:
+    """Free what a name holds."""
+    cdef Name* name = <Name*>named
+    clear_requests(<Coordinator*>coordinator, name)
     free(name.requests)
     free(name.rows)
-    free(name.name)
-    free(name)
+
+
+cdef void forget(Coordinator* c, Name* name) noexcept nogil:
+    """Take a name without open requests out of the table."""
+    release(c, <Named*>name)
+    names_remove(&c.names, <Named*>name)
 
 
 cdef void coordinator_close(Coordinator* c) noexcept nogil:
-    cdef int b
-    if c.buckets != NULL:
-        for b in range(BUCKETS):
-            while c.buckets[b] != NULL:
-                clear_requests(c, c.buckets[b])
-                forget(c, c.buckets[b])
-    free(c.buckets)
+    names_close(&c.names, release, c)
     free(c.by_id)
     free(c.free_ids)
     free(c.phase)
@@ -93,27 +87,17 @@ cdef void coordinator_close(Coordinator* c) noexcept nogil:
     memset(c, 0, sizeof(Coordinator))
 
 
-cdef Name* name_of(Coordinator* c, const char* text, uint32_t name_bytes) noexcept nogil:
-    cdef uint64_t h = hash_name(text, name_bytes)
-    cdef Name* name = c.buckets[h % BUCKETS]
-    while name != NULL:
-        if name.hash == h and name.name_bytes == name_bytes and memcmp(name.name, text, name_bytes) == 0:
-            return name
-        name = name.chain
-    name = <Name*>calloc(1, sizeof(Name))
+cdef Name* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexcept nogil:
+    """What is known under that name, made if it is new; NULL without memory."""
+    cdef Name* name = <Name*>names_find(&c.names, text, text_bytes)
     if name == NULL:
-        return NULL
-    name.name = <char*>malloc(name_bytes)
-    name.requests = <Request**>calloc(c.segment.size, sizeof(Request*))
-    if name.name == NULL or name.requests == NULL:
-        free(name.name)
-        free(name.requests)
-        free(name)
-        return NULL
-    memcpy(name.name, text, name_bytes)
-    name.name_bytes, name.hash, name.id = name_bytes, h, -1
-    name.chain = c.buckets[h % BUCKETS]
-    c.buckets[h % BUCKETS] = name
+        name = <Name*>names_add(&c.names, text, text_bytes, sizeof(Name))
+        if name == NULL:
+            return NULL
+        name.requests = <Request**>calloc(c.segment.size, sizeof(Request*))
+        if name.requests == NULL:
+            names_remove(&c.names, <Named*>name)
+            return NULL
     return name
 
 

@@ -1,6 +1,7 @@
 """Names on one rank: which are known to the coordinator by an id, and which are in flight."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from engine_ext.control.names cimport Names
 from engine_ext.platform.atomics cimport load_relaxed
 from engine_ext.platform.clock cimport patience
 from engine_ext.shared.layout cimport FAULT_CALL, engine_meta
@@ -47,10 +48,10 @@ cdef struct Op:
     uint64_t since      # nanoseconds: when it was brought, as this process has seen time pass
 
 cdef struct Record:
-    Record* chain       # of its hash bucket
+    Record* chain       # this and the next four as in Named
     char* name
     uint32_t name_bytes
-    int32_t id          # -1: the coordinator has not given one
+    int32_t id
     uint64_t hash
     Op* inflight        # stored under the lock, by store_pointer; waiters look without it
     uint32_t pins       # hooks that hold this record
@@ -63,12 +64,11 @@ cdef struct Record:
 cdef struct Table:
     Segment* segment
     const patience* clock
-    Record** buckets
+    Names names
     Record** by_id
     Op* inflight        # all operations in flight, newest first; stored as a record's
     Op* failures        # calls that failed here: nobody waits for them
     uint64_t inflight_count
-    uint64_t names
 
 cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil
 cdef void table_close(Table* table) noexcept nogil
@@ -83,7 +83,6 @@ cdef void table_dismiss(Op* op) noexcept nogil
 cdef void table_define(Table* table, int32_t id, const char* name, uint32_t name_bytes, const engine_meta* meta) noexcept nogil
 cdef int table_evict(Table* table, int32_t id) noexcept nogil
 cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil
-cdef uint64_t hash_name(const char* name, uint32_t name_bytes) noexcept nogil
 
 cdef inline bint fails(const Op* op) noexcept nogil:
     """Whether an operation only tells the other ranks that this rank's call has failed."""

@@ -1,8 +1,9 @@
 """Names on one rank. The caller holds the engine's lock; nothing here waits."""
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset, strlen
 
+from engine_ext.control.names cimport Named, names_add, names_close, names_find, names_open, names_remove
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES
 from engine_ext.platform.atomics cimport (
     load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed,
@@ -15,87 +16,32 @@ from engine_ext.shared.layout cimport (
 )
 from engine_ext.shared.segment cimport away
 
-cdef enum:
-    BUCKETS = 16384
-
 
 cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil:
     memset(table, 0, sizeof(Table))
     table.segment, table.clock = segment, clock
-    table.buckets = <Record**>calloc(BUCKETS, sizeof(Record*))
     table.by_id = <Record**>calloc(IDS, sizeof(Record*))
-    return Status.OK if table.buckets != NULL and table.by_id != NULL else Status.NO_MEMORY
+    return Status.OK if names_open(&table.names) and table.by_id != NULL else Status.NO_MEMORY
 
 
 cdef void table_close(Table* table) noexcept nogil:
-    cdef Record* record
-    cdef Record* after
-    cdef int b
-    if table.buckets != NULL:
-        for b in range(BUCKETS):
-            record = table.buckets[b]
-            while record != NULL:
-                after = record.chain
-                free(record.name)
-                free(record)
-                record = after
-    free(table.buckets)
+    names_close(&table.names, NULL, NULL)
     free(table.by_id)
     memset(table, 0, sizeof(Table))
 
 
-cdef uint64_t hash_name(const char* name, uint32_t name_bytes) noexcept nogil:
-    """FNV-1a."""
-    cdef uint64_t h = 14695981039346656037u
-    cdef uint32_t i
-    for i in range(name_bytes):
-        h = (h ^ <unsigned char>name[i]) * 1099511628211u
-    return h
-
-
-cdef Record* find(Table* table, const char* name, uint32_t name_bytes, uint64_t h) noexcept nogil:
-    cdef Record* record = table.buckets[h % BUCKETS]
-    while record != NULL:
-        if record.hash == h and record.name_bytes == name_bytes and memcmp(record.name, name, name_bytes) == 0:
-            return record
-        record = record.chain
-    return NULL
-
-
 cdef Record* table_record(Table* table, const char* name, uint32_t name_bytes) noexcept nogil:
     """The record of `name`, made if it is new; NULL without memory."""
-    cdef uint64_t h = hash_name(name, name_bytes)
-    cdef Record* record = find(table, name, name_bytes, h)
-    if record != NULL:
-        return record
-    record = <Record*>calloc(1, sizeof(Record))
-    if record == NULL:
-        return NULL
-    record.name = <char*>malloc(name_bytes + 1)
-    if record.name == NULL:
-        free(record)
-        return NULL
-    memcpy(record.name, name, name_bytes)
-    record.name[name_bytes] = 0
-    record.name_bytes, record.hash, record.id = name_bytes, h, -1
-    record.chain = table.buckets[h % BUCKETS]
-    table.buckets[h % BUCKETS] = record
-    table.names += 1
-    return record
+    cdef Named* named = names_find(&table.names, name, name_bytes)
+    if named == NULL:
+        named = names_add(&table.names, name, name_bytes, sizeof(Record))
+    return <Record*>named
 
 
 cdef void table_release(Table* table, Record* record) noexcept nogil:
     """Forget a name that nothing refers to any more."""
-    cdef Record** link
-    if record.id >= 0 or record.inflight != NULL or record.pins != 0:
-        return
-    link = &table.buckets[record.hash % BUCKETS]
-    while link[0] != record:
-        link = &link[0].chain
-    link[0] = record.chain
-    table.names -= 1
-    free(record.name)
-    free(record)
+    if record.id < 0 and record.inflight == NULL and record.pins == 0:
+        names_remove(&table.names, <Named*>record)
 
 
 cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:

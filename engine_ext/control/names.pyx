@@ -1,0 +1,79 @@
+"""Names in a hash table with chained buckets. Its owner knows what a name stands for; `Named` is the beginning of that."""
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy
+
+from engine_ext.platform.hash cimport fnv, fnv_begin
+
+cdef enum:
+    BUCKETS = 16384
+
+
+cdef bint names_open(Names* names) noexcept nogil:
+    """False without memory."""
+    names.count = 0
+    names.buckets = <Named**>calloc(BUCKETS, sizeof(Named*))
+    return names.buckets != NULL
+
+
+cdef void names_close(Names* names, void (*release)(void* owner, Named* named) noexcept nogil, void* owner) noexcept nogil:
+    """Forget every name; `release`, if there is one, frees what the name holds beside itself."""
+    cdef Named* named
+    cdef int b
+    for b in range(BUCKETS if names.buckets != NULL else 0):
+        while names.buckets[b] != NULL:
+            named = names.buckets[b]
+            if release != NULL:
+                release(owner, named)
+            names_remove(names, named)
+    free(names.buckets)
+    names.buckets = NULL
+
+
+cdef uint64_t hash_of(const char* text, uint32_t text_bytes) noexcept nogil:
+    cdef uint64_t h = fnv_begin()
+    cdef uint32_t i
+    for i in range(text_bytes):
+        h = fnv(h, <unsigned char>text[i])
+    return h
+
+
+cdef Named* names_find(Names* names, const char* text, uint32_t text_bytes) noexcept nogil:
+    """NULL: there is none of that name."""
+    cdef uint64_t h = hash_of(text, text_bytes)
+    cdef Named* named = names.buckets[h % BUCKETS]
+    while named != NULL:
+        if named.hash == h and named.name_bytes == text_bytes and memcmp(named.name, text, text_bytes) == 0:
+            return named
+        named = named.chain
+    return NULL
+
+
+cdef Named* names_add(Names* names, const char* text, uint32_t text_bytes, size_t size) noexcept nogil:
+    """A new name, of `size` bytes that are zero but for the beginning; NULL without memory."""
+    cdef Named* named = <Named*>calloc(1, size)
+    cdef Named** bucket
+    if named == NULL:
+        return NULL
+    named.name = <char*>malloc(text_bytes + 1)
+    if named.name == NULL:
+        free(named)
+        return NULL
+    memcpy(named.name, text, text_bytes)
+    named.name[text_bytes] = 0
+    named.name_bytes, named.hash, named.id = text_bytes, hash_of(text, text_bytes), -1
+    bucket = &names.buckets[named.hash % BUCKETS]
+    named.chain, bucket[0] = bucket[0], named
+    names.count += 1
+    return named
+
+
+cdef void names_remove(Names* names, Named* named) noexcept nogil:
+    """Take a name out, and free it."""
+    cdef Named** link = &names.buckets[named.hash % BUCKETS]
+    while link[0] != named:
+        link = &link[0].chain
+    link[0] = named.chain
+    names.count -= 1
+    free(named.name)
+    free(named)
