@@ -1,7 +1,7 @@
 """Engine and Handle: the one owner of native state, and the border to Python.
 
 Reference counts are touched under the GIL only. An operation holds one reference to what keeps its tensors alive; its handle
-frees it, or, when the handle went first, the graveyard does at the next call (ARCHITECTURE.md, I9).
+frees it, or, when the handle went first, the graveyard does at the next call (docs/architecture/protocol.md, I9).
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals

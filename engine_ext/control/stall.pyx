@@ -1,4 +1,4 @@
-"""Who keeps this rank from going on, and when that has lasted too long (ARCHITECTURE.md, "Failure").
+"""Who keeps this rank from going on, and when that has lasted too long (docs/architecture/protocol.md, "Failure").
 
 An entry that stands still is watched by whoever drives; an operation that is not scheduled, by the thread that waits for it, and
 by the monitor thread, which also watches what nobody waits for.

@@ -44,7 +44,7 @@ static inline int cas_pointer(void **p, void *old, void *v) {
   return __atomic_compare_exchange_n(p, &old, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* Orders this thread's earlier stores before its later loads: the two sides of "announce, then look" (ARCHITECTURE.md, I8).
+/* Orders this thread's earlier stores before its later loads: the two sides of "announce, then look" (docs/architecture/protocol.md, I8).
  * Each use has a name, so that a build can leave one out: tests/verify/mutate.py shows which of them a test would miss. */
 enum {
   FENCE_WAKE = 1,        /* news published, before the look for sleepers */

@@ -1,4 +1,4 @@
-/* The words that the processes of one world share: the control segment. ARCHITECTURE.md says who writes which, and why.
+/* The words that the processes of one world share: the control segment. docs/architecture/protocol.md says who writes which, and why.
  *
  *   header | coordinator | schedule ring | one page group per rank | the slots of every rank
  *

@@ -11,7 +11,7 @@ Every implementation promises:
   n as packed until all ranks have published n as copied; then the owner writes chunk n + SLOTS to it. Progress only grows.
 - **Fences.** A wake-up is never lost: whoever has stored its `needs` and looks once more, after a full fence, either sees what
   another rank has published since, or is woken by it. The caller fences after `needs`; `publish` fences before it looks for ranks
-  that sleep (ARCHITECTURE.md, I8).
+  that sleep (docs/architecture/protocol.md, I8).
 - **Callers.** The holder of the driver's role alone, without the GIL and without the engine's lock. There is one call at a
   time, but the next may come from another thread.
 - **Time.** No call waits, allocates, or takes longer than to copy a chunk. There are no deadlines in here: whoever drives watches

@@ -1,0 +1,50 @@
+"""The map of the code says where things are, and is read in ten minutes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAP = (ROOT / "ARCHITECTURE.md").read_text()
+WORDS = 200 * 10  # that are read in ten minutes
+STEPS = MAP.partition("## The life of one gradient")[2]
+FUNCTIONS = re.findall(r"`(?:\w+\.)?(\w+)`(?: \(| puts | calls )?[^`]*?\(`([\w/]+\.pyx?)`\)", STEPS)
+
+
+def source(name: str) -> Path:
+    """A file by the name that the map gives it: native ones without their package."""
+    return ROOT / name if (ROOT / name).exists() else ROOT / "engine_ext" / name
+
+
+def test_the_map_is_read_in_ten_minutes() -> None:
+    """It stays a map: what is longer has a page of its own."""
+    assert len(MAP.split()) < WORDS
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w/]+\.(?:pyx|pxd|py|h))`", MAP))))
+def test_files_of_the_map_exist(name: str) -> None:
+    """Every file that it names."""
+    assert source(name).exists()
+
+
+@pytest.mark.parametrize("room", re.findall(r"^\| `([\w/]+/)` \|", MAP, re.MULTILINE))
+def test_rooms_of_the_map_exist(room: str) -> None:
+    """Every folder that it names."""
+    assert (ROOT / room).is_dir()
+
+
+def test_packages_are_on_the_map() -> None:
+    """Every package of engine/ has a row, but for those that a file of its own name explains."""
+    packages = {path.parent.name for path in (ROOT / "engine").glob("*/__init__.py")}
+    assert packages - set(re.findall(r"^\| `engine/(\w+)/` \|", MAP, re.MULTILINE)) == set()
+
+
+def test_the_life_of_a_gradient_names_functions_that_exist() -> None:
+    """Each function stands in the file beside it."""
+    assert len(FUNCTIONS) >= 9, FUNCTIONS
+    for function, name in FUNCTIONS:
+        defined = rf"\b(def|class|cdef|cpdef)\b.*\b{function}\b"
+        assert re.search(defined, source(name).read_text()), f"there is no {function} in {name}"
