@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common import stats
-from benchmarks.common.tables import MISSING, Table, digits, duration
+from benchmarks.common.tables import MISSING, Table, digits, duration, size
 from benchmarks.training.report import TITLES, ratio_to_peer
-from engine.readable import size
 
 KIB, MIB = 1 << 10, 1 << 20
 RANKS = 2

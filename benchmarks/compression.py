@@ -12,8 +12,7 @@ from rich.console import Console
 
 from benchmarks.collective.contenders import GroupContender
 from benchmarks.common import binding, environment, progress, records, stats
-from benchmarks.common.tables import Table, duration
-from engine.readable import size
+from benchmarks.common.tables import Table, duration, size
 
 BOUND = 1.1
 """Times the uncompressed allreduce: what a compressed one may take."""

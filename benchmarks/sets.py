@@ -20,8 +20,7 @@ from benchmarks.collective import run as collective
 from benchmarks.collective.contenders import GroupContender
 from benchmarks.collective.report import PEERS, scale, share
 from benchmarks.common import binding, environment, paths, progress, records
-from benchmarks.common.tables import MISSING, Table, duration
-from engine.readable import size
+from benchmarks.common.tables import MISSING, Table, duration, size
 
 KIB, MIB = 1 << 10, 1 << 20
 NAMES = ("engine", *PEERS)

@@ -16,8 +16,7 @@ from matplotlib.ticker import FuncFormatter
 from benchmarks.collective.contenders import BEFORE
 from benchmarks.common import paths, stats
 from benchmarks.common.environment import describe
-from benchmarks.common.tables import MISSING, Table, digits, duration
-from engine.readable import size
+from benchmarks.common.tables import MISSING, Table, digits, duration, size
 
 Key = tuple[str, str]
 LABELS: dict[Key, str] = {

@@ -17,7 +17,7 @@ from benchmarks.collective.operations import FLOAT, granularity
 from benchmarks.collective.operations import NAMES as OTHERS
 from benchmarks.common import binding, environment, neighbours, progress, records
 from benchmarks.common.stats import Summary
-from engine.readable import size
+from benchmarks.common.tables import size
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (*(4**k for k in range(1, 13)), 64 * MIB, 100 * MIB, 256 * MIB)

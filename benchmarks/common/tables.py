@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from engine import readable
-
 MISSING = "-"
 
 
@@ -50,13 +48,29 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+# Imported when they are used: a rank may run another build of the engine, which need not have this module.
+
+
 def duration(seconds: float | None) -> str:
     """A duration, which may not have been measured.
 
     >>> duration(1.234e-6), duration(None)
     ('1.23 us', '-')
     """
+    from engine import readable
+
     return MISSING if seconds is None else readable.short(seconds)
+
+
+def size(nbytes: int) -> str:
+    """Bytes in binary units.
+
+    >>> size(4), size(104857600)
+    ('4 B', '100 MiB')
+    """
+    from engine import readable
+
+    return readable.size(nbytes)
 
 
 def digits(value: float) -> str:
