@@ -154,9 +154,8 @@ DOCUMENTATION = {
     """,
 }
 
-# What each collective of the engine is given beside the tensors, in its order; `average` and `compression` are seen to
-# before.
-_REDUCTION = "average op name prescale_factor postscale_factor process_set compression"
+# What each collective of the engine is given beside the tensors, in its order.
+_REDUCTION = "op name prescale_factor postscale_factor process_set"
 _GIVEN = {
     "allreduce": _REDUCTION,
     "reducescatter": _REDUCTION,
@@ -190,6 +189,8 @@ class Tensors:
 
     def admit(self, tensor: Any, kind: str, name: str | None, process_set: ProcessSet) -> Any:
         """The tensor that a call of that kind and name was given. If it is none, raise, and tell the other ranks."""
+        if isinstance(tensor, self.kind):
+            return tensor
         converted = self.convert(tensor)
         if isinstance(converted, self.kind):
             return converted
@@ -203,7 +204,8 @@ class Tensors:
             error = TypeError(f"expected a sequence of {self.name}, not {type(tensors).__qualname__}")
             announce(process_set, kind, name, error)
             raise error
-        return [self.admit(tensor, kind, name, process_set) for tensor in list(tensors)]
+        own = self.kind
+        return [each if isinstance(each, own) else self.admit(each, kind, name, process_set) for each in tensors]
 
 
 def functions(module: str, tensors: Tensors, orders: Mapping[str, str] = ORDERS) -> dict[str, Any]:
@@ -224,31 +226,18 @@ def functions(module: str, tensors: Tensors, orders: Mapping[str, str] = ORDERS)
     """
     made = {}
     for name, order in orders.items():
-        kind = _kind(name)
-        given = {parameter.partition("=")[0] for parameter in order.split()}
-        passed = [order.split()[0], *(each if each in given else "None" for each in _GIVEN[kind].split())]
-        head = f"from __future__ import annotations\n{signature(name, order)}"
-        source = f"{head}:\n    return _call({', '.join(passed)})\n"
+        grouped = name.startswith("grouped")
         space = _NAMES | {"__name__": module, "Tensor": tensors.kind}
-        space["_call"] = _call(name, kind, "compression" in given, tensors)
+        space["_admit"] = tensors.admit_all if grouped else tensors.admit
+        space["_run"] = tensors.calls.get(name) or getattr(groups if grouped else collectives, name)
+        head = f"from __future__ import annotations\n{signature(name, order)}"
+        source = f"{head}:\n    return {_body(name, order)}\n"
         file = f"<{module}.{name}>"
         linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
         exec(compile(source, file, "exec"), space)
         made[name] = space[name]
         made[name].__doc__ = inspect.cleandoc(DOCUMENTATION[name].format(tensor=tensors.name))
     return made
-
-
-# What signatures name.
-_NAMES: dict[str, Any] = {
-    "Any": Any,
-    "Average": Average,
-    "Compression": Compression,
-    "Handle": Handle,
-    "ProcessSet": ProcessSet,
-    "Sequence": Sequence,
-    "global_process_set": global_process_set,
-}
 
 
 def signature(name: str, order: str) -> str:
@@ -277,50 +266,40 @@ from ..types import Average
     return "\n".join([head, *(f"{signature(name, order)}: ..." for name, order in orders.items())])
 
 
-def _kind(name: str) -> str:
-    """The collective that a function calls, as it is announced: `allreduce` of `grouped_allreduce_async_`."""
-    match = re.match(r"(?:grouped_)?([a-z]+)", name)
+def _body(name: str, order: str) -> str:
+    """What a function returns, as an expression: what `_run` gives for what `_admit` lets through."""
+    match = re.match(r"(grouped_)?([a-z]+)", name)
     assert match is not None
-    return match[1]
+    kind, given = match[2], {parameter.partition("=")[0] for parameter in order.split()}
+    average = "average" if "average" in given else "None"
+    call = f"{kind!r}, name, process_set"  # as it is told of if it fails
+    tensor = f"_admit({order.split()[0]}, {call})"
+    settings = [f"_choose({average}, op, {call})" if each == "op" else each for each in _GIVEN[kind].split()]
+    arguments = ", ".join([tensor, *settings])
+    if "compression" not in given:
+        return f"_run({arguments})"
+    return f"_compress({kind!r}, compression, _admit, _run, {match[1] is not None}, {arguments})"
 
 
-def _call(name: str, kind: str, compresses: bool, tensors: Tensors) -> Callable[..., Any]:
-    """What a function does, given the tensors and what `_GIVEN` says."""
-    grouped = name.startswith("grouped")
-    run = tensors.calls.get(name) or getattr(groups if grouped else collectives, name)
-    admit = tensors.admit_all if grouped else tensors.admit
-
-    def move(tensor: Any, *settings: Any) -> Any:
-        return run(admit(tensor, kind, *settings[-2:]), *settings)
-
-    def reduce(tensor: Any, average: Any, op: Any, name: Any, *settings: Any) -> Any:
-        *factors, process_set, compression = settings
-        call = kind, name, process_set
-        sent = admit(tensor, *call)
-        chosen = _chosen(average, op, *call), name, *factors, process_set
-        if not compresses:
-            return run(sent, *chosen)
-        own, marker, pairs = _compressed(compression, chosen[0], sent if grouped else [sent], call)
-        if own is None:
-            return run(sent, *chosen, marker)
-        packed = tensors.admit_all([each for each, _ in pairs], *call)
-        results = run(packed if grouped else packed[0], *chosen, marker)
-        results = results if grouped else [results]
-        opened = [own.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
-        return opened if grouped else opened[0]
-
-    return reduce if _GIVEN[kind] == _REDUCTION else move
-
-
-def _compressed(compression: Any, op: Op, tensors: list[Any], call: tuple[str, str | None, ProcessSet]) -> Any:
-    """The compressor whose methods are called, if any; the engine's part; and what the former makes of each tensor."""
+def _compress(
+    kind: str, compression: Any, admit: Any, run: Callable[..., Any], grouped: bool, sent: Any, *settings: Any
+) -> Any:
+    """What `run` gives for tensors, between the methods of a compressor: gradients flow through these, too."""
+    op, name, *_, process_set = settings
+    tensors = sent if grouped else [sent]
     try:
         wire, own = resolve(compression, op)
-        return own, MARKERS[wire], [] if own is None else [own.compress(each) for each in tensors]
+        pairs = [] if own is None else [own.compress(each) for each in tensors]
     except Exception as error:
-        kind, name, process_set = call
         announce(process_set, kind, name, error)
         raise
+    if own is None:
+        return run(sent, *settings, MARKERS[wire])
+    packed = [each for each, _ in pairs]
+    results = run(admit(packed if grouped else packed[0], kind, name, process_set), *settings, MARKERS[wire])
+    results = results if grouped else [results]
+    opened = [own.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
+    return opened if grouped else opened[0]
 
 
 def choose_op(average: bool | None, op: int | None) -> Op:
@@ -338,13 +317,27 @@ def choose_op(average: bool | None, op: int | None) -> Op:
     return Average if op is None else Op(op)
 
 
-def _chosen(average: bool | None, op: int | None, kind: str, name: str | None, process_set: ProcessSet) -> Op:
+def _choose(average: bool | None, op: int | None, kind: str, name: str | None, process_set: ProcessSet) -> Op:
     """As `choose_op`, for a call of that kind and name; if it fails the other ranks are told."""
     try:
         return choose_op(average, op)
     except ValueError as error:
         announce(process_set, kind, name, error)
         raise
+
+
+# What the functions name.
+_NAMES: dict[str, Any] = {
+    "_choose": _choose,
+    "_compress": _compress,
+    "Any": Any,
+    "Average": Average,
+    "Compression": Compression,
+    "Handle": Handle,
+    "ProcessSet": ProcessSet,
+    "Sequence": Sequence,
+    "global_process_set": global_process_set,
+}
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
