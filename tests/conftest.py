@@ -3,6 +3,14 @@
 import os
 import signal
 
+import pytest
+
+from .shared_jobs import Jobs, parts, rank, ranks, size
+
+__all__ = ["parts", "rank", "ranks", "size"]
+
+QUICK = ("checks", "unit")
+
 # What a test finds is not for later jobs, and what earlier ones have found not for tests.
 os.environ["ENGINE_AUTOTUNE_CACHE"] = "off"
 
@@ -11,3 +19,20 @@ os.environ["ENGINE_AUTOTUNE_CACHE"] = "off"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--only-ranks", type=int, action="append", help="of the tests on ranks, those on so many")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make quick` runs: the parts in one process, and all that ranks share."""
+    for item in items:
+        if item.path.parent.name in QUICK or item.get_closest_marker("on_ranks"):
+            item.add_marker("quick")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests run on ranks that they share."""
+    config.pluginmanager.register(Jobs(), "shared jobs")

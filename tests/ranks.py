@@ -141,8 +141,10 @@ class Job:
             import importlib, pickle
             function = importlib.import_module({function.__module__!r}).{function.__qualname__}
             value = function(*pickle.load(open({str(self.home / "args")!r}, "rb")))
-            with open({str(self.home)!r} + "/value." + os.environ["RANK"], "wb") as file:
+            path = {str(self.home)!r} + "/value." + os.environ["RANK"]
+            with open(path + ".part", "wb") as file:
                 pickle.dump(value, file)
+            os.replace(path + ".part", path)  # Whole or not at all: it may be looked for at any time.
         """)
 
     def pid(self, rank: int) -> int:
@@ -165,6 +167,10 @@ class Job:
         except NotWithin as error:
             self.dump()
             raise RanksFailed(f"{error}\n{self.result()}") from None
+
+    def allow(self, seconds: float) -> None:
+        """Let it run for so long from now, instead of `timeout` from its start."""
+        self.timeout = time.monotonic() - self._started + seconds
 
     def dump(self) -> None:
         """Make the ranks write the stacks of their threads to their stderr."""

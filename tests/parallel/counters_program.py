@@ -13,7 +13,7 @@ import numpy as np
 import engine
 from engine.metrics import page
 
-from ..waiting import until
+from ..waiting import until, until_files
 
 Fields = dict[str, list[int]]
 
@@ -130,17 +130,18 @@ def mismatch() -> Fields:
 
 
 def stalled() -> list[Fields]:
-    """Rank 1 withholds a tensor for some seconds. What the others say meanwhile, and after."""
+    """Rank 1 withholds a tensor until it is overdue. What rank 0 says meanwhile, and after."""
     engine.init(metrics=True, stall_warning=0.5)
     engine.allreduce(np.ones(2, np.float32), name="tensor")
     found = []
     if engine.rank() == 1:
-        time.sleep(3.0)
+        until_files("overdue")
         engine.allreduce(np.ones(2, np.float32), name="tensor")
     else:
         handle = engine.allreduce_async(np.ones(2, np.float32), name="tensor")
-        until(lambda: own()["stalled"][0], "something is counted as stalled", 20.0)
+        until(lambda: own()["stalled"][0] and own()["stall_warnings"][0], "something is counted as stalled", 20.0)
         found.append(own())
+        Path("overdue").touch()
         engine.synchronize(handle)
     until(lambda: not own()["stalled"][0], "nothing is counted as stalled", 20.0)
     found.append(own())
@@ -152,11 +153,12 @@ def given_up() -> Fields:
     engine.init(metrics=True, stall_warning=0.5, stall_limit=1.5)
     engine.barrier()
     if engine.rank() == 1:
-        time.sleep(8.0)
+        until_files("given up")
         return {}
     try:
         engine.allreduce(np.ones(2, np.float32), name="tensor")
     except engine.errors.WorldError:
+        Path("given up").touch()
         return own()
     raise AssertionError("the tensor came")
 

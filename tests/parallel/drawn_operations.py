@@ -20,9 +20,9 @@ import numpy as np
 import engine
 
 from ..adasum_reference import adasum
-from .adasum_program import check_rounded, vector
-from .compression_program import compressed
-from .on_ranks import check_equal, numbers
+from .adasum_vectors import check_rounded, vector
+from .arrays import check_equal, numbers
+from .halves import compressed
 from .operation_table import BOOL, CELLS, DTYPES, FLOATS, MOVED, OPS, Array, expected
 
 PLAIN = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")  # which NumPy has not; reduce_program tries it

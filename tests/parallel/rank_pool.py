@@ -113,7 +113,7 @@ class Pool:
             file.close()
         if job is not None:
             with job:
-                job.timeout = 20.0 + job.result().seconds
+                job.allow(20.0)
                 job.finish(check=False)
 
     def __enter__(self) -> Pool:

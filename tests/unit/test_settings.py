@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine import config, readable
+from engine import config
 from engine.errors import ConfigError
 from engine.forms import Bytes, Number, Whole, Words, truth
 from engine.launch import options
@@ -116,20 +116,12 @@ def test_the_native_engine_has_the_same_knobs_with_the_same_ranges() -> None:
     assert there == here and list(native.KNOBS) == list(KNOBS) == list(config.knobs())
 
 
-def searched(name: str) -> str:
-    """Where the tuner searches, as docs/autotune.md says it."""
-    space = KNOBS[name]
-    if space["kind"] == "Choice":
-        return ", ".join(f"`{word}`" for word in space["values"])
-    form = readable.size if config.knobs()[name].unit == "bytes" else "{:g}".format
-    return f"{form(space['low'])} to {form(space['high'])}" + (f", and {space['off']:g}" if "off" in space else "")
-
-
-def test_the_documents_name_every_knob_and_where_it_is_searched() -> None:
+def test_the_documents_name_every_knob() -> None:
     readme, tuning = ((ROOT / page).read_text() for page in ("README.md", "docs/autotune.md"))
     assert f"engine.set_knobs({', '.join(f'{name}=...' for name in config.knobs())})" in readme
-    rows = re.findall(r"^\| `(\w+)` \| ([^|;]*[^|; ])", tuning.partition("## What is tuned")[2], re.MULTILINE)
-    assert rows[: len(KNOBS)] == [(name, searched(name)) for name in KNOBS]
+    assert re.findall(r"^\| `(\w+)` \| .*", tuning.partition("## What is tuned")[2], re.MULTILINE)[
+        : len(KNOBS)
+    ] == list(KNOBS)
 
 
 # Files of the engine's own that have to name a knob besides `config.py`: none, but for words about it.

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..ranks import run_ranks
-from . import reduce_program
-from .marks import needs_torch
 from .operation_table import DTYPES, OPS, PAGE, TABLE, page
-
-SIZES = [1, 2, 3, 4]
 
 
 def test_the_table_is_complete() -> None:
@@ -20,14 +15,3 @@ def test_the_table_is_complete() -> None:
 @pytest.mark.skipif(not PAGE.parent.exists(), reason="the documentation is not part of this copy")
 def test_the_page_says_what_is_tested() -> None:
     assert PAGE.read_text() == page(), "run tests/parallel/operation_table.py to write docs/operations.md anew"
-
-
-@needs_torch
-@pytest.mark.parametrize("size", SIZES)
-def test_every_dtype_operation_and_scale(size: int) -> None:
-    run_ranks(size, reduce_program.reduce_everything, env={"ENGINE_STALL_LIMIT": "20"})
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_special_values(size: int) -> None:
-    run_ranks(size, reduce_program.special_values, env={"ENGINE_STALL_LIMIT": "20"})

@@ -1,46 +1,16 @@
-"""For functions that run on every rank: many cases in one job, and numbers to try."""
+"""Arrays that ranks bring, known to every rank, and what is checked of results."""
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import engine
 
-from ..ranks import report
 from .operation_table import BOOL, FLOATS, HALVES, MOVED, Array, narrow, same, stored
-
-
-class Cases:
-    """Runs named cases; what fails is reported at the end, by name, so that one failure does not hide the others.
-
-    A case that fails must have done all its collectives before it compares: the other ranks go on.
-    """
-
-    def __init__(self) -> None:
-        self.failures: dict[str, str] = {}
-        self.count = 0
-
-    @contextmanager
-    def case(self, name: str) -> Iterator[None]:
-        self.count += 1
-        try:
-            yield
-        except engine.errors.WorldError:
-            raise
-        except Exception:
-            self.failures[name] = traceback.format_exc(limit=-4)
-
-    def done(self, expected: int | None = None) -> int:
-        """Report; the number of cases."""
-        report(self.failures)
-        assert self.count, "no case was run"
-        assert expected is None or self.count == expected, f"{self.count} cases ran, {expected} were meant"
-        return self.count
 
 
 def numbers(dtype: str, shape: Any, rank: int, seed: int = 0) -> Array:
@@ -72,6 +42,11 @@ def small_numbers(dtype: str, shape: Any, rank: int, seed: int = 0) -> Array:
     whole = rng.integers(0, 2 if dtype in BOOL else 7, int(np.prod(shape)))
     values = whole.astype(np.float32) if dtype in HALVES else whole.astype(stored(dtype))
     return narrow(dtype, values).reshape(shape)
+
+
+def shares(rows: int, size: int) -> list[int]:
+    """Where each rank's rows of a reduce-scatter begin, and the end."""
+    return list(itertools.accumulate((rows // size + (rank < rows % size) for rank in range(size)), initial=0))
 
 
 def tensor(dtype: str, array: Array) -> Any:
@@ -119,3 +94,10 @@ def refused(call: Callable[[], Any], text: str, kind: Any = engine.errors.Unsupp
 def check_same_on_all(parts: list[Array]) -> None:
     """Raise unless the bytes of all results are the same on every rank. Collective."""
     engine.check_consistency({str(at): np.frombuffer(part.tobytes(), np.uint8) for at, part in enumerate(parts)})
+
+
+def works(size: int) -> None:
+    """The engine goes on: a named, an unnamed and a large operation. Collective."""
+    assert engine.allreduce(np.ones(3, np.float32), engine.Sum).tolist() == [size] * 3
+    assert engine.allreduce(np.ones(3, np.int64), engine.Sum, "still works").tolist() == [size] * 3
+    assert engine.allreduce(np.ones(300_000, np.float32), engine.Sum, "large still works")[-1] == size

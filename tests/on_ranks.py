@@ -1,0 +1,199 @@
+"""Tests that run on ranks, each with an id of pytest's: how they are marked, and what runs them on a rank.
+
+    pytestmark = on_ranks(1, 2, 3, 4)
+
+    @pytest.mark.parametrize("rows", [0, 3])
+    def test_rows_are_gathered(rows: int, rank: int, size: int) -> None:
+        ...
+
+gives `test_rows_are_gathered[1-0]`, `[1-3]`, `[2-0]` and so on. Those that were chosen and need equal ranks share a
+job, in which each rank calls one after the other (shared_jobs.py is pytest's side). Values of parameters are pickled.
+
+A test compares after its last collective, or compares what all ranks hold alike: where it fails on one rank, the others
+go on to the next test, and must not wait for this one. What a test leaves behind, its successors have to bear: names
+are known, and a knob that was set stays so. Each module has a world of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import engine
+
+OUTCOMES = "outcomes"  # the file of a rank is `outcomes.0` in the job's directory
+BEGUN, PASSED, FAILED, SKIPPED = "begun", "passed", "failed", "skipped"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that a test needs.
+
+    Attributes
+    ----------
+    size : int
+    label : str
+        Goes into the test's id, where `size` does not say all.
+    env : tuple of (name, value)
+        Variables of the job.
+    """
+
+    size: int
+    label: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.size}-{self.label}" if self.label else str(self.size)
+
+
+def on_ranks(
+    *ranks: int | Ranks, world: Mapping[str, Any] | None = {}, env: Mapping[str, str] | None = None, job: str = ""
+) -> pytest.MarkDecorator:
+    """Mark a test, or all of a module, as one that runs on ranks; the mark of a test replaces that of its module.
+
+    Parameters
+    ----------
+    *ranks : int or Ranks
+        Numbers of ranks; the test runs once with each.
+    world : mapping or None
+        Options of `engine.init`, which is called before; None: the test does that.
+    env : mapping
+        Variables of the job.
+    job : str
+        Whose tests share a job; without it those of a directory.
+    """
+    variables = tuple((env or {}).items())
+    return pytest.mark.on_ranks(
+        ranks=tuple(
+            Ranks(each, env=variables) if isinstance(each, int) else Ranks(each.size, each.label, each.env + variables)
+            for each in ranks
+        ),
+        world=world,
+        job=job,
+    )
+
+
+def per_size(name: str, values: Callable[[int], Iterable[Any]]) -> pytest.MarkDecorator:
+    """As `pytest.mark.parametrize`, by a function from the number of ranks to the values."""
+    return pytest.mark.per_size(name, values)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A test with its parameters, as it is sent to ranks."""
+
+    module: str
+    function: str
+    parameters: dict[str, Any]
+    world: Mapping[str, Any] | None
+
+
+@dataclass
+class Worlds:
+    """The world that a rank is in, from one test to the next."""
+
+    current: Any = None
+
+    def enter(self, case: Case) -> None:
+        wanted = None if case.world is None else (case.module, dict(case.world))
+        if engine.is_initialized() and wanted != self.current:
+            engine.shutdown()
+        if wanted is not None and not engine.is_initialized():
+            engine.init(**wanted[1])
+        self.current = wanted
+
+    def settle(self) -> None:
+        """Wait for the others."""
+        if engine.is_initialized() and self.current is not None:
+            engine.barrier("between tests")
+
+
+def run(cases: list[Case]) -> None:
+    """Run tests on this rank, and write what became of each as soon as it is over."""
+    worlds = Worlds()
+    with open(f"{OUTCOMES}.{os.environ['RANK']}", "w", buffering=1) as told:
+        for number, case in enumerate(cases):
+            told.write(json.dumps([number, BEGUN, ""]) + "\n")
+            worlds.enter(case)
+            over = False
+            try:
+                call(case)
+                outcome = PASSED, ""
+            except pytest.skip.Exception as reason:
+                outcome = SKIPPED, str(reason)
+            except Exception as error:
+                over = isinstance(error, engine.errors.WorldError)
+                outcome = FAILED, shown(error)
+            told.write(json.dumps([number, *outcome]) + "\n")
+            if over:
+                raise SystemExit("the world is over, and with it the tests that it was for")
+            worlds.settle()
+    if engine.is_initialized():
+        engine.shutdown()
+
+
+def call(case: Case) -> None:
+    """Call the function of a test with all that it asks for."""
+    function = getattr(import_module(case.module), case.function)
+    parts = Parts()
+    known = {
+        "rank": int(os.environ["ENGINE_RANK"]),
+        "size": int(os.environ["ENGINE_SIZE"]),
+        "parts": parts,
+    }
+    wanted = inspect.signature(function).parameters
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+    function(**case.parameters, **{name: value for name, value in known.items() if name in wanted})
+    if "parts" in wanted:
+        parts.done()
+
+
+def shown(error: Exception) -> str:
+    """The traceback from the test on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__ and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+@dataclass
+class Parts:
+    """Checks of one test that do not hide each other: a test that asks for `parts` fails at its end, with all of them.
+
+    for op in OPS:
+        with parts.part(op): ...
+    """
+
+    count: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: object) -> Iterator[None]:
+        """A part that has done all its collectives before it compares."""
+        self.count += 1
+        try:
+            yield
+        except engine.errors.WorldError:
+            raise
+        except Exception:
+            self.failures[str(name)] = traceback.format_exc(limit=-4)
+
+    def done(self) -> None:
+        """Raise what went wrong."""
+        if self.failures:
+            told = "\n".join(f"{name}: {text[:2000]}" for name, text in list(self.failures.items())[:8])
+            raise AssertionError(f"{len(self.failures)} of {self.count} parts failed\n{told}")
+        assert self.count, "no part was run"

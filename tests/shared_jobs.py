@@ -1,0 +1,234 @@
+"""pytest's side of tests on ranks (on_ranks.py): their ids, the order in which they run, and the jobs that they share.
+
+A job starts with its first test and is given all that were chosen. What a rank has written of a test is reported at
+once under the test's id. When a job ends too early, or one of its tests takes too long, the tests that are left fail
+and say in which one it was.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from . import on_ranks
+from .on_ranks import BEGUN, FAILED, OUTCOMES, SKIPPED, Case, Ranks
+from .ranks import Job, RanksFailed, start_ranks
+from .waiting import NotWithin, until
+
+STALLED = {"ENGINE_STALL_LIMIT": "20"}  # a rank that is waited for in vain becomes an error, in time for the report
+Key = tuple[str, Ranks]
+
+
+def case_of(item: pytest.Function) -> Case:
+    """What a test is on ranks."""
+    mark = item.get_closest_marker("on_ranks")
+    assert mark is not None
+    parameters = {name: value for name, value in item.callspec.params.items() if name != "ranks"}
+    return Case(item.module.__name__, item.function.__name__, parameters, mark.kwargs["world"])
+
+
+def key_of(item: pytest.Item) -> Key | None:
+    """Which tests share a job with this one; None where a test is not for ranks."""
+    mark = item.get_closest_marker("on_ranks")
+    if mark is None or not isinstance(item, pytest.Function):
+        return None
+    return mark.kwargs["job"] or str(item.path.parent), item.callspec.params["ranks"]
+
+
+def limit_of(item: pytest.Item) -> float:
+    """Seconds that a test may take: less than pytest grants it, so that the report has what the ranks wrote."""
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0] if mark is not None else item.config.getini("timeout")) - 5.0
+
+
+class SharedJob:
+    """Ranks that go through tests, each known by its id."""
+
+    def __init__(self, ranks: Ranks, cases: dict[str, Case]) -> None:
+        self.ids = list(cases)
+        self.cases = list(cases.values())
+        self.numbers = {nodeid: number for number, nodeid in enumerate(self.ids)}
+        self.ranks = ranks
+        self.over = ""  # why there will be no more outcomes
+        self._job: Job | None = None
+        self._read = [0] * ranks.size  # bytes of each rank's file
+        self._begun = 0  # the last test that a rank has begun
+        self._outcomes: list[dict[int, tuple[str, str]]] = [{} for _ in range(ranks.size)]
+
+    def outcomes(self, nodeid: str, limit: float) -> list[tuple[str, str]]:
+        """What became of a test on each rank; waits for it, `limit` seconds at most.
+
+        Raises
+        ------
+        RanksFailed
+            The job has ended before.
+        """
+        number = self.numbers[nodeid]
+        if self.over:
+            raise RanksFailed(self.over)
+        if self._job is None:
+            env = {**STALLED, **dict(self.ranks.env)}
+            self._job = start_ranks(self.ranks.size, on_ranks.run, self.cases, env=env)
+        try:
+            until(lambda: self._told(number) or self._ended(), f"{nodeid} is done", limit)
+            if not self._told(number):
+                raise NotWithin("the job has ended")
+            if number == len(self.cases) - 1:
+                self._finish()
+        except NotWithin as error:
+            told = failures([outcomes.get(number) for outcomes in self._outcomes])
+            where = self.ids[self._begun]
+            if not self._ended():
+                self._job.dump()
+            report = f"{told}{error}; the last test that a rank has begun is {where}\n{self._job.result()}"
+            self.close(f"the job that this test shares has ended in {where}")
+            raise RanksFailed(report) from None
+        except BaseException:
+            self.close(f"the job that this test shares was ended in {self.ids[self._begun]}")
+            raise
+        return [self._outcomes[rank][number] for rank in range(self.ranks.size)]
+
+    def _told(self, number: int) -> bool:
+        """Whether all ranks have written what became of a test."""
+        assert self._job is not None
+        for rank, outcomes in enumerate(self._outcomes):
+            if number in outcomes:
+                continue
+            try:
+                with open(self._job.directory / f"{OUTCOMES}.{rank}", "rb") as file:
+                    file.seek(self._read[rank])
+                    lines, end, _ = file.read().rpartition(b"\n")
+            except FileNotFoundError:
+                return False
+            self._read[rank] += len(lines + end)
+            for at, outcome, text in map(json.loads, lines.splitlines()):
+                self._begun = max(self._begun, at)
+                if outcome != BEGUN:
+                    outcomes[at] = outcome, text
+        return all(number in outcomes for outcomes in self._outcomes)
+
+    def _ended(self) -> bool:
+        assert self._job is not None
+        return self._job.process.poll() is not None
+
+    def _finish(self) -> None:
+        """All is told: the job must end well, and leave nothing."""
+        assert self._job is not None
+        job, self._job = self._job, None
+        self.over = "the job that this test shares is over"
+        with job:
+            job.allow(30.0)
+            job.finish()
+
+    def close(self, why: str) -> None:
+        """End the ranks."""
+        self.over = self.over or why
+        job, self._job = self._job, None
+        if job is not None:
+            with job:
+                pass
+
+
+def failures(outcomes: list[tuple[str, str] | None]) -> str:
+    """What has failed, by rank."""
+    texts = [
+        f"rank {rank}: {outcome[1]}\n"
+        for rank, outcome in enumerate(outcomes)
+        if outcome is not None and outcome[0] == FAILED
+    ]
+    return "".join(texts)
+
+
+class Jobs:
+    """All jobs of a run: a plugin."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[Key, SharedJob] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give a test on ranks its numbers of ranks."""
+        mark = metafunc.definition.get_closest_marker("on_ranks")
+        if mark is None:
+            return
+        only = metafunc.config.getoption("only_ranks")
+        ranks = [each for each in mark.kwargs["ranks"] if not only or each.size in only]
+        names, rows = ["ranks"], [((each,), [str(each)]) for each in ranks]
+        for name, values in (each.args for each in metafunc.definition.iter_markers("per_size")):
+            names.append(name)
+            rows = [((*row, value), [*ids, str(value)]) for row, ids in rows for value in values(row[0].size)]
+        metafunc.parametrize(
+            names, [row for row, _ in rows], indirect=["ranks"], ids=["-".join(ids) for _, ids in rows]
+        )
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Put tests beside each other that share a job: it does not run while others do."""
+        first: dict[Any, int] = {}
+        places = [first.setdefault(key_of(item) or item.nodeid, at) for at, item in enumerate(items)]
+        items[:] = [item for _, item in sorted(zip(places, items, strict=True), key=lambda pair: pair[0])]
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Say what each job runs: what was chosen."""
+        chosen: dict[Key, dict[str, Case]] = {}
+        for item in session.items:
+            if (key := key_of(item)) is not None and not statically_skipped(item):
+                chosen.setdefault(key, {})[item.nodeid] = case_of(item)
+        self.jobs = {key: SharedJob(key[1], cases) for key, cases in chosen.items()}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object:
+        """Report what became of a test on ranks, instead of calling it here."""
+        key = key_of(pyfuncitem)
+        if key is None:
+            return None
+        ended = ""
+        try:
+            outcomes = self.jobs[key].outcomes(pyfuncitem.nodeid, limit_of(pyfuncitem))
+        except RanksFailed as error:
+            ended = str(error)
+        if ended:
+            pytest.fail(ended, pytrace=False)
+        if wrong := failures(list(outcomes)):
+            pytest.fail(wrong, pytrace=False)
+        reasons = [text for outcome, text in outcomes if outcome == SKIPPED]
+        if len(reasons) == len(outcomes):
+            pytest.skip(reasons[0])
+        return True
+
+    def pytest_unconfigure(self) -> None:
+        """End what still runs: the run was stopped."""
+        for job in self.jobs.values():
+            job.close("the run has ended")
+
+
+def statically_skipped(item: pytest.Item) -> bool:
+    """Whether a mark skips a test before it is called."""
+    return any(_skips(mark) for mark in item.iter_markers() if mark.name in ("skip", "skipif"))
+
+
+def _skips(mark: pytest.Mark) -> bool:
+    return mark.name == "skip" or bool(mark.args and mark.args[0])
+
+
+@pytest.fixture(autouse=True)
+def ranks(request: pytest.FixtureRequest) -> Ranks | None:
+    """The ranks of a test that runs on ranks."""
+    return getattr(request, "param", None)
+
+
+@pytest.fixture
+def rank() -> None:
+    """Its own on each rank: a test gets it there."""
+
+
+@pytest.fixture
+def size() -> None:
+    """The number of ranks: a test gets it there."""
+
+
+@pytest.fixture
+def parts() -> None:
+    """Parts of a test (`on_ranks.Parts`): a test gets them there."""

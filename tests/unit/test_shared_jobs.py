@@ -1,0 +1,61 @@
+"""Jobs that tests share: a failure is that of one test, and the end of a job that of all that it had not finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ..on_ranks import FAILED, PASSED, Case, Ranks
+from ..ranks import RanksFailed
+from ..shared_jobs import SharedJob
+from . import shared_job_cases
+from .shared_job_cases import fails_in_parts, fails_on_rank_1, kills_rank_1, never_ends, passes
+
+
+@pytest.fixture
+def share() -> Iterator[Callable[..., SharedJob]]:
+    """Make a job of some functions, whose ids are their places and names."""
+    made: list[SharedJob] = []
+
+    def share(*functions: Any) -> SharedJob:
+        cases = {
+            f"{at} {each.__name__}": Case(shared_job_cases.__name__, each.__name__, {}, {})
+            for at, each in enumerate(functions)
+        }
+        made.append(SharedJob(Ranks(2), cases))
+        return made[-1]
+
+    yield share
+    for job in made:
+        job.close("the test is over")
+
+
+def test_a_failure_is_told_with_rank_and_traceback_and_the_others_go_on(share: Callable[..., SharedJob]) -> None:
+    job = share(passes, fails_on_rank_1, fails_in_parts, passes)
+    assert [outcome for outcome, _ in job.outcomes("0 passes", 60)] == [PASSED] * 2
+    fine, (outcome, text) = job.outcomes("1 fails_on_rank_1", 60)
+    assert fine == (PASSED, "") and outcome == FAILED
+    assert "in fails_on_rank_1" in text and text.endswith("AssertionError: this is rank 1\n")
+    for outcome, text in job.outcomes("2 fails_in_parts", 60):
+        assert outcome == FAILED and "2 of 3 parts failed" in text and "it is 0" in text and "it is 2" in text
+    assert [outcome for outcome, _ in job.outcomes("3 passes", 60)] == [PASSED] * 2
+
+
+def test_a_job_that_dies_fails_what_it_had_not_finished(share: Callable[..., SharedJob]) -> None:
+    job = share(passes, kills_rank_1, passes)
+    assert [outcome for outcome, _ in job.outcomes("0 passes", 60)] == [PASSED] * 2
+    with pytest.raises(RanksFailed, match=r"(?s)has begun is 1 kills_rank_1.*exit code 137"):
+        job.outcomes("1 kills_rank_1", 60)
+    with pytest.raises(RanksFailed, match=r"^the job that this test shares has ended in 1 kills_rank_1$"):
+        job.outcomes("2 passes", 60)
+
+
+def test_a_test_that_never_ends_is_ended(share: Callable[..., SharedJob]) -> None:
+    job = share(passes, never_ends, passes)
+    job.outcomes("0 passes", 60)
+    with pytest.raises(RanksFailed, match=r"(?s)not within 1.0 s: 1 never_ends is done.*in never_ends"):
+        job.outcomes("1 never_ends", 1.0)
+    with pytest.raises(RanksFailed, match="has ended in 1 never_ends"):
+        job.outcomes("2 passes", 60)
