@@ -6,18 +6,9 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
-
 from engine.frameworks import surface
 
-from ..ranks import run_ranks
-from . import fake_framework, fake_training
-
-
-@pytest.mark.parametrize("name", [case.__name__ for case in fake_training.CASES])
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_framework_of_arrays(size: int, name: str) -> None:
-    run_ranks(size, fake_training.run, name, env={"ENGINE_STALL_LIMIT": "20"})
+from . import fake_framework
 
 
 def test_functions_are_made_with_signatures_and_documentation() -> None:

@@ -71,9 +71,7 @@ def train_until_tuned(trials: int) -> int:
     optimizer = engine.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5))
     steps, flag, end = 0, np.zeros(1, np.float32), time.monotonic() + 40.0
     while not flag[0]:
-        time.sleep(
-            0.005
-        )  # the model computes elsewhere: the tuner's process, of low priority, has a processor meanwhile
+        time.sleep(0.005)  # computes elsewhere: the tuner's process, of low priority, has a processor meanwhile
         optimizer.zero_grad()
         parameter.sum().backward()
         optimizer.step()

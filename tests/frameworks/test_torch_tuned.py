@@ -12,8 +12,12 @@ import engine.torch as hvd
 from engine import runtime
 from engine.errors import MismatchError
 
-from .torch_cases import Wrap, case, check_same_everywhere, mlp, plain_case, raises, shard, train, whole_batch
-from .torch_compression import HALVES, Tensors, backward, halved, of_ranks, parameters, value
+from ..on_ranks import on_ranks
+from . import toy
+from .halves import HALVES, Tensors, backward, halved, of_ranks, parameters, value
+from .wrapping import Wrap
+
+pytestmark = on_ranks(1, 2, 3, 4)
 
 TURNS = ("none", "bf16", "fp16", "none")
 TUNED = hvd.Compression.tuned
@@ -36,8 +40,7 @@ def reduced(knob: str, ranks: Tensors, average: bool = True) -> torch.Tensor:
     return total / len(ranks) if average else total
 
 
-@case
-def gradients_travel_as_the_knob_says(wrap: Wrap) -> None:
+def test_gradients_travel_as_the_knob_says(wrap: Wrap) -> None:
     made, wrong = parameters(), []
     optimizer = wrap(torch.optim.SGD(made.values(), lr=0.0), made.items(), compression=TUNED)
     for number, knob in enumerate(TURNS * 2):
@@ -50,15 +53,14 @@ def gradients_travel_as_the_knob_says(wrap: Wrap) -> None:
             want = reduced(knob, ranks) if each.dtype != torch.bfloat16 else halved(ranks, torch.bfloat16)
             if not torch.equal(each.grad, want):
                 wrong.append((number, knob, name))
-        check_same_everywhere({name: each.grad for name, each in made.items() if each.grad is not None})
+        toy.check_same_everywhere({name: each.grad for name, each in made.items() if each.grad is not None})
         optimizer.step()
     optimizer.unwrap()
     turn("none")
     assert not wrong, wrong
 
 
-@case
-def a_rank_without_a_gradient_gets_what_the_others_have(wrap: Wrap) -> None:
+def test_a_rank_without_a_gradient_gets_what_the_others_have(wrap: Wrap) -> None:
     made = {"here": nn.Parameter(torch.zeros(30, 20)), "there": nn.Parameter(torch.zeros(30, 20))}
     optimizer = wrap(torch.optim.SGD(made.values(), lr=0.0), made.items(), compression=TUNED, op=engine.Sum)
     found = []
@@ -76,8 +78,7 @@ def a_rank_without_a_gradient_gets_what_the_others_have(wrap: Wrap) -> None:
     assert found == [True] * 8
 
 
-@case
-def sparse_gradients_are_not_tuned(wrap: Wrap) -> None:
+def test_sparse_gradients_are_not_tuned(wrap: Wrap) -> None:
     turn("fp16")
     table, factor = nn.Embedding(10, 4, sparse=True), 1.0 + 2.0**-20  # lost in float16
     optimizer = wrap(torch.optim.SGD(table.parameters(), lr=0.1), compression=TUNED, op=engine.Sum)
@@ -92,8 +93,7 @@ def sparse_gradients_are_not_tuned(wrap: Wrap) -> None:
     assert {row["compression"] for row in rows if row["kind"] == "allgather" and row["type"] == "batch"} == {"none"}
 
 
-@plain_case
-def views_are_reduced_in_place_when_they_travel_as_they_are() -> None:
+def test_views_are_reduced_in_place_when_they_travel_as_they_are() -> None:
     """Shared gradients cost nothing more for the permission, and are compressed through the slots."""
     weight = nn.Parameter(torch.zeros(100, 100))
     optimizer = hvd.DistributedOptimizer(
@@ -112,18 +112,17 @@ def views_are_reduced_in_place_when_they_travel_as_they_are() -> None:
     assert found == [(knob == "none", knob, 40_000 if knob == "none" else 20_000) for knob in TURNS]
 
 
-@case
-def training_is_the_same_as_with_what_the_knob_stands_for(wrap: Wrap) -> None:
+def test_training_is_the_same_as_with_what_the_knob_stands_for(wrap: Wrap) -> None:
     """Also with the knob turned between steps all ranks have the same parameters."""
 
     def trained(compression: Any, knobs: tuple[str, ...]) -> dict[str, torch.Tensor]:
-        model = mlp()
+        model = toy.mlp()
         optimizer = wrap(
             torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters(), compression=compression
         )
         for step, knob in enumerate(knobs):
             turn(knob)
-            train(model, optimizer, [shard(whole_batch(step)), shard(whole_batch(step + 9))])
+            toy.train(model, optimizer, [toy.shard(toy.whole_batch(step)), toy.shard(toy.whole_batch(step + 9))])
         optimizer.unwrap()
         return {name: each.detach().clone() for name, each in model.named_parameters()}
 
@@ -131,16 +130,15 @@ def training_is_the_same_as_with_what_the_knob_stands_for(wrap: Wrap) -> None:
     for knob in ("none", "bf16", "fp16"):
         tuned = trained(TUNED, (knob, knob))
         meant = trained(getattr(hvd.Compression, knob), (knob, knob))
-        check_same_everywhere(tuned)
+        toy.check_same_everywhere(tuned)
         same.append(all(torch.equal(tuned[name], meant[name]) for name in meant))
     mixed = trained(TUNED, TURNS)
     turn("none")
-    check_same_everywhere(mixed)
+    toy.check_same_everywhere(mixed)
     assert same == [True] * 3
 
 
-@plain_case
-def collectives_and_their_gradients() -> None:
+def test_collectives_and_their_gradients() -> None:
     size, rank = engine.size(), engine.rank()
     weights = [value(each, 8, 6, 5) for each in range(size)]
     found = []
@@ -158,14 +156,13 @@ def collectives_and_their_gradients() -> None:
     assert found == [True] * 16
 
 
-@plain_case
-def what_tuning_does_not_go_with() -> None:
+def test_what_tuning_does_not_go_with() -> None:
     x = torch.ones(3)
-    text = raises(ValueError, lambda: hvd.allreduce(x, op=hvd.Adasum, compression=TUNED))
+    text = toy.raises(ValueError, lambda: hvd.allreduce(x, op=hvd.Adasum, compression=TUNED))
     assert "Adasum does not compress" in text
     weight = nn.Parameter(torch.ones(3))
     mine = TUNED if engine.rank() == 0 else hvd.Compression.bf16
     if engine.size() > 1:
         optimizer = torch.optim.SGD([weight], lr=0.1)
-        text = raises(MismatchError, lambda: hvd.DistributedOptimizer(optimizer, [("weight", weight)], mine))
+        text = toy.raises(MismatchError, lambda: hvd.DistributedOptimizer(optimizer, [("weight", weight)], mine))
         assert "compression=TunedCompressor" in text and "compression=BF16Compressor" in text

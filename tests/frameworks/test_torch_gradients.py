@@ -13,27 +13,11 @@ from torch.utils.checkpoint import checkpoint
 import engine
 from engine.errors import EngineError, MismatchError
 
-from .torch_cases import (
-    Wrap,
-    averaged,
-    case,
-    check_close,
-    check_same_everywhere,
-    gradients_of,
-    in_flight,
-    local_gradients,
-    loss_of,
-    mlp,
-    parameters_of,
-    plain_case,
-    raises,
-    reduced,
-    shard,
-    shards,
-    train,
-    whole_batch,
-    wholes,
-)
+from ..on_ranks import on_ranks
+from . import toy
+from .wrapping import Wrap
+
+pytestmark = on_ranks(1, 2, 3, 4, toy.BY_METHOD)
 
 
 def sgd(module: nn.Module) -> torch.optim.SGD:
@@ -60,14 +44,13 @@ class Interrupted(nn.Module):
 
     def __init__(self, action: Callable[[], object]) -> None:
         super().__init__()
-        self.inner, self.action = mlp(), action
+        self.inner, self.action = toy.mlp(), action
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner[4](Pause.apply(self.inner[:4](x), self.action))
 
 
-@case
-def reduces_while_backward_runs(wrap: Wrap) -> None:
+def test_reduces_while_backward_runs(wrap: Wrap) -> None:
     """Halfway through backward the last layer's averaged gradient is there, and other operations have not begun."""
     seen: list[dict[str, torch.Tensor]] = []
     counts: list[int] = []
@@ -75,125 +58,119 @@ def reduces_while_backward_runs(wrap: Wrap) -> None:
 
     def wait_for_the_last_layer() -> None:
         end = time.monotonic() + 10
-        while reduced() < before + 2 and time.monotonic() < end:
+        while toy.reduced() < before + 2 and time.monotonic() < end:
             time.sleep(0.001)  # Computes, as far as the engine can tell: nothing here calls it to wait.
-        counts.append(reduced() - before)
-        seen.append(gradients_of(model))
+        counts.append(toy.reduced() - before)
+        seen.append(toy.gradients_of(model))
 
-    model, alone = Interrupted(wait_for_the_last_layer), mlp()
+    model, alone = Interrupted(wait_for_the_last_layer), toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters())
     for step in range(2):
         optimizer.zero_grad()
         engine.barrier()
-        before = reduced()
-        loss_of(model, shard(whole_batch(step))).backward()
+        before = toy.reduced()
+        toy.loss_of(model, toy.shard(toy.whole_batch(step))).backward()
     optimizer.zero_grad()
-    loss_of(alone, whole_batch(1)).backward()
-    expected = gradients_of(alone)
+    toy.loss_of(alone, toy.whole_batch(1)).backward()
+    expected = toy.gradients_of(alone)
     assert counts == [2, 2], counts
     names = "inner.4.weight", "inner.4.bias"
-    check_close(seen[1], {name: expected[name.removeprefix("inner.")] for name in names})
+    toy.check_close(seen[1], {name: expected[name.removeprefix("inner.")] for name in names})
 
 
-@case
-def two_backwards_before_a_step(wrap: Wrap) -> None:
-    model, alone = mlp(), mlp()
+def test_two_backwards_before_a_step(wrap: Wrap) -> None:
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters())
     for to_none in (True, False):
         optimizer.zero_grad(to_none)
         alone.zero_grad(to_none)
         for step in range(3):
-            loss_of(model, shard(whole_batch(step))).backward()
-            loss_of(alone, whole_batch(step)).backward()
-        check_close(gradients_of(model), gradients_of(alone))
+            toy.loss_of(model, toy.shard(toy.whole_batch(step))).backward()
+            toy.loss_of(alone, toy.whole_batch(step)).backward()
+        toy.check_close(toy.gradients_of(model), toy.gradients_of(alone))
     optimizer.step()
-    check_same_everywhere(parameters_of(model))
+    toy.check_same_everywhere(toy.parameters_of(model))
 
 
-@case
-def a_second_backward_of_a_part(wrap: Wrap) -> None:
+def test_a_second_backward_of_a_part(wrap: Wrap) -> None:
     """The second pass touches, on each rank, other parameters than the first."""
-    model = nn.ModuleList(mlp() for _ in range(3))
+    model = nn.ModuleList(toy.mlp() for _ in range(3))
     optimizer = wrap(sgd(model), model.named_parameters())
     rank, size = engine.rank(), engine.size()
     mine = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
     for step in range(2):
         part = model[(rank + step) % 3]
-        loss = loss_of(part, shard(whole_batch(step)))
-        for name, each in local_gradients(loss, model).items():
+        loss = toy.loss_of(part, toy.shard(toy.whole_batch(step)))
+        for name, each in toy.local_gradients(loss, model).items():
             mine[name] += each
         loss.backward()
-    found = gradients_of(model)
-    expected = averaged(mine)
+    found = toy.gradients_of(model)
+    expected = toy.averaged(mine)
     used = {(r + step) % 3 for r in range(size) for step in range(2)}
-    check_close(found, {name: each for name, each in expected.items() if int(name[0]) in used})
+    toy.check_close(found, {name: each for name, each in expected.items() if int(name[0]) in used})
     optimizer.zero_grad()
 
 
-@plain_case
-def a_second_backward_of_a_sum_is_refused() -> None:
+def test_a_second_backward_of_a_sum_is_refused() -> None:
     for views in (False, True):
-        model = mlp()
+        model = toy.mlp()
         optimizer = engine.DistributedOptimizer(
             sgd(model), model.named_parameters(), op=engine.Sum, gradient_as_bucket_view=views
         )
-        batch = shard(whole_batch(0))
+        batch = toy.shard(toy.whole_batch(0))
         texts = []
         for to_none in (False, True):
-            loss_of(model, batch).backward()
-            texts.append(raises(EngineError, loss_of(model, batch).backward))
+            toy.loss_of(model, batch).backward()
+            texts.append(toy.raises(EngineError, toy.loss_of(model, batch).backward))
             optimizer.zero_grad(to_none)
-        train(model, optimizer, shards(2))
+        toy.train(model, optimizer, toy.shards(2))
         with optimizer.no_sync():
-            loss_of(model, batch).backward()
-        found = local_gradients(loss_of(model, batch), model)
-        twice = {name: found[name] + each for name, each in gradients_of(model).items()}
-        loss_of(model, batch).backward()
-        total = {name: each * engine.size() for name, each in averaged(twice).items()}
-        check_close(gradients_of(model), total)
+            toy.loss_of(model, batch).backward()
+        found = toy.local_gradients(toy.loss_of(model, batch), model)
+        twice = {name: found[name] + each for name, each in toy.gradients_of(model).items()}
+        toy.loss_of(model, batch).backward()
+        total = {name: each * engine.size() for name, each in toy.averaged(twice).items()}
+        toy.check_close(toy.gradients_of(model), total)
         assert all("no_sync()" in text and "reduced already" in text for text in texts), texts
 
 
-@case
-def no_sync_accumulates_and_reduces_once(wrap: Wrap) -> None:
-    model, alone = mlp(), mlp()
+def test_no_sync_accumulates_and_reduces_once(wrap: Wrap) -> None:
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters())
     other = sgd(alone)
     for turn in range(2):
         optimizer.zero_grad(set_to_none=turn == 0)
         other.zero_grad()
-        before = reduced()
+        before = toy.reduced()
         with optimizer.no_sync():
             for step in range(3):
-                loss_of(model, shard(whole_batch(step))).backward()
-                loss_of(alone, whole_batch(step)).backward()
-        local = reduced() - before
-        loss_of(model, shard(whole_batch(3))).backward()
-        loss_of(alone, whole_batch(3)).backward()
-        check_close(gradients_of(model), gradients_of(alone))
-        assert (local, reduced() - before) == (0, 6)
+                toy.loss_of(model, toy.shard(toy.whole_batch(step))).backward()
+                toy.loss_of(alone, toy.whole_batch(step)).backward()
+        local = toy.reduced() - before
+        toy.loss_of(model, toy.shard(toy.whole_batch(3))).backward()
+        toy.loss_of(alone, toy.whole_batch(3)).backward()
+        toy.check_close(toy.gradients_of(model), toy.gradients_of(alone))
+        assert (local, toy.reduced() - before) == (0, 6)
         optimizer.step()
         other.step()
-    check_close(parameters_of(model), parameters_of(alone))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def what_no_sync_gathered_is_reduced_although_the_last_backward_leaves_it_alone(wrap: Wrap) -> None:
-    model = nn.ModuleList([mlp(), mlp()])
+def test_what_no_sync_gathered_is_reduced_although_the_last_backward_leaves_it_alone(wrap: Wrap) -> None:
+    model = nn.ModuleList([toy.mlp(), toy.mlp()])
     optimizer = wrap(sgd(model), model.named_parameters())
-    first = loss_of(model[0], shard(whole_batch(0)))
-    second = loss_of(model[1], shard(whole_batch(1)))
-    mine = local_gradients(first, model) | local_gradients(second, model)
+    first = toy.loss_of(model[0], toy.shard(toy.whole_batch(0)))
+    second = toy.loss_of(model[1], toy.shard(toy.whole_batch(1)))
+    mine = toy.local_gradients(first, model) | toy.local_gradients(second, model)
     with optimizer.no_sync():
         first.backward()
     second.backward()
-    check_close(gradients_of(model), averaged(mine))
-    assert not in_flight()
+    toy.check_close(toy.gradients_of(model), toy.averaged(mine))
+    assert not toy.in_flight()
 
 
-@case
-def no_sync_ends_when_its_block_raises(wrap: Wrap) -> None:
-    model, alone = mlp(), mlp()
+def test_no_sync_ends_when_its_block_raises(wrap: Wrap) -> None:
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters())
     for _ in range(2):
         try:
@@ -201,67 +178,63 @@ def no_sync_ends_when_its_block_raises(wrap: Wrap) -> None:
                 raise KeyError
         except KeyError:
             pass
-    train(model, optimizer, shards(2))
-    train(alone, sgd(alone), wholes(2))
-    check_close(parameters_of(model), parameters_of(alone))
+    toy.train(model, optimizer, toy.shards(2))
+    toy.train(alone, sgd(alone), toy.wholes(2))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def no_gradient_on_some_ranks_counts_as_zero(wrap: Wrap) -> None:
+def test_no_gradient_on_some_ranks_counts_as_zero(wrap: Wrap) -> None:
     for to_none in (True, False):
-        model = nn.ModuleList(mlp() for _ in range(engine.size() + 1))
+        model = nn.ModuleList(toy.mlp() for _ in range(engine.size() + 1))
         optimizer = wrap(sgd(model), model.named_parameters())
         for step in range(3):
             optimizer.zero_grad(to_none)
-            loss = loss_of(model[engine.rank()], shard(whole_batch(step)))
+            loss = toy.loss_of(model[engine.rank()], toy.shard(toy.whole_batch(step)))
             zeros = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
-            mine = zeros | local_gradients(loss, model)
+            mine = zeros | toy.local_gradients(loss, model)
             loss.backward()
             last = f"{engine.size()}."
-            expected = {name: each for name, each in averaged(mine).items() if not name.startswith(last)}
-            check_close(gradients_of(model), expected)
+            expected = {name: each for name, each in toy.averaged(mine).items() if not name.startswith(last)}
+            toy.check_close(toy.gradients_of(model), expected)
             assert all(each.grad is None for each in model[engine.size()].parameters())
             optimizer.step()
-        check_same_everywhere(parameters_of(model))
+        toy.check_same_everywhere(toy.parameters_of(model))
 
 
-@case
-def a_rank_without_any_gradient(wrap: Wrap) -> None:
+def test_a_rank_without_any_gradient(wrap: Wrap) -> None:
     """It makes a backward pass that touches none of the parameters but one."""
-    model = nn.ModuleDict({"big": mlp(), "small": nn.Linear(8, 3).double()})
+    model = nn.ModuleDict({"big": toy.mlp(), "small": nn.Linear(8, 3).double()})
     engine.torch.broadcast_parameters(model.state_dict(), 0)
     optimizer = wrap(sgd(model), model.named_parameters())
     for step in range(2):
         optimizer.zero_grad()
         part = "small" if engine.rank() == 0 else "big"
-        loss = loss_of(model[part], shard(whole_batch(step)))
+        loss = toy.loss_of(model[part], toy.shard(toy.whole_batch(step)))
         zeros = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
-        mine = zeros | local_gradients(loss, model)
+        mine = zeros | toy.local_gradients(loss, model)
         loss.backward()
         used = ("small", "big") if engine.size() > 1 else ("small",)
-        expected = {name: each for name, each in averaged(mine).items() if name.startswith(used)}
-        check_close(gradients_of(model), expected)
+        expected = {name: each for name, each in toy.averaged(mine).items() if name.startswith(used)}
+        toy.check_close(toy.gradients_of(model), expected)
         optimizer.step()
-    check_same_everywhere(parameters_of(model))
+    toy.check_same_everywhere(toy.parameters_of(model))
 
 
-@case
-def autograd_grad_reduces_nothing(wrap: Wrap) -> None:
-    model = mlp()
+def test_autograd_grad_reduces_nothing(wrap: Wrap) -> None:
+    model = toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters())
-    before = reduced()
-    loss = loss_of(model, shard(whole_batch(0)))
+    before = toy.reduced()
+    loss = toy.loss_of(model, toy.shard(toy.whole_batch(0)))
     found = torch.autograd.grad(loss, list(model.parameters()))
-    assert reduced() == before and not in_flight()
-    assert len(found) == 6 and not gradients_of(model)
-    train(model, optimizer, shards(1))
-    check_same_everywhere(parameters_of(model))
+    assert toy.reduced() == before and not toy.in_flight()
+    assert len(found) == 6 and not toy.gradients_of(model)
+    toy.train(model, optimizer, toy.shards(1))
+    toy.check_same_everywhere(toy.parameters_of(model))
 
 
-@case
-def a_penalty_on_gradients(wrap: Wrap) -> None:
+def test_a_penalty_on_gradients(wrap: Wrap) -> None:
     """Backward through a backward."""
-    model, alone = mlp(), mlp()
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters())
     other = sgd(alone)
 
@@ -274,11 +247,11 @@ def a_penalty_on_gradients(wrap: Wrap) -> None:
     for step in range(3):
         optimizer.zero_grad()
         other.zero_grad()
-        loss_and_penalty(model, shard(whole_batch(step))).backward()
-        loss_and_penalty(alone, whole_batch(step)).backward()
+        loss_and_penalty(model, toy.shard(toy.whole_batch(step))).backward()
+        loss_and_penalty(alone, toy.whole_batch(step)).backward()
         optimizer.step()
         other.step()
-    check_close(parameters_of(model), parameters_of(alone))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
 class Checkpointed(nn.Module):
@@ -286,7 +259,7 @@ class Checkpointed(nn.Module):
 
     def __init__(self, reentrant: bool, first: bool) -> None:
         super().__init__()
-        self.inner, self.reentrant, self.first = mlp(), reentrant, first
+        self.inner, self.reentrant, self.first = toy.mlp(), reentrant, first
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner, options = self.inner, {"use_reentrant": self.reentrant}
@@ -298,30 +271,28 @@ class Checkpointed(nn.Module):
         return inner[4](x)
 
 
-@case
-def activation_checkpointing(wrap: Wrap) -> None:
+def test_activation_checkpointing(wrap: Wrap) -> None:
     for reentrant in (False, True):
         for first in (False, True):
-            model, alone = Checkpointed(reentrant, first), mlp()
+            model, alone = Checkpointed(reentrant, first), toy.mlp()
             optimizer = wrap(sgd(model), model.inner.named_parameters())
             other = sgd(alone)
             for step in range(4):
                 optimizer.zero_grad(set_to_none=step % 2 == 0)
                 other.zero_grad()
-                loss_of(model, shard(whole_batch(step))).backward()
-                waiting, found = in_flight(), gradients_of(model.inner)
-                loss_of(alone, whole_batch(step)).backward()
+                toy.loss_of(model, toy.shard(toy.whole_batch(step))).backward()
+                waiting, found = toy.in_flight(), toy.gradients_of(model.inner)
+                toy.loss_of(alone, toy.whole_batch(step)).backward()
                 assert not waiting
-                check_close(found, gradients_of(alone))
+                toy.check_close(found, toy.gradients_of(alone))
                 optimizer.step()
                 other.step()
-            check_close(parameters_of(model.inner), parameters_of(alone))
+            toy.check_close(toy.parameters_of(model.inner), toy.parameters_of(alone))
 
 
-@case
-def a_layer_in_two_checkpointed_segments(wrap: Wrap) -> None:
+def test_a_layer_in_two_checkpointed_segments(wrap: Wrap) -> None:
     """With reentrant passes autograd would add to what is being reduced: refused on every rank, and one can go on."""
-    model, alone = mlp(width=8), mlp(width=8)
+    model, alone = toy.mlp(width=8), toy.mlp(width=8)
     optimizer = wrap(sgd(model), model.named_parameters())
     other = sgd(alone)
 
@@ -332,26 +303,25 @@ def a_layer_in_two_checkpointed_segments(wrap: Wrap) -> None:
 
     for step in range(2):
         optimizer.zero_grad()
-        batch = shard(whole_batch(step))
-        text = raises(EngineError, lambda batch=batch: loss_of(lambda x: twice(x, True), batch).backward())
+        batch = toy.shard(toy.whole_batch(step))
+        text = toy.raises(EngineError, lambda batch=batch: toy.loss_of(lambda x: twice(x, True), batch).backward())
         assert "use_reentrant=False" in text, text
         optimizer.zero_grad()
         other.zero_grad()
-        loss_of(lambda x: twice(x, False), batch).backward()
-        loss_of(lambda x: alone[2:](alone[:2](alone[:2](x))), whole_batch(step)).backward()
-        check_close(gradients_of(model), gradients_of(alone))
+        toy.loss_of(lambda x: twice(x, False), batch).backward()
+        toy.loss_of(lambda x: alone[2:](alone[:2](alone[:2](x))), toy.whole_batch(step)).backward()
+        toy.check_close(toy.gradients_of(model), toy.gradients_of(alone))
         optimizer.step()
         other.step()
 
 
-@case
-def shared_weights(wrap: Wrap) -> None:
-    model, alone = mlp(width=8), mlp(width=8)
+def test_shared_weights(wrap: Wrap) -> None:
+    model, alone = toy.mlp(width=8), toy.mlp(width=8)
     for module in (model, alone):
         module[2] = module[0]
-    train(model, wrap(sgd(model), model.named_parameters()), shards(3))
-    train(alone, sgd(alone), wholes(3))
-    check_close(parameters_of(model), parameters_of(alone))
+    toy.train(model, wrap(sgd(model), model.named_parameters()), toy.shards(3))
+    toy.train(alone, sgd(alone), toy.wholes(3))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
 class Odd(nn.Module):
@@ -369,22 +339,20 @@ class Odd(nn.Module):
         return column + self.complex_free.sum()
 
 
-@case
-def odd_parameters(wrap: Wrap) -> None:
+def test_odd_parameters(wrap: Wrap) -> None:
     model, alone = Odd(), Odd()
-    train(model, wrap(sgd(model), model.named_parameters()), shards(3))
-    train(alone, sgd(alone), wholes(3))
-    check_close(parameters_of(model), parameters_of(alone))
+    toy.train(model, wrap(sgd(model), model.named_parameters()), toy.shards(3))
+    toy.train(alone, sgd(alone), toy.wholes(3))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def two_optimizers_that_play_against_each_other(wrap: Wrap) -> None:
+def test_two_optimizers_that_play_against_each_other(wrap: Wrap) -> None:
     def play(generator: nn.Module, judge: nn.Module, first: Any, second: Any, batch: torch.Tensor) -> None:
         first.zero_grad()
-        loss_of(lambda x: judge(generator(x)), batch).backward()  # Gives the judge gradients, too.
+        toy.loss_of(lambda x: judge(generator(x)), batch).backward()  # Gives the judge gradients, too.
         first.step()
         second.zero_grad()
-        loss_of(lambda x: judge(generator(x).detach()), batch).mul(-1).backward()
+        toy.loss_of(lambda x: judge(generator(x).detach()), batch).mul(-1).backward()
         second.step()
 
     def players() -> tuple[nn.Module, nn.Module]:
@@ -395,57 +363,57 @@ def two_optimizers_that_play_against_each_other(wrap: Wrap) -> None:
     optimizers = [wrap(sgd(player), player.named_parameters()) for player in mine]
     others = [sgd(player) for player in alone]
     for step in range(4):
-        play(*mine, *optimizers, shard(whole_batch(step)))
-        play(*alone, *others, whole_batch(step))
+        play(*mine, *optimizers, toy.shard(toy.whole_batch(step)))
+        play(*alone, *others, toy.whole_batch(step))
     for player, other in zip(mine, alone, strict=True):
-        check_close(parameters_of(player), parameters_of(other))
+        toy.check_close(toy.parameters_of(player), toy.parameters_of(other))
 
 
-@case
-def two_models_of_one_kind(wrap: Wrap) -> None:
+def test_two_models_of_one_kind(wrap: Wrap) -> None:
     """With the same names, or none; one backward fills both, and each is zeroed and stepped by itself."""
     for named in (True, False):
-        mine, alone = [mlp(), mlp()], [mlp(), mlp()]
+        mine, alone = [toy.mlp(), toy.mlp()], [toy.mlp(), toy.mlp()]
         optimizers = [wrap(sgd(model), model.named_parameters() if named else None) for model in mine]
         others = [sgd(model) for model in alone]
         for step in range(3):
             for models, pair, batch in (
-                (mine, optimizers, shard(whole_batch(step))),
-                (alone, others, whole_batch(step)),
+                (mine, optimizers, toy.shard(toy.whole_batch(step))),
+                (alone, others, toy.whole_batch(step)),
             ):
                 pair[0].zero_grad()
                 pair[1].zero_grad()
-                (loss_of(models[0], batch) + 2 * loss_of(models[1], batch)).backward()
+                (toy.loss_of(models[0], batch) + 2 * toy.loss_of(models[1], batch)).backward()
                 pair[0].step()
                 pair[0].zero_grad(set_to_none=step == 0)  # While the other's gradients still wait for their step.
-                loss_of(lambda x, models=models: models[0](x) + models[1](x).detach(), batch).backward()
+                toy.loss_of(lambda x, models=models: models[0](x) + models[1](x).detach(), batch).backward()
                 pair[1].step()
                 pair[0].step()
         for model, other in zip(mine, alone, strict=True):
-            check_close(parameters_of(model), parameters_of(other))
+            toy.check_close(toy.parameters_of(model), toy.parameters_of(other))
         for optimizer in optimizers:
             optimizer.unwrap()
 
 
-@case
-def gradients_zeroed_between_backward_and_step(wrap: Wrap) -> None:
+def test_gradients_zeroed_between_backward_and_step(wrap: Wrap) -> None:
     """As by the other player of two; what is zeroed is not brought again, and the pass after it is complete."""
-    model, alone = mlp(), mlp()
+    model, alone = toy.mlp(), toy.mlp()
     optimizer, other = wrap(sgd(model), model.named_parameters()), sgd(alone)
     for step in range(3):
-        for module, owner, batch in ((model, optimizer, shard(whole_batch(step))), (alone, other, whole_batch(step))):
+        for module, owner, batch in (
+            (model, optimizer, toy.shard(toy.whole_batch(step))),
+            (alone, other, toy.whole_batch(step)),
+        ):
             owner.zero_grad()
-            loss_of(module, batch * 3).backward()
+            toy.loss_of(module, batch * 3).backward()
             owner.zero_grad(set_to_none=step != 1)
             owner.step()
-            loss_of(module, batch).backward()
+            toy.loss_of(module, batch).backward()
             owner.step()
-    check_close(parameters_of(model), parameters_of(alone))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def parameters_frozen_and_thawed(wrap: Wrap) -> None:
-    model, alone = mlp(), mlp()
+def test_parameters_frozen_and_thawed(wrap: Wrap) -> None:
+    model, alone = toy.mlp(), toy.mlp()
     for module in (model, alone):
         module[0].requires_grad_(False)
     optimizer = wrap(sgd(model), model.named_parameters())
@@ -454,32 +422,30 @@ def parameters_frozen_and_thawed(wrap: Wrap) -> None:
         for module in (model, alone):
             module[0].requires_grad_(thawed)
             module[2].requires_grad_(not refrozen)
-        train(model, optimizer, shards(2))
-        train(alone, other, wholes(2))
-        check_same_everywhere(parameters_of(model))
-        check_close(parameters_of(model), parameters_of(alone))
+        toy.train(model, optimizer, toy.shards(2))
+        toy.train(alone, other, toy.wholes(2))
+        toy.check_same_everywhere(toy.parameters_of(model))
+        toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def parameters_added_later(wrap: Wrap) -> None:
-    model, alone = mlp(), mlp()
+def test_parameters_added_later(wrap: Wrap) -> None:
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(torch.optim.SGD(model[:4].parameters(), lr=0.1))
     other = torch.optim.SGD(alone[:4].parameters(), lr=0.1)
-    train(model, optimizer, shards(2))
-    train(alone, other, wholes(2))
+    toy.train(model, optimizer, toy.shards(2))
+    toy.train(alone, other, toy.wholes(2))
     if engine.size() > 1:
         odd = nn.Parameter(torch.zeros(1 + engine.rank()))
-        raises(MismatchError, lambda: optimizer.add_param_group({"params": [odd]}))
+        toy.raises(MismatchError, lambda: optimizer.add_param_group({"params": [odd]}))
         assert len(optimizer.param_groups) == 1
     optimizer.add_param_group({"params": list(model[4].parameters()), "lr": 0.01})
     other.add_param_group({"params": list(alone[4].parameters()), "lr": 0.01})
-    train(model, optimizer, shards(2))
-    train(alone, other, wholes(2))
-    check_close(parameters_of(model), parameters_of(alone))
+    toy.train(model, optimizer, toy.shards(2))
+    toy.train(alone, other, toy.wholes(2))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def an_exception_in_backward_on_one_rank(wrap: Wrap) -> None:
+def test_an_exception_in_backward_on_one_rank(wrap: Wrap) -> None:
     """It goes on with `zero_grad`; meanwhile the others wait in their `backward`, and get what it had."""
 
     def fail() -> None:
@@ -487,71 +453,68 @@ def an_exception_in_backward_on_one_rank(wrap: Wrap) -> None:
             raise ArithmeticError("a bad sample")
 
     failing = False
-    model, alone = Interrupted(fail), mlp()
+    model, alone = Interrupted(fail), toy.mlp()
     optimizer = wrap(sgd(model), model.inner.named_parameters())
     other = sgd(alone)
     for step in range(6):
         failing = step % 2 == 0
         optimizer.zero_grad(set_to_none=step < 3)
         try:
-            loss_of(model, shard(whole_batch(step))).backward()
+            toy.loss_of(model, toy.shard(toy.whole_batch(step))).backward()
         except ArithmeticError:
             assert failing
             optimizer.zero_grad()
         if failing:
             continue
-        found = gradients_of(model.inner)
+        found = toy.gradients_of(model.inner)
         other.zero_grad()
-        loss_of(alone, whole_batch(step)).backward()
+        toy.loss_of(alone, toy.whole_batch(step)).backward()
         optimizer.step()
         other.step()
-        check_close(found, gradients_of(alone))
-    check_same_everywhere(parameters_of(model))
+        toy.check_close(found, toy.gradients_of(alone))
+    toy.check_same_everywhere(toy.parameters_of(model))
 
 
-@case
-def an_exception_in_backward_on_all_ranks(wrap: Wrap) -> None:
+def test_an_exception_in_backward_on_all_ranks(wrap: Wrap) -> None:
     def fail() -> None:
         if failing:
             raise ArithmeticError
 
     failing = False
-    model, alone = Interrupted(fail), mlp()
+    model, alone = Interrupted(fail), toy.mlp()
     optimizer = wrap(sgd(model), model.inner.named_parameters())
     for failing in (True, True, False):
         optimizer.zero_grad()
-        loss = loss_of(model, shard(whole_batch(0)))
+        loss = toy.loss_of(model, toy.shard(toy.whole_batch(0)))
         if failing:
-            raises(ArithmeticError, loss.backward)
+            toy.raises(ArithmeticError, loss.backward)
         else:
             loss.backward()
             optimizer.step()
-    train(alone, sgd(alone), wholes(1))
-    check_close(parameters_of(model.inner), parameters_of(alone))
+    toy.train(alone, sgd(alone), toy.wholes(1))
+    toy.check_close(toy.parameters_of(model.inner), toy.parameters_of(alone))
 
 
-@case
-def many_passes_leave_nothing_behind(wrap: Wrap) -> None:
+def test_many_passes_leave_nothing_behind(wrap: Wrap) -> None:
     """What is wrapped, trained and dropped takes no name, no hook and no operation along."""
     for turn in range(12):
-        model = mlp()
+        model = toy.mlp()
         optimizer = wrap(sgd(model), model.named_parameters())
-        train(model, optimizer, shards(1))
+        toy.train(model, optimizer, toy.shards(1))
         if turn % 2:
             optimizer.unwrap()
             assert not any(each._post_accumulate_grad_hooks for each in model.parameters())
     del optimizer
-    assert not in_flight()
+    assert not toy.in_flight()
 
 
-@plain_case
-def a_collective_between_backward_and_step() -> None:
-    model, alone = mlp(), mlp()
+def test_a_collective_between_backward_and_step() -> None:
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = engine.DistributedOptimizer(sgd(model))
     seen = []
     handle = engine.allreduce_async(torch.ones(1000), engine.Sum, name="outstanding")
-    train(model, optimizer, shards(2), lambda: seen.append(engine.allreduce(torch.ones(2), engine.Sum)))
+    toy.train(model, optimizer, toy.shards(2), lambda: seen.append(engine.allreduce(torch.ones(2), engine.Sum)))
     total = engine.synchronize(handle)
-    train(alone, sgd(alone), wholes(2))
-    check_close(parameters_of(model), parameters_of(alone))
+    toy.train(alone, sgd(alone), toy.wholes(2))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
     assert total[999] == engine.size() == seen[1][0]

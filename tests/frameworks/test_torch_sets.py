@@ -11,21 +11,12 @@ import torch
 import engine
 import engine.torch as hvd
 
+from ..on_ranks import on_ranks
 from ..waiting import until
-from .torch_cases import (
-    Wrap,
-    case,
-    check_close,
-    check_same_everywhere,
-    loss_of,
-    mlp,
-    parameters_of,
-    plain_case,
-    raises,
-    shard,
-    train,
-    whole_batch,
-)
+from . import toy
+from .wrapping import Wrap
+
+pytestmark = on_ranks(1, 2, 3, 4)
 
 
 def halves() -> list[hvd.ProcessSet]:
@@ -34,46 +25,44 @@ def halves() -> list[hvd.ProcessSet]:
     return [engine.add_process_set(range(start, size, 2)) for start in (0, 1) if size > 1]
 
 
-@plain_case
-def each_half_trains_a_model_of_its_own() -> None:
+def test_each_half_trains_a_model_of_its_own() -> None:
     sets = halves()
     rank = engine.rank()
     mine = next((each for each in sets if each.included()), hvd.global_process_set)
     if engine.size() > 2:
         sets.append(engine.add_process_set([0]))
         if rank == 0:  # One optimizer more than the other ranks of its half.
-            hvd.DistributedOptimizer(torch.optim.SGD(mlp().parameters(), lr=0.1), process_set=sets[-1]).unwrap()
-    model, alone = mlp(), mlp()
+            hvd.DistributedOptimizer(torch.optim.SGD(toy.mlp().parameters(), lr=0.1), process_set=sets[-1]).unwrap()
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), process_set=mine
     )
     hvd.broadcast_parameters(model.state_dict(), mine.ranks[0], mine)
     for step in range(4):
-        train(model, optimizer, [whole_batch(step)[rank :: engine.size()]])
+        toy.train(model, optimizer, [toy.whole_batch(step)[rank :: engine.size()]])
     plain = torch.optim.SGD(alone.parameters(), lr=0.1)
     for step in range(4):
-        train(alone, plain, [torch.cat([whole_batch(step)[each :: engine.size()] for each in mine.ranks])])
+        toy.train(alone, plain, [torch.cat([toy.whole_batch(step)[each :: engine.size()] for each in mine.ranks])])
     engine.check_consistency(dict(model.named_parameters()), process_set=mine)
     for each in sets:
         engine.remove_process_set(each)
-    check_close(parameters_of(model), parameters_of(alone))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@plain_case
-def who_is_not_in_the_set_trains_alone() -> None:
+def test_who_is_not_in_the_set_trains_alone() -> None:
     if engine.size() == 1:
         return
     first = engine.add_process_set([0])
-    model, alone = mlp(), mlp()
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), process_set=first)
-    batches = [shard(whole_batch(step)) for step in range(3)]
-    train(model, optimizer, batches)
+    batches = [toy.shard(toy.whole_batch(step)) for step in range(3)]
+    toy.train(model, optimizer, batches)
     optimizer.synchronize()
-    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), batches)
+    toy.train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), batches)
     optimizer.unwrap()
     engine.remove_process_set(first)
-    check_close(parameters_of(model), parameters_of(alone))
-    text = raises(
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
+    text = toy.raises(
         ValueError,
         lambda: hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), process_set=first, gradient_as_bucket_view=True
@@ -82,8 +71,7 @@ def who_is_not_in_the_set_trains_alone() -> None:
     assert "goes with all ranks" in text
 
 
-@plain_case
-def gradients_flow_through_the_ranks_of_a_set() -> None:
+def test_gradients_flow_through_the_ranks_of_a_set() -> None:
     size, rank = engine.size(), engine.rank()
     if size < 2:
         return
@@ -111,30 +99,28 @@ def gradients_flow_through_the_ranks_of_a_set() -> None:
         engine.remove_process_set(part)
 
 
-@case
-def ranks_with_fewer_batches_join(wrap: Wrap) -> None:
+def test_ranks_with_fewer_batches_join(wrap: Wrap) -> None:
     size, rank = engine.size(), engine.rank()
-    model, alone = mlp(), mlp()
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     plain = torch.optim.SGD(alone.parameters(), lr=0.1)
     for step in range(2 + size):
         plain.zero_grad()
         for each in range(size):
             if step < 2 + each:
-                (loss_of(alone, whole_batch(step)[each::size]) / size).backward()
+                (toy.loss_of(alone, toy.whole_batch(step)[each::size]) / size).backward()
         plain.step()
-    train(model, optimizer, [shard(whole_batch(step)) for step in range(2 + rank)])
+    toy.train(model, optimizer, [toy.shard(toy.whole_batch(step)) for step in range(2 + rank)])
     last = hvd.join()
     hvd.broadcast_parameters(model.state_dict(), root_rank=last)
-    check_close(parameters_of(model), parameters_of(alone))
-    train(model, optimizer, [shard(whole_batch(9))])
-    check_same_everywhere(parameters_of(model))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
+    toy.train(model, optimizer, [toy.shard(toy.whole_batch(9))])
+    toy.check_same_everywhere(toy.parameters_of(model))
     assert last == size - 1
     optimizer.unwrap()
 
 
-@plain_case
-def an_operation_after_join_is_refused() -> None:
+def test_an_operation_after_join_is_refused() -> None:
     if engine.size() == 1:
         return
     with tempfile.TemporaryDirectory() as own:
@@ -143,8 +129,8 @@ def an_operation_after_join_is_refused() -> None:
             thread = threading.Thread(target=hvd.join)
             thread.start()
             until(lambda: engine.runtime.engine().joined, "the other thread has joined")
-            late = raises(engine.errors.EngineError, lambda: hvd.allreduce_async(torch.ones(1), name="late"))
-            twice = raises(engine.errors.EngineError, hvd.join)
+            late = toy.raises(engine.errors.EngineError, lambda: hvd.allreduce_async(torch.ones(1), name="late"))
+            twice = toy.raises(engine.errors.EngineError, hvd.join)
             refused.touch()
             thread.join()
             assert "rank 0 brought 'late' after join()" in late and "after join()" in twice

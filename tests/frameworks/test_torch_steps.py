@@ -14,27 +14,11 @@ import engine
 import engine.torch
 from engine.errors import EngineError, UnsupportedTensorError
 
-from .torch_cases import (
-    Wrap,
-    averaged,
-    case,
-    check_close,
-    check_same_everywhere,
-    gradients_of,
-    in_flight,
-    leave_waiting,
-    local_gradients,
-    loss_of,
-    mlp,
-    parameters_of,
-    plain_case,
-    raises,
-    reduced,
-    shard,
-    shards,
-    train,
-    whole_batch,
-)
+from ..on_ranks import on_ranks
+from . import toy
+from .wrapping import Wrap
+
+pytestmark = on_ranks(1, 2, 3, 4)
 
 
 def sgd(module: nn.Module) -> torch.optim.SGD:
@@ -45,7 +29,7 @@ def sgd(module: nn.Module) -> torch.optim.SGD:
 def add_up(module: nn.Module, batches: list[torch.Tensor]) -> None:
     """A backward for each batch."""
     for batch in batches:
-        loss_of(module, batch).backward()
+        toy.loss_of(module, batch).backward()
 
 
 def closure_of(owner: Any, module: nn.Module, batches: list[torch.Tensor], zero: bool) -> Callable[[], torch.Tensor]:
@@ -54,7 +38,7 @@ def closure_of(owner: Any, module: nn.Module, batches: list[torch.Tensor], zero:
     def closure() -> torch.Tensor:
         if zero:
             owner.zero_grad()
-        losses = [loss_of(module, batch) for batch in batches]
+        losses = [toy.loss_of(module, batch) for batch in batches]
         for loss in losses:
             loss.backward()
         total = torch.stack(losses).sum().detach()
@@ -66,17 +50,16 @@ def closure_of(owner: Any, module: nn.Module, batches: list[torch.Tensor], zero:
 mine: dict[str, Any] = {}  # The optimizer of a case whose closures must return the same loss on all ranks.
 
 
-@case
-def a_closure_completes_a_window(wrap: Wrap) -> None:
+def test_a_closure_completes_a_window(wrap: Wrap) -> None:
     """As Lightning does: passes before the step, and the last one in its closure."""
     for passes, before in ((2, 1), (3, 2), (3, 1), (3, 0), (2, 2)):  # complete, complete, incomplete, incomplete, more
-        model, alone = mlp(), mlp()
+        model, alone = toy.mlp(), toy.mlp()
         optimizer = wrap(sgd(model), model.named_parameters(), backward_passes_per_step=passes)
         other = sgd(alone)
         for step in range(3):
-            batches = [whole_batch(10 * step + number) for number in range(before + 1)]
+            batches = [toy.whole_batch(10 * step + number) for number in range(before + 1)]
             for module, owner, part in (
-                (model, optimizer, [shard(batch) for batch in batches]),
+                (model, optimizer, [toy.shard(batch) for batch in batches]),
                 (alone, other, batches),
             ):
                 owner.zero_grad()
@@ -86,38 +69,36 @@ def a_closure_completes_a_window(wrap: Wrap) -> None:
                     owner.step(closure=closure)
                 else:
                     owner.step(closure)
-        check_same_everywhere(parameters_of(model))
-        check_close(parameters_of(model), parameters_of(alone))
+        toy.check_same_everywhere(toy.parameters_of(model))
+        toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def closures_in_no_sync_are_reduced_by_the_step(wrap: Wrap) -> None:
-    model, alone = mlp(), mlp()
+def test_closures_in_no_sync_are_reduced_by_the_step(wrap: Wrap) -> None:
+    model, alone = toy.mlp(), toy.mlp()
     optimizer, other = wrap(sgd(model), model.named_parameters()), sgd(alone)
     for step in range(2):
         with optimizer.no_sync():
-            optimizer.step(closure_of(optimizer, model, [shard(whole_batch(step))], zero=True))
-        other.step(closure_of(other, alone, [whole_batch(step)], zero=True))
-    check_close(parameters_of(model), parameters_of(alone))
+            optimizer.step(closure_of(optimizer, model, [toy.shard(toy.whole_batch(step))], zero=True))
+        other.step(closure_of(other, alone, [toy.whole_batch(step)], zero=True))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def a_closure_that_is_called_several_times_in_windows(wrap: Wrap) -> None:
+def test_a_closure_that_is_called_several_times_in_windows(wrap: Wrap) -> None:
     """LBFGS: one pass in each call leaves every window short, two complete it, in each call anew."""
     for number in (1, 2, 3):
-        model, alone = mlp(), mlp()
+        model, alone = toy.mlp(), toy.mlp()
         optimizer = mine["optimizer"] = wrap(
             torch.optim.LBFGS(model.parameters(), max_iter=4),
             model.named_parameters(),
             backward_passes_per_step=2,
         )
         other = torch.optim.LBFGS(alone.parameters(), max_iter=4)
-        batches = [whole_batch(each) for each in range(number)]
+        batches = [toy.whole_batch(each) for each in range(number)]
         for _ in range(2):
-            optimizer.step(closure_of(optimizer, model, [shard(batch) for batch in batches], zero=True))
+            optimizer.step(closure_of(optimizer, model, [toy.shard(batch) for batch in batches], zero=True))
             other.step(closure_of(other, alone, batches, zero=True))
         mine.clear()
-        check_close(parameters_of(model), parameters_of(alone), rtol=1e-6, atol=1e-7)
+        toy.check_close(toy.parameters_of(model), toy.parameters_of(alone), rtol=1e-6, atol=1e-7)
 
 
 class Deaf(torch.optim.SGD):
@@ -130,78 +111,74 @@ class Deaf(torch.optim.SGD):
                 parameter -= 0.1 * parameter.grad
 
 
-@case
-def a_closure_that_is_never_called_is_an_error(wrap: Wrap) -> None:
-    model = mlp()
+def test_a_closure_that_is_never_called_is_an_error(wrap: Wrap) -> None:
+    model = toy.mlp()
     optimizer = wrap(Deaf(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=2)
-    add_up(model, [shard(whole_batch(0))])
-    text = raises(EngineError, lambda: optimizer.step(lambda: None))
+    add_up(model, [toy.shard(toy.whole_batch(0))])
+    text = toy.raises(EngineError, lambda: optimizer.step(lambda: None))
     assert "Deaf.step() was given a closure and has not called it" in text, text
     optimizer.step()
     optimizer.zero_grad()
-    add_up(model, [shard(whole_batch(step)) for step in range(2)])
+    add_up(model, [toy.shard(toy.whole_batch(step)) for step in range(2)])
     optimizer.step(lambda: None)  # The window was complete before it.
 
 
-@case
-def a_rank_that_leaves_backward_out(wrap: Wrap) -> None:
+def test_a_rank_that_leaves_backward_out(wrap: Wrap) -> None:
     """It contributes zeros to that step and not to the next one, as often as it happens, in both modes of zero_grad."""
     for to_none in (True, False):
         for passes in (1, 2):
-            model, alone = mlp(), mlp()
+            model, alone = toy.mlp(), toy.mlp()
             optimizer = wrap(sgd(model), model.named_parameters(), backward_passes_per_step=passes)
             other = sgd(alone)
             for step in range(5):
                 optimizer.zero_grad(to_none)
                 other.zero_grad()
                 idle = [(step + 1) % engine.size(), step] if step != 3 else list(range(engine.size()))
-                batch = whole_batch(step)
+                batch = toy.whole_batch(step)
                 if engine.rank() not in idle:
-                    add_up(model, [shard(batch)] * passes)
+                    add_up(model, [toy.shard(batch)] * passes)
                 for rank in range(engine.size()):
                     if rank not in idle:
-                        part = loss_of(alone, batch[rank :: engine.size()])
+                        part = toy.loss_of(alone, batch[rank :: engine.size()])
                         (part * passes / engine.size()).backward()
                 optimizer.step()
                 other.step()
-            assert not in_flight()
-            check_same_everywhere(parameters_of(model))
-            check_close(parameters_of(model), parameters_of(alone))
+            assert not toy.in_flight()
+            toy.check_same_everywhere(toy.parameters_of(model))
+            toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def an_optimizer_for_each_head(wrap: Wrap) -> None:
+def test_an_optimizer_for_each_head(wrap: Wrap) -> None:
     """One backward fills those of the heads that a rank's batch touches, in part, in an order of the rank's own."""
-    heads = [nn.ModuleList([mlp(), mlp()]) for _ in range(2)]
+    heads = [nn.ModuleList([toy.mlp(), toy.mlp()]) for _ in range(2)]
     optimizers = [wrap(sgd(head), head.named_parameters()) for head in heads]
     for step in range(4):
         for optimizer in optimizers:
             optimizer.zero_grad()
         first = (engine.rank() + step) % 2
-        batch = shard(whole_batch(step))
+        batch = toy.shard(toy.whole_batch(step))
         loss = torch.zeros((), dtype=torch.float64)
         for number in (first, 1 - first):
-            loss = loss_of(lambda x, part=heads[number][first], sofar=loss: part(x) + 0 * sofar, batch) + loss
+            loss = toy.loss_of(lambda x, part=heads[number][first], sofar=loss: part(x) + 0 * sofar, batch) + loss
         everything = nn.ModuleList(heads)
         wanted = {name: torch.zeros_like(each) for name, each in everything.named_parameters()}
-        wanted |= local_gradients(loss, everything)
+        wanted |= toy.local_gradients(loss, everything)
         loss.backward()
-        wanted, found = averaged(wanted), gradients_of(everything)
-        check_close(found, {name: wanted[name] for name in found})
+        wanted, found = toy.averaged(wanted), toy.gradients_of(everything)
+        toy.check_close(found, {name: wanted[name] for name in found})
         for optimizer in optimizers:
             optimizer.step()
     for step in range(2):  # The last rank's batch touches one head only.
         for optimizer in optimizers:
             optimizer.zero_grad()
         touched = heads if engine.rank() < engine.size() - 1 or engine.size() == 1 else heads[:1]
-        sum((loss_of(head[0], shard(whole_batch(step))) for head in touched), torch.zeros(())).backward()
+        sum((toy.loss_of(head[0], toy.shard(toy.whole_batch(step))) for head in touched), torch.zeros(())).backward()
         for optimizer in optimizers:
             optimizer.step()
-    check_same_everywhere(parameters_of(nn.ModuleList(heads)))
+    toy.check_same_everywhere(toy.parameters_of(nn.ModuleList(heads)))
 
 
-@plain_case
-def a_rank_without_a_backward_among_gradients_that_python_compresses() -> None:
+def test_a_rank_without_a_backward_among_gradients_that_python_compresses() -> None:
     class Halved(engine.Compression.none):  # type: ignore[name-defined,misc]
         @staticmethod
         def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -212,69 +189,66 @@ def a_rank_without_a_backward_among_gradients_that_python_compresses() -> None:
             return tensor * 2
 
     for compression in (Halved, engine.torch.PowerSGD(rank=2), engine.Compression.bf16):
-        model = mlp()
+        model = toy.mlp()
         optimizer = engine.DistributedOptimizer(sgd(model), model.named_parameters(), compression=compression)
         for step in range(3):
             optimizer.zero_grad()
             local = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
             if engine.rank() != step % engine.size():
-                loss = loss_of(model, shard(whole_batch(step)))
-                local = local_gradients(loss, model)
+                loss = toy.loss_of(model, toy.shard(toy.whole_batch(step)))
+                local = toy.local_gradients(loss, model)
                 loss.backward()
             optimizer.step()
             if compression is Halved and engine.size() > 1:
-                check_close(gradients_of(model), averaged(local))
-        check_same_everywhere(parameters_of(model))
+                toy.check_close(toy.gradients_of(model), toy.averaged(local))
+        toy.check_same_everywhere(toy.parameters_of(model))
 
 
-@plain_case
-def a_rank_without_a_backward_in_a_process_set_and_with_adasum() -> None:
+def test_a_rank_without_a_backward_in_a_process_set_and_with_adasum() -> None:
     if engine.size() < 3:
         return
     pair = engine.add_process_set([0, 1])
     try:
         if pair.included():
-            model = mlp()
+            model = toy.mlp()
             for op in (engine.Average, engine.Adasum):
                 optimizer = engine.DistributedOptimizer(sgd(model), model.named_parameters(), op=op, process_set=pair)
                 for step in range(3):
                     optimizer.zero_grad()
                     if engine.rank() == step % 2:
-                        add_up(model, [shard(whole_batch(step))])
+                        add_up(model, [toy.shard(toy.whole_batch(step))])
                     optimizer.step()
                 optimizer.unwrap()
-            engine.check_consistency(parameters_of(model), process_set=pair)
+            engine.check_consistency(toy.parameters_of(model), process_set=pair)
     finally:
         engine.remove_process_set(pair)
 
 
-@case
-def steps_without_a_backward_change_nothing_else(wrap: Wrap) -> None:
+def test_steps_without_a_backward_change_nothing_else(wrap: Wrap) -> None:
     """Two steps on the same gradients, and steps on none, are what they are in one process."""
     for op in (engine.Average, engine.Sum):
-        model, alone = mlp(), mlp()
+        model, alone = toy.mlp(), toy.mlp()
         momentum = {"lr": 0.01, "momentum": 0.9}
         optimizer = wrap(torch.optim.SGD(model.parameters(), **momentum), model.named_parameters(), op=op)
         other = torch.optim.SGD(alone.parameters(), **momentum)
         for step in range(2):
             for module, owner, batch in (
-                (model, optimizer, shard(whole_batch(step))),
-                (alone, other, whole_batch(step)),
+                (model, optimizer, toy.shard(toy.whole_batch(step))),
+                (alone, other, toy.whole_batch(step)),
             ):
                 scale = engine.size() if module is alone and op == engine.Sum else 1
                 owner.zero_grad(set_to_none=step == 0)
                 owner.step()
-                (loss_of(module, batch) * scale).backward()
+                (toy.loss_of(module, batch) * scale).backward()
                 owner.step()
                 owner.step()
-        check_same_everywhere(parameters_of(model))
-        check_close(parameters_of(model), parameters_of(alone))
+        toy.check_same_everywhere(toy.parameters_of(model))
+        toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@plain_case
-def a_scaler_on_a_rank_without_a_backward() -> None:
+def test_a_scaler_on_a_rank_without_a_backward() -> None:
     """`synchronize` before `unscale_` gives it what the others have; an infinity of theirs skips its step, too."""
-    model = mlp(torch.float32)
+    model = toy.mlp(torch.float32)
     optimizer = engine.DistributedOptimizer(sgd(model), model.named_parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     moved = []
@@ -282,21 +256,21 @@ def a_scaler_on_a_rank_without_a_backward() -> None:
         optimizer.zero_grad()
         if step == 0 or engine.rank() != step % engine.size() or engine.size() == 1:
             spoiled = float("inf") if step == 2 else 1.0
-            scaler.scale(loss_of(model, shard(whole_batch(step)).float()) * spoiled).backward()
+            scaler.scale(toy.loss_of(model, toy.shard(toy.whole_batch(step)).float()) * spoiled).backward()
         optimizer.synchronize()
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        before = parameters_of(model)
+        before = toy.parameters_of(model)
         scaler.step(optimizer)
         scaler.update()
-        moved.append(any(not torch.equal(each, before[name]) for name, each in parameters_of(model).items()))
-    check_same_everywhere(parameters_of(model))
+        moved.append(any(not torch.equal(each, before[name]) for name, each in toy.parameters_of(model).items()))
+    toy.check_same_everywhere(toy.parameters_of(model))
     assert moved == [True, True, False, True], moved
 
 
 def autograd_grad(model: nn.Module, batch: torch.Tensor) -> None:
     """Gradients as tensors, assigned."""
-    found = torch.autograd.grad(loss_of(model, batch), list(model.parameters()), create_graph=True)
+    found = torch.autograd.grad(toy.loss_of(model, batch), list(model.parameters()), create_graph=True)
     for parameter, gradient in zip(model.parameters(), found, strict=True):
         parameter.grad = gradient
 
@@ -304,7 +278,7 @@ def autograd_grad(model: nn.Module, batch: torch.Tensor) -> None:
 def func_grad(model: nn.Module, batch: torch.Tensor) -> None:
     """`torch.func.grad`, and copies into what is there."""
     values = dict(model.named_parameters())
-    found = torch.func.grad(lambda p: loss_of(lambda x: torch.func.functional_call(model, p, (x,)), batch))(values)
+    found = torch.func.grad(lambda p: toy.loss_of(lambda x: torch.func.functional_call(model, p, (x,)), batch))(values)
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
             parameter.grad = found[name].detach().clone()
@@ -316,7 +290,7 @@ def by_sample(model: nn.Module, batch: torch.Tensor) -> None:
     """As with differential privacy: each sample's gradient is clipped, and the sum is views of one vector."""
     total = [torch.zeros_like(each) for each in model.parameters()]
     for sample in batch:
-        gradients = torch.autograd.grad(loss_of(model, sample[None]), list(model.parameters()))
+        gradients = torch.autograd.grad(toy.loss_of(model, sample[None]), list(model.parameters()))
         norm = torch.stack([each.norm() for each in gradients]).norm()
         for each, gradient in zip(total, gradients, strict=True):
             each += gradient / norm.clamp(min=1.0) / len(batch)
@@ -332,17 +306,16 @@ def expanded(model: nn.Module, batch: torch.Tensor) -> None:
         parameter.grad = batch.mean().expand(parameter.shape)
 
 
-@case
-def gradients_set_by_hand(wrap: Wrap) -> None:
+def test_gradients_set_by_hand(wrap: Wrap) -> None:
     for fill in (autograd_grad, func_grad, by_sample, expanded):
         for op in (engine.Average, engine.Sum):
-            model, alone = mlp(), mlp()
+            model, alone = toy.mlp(), toy.mlp()
             optimizer, other = wrap(sgd(model), model.named_parameters(), op=op), sgd(alone)
             for step in range(4):
                 if step < 2:
                     optimizer.zero_grad()
-                fill(model, shard(whole_batch(step)))
-                fill(alone, whole_batch(step))
+                fill(model, toy.shard(toy.whole_batch(step)))
+                fill(alone, toy.whole_batch(step))
                 if op == engine.Sum:
                     for parameter in alone.parameters():
                         assert parameter.grad is not None
@@ -356,20 +329,19 @@ def gradients_set_by_hand(wrap: Wrap) -> None:
                 else:
                     optimizer.step()
                 other.step()
-            check_same_everywhere(parameters_of(model))
-            check_close(parameters_of(model), parameters_of(alone), rtol=1e-9, atol=1e-10)
+            toy.check_same_everywhere(toy.parameters_of(model))
+            toy.check_close(toy.parameters_of(model), toy.parameters_of(alone), rtol=1e-9, atol=1e-10)
 
 
-@case
-def what_was_reduced_belongs_to_the_program(wrap: Wrap) -> None:
+def test_what_was_reduced_belongs_to_the_program(wrap: Wrap) -> None:
     """Gradients that are changed or replaced after backward are not reduced again; nor where a rank had none."""
     for op in (engine.Average, engine.Sum):
-        model = nn.ModuleList([mlp(), mlp()])
+        model = nn.ModuleList([toy.mlp(), toy.mlp()])
         optimizer = wrap(sgd(model), model.named_parameters(), op=op)
         last = engine.rank() == engine.size() - 1 and engine.size() > 1
-        loss = loss_of(model[0], shard(whole_batch(0)))
+        loss = toy.loss_of(model[0], toy.shard(toy.whole_batch(0)))
         if not last:  # The last rank has no gradient of the second head.
-            loss = loss + loss_of(model[1], shard(whole_batch(1)))
+            loss = loss + toy.loss_of(model[1], toy.shard(toy.whole_batch(1)))
         loss.backward()
         for number, parameter in enumerate(model.parameters()):
             assert parameter.grad is not None
@@ -377,23 +349,24 @@ def what_was_reduced_belongs_to_the_program(wrap: Wrap) -> None:
                 parameter.grad = parameter.grad * 0.5
             else:
                 parameter.grad.mul_(0.5)
-        before, expected = reduced(), gradients_of(model)
+        before, expected = toy.reduced(), toy.gradients_of(model)
         optimizer.synchronize()
         optimizer.step()
-        found = gradients_of(model)
-        assert reduced() == before
-        check_close(found, expected)
+        found = toy.gradients_of(model)
+        assert toy.reduced() == before
+        toy.check_close(found, expected)
 
 
-@case
-def gradients_set_by_hand_after_a_backward_that_leaves_them_alone(wrap: Wrap) -> None:
+def test_gradients_set_by_hand_after_a_backward_that_leaves_them_alone(wrap: Wrap) -> None:
     for op in (engine.Average, engine.Sum):
-        model = nn.ModuleDict({"learned": mlp(), "set": nn.Linear(3, 3).double(), "unused": nn.Linear(2, 2).double()})
+        model = nn.ModuleDict(
+            {"learned": toy.mlp(), "set": nn.Linear(3, 3).double(), "unused": nn.Linear(2, 2).double()}
+        )
         optimizer = wrap(sgd(model), model.named_parameters(), op=op)
         for _ in range(2):
             optimizer.zero_grad()
-            loss_of(model["learned"], shard(whole_batch(0))).backward()
-            expected = gradients_of(model)
+            toy.loss_of(model["learned"], toy.shard(toy.whole_batch(0))).backward()
+            expected = toy.gradients_of(model)
             for parameter in model["set"].parameters():
                 parameter.grad = torch.full_like(parameter, engine.rank())
             optimizer.step()
@@ -401,89 +374,87 @@ def gradients_set_by_hand_after_a_backward_that_leaves_them_alone(wrap: Wrap) ->
             value = number * (number - 1) / 2 / (number if op == engine.Average else 1)
             for name, parameter in model["set"].named_parameters():
                 expected[f"set.{name}"] = torch.full_like(parameter, value)
-            check_close(gradients_of(model), expected)
+            toy.check_close(toy.gradients_of(model), expected)
 
 
-@case
-def what_no_sync_gathered_is_reduced_by_step(wrap: Wrap) -> None:
+def test_what_no_sync_gathered_is_reduced_by_step(wrap: Wrap) -> None:
     """Also after a reduction, where another operation than Average would count twice, and says so."""
-    model, alone = mlp(), mlp()
+    model, alone = toy.mlp(), toy.mlp()
     optimizer, other = wrap(sgd(model), model.named_parameters()), sgd(alone)
     for early in (False, True):
-        for module, owner, batch in ((model, optimizer, shard(whole_batch(0))), (alone, other, whole_batch(0))):
+        for module, owner, batch in (
+            (model, optimizer, toy.shard(toy.whole_batch(0))),
+            (alone, other, toy.whole_batch(0)),
+        ):
             owner.zero_grad()
             add_up(module, [batch] if early else [])
         with optimizer.no_sync():
-            add_up(model, [shard(whole_batch(1))])
-        add_up(alone, [whole_batch(1)])
+            add_up(model, [toy.shard(toy.whole_batch(1))])
+        add_up(alone, [toy.whole_batch(1)])
         optimizer.step()
         other.step()
-    check_close(parameters_of(model), parameters_of(alone))
-    model = mlp()
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
+    model = toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters(), op=engine.Sum)
-    add_up(model, [shard(whole_batch(0))])
+    add_up(model, [toy.shard(toy.whole_batch(0))])
     with optimizer.no_sync():
-        add_up(model, [shard(whole_batch(1))])
-    text = raises(EngineError, optimizer.step)
+        add_up(model, [toy.shard(toy.whole_batch(1))])
+    text = toy.raises(EngineError, optimizer.step)
     assert "reduced already" in text and "no_sync()" in text, text
     optimizer.zero_grad()
-    train(model, optimizer, shards(1))
+    toy.train(model, optimizer, toy.shards(1))
 
 
-@case
-def skip_synchronize_leaves_gradients_local(wrap: Wrap) -> None:
-    model = mlp()
+def test_skip_synchronize_leaves_gradients_local(wrap: Wrap) -> None:
+    model = toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters())
-    before = reduced()
+    before = toy.reduced()
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, engine.rank())
     with optimizer.skip_synchronize():
         optimizer.step()
     local = [parameter.grad for parameter in model.parameters()]
-    assert reduced() == before
+    assert toy.reduced() == before
     assert all(each is not None and bool((each == engine.rank()).all()) for each in local)
 
 
-@case
-def skip_synchronize_leaves_a_window_local(wrap: Wrap) -> None:
-    model, alone = mlp(), mlp()
+def test_skip_synchronize_leaves_a_window_local(wrap: Wrap) -> None:
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters(), backward_passes_per_step=2)
-    before = reduced()
-    for batch in shards(2):
+    before = toy.reduced()
+    for batch in toy.shards(2):
         optimizer.zero_grad()
         add_up(model, [batch])
         with optimizer.skip_synchronize():
             optimizer.step()
-    after = reduced()
-    train(alone, sgd(alone), shards(2))
-    check_close(parameters_of(model), parameters_of(alone))
+    after = toy.reduced()
+    toy.train(alone, sgd(alone), toy.shards(2))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
     assert before == after
 
 
-@case
-def thawed_before_a_step_whose_closure_has_no_backward(wrap: Wrap) -> None:
-    model, alone = mlp(), mlp()
+def test_thawed_before_a_step_whose_closure_has_no_backward(wrap: Wrap) -> None:
+    model, alone = toy.mlp(), toy.mlp()
     model[0].requires_grad_(False)
     optimizer, other = wrap(sgd(model), model.named_parameters()), sgd(alone)
     model[0].requires_grad_(True)
-    batch = whole_batch(0)
-    add_up(model, [shard(batch)])
+    batch = toy.whole_batch(0)
+    add_up(model, [toy.shard(batch)])
     add_up(alone, [batch])
     optimizer.step(lambda: torch.zeros(()))
     other.step()
-    check_same_everywhere(parameters_of(model))
-    check_close(parameters_of(model), parameters_of(alone))
+    toy.check_same_everywhere(toy.parameters_of(model))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def a_wait_that_a_signal_ends_goes_on_in_the_step(wrap: Wrap) -> None:
+def test_a_wait_that_a_signal_ends_goes_on_in_the_step(wrap: Wrap) -> None:
     if engine.size() == 1:
         return
     weight = nn.Parameter(torch.zeros(5, 3).t())  # Its gradient is reduced in a copy.
     bias = nn.Parameter(torch.zeros(3))
     optimizer = wrap(torch.optim.SGD([weight, bias], lr=1.0))
     mine = engine.rank() + 1.0
-    leave_waiting(((weight * mine).sum() + (bias * mine).sum()).backward)
+    toy.leave_waiting(((weight * mine).sum() + (bias * mine).sum()).backward)
     optimizer.step()
     mean = (engine.size() + 1) / 2
     for parameter in (weight, bias):
@@ -507,14 +478,13 @@ def warnings_of_the_engine() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-@plain_case
-def parameters_that_differ_in_the_first_step_are_told_of() -> None:
+def test_parameters_that_differ_in_the_first_step_are_told_of() -> None:
     last = engine.size() - 1
     for op in (engine.Average, engine.Sum, engine.Adasum):
         if op == engine.Adasum and engine.size() == 3:
             continue
         for differs, checked in ((False, True), (True, True), (True, False)):
-            model = mlp()
+            model = toy.mlp()
             model[0].requires_grad_(False)
             if differs and engine.rank() == last:
                 for parameter in model[:3].parameters():
@@ -523,9 +493,9 @@ def parameters_that_differ_in_the_first_step_are_told_of() -> None:
                 sgd(model), model.named_parameters(), op=op, check_parameters=checked
             )
             with warnings_of_the_engine() as texts:
-                train(model, optimizer, shards(2))
+                toy.train(model, optimizer, toy.shards(2))
                 engine.barrier("told")
-                train(model, optimizer, shards(2))
+                toy.train(model, optimizer, toy.shards(2))
             if differs and checked and engine.rank() == 0 and last:
                 (text,) = texts
                 assert f"'0.weight' and 3 more; rank {last} has not what rank 0 has" in text, text
@@ -534,8 +504,7 @@ def parameters_that_differ_in_the_first_step_are_told_of() -> None:
                 assert not texts, texts
 
 
-@plain_case
-def frozen_parameters_that_the_engine_cannot_read_are_left_out_of_that() -> None:
+def test_frozen_parameters_that_the_engine_cannot_read_are_left_out_of_that() -> None:
     weight = nn.Parameter(torch.zeros(3))
     frozen = torch.zeros(3, device="meta"), torch.eye(3).to_sparse(), torch.zeros(2, dtype=torch.complex64)
     others = [nn.Parameter(each, requires_grad=False) for each in frozen]
@@ -548,19 +517,17 @@ def frozen_parameters_that_the_engine_cannot_read_are_left_out_of_that() -> None
     assert not texts and weight.tolist() == [-2.0] * 3, (texts, weight)
 
 
-@case
-def a_rank_whose_first_step_comes_after_a_join(wrap: Wrap) -> None:
-    model = mlp()
+def test_a_rank_whose_first_step_comes_after_a_join(wrap: Wrap) -> None:
+    model = toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters())
     with warnings_of_the_engine() as texts:
         for epoch in range(2):
-            train(model, optimizer, shards(2 if engine.rank() == 0 or epoch else 0))
+            toy.train(model, optimizer, toy.shards(2 if engine.rank() == 0 or epoch else 0))
             engine.join()
-    assert not texts and not in_flight(), (texts, in_flight())
+    assert not texts and not toy.in_flight(), (texts, toy.in_flight())
 
 
-@plain_case
-def a_model_in_another_library_is_refused() -> None:
+def test_a_model_in_another_library_is_refused() -> None:
     if engine.size() == 1:
         return
     import torch.distributed as dist
@@ -568,65 +535,62 @@ def a_model_in_another_library_is_refused() -> None:
     dist.init_process_group("gloo")
     try:
         texts = []
-        model = mlp()
+        model = toy.mlp()
         wrapped = nn.parallel.DistributedDataParallel(model)
-        texts.append(raises(EngineError, lambda: engine.DistributedOptimizer(sgd(model), model.named_parameters())))
+        texts.append(toy.raises(EngineError, lambda: engine.DistributedOptimizer(sgd(model), model.named_parameters())))
         del wrapped
         optimizer = engine.DistributedOptimizer(sgd(model), model.named_parameters())
-        train(model, optimizer, shards(1))  # It is forgotten with the module that wrapped it.
+        toy.train(model, optimizer, toy.shards(1))  # It is forgotten with the module that wrapped it.
         optimizer.unwrap()
         optimizer = engine.DistributedOptimizer(sgd(model), model.named_parameters())
         wrapped = nn.parallel.DistributedDataParallel(model)
-        texts.append(raises(EngineError, optimizer.step))
+        texts.append(toy.raises(EngineError, optimizer.step))
         del wrapped
         for text in texts:
             assert "'0.weight' belongs to a model in DistributedDataParallel" in text, text
             assert "docs/libraries.md" in text, text
         group = dist.new_group([engine.rank()], use_local_synchronization=True)
-        alone = nn.parallel.DistributedDataParallel(mlp(), process_group=group)  # over this rank alone
-        raises(EngineError, lambda: engine.DistributedOptimizer(sgd(alone), alone.named_parameters()))
+        alone = nn.parallel.DistributedDataParallel(toy.mlp(), process_group=group)  # over this rank alone
+        toy.raises(EngineError, lambda: engine.DistributedOptimizer(sgd(alone), alone.named_parameters()))
     finally:
         dist.destroy_process_group()
 
 
-@case
-def compiled_autograd_is_refused(wrap: Wrap) -> None:
+def test_compiled_autograd_is_refused(wrap: Wrap) -> None:
     from torch._dynamo import compiled_autograd
 
-    model = mlp()
+    model = toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters())
     texts = []
     for compiler in (lambda graph: graph, torch.compile(backend="eager")):
-        loss = loss_of(model, shard(whole_batch(0)))
+        loss = toy.loss_of(model, toy.shard(toy.whole_batch(0)))
         with compiled_autograd._enable(compiler):
-            texts.append(raises(EngineError, loss.backward))
+            texts.append(toy.raises(EngineError, loss.backward))
         optimizer.zero_grad()
     compiled_autograd.reset()
     assert all("does not go with compiled autograd" in text for text in texts), texts
-    train(model, optimizer, shards(1))
+    toy.train(model, optimizer, toy.shards(1))
 
 
-@plain_case
-def adasum_goes_on_without_compression() -> None:
+def test_adasum_goes_on_without_compression() -> None:
     if engine.size() & (engine.size() - 1):
         return
-    model, same = mlp(), mlp()
+    model, same = toy.mlp(), toy.mlp()
     with warnings_of_the_engine() as texts:
         optimizer = engine.DistributedOptimizer(
             sgd(model), model.named_parameters(), engine.Compression.fp16, op=engine.Adasum
         )
-    train(model, optimizer, shards(2))
-    train(same, engine.DistributedOptimizer(sgd(same), op=engine.Adasum), shards(2))
-    check_close(parameters_of(model), parameters_of(same), rtol=0, atol=0)
+    toy.train(model, optimizer, toy.shards(2))
+    toy.train(same, engine.DistributedOptimizer(sgd(same), op=engine.Adasum), toy.shards(2))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(same), rtol=0, atol=0)
     assert len(texts) == (engine.rank() == 0), texts
     assert not texts or "compression=FP16Compressor has no effect" in texts[0], texts
 
 
-@case
-def wrong_arguments_are_named(wrap: Wrap) -> None:
-    model = mlp()
-    text = raises(TypeError, lambda: wrap(sgd(model), model))
+def test_wrong_arguments_are_named(wrap: Wrap) -> None:
+    model = toy.mlp()
+    text = toy.raises(TypeError, lambda: wrap(sgd(model), model))
     assert "is a Sequential, not its parameters: give model.named_parameters()" in text, text
     phase = nn.Linear(2, 2, dtype=torch.complex64)
-    text = raises(UnsupportedTensorError, lambda: wrap(sgd(phase), phase.named_parameters()))
+    text = toy.raises(UnsupportedTensorError, lambda: wrap(sgd(phase), phase.named_parameters()))
     assert "'gradient" in text and ".weight'" in text, text

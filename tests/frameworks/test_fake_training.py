@@ -1,4 +1,4 @@
-"""What is tried with the fake framework: on every rank of one job, one case after the other."""
+"""Training with the fake framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import numpy as np
 
 import engine
 
+from ..on_ranks import on_ranks
 from . import fake_framework as fake
+
+pytestmark = on_ranks(1, 2, 3)
 
 
 def batches(steps: int = 5) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -56,7 +59,7 @@ def alone() -> dict[str, np.ndarray]:
     return trained(model, fake.SGD(model.values(), lr=0.1), 0, 1)
 
 
-def trains_as_one_process() -> None:
+def test_trains_as_one_process() -> None:
     """Each rank has its share of the samples, and a model of its own before the broadcast."""
     model = model_of(seed=engine.rank())
     for name, each in model.items():
@@ -67,7 +70,7 @@ def trains_as_one_process() -> None:
     assert type(optimizer.unwrap()) is fake.SGD
 
 
-def accumulates_passes() -> None:
+def test_accumulates_passes() -> None:
     """Two passes before a reduction, of which the last of a step is left over, and passes in `no_sync`."""
     model = model_of()
     optimizer = fake.DistributedOptimizer(fake.SGD(model.values(), lr=0.1), backward_passes_per_step=2)
@@ -81,7 +84,7 @@ def accumulates_passes() -> None:
         same({name: np.asarray(each) for name, each in model.items()}, alone())
 
 
-def gets_the_gradients_of_others() -> None:
+def test_gets_the_gradients_of_others() -> None:
     """A rank without a gradient gets the average of those that there are; a scheme in Python does the same."""
     for compression in (engine.Compression.none, engine.Compression.fp16, Doubled()):
         model = model_of()
@@ -105,7 +108,7 @@ class Doubled(engine.Compressor):
         return tensor / 2
 
 
-def is_refused_what_is_wrong() -> None:
+def test_is_refused_what_is_wrong() -> None:
     """The checks of the neutral half, by the errors that users of torch know."""
     model = model_of()
     optimizer = fake.SGD(model.values(), lr=0.1)
@@ -140,19 +143,3 @@ def refused(kind: type[Exception], words: str, call: Any) -> None:
             raise
     else:
         raise AssertionError(f"did not raise {kind}: {words}")
-
-
-CASES = (
-    trains_as_one_process,
-    accumulates_passes,
-    gets_the_gradients_of_others,
-    is_refused_what_is_wrong,
-)
-
-
-def run(name: str) -> None:
-    """Run a case on this rank."""
-    engine.init()
-    globals()[name]()
-    engine.barrier()
-    engine.shutdown()

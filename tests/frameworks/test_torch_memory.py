@@ -14,7 +14,11 @@ import engine
 import engine.torch as hvd
 from engine.errors import MismatchError, UnsupportedTensorError
 
-from .torch_cases import Wrap, case, mlp, plain_case, raises
+from ..on_ranks import on_ranks
+from . import toy
+from .wrapping import Wrap
+
+pytestmark = on_ranks(1, 2, 3, 4, toy.BY_METHOD)
 
 
 def freed(tensor: torch.Tensor) -> torch.Tensor:
@@ -61,19 +65,17 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 def refuses_in_every_call(made: Callable[[], torch.Tensor], text: str) -> None:
     """Each call raises on every rank, and the next one of its kind works."""
     for name, call in CALLS.items():
-        said = raises(UnsupportedTensorError, lambda call=call: call(made()))  # type: ignore[misc]
+        said = toy.raises(UnsupportedTensorError, lambda call=call: call(made()))  # type: ignore[misc]
         call(torch.ones(4, 4))
         assert refusal(text) in said or text == "meta", f"{name}: {said}"
 
 
-@plain_case
-def test_every_call_refuses_tensors_without_memory() -> None:
+def test_test_every_call_refuses_tensors_without_memory() -> None:
     for made, text in MADE.values():
         refuses_in_every_call(made, text)
 
 
-@plain_case
-def test_every_call_refuses_a_tensor_that_is_spread_over_a_mesh() -> None:
+def test_test_every_call_refuses_a_tensor_that_is_spread_over_a_mesh() -> None:
     if engine.size() != 2:  # One size is enough: the import takes a second.
         return
     from torch.distributed.device_mesh import DeviceMesh
@@ -88,7 +90,7 @@ def test_every_call_refuses_a_tensor_that_is_spread_over_a_mesh() -> None:
         model = nn.ParameterList([nn.Parameter(made())])
         for views in (False, True):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            said = raises(
+            said = toy.raises(
                 UnsupportedTensorError,
                 lambda: engine.DistributedOptimizer(optimizer, gradient_as_bucket_view=views),  # noqa: B023
             )
@@ -96,15 +98,14 @@ def test_every_call_refuses_a_tensor_that_is_spread_over_a_mesh() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         model[0].grad = made()
         optimizer.step()
-        said = raises((UnsupportedTensorError, MismatchError), lambda: hvd.broadcast_optimizer_state(optimizer, 0))
+        said = toy.raises((UnsupportedTensorError, MismatchError), lambda: hvd.broadcast_optimizer_state(optimizer, 0))
         assert refusal("its to_local()") in said, said
     finally:
         torch.distributed.destroy_process_group()
 
 
-@case
-def test_a_gradient_without_memory_is_an_error_of_its_rank(wrap: Wrap) -> None:
-    model = mlp()
+def test_test_a_gradient_without_memory_is_an_error_of_its_rank(wrap: Wrap) -> None:
+    model = toy.mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     first = next(model.parameters())
     last = engine.rank() == engine.size() - 1
@@ -112,7 +113,7 @@ def test_a_gradient_without_memory_is_an_error_of_its_rank(wrap: Wrap) -> None:
     handle = first.register_hook(lambda gradient: freed(gradient.clone()) if last else gradient)
     said = ""
     if last:
-        said = raises(UnsupportedTensorError, loss.backward)
+        said = toy.raises(UnsupportedTensorError, loss.backward)
     else:
         loss.backward()
     handle.remove()
@@ -124,8 +125,7 @@ def test_a_gradient_without_memory_is_an_error_of_its_rank(wrap: Wrap) -> None:
     assert not last or refusal("it has a shape and no memory") in said, said
 
 
-@plain_case
-def test_one_rank_without_memory_is_told_to_all() -> None:
+def test_test_one_rank_without_memory_is_told_to_all() -> None:
     last = engine.rank() == engine.size() - 1
     for call in (
         lambda tensor: hvd.broadcast_parameters([("x", tensor)], 0),
@@ -134,13 +134,12 @@ def test_one_rank_without_memory_is_told_to_all() -> None:
         lambda tensor: engine.check_consistency({"x": tensor}),
     ):
         made = freed(torch.ones(4, 4)) if last else torch.ones(4, 4)
-        said = raises((UnsupportedTensorError, MismatchError), lambda call=call, made=made: call(made))  # type: ignore[misc]
+        said = toy.raises((UnsupportedTensorError, MismatchError), lambda call=call, made=made: call(made))  # type: ignore[misc]
         call(torch.ones(4, 4))
         assert refusal("no memory") in said and (last or f"rank {engine.size() - 1} failed at" in said), said
 
 
-@plain_case
-def test_a_wrong_argument_of_one_rank_is_told_to_all() -> None:
+def test_test_a_wrong_argument_of_one_rank_is_told_to_all() -> None:
     last = engine.rank() == engine.size() - 1
     for wrong, right in (
         (lambda: hvd.allreduce(1.5), lambda: hvd.allreduce(torch.ones(2))),
@@ -150,7 +149,7 @@ def test_a_wrong_argument_of_one_rank_is_told_to_all() -> None:
         (lambda: hvd.sparse_allreduce(torch.ones(2)), lambda: hvd.sparse_allreduce(torch.ones(2).to_sparse())),
     ):
         if last:
-            raises(Exception, wrong)
+            toy.raises(Exception, wrong)
         else:
-            assert f"rank {engine.size() - 1} failed at" in raises(MismatchError, right)
+            assert f"rank {engine.size() - 1} failed at" in toy.raises(MismatchError, right)
         right()

@@ -12,73 +12,15 @@ import engine
 import engine.torch as hvd
 from engine.errors import EngineError, MismatchError, UnsupportedTensorError
 
-from .torch_cases import (
-    Wrap,
-    case,
-    check_close,
-    check_same_everywhere,
-    loss_of,
-    mlp,
-    parameters_of,
-    plain_case,
-    raises,
-    shard,
-    shards,
-    train,
-    whole_batch,
-    wholes,
-)
+from ..on_ranks import on_ranks
+from . import toy
+from .halves import HALVES, backward, halved, of_ranks, parameters, value
+from .wrapping import Wrap
 
-HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-Tensors = list[torch.Tensor]
+pytestmark = on_ranks(1, 2, 3, 4)
 
 
-def halved(ranks: Tensors, half: torch.dtype, average: bool = True) -> torch.Tensor:
-    """A compressed allreduce, by torch: rounded, added in float32 in rank order, divided, rounded, widened."""
-    parts = [each.float().to(half).float() for each in ranks]
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return (total / len(parts) if average else total).to(half).to(ranks[0].dtype)
-
-
-def value(rank: int, number: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A gradient, known to every rank: of many sizes, so that rounding shows."""
-    generator = torch.Generator().manual_seed(100 * number + rank)
-    return (torch.randn(shape, generator=generator) * 10 ** torch.randn(shape, generator=generator)).to(dtype)
-
-
-SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-    "weight": ((37, 11), torch.float32),
-    "bias": ((5,), torch.float32),
-    "scalar": ((), torch.float64),
-    "large": ((300, 401), torch.float64),
-    "half": ((9, 3), torch.bfloat16),
-    "image": ((4, 3, 5, 5), torch.float32),
-}
-
-
-def parameters() -> dict[str, nn.Parameter]:
-    made = {name: nn.Parameter(torch.zeros(shape, dtype=dtype)) for name, (shape, dtype) in SHAPES.items()}
-    made["image"].data = made["image"].data.to(memory_format=torch.channels_last)
-    return made
-
-
-def backward(made: dict[str, nn.Parameter], rank: int, number: int = 0, only: set[str] | None = None) -> None:
-    """A pass that gives each parameter `value` as its gradient."""
-    chosen = [(k, name, each) for k, (name, each) in enumerate(made.items()) if only is None or name in only]
-    terms = [(each * value(rank, 10 * number + k, *each.shape, dtype=each.dtype)).sum() for k, _, each in chosen]
-    torch.stack([term.double() for term in terms]).sum().backward()
-
-
-def of_ranks(made: dict[str, nn.Parameter], name: str, number: int = 0) -> Tensors:
-    k = list(made).index(name)
-    each = made[name]
-    return [value(rank, 10 * number + k, *each.shape, dtype=each.dtype) for rank in range(engine.size())]
-
-
-@case
-def gradients_travel_as_halves(wrap: Wrap) -> None:
+def test_gradients_travel_as_halves(wrap: Wrap) -> None:
     wrong = []
     for kind, half in HALVES.items():
         made = parameters()
@@ -94,13 +36,12 @@ def gradients_travel_as_halves(wrap: Wrap) -> None:
                 if not torch.equal(each.grad, want):
                     wrong.append((kind, number, name))
             optimizer.step()
-        check_same_everywhere({name: each.grad for name, each in made.items() if each.grad is not None})
+        toy.check_same_everywhere({name: each.grad for name, each in made.items() if each.grad is not None})
         optimizer.unwrap()
     assert not wrong, wrong
 
 
-@case
-def passes_are_added_up_before_they_are_compressed(wrap: Wrap) -> None:
+def test_passes_are_added_up_before_they_are_compressed(wrap: Wrap) -> None:
     weight = nn.Parameter(torch.zeros(50, 40))
     options = {"backward_passes_per_step": 2, "compression": hvd.Compression.fp16, "op": engine.Sum}
     optimizer = wrap(torch.optim.SGD([weight], lr=0.0), [("weight", weight)], **options)
@@ -115,8 +56,7 @@ def passes_are_added_up_before_they_are_compressed(wrap: Wrap) -> None:
     assert found == [True, True]
 
 
-@case
-def a_rank_without_a_gradient_adds_nothing_and_gets_the_result(wrap: Wrap) -> None:
+def test_a_rank_without_a_gradient_adds_nothing_and_gets_the_result(wrap: Wrap) -> None:
     def check(compression: Any) -> list[bool]:
         made = {"here": nn.Parameter(torch.zeros(30, 20)), "there": nn.Parameter(torch.zeros(30, 20))}
         optimizer = wrap(torch.optim.SGD(made.values(), lr=0.0), made.items(), compression=compression)
@@ -135,8 +75,7 @@ def a_rank_without_a_gradient_adds_nothing_and_gets_the_result(wrap: Wrap) -> No
     assert check(Half) == [True] * 4
 
 
-@case
-def sparse_gradients_made_dense_are_compressed(wrap: Wrap) -> None:
+def test_sparse_gradients_made_dense_are_compressed(wrap: Wrap) -> None:
     for compression in (hvd.Compression.fp16, Half, hvd.PowerSGD(rank=4, start_iter=0, min_compression_rate=0)):
         torch.manual_seed(5)
         table = nn.Embedding(10, 4, sparse=True)
@@ -147,12 +86,11 @@ def sparse_gradients_made_dense_are_compressed(wrap: Wrap) -> None:
             optimizer.step()
         grad = table.weight.grad
         assert grad is not None and not grad.is_sparse and grad[9].abs().sum() > 0
-        check_same_everywhere({"weight": table.weight.detach()})
+        toy.check_same_everywhere({"weight": table.weight.detach()})
         optimizer.unwrap()
 
 
-@case
-def sparse_gradients_travel_as_they_are(wrap: Wrap) -> None:
+def test_sparse_gradients_travel_as_they_are(wrap: Wrap) -> None:
     """With a narrower dtype they stay sparse and exact, whoever has none; what Python compresses must be dense."""
     size, rank = engine.size(), engine.rank()
     for step in range(3):
@@ -172,21 +110,20 @@ def sparse_gradients_travel_as_they_are(wrap: Wrap) -> None:
         want[:size] += factor
         want[9] += size * factor
         assert tables[0].weight.grad is not None and tables[0].weight.grad.is_sparse
-        check_close({"all": tables[0].weight.grad.to_dense()}, {"all": want})
+        toy.check_close({"all": tables[0].weight.grad.to_dense()}, {"all": want})
         assert tables[1].weight.grad is not None
         assert tables[1].weight.grad.to_dense()[3].tolist() == [float(torch.tensor(factor))] * 4
         optimizer.unwrap()
     for compression in (Half, hvd.PowerSGD(rank=1, start_iter=0, min_compression_rate=0)):
         table = nn.Embedding(10, 4, sparse=True)
         optimizer = wrap(torch.optim.SGD(table.parameters(), lr=0.1), compression=compression)
-        text = raises(UnsupportedTensorError, lambda: table(torch.tensor([rank])).sum().backward())  # noqa: B023
+        text = toy.raises(UnsupportedTensorError, lambda: table(torch.tensor([rank])).sum().backward())  # noqa: B023
         assert "is sparse" in text and "sparse_as_dense=True" in text
         optimizer.zero_grad()
         optimizer.unwrap()
 
 
-@plain_case
-def compression_in_a_process_set() -> None:
+def test_compression_in_a_process_set() -> None:
     """By the engine, by a compressor and by a scheme: the set's ranks alone, and a rank outside trains by itself."""
     size, rank = engine.size(), engine.rank()
     part = engine.add_process_set(range(size - 1)) if size > 1 else hvd.global_process_set
@@ -224,8 +161,7 @@ def compression_in_a_process_set() -> None:
         engine.remove_process_set(part)
 
 
-@plain_case
-def adasum_does_not_compress() -> None:
+def test_adasum_does_not_compress() -> None:
     x = torch.ones(3)
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16, Half):
         for call in (
@@ -233,7 +169,7 @@ def adasum_does_not_compress() -> None:
             lambda: hvd.grouped_allreduce([x], op=hvd.Adasum, compression=compression),  # noqa: B023
             lambda: engine.allreduce_async_(x, engine.Adasum, compression=compression),  # noqa: B023
         ):
-            assert "Adasum does not compress" in raises(ValueError, call)
+            assert "Adasum does not compress" in toy.raises(ValueError, call)
     if engine.size() != 3:
         assert torch.equal(hvd.allreduce(x, op=hvd.Adasum, compression=hvd.Compression.none), x)
 
@@ -261,8 +197,7 @@ class Counting(Half):
         return tensor.float().half(), tensor.dtype
 
 
-@case
-def compressors_of_ones_own(wrap: Wrap) -> None:
+def test_compressors_of_ones_own(wrap: Wrap) -> None:
     wrong = []
     for op, passes in ((engine.Average, 1), (engine.Sum, 2)):
         made, counting = parameters(), Counting()
@@ -286,8 +221,7 @@ def compressors_of_ones_own(wrap: Wrap) -> None:
     assert not wrong, wrong
 
 
-@case
-def compressed_gradients_may_share_memory(wrap: Wrap) -> None:
+def test_compressed_gradients_may_share_memory(wrap: Wrap) -> None:
     for compression in (Half, hvd.Compression.bf16):
         a, b, c = (nn.Parameter(torch.ones(12, 9)) for _ in range(3))
         optimizer = wrap(torch.optim.SGD([a, b, c], lr=0.0), compression=compression)
@@ -300,8 +234,7 @@ def compressed_gradients_may_share_memory(wrap: Wrap) -> None:
         optimizer.unwrap()
 
 
-@case
-def a_second_backward_is_reduced_again_or_refused(wrap: Wrap) -> None:
+def test_a_second_backward_is_reduced_again_or_refused(wrap: Wrap) -> None:
     weight = nn.Parameter(torch.ones(4, 4))
     for op in (engine.Average, engine.Sum):
         optimizer = wrap(torch.optim.SGD([weight], lr=0.0), compression=Half, op=op)
@@ -311,7 +244,7 @@ def a_second_backward_is_reduced_again_or_refused(wrap: Wrap) -> None:
             (weight * (engine.rank() + 1)).sum().backward()
             assert bool((weight.grad == engine.size() + 1).all())
         else:
-            raises(EngineError, lambda: (weight * 2).sum().backward())
+            toy.raises(EngineError, lambda: (weight * 2).sum().backward())
             optimizer.zero_grad()
         with optimizer.no_sync():
             optimizer.zero_grad()
@@ -322,8 +255,7 @@ def a_second_backward_is_reduced_again_or_refused(wrap: Wrap) -> None:
         optimizer.unwrap()
 
 
-@case
-def ranks_that_compress_differently_are_told_so(wrap: Wrap) -> None:
+def test_ranks_that_compress_differently_are_told_so(wrap: Wrap) -> None:
     if engine.size() == 1:
         return
     odd = engine.rank() == 0
@@ -333,8 +265,8 @@ def ranks_that_compress_differently_are_told_so(wrap: Wrap) -> None:
         (hvd.Compression.none, hvd.PowerSGD()),
         (hvd.PowerSGD(rank=1), hvd.PowerSGD(rank=2)),
     ):
-        optimizer = torch.optim.SGD(mlp().parameters(), lr=0.1)
-        text = raises(MismatchError, lambda: wrap(optimizer, compression=mine if odd else others))  # noqa: B023
+        optimizer = torch.optim.SGD(toy.mlp().parameters(), lr=0.1)
+        text = toy.raises(MismatchError, lambda: wrap(optimizer, compression=mine if odd else others))  # noqa: B023
         assert "the ranks give different options" in text and "compression=" in text
     assert engine.allreduce(torch.ones(2), engine.Sum).tolist() == [engine.size()] * 2
 
@@ -359,35 +291,32 @@ class Two(hvd.Scheme):
         return torch.cat([first, second]).view(gradient.shape)
 
 
-@case
-def a_scheme_of_ones_own(wrap: Wrap) -> None:
-    model, alone, two = mlp(), mlp(), Two()
+def test_a_scheme_of_ones_own(wrap: Wrap) -> None:
+    model, alone, two = toy.mlp(), toy.mlp(), Two()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=two)
     entries = engine.counters()["tensors"]
-    train(model, optimizer, shards(1))
+    toy.train(model, optimizer, toy.shards(1))
     assert engine.counters()["tensors"] - entries == 3 + 3, "three biases; who is there, and two rounds for all weights"
-    train(model, optimizer, (shard(whole_batch(step)) for step in range(1, 4)))
-    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(4))
-    check_close(parameters_of(model), parameters_of(alone))
-    check_same_everywhere(parameters_of(model))
+    toy.train(model, optimizer, (toy.shard(toy.whole_batch(step)) for step in range(1, 4)))
+    toy.train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), toy.wholes(4))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
+    toy.check_same_everywhere(toy.parameters_of(model))
     assert [name.rpartition(".")[0].rpartition(".")[2] for name in two.seen] == ["0", "2", "4"] * 4
 
 
-@case
-def full_rank_is_the_plain_average(wrap: Wrap) -> None:
+def test_full_rank_is_the_plain_average(wrap: Wrap) -> None:
     for start in (0, 2):
-        model, alone = mlp(), mlp()
+        model, alone = toy.mlp(), toy.mlp()
         scheme = hvd.PowerSGD(rank=16, start_iter=start, min_compression_rate=0)
         optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=scheme)
-        train(model, optimizer, shards(5))
-        train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(5))
-        check_close(parameters_of(model), parameters_of(alone), rtol=1e-9, atol=1e-10)
-        check_same_everywhere(parameters_of(model))
+        toy.train(model, optimizer, toy.shards(5))
+        toy.train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), toy.wholes(5))
+        toy.check_close(toy.parameters_of(model), toy.parameters_of(alone), rtol=1e-9, atol=1e-10)
+        toy.check_same_everywhere(toy.parameters_of(model))
         optimizer.unwrap()
 
 
-@case
-def low_rank_keeps_equal_bits_and_remembers_what_it_left_out(wrap: Wrap) -> None:
+def test_low_rank_keeps_equal_bits_and_remembers_what_it_left_out(wrap: Wrap) -> None:
     """Over many reductions of one gradient, what is received adds up to what was sent."""
     rows, columns, rank = 40, 30, 2
     generator = torch.Generator().manual_seed(3)  # Noise: nothing that two columns could tell well.
@@ -403,25 +332,24 @@ def low_rank_keeps_equal_bits_and_remembers_what_it_left_out(wrap: Wrap) -> None
         assert weight.grad is not None and torch.linalg.matrix_rank(weight.grad) <= rank
         optimizer.step()
         far.append(float((weight.detach() / step + mean).norm() / mean.norm()))
-    check_same_everywhere({"weight": weight.detach(), "gradient": weight.grad})
+    toy.check_same_everywhere({"weight": weight.detach(), "gradient": weight.grad})
     assert far[0] > 0.3, "a rank of 2 cannot be exact at once"
     assert far[-1] < 0.2, far[::10]
 
 
-@case
-def powersgd_trains(wrap: Wrap) -> None:
+def test_powersgd_trains(wrap: Wrap) -> None:
     """A small training ends near the plain one's loss, with a fraction of the numbers sent."""
     losses: dict[str, list[float]] = {}
     traffic: dict[str, int] = {}
     for name, compression in (("plain", None), ("powersgd", hvd.PowerSGD(rank=2, start_iter=3))):
-        model = mlp(torch.float32, width=64)
+        model = toy.mlp(torch.float32, width=64)
         optimizer = wrap(
             torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), compression=compression
         )
         before = engine.counters()["bytes"]
-        losses[name] = train(model, optimizer, (shard(whole_batch(step % 4)).float() for step in range(80)))
+        losses[name] = toy.train(model, optimizer, (toy.shard(toy.whole_batch(step % 4)).float() for step in range(80)))
         traffic[name] = engine.counters()["bytes"] - before
-        check_same_everywhere(parameters_of(model))
+        toy.check_same_everywhere(toy.parameters_of(model))
         optimizer.unwrap()
     start, plain, small = losses["plain"][0], losses["plain"][-1], losses["powersgd"][-1]
     assert plain < 0.7 * start
@@ -429,8 +357,7 @@ def powersgd_trains(wrap: Wrap) -> None:
     assert traffic["powersgd"] < 0.5 * traffic["plain"], traffic
 
 
-@case
-def powersgd_forgets_overflow(wrap: Wrap) -> None:
+def test_powersgd_forgets_overflow(wrap: Wrap) -> None:
     weight = nn.Parameter(torch.zeros(8, 8))
     options = {"compression": hvd.PowerSGD(rank=8, start_iter=0, min_compression_rate=0)}
     optimizer = wrap(torch.optim.SGD([weight], lr=0.0), **options)
@@ -445,8 +372,7 @@ def powersgd_forgets_overflow(wrap: Wrap) -> None:
     torch.testing.assert_close(weight.grad, torch.eye(8))
 
 
-@plain_case
-def powersgd_of_singular_gradients() -> None:
+def test_powersgd_of_singular_gradients() -> None:
     """Of rank 0 and 1, and of a higher rank again: no column of the factors stays lost."""
     scheme = hvd.PowerSGD(rank=3, start_iter=0, min_compression_rate=0)
     ones = torch.ones(6, 5, dtype=torch.float64)
@@ -464,17 +390,16 @@ def powersgd_of_singular_gradients() -> None:
             raise AssertionError("a third round")
 
 
-@case
-def what_schemes_refuse(wrap: Wrap) -> None:
-    model = mlp()
+def test_what_schemes_refuse(wrap: Wrap) -> None:
+    model = toy.mlp()
     make = lambda **options: wrap(torch.optim.SGD(model.parameters(), lr=0.1), **options)  # noqa: E731
     for options in ({"op": engine.Sum}, {"prescale_factor": 2.0}, {"gradient_predivide_factor": 2.0}):
-        assert "op=Average" in raises(ValueError, lambda: make(compression=hvd.PowerSGD(), **options))  # noqa: B023
+        assert "op=Average" in toy.raises(ValueError, lambda: make(compression=hvd.PowerSGD(), **options))  # noqa: B023
     for wrong in ({"rank": 0}, {"start_iter": -1}, {"min_compression_rate": float("nan")}):
-        raises(ValueError, lambda: hvd.PowerSGD(**wrong))  # noqa: B023
-    raises(TypeError, lambda: hvd.allreduce(torch.ones(2), compression=hvd.PowerSGD()))
+        toy.raises(ValueError, lambda: hvd.PowerSGD(**wrong))  # noqa: B023
+    toy.raises(TypeError, lambda: hvd.allreduce(torch.ones(2), compression=hvd.PowerSGD()))
     optimizer = make(compression=Bad())
-    assert "shape [1]" in raises(TypeError, lambda: loss_of(model, shard(whole_batch(0))).backward())
+    assert "shape [1]" in toy.raises(TypeError, lambda: toy.loss_of(model, toy.shard(toy.whole_batch(0))).backward())
     optimizer.unwrap()
 
 
@@ -488,8 +413,7 @@ class Bad(hvd.Scheme):
 # ---- collectives
 
 
-@plain_case
-def collectives_of_torch_take_a_compression() -> None:
+def test_collectives_of_torch_take_a_compression() -> None:
     size, rank = engine.size(), engine.rank()
     ranks = [value(each, 7, 6, 5) for each in range(size)]
     for kind, half in HALVES.items():
@@ -506,8 +430,7 @@ def collectives_of_torch_take_a_compression() -> None:
     assert torch.equal(hvd.grouped_allreduce([ranks[rank]], compression=Half)[0], want)
 
 
-@plain_case
-def gradients_of_compressed_collectives_are_compressed() -> None:
+def test_gradients_of_compressed_collectives_are_compressed() -> None:
     size, rank = engine.size(), engine.rank()
     weights = [value(each, 8, 6, 5) for each in range(size)]
     want = halved(weights, torch.float16)

@@ -16,16 +16,10 @@ import engine.torch
 from engine.errors import MismatchError, NotInitializedError
 from engine.torch import SyncBatchNorm
 
-from .torch_cases import (
-    check_close,
-    check_same_everywhere,
-    parameters_of,
-    plain_case,
-    raises,
-    shards,
-    train,
-    wholes,
-)
+from ..on_ranks import on_ranks
+from . import toy
+
+pytestmark = on_ranks(1, 2, 3, 4)
 
 # By the dimensions of the input: the layer in one process, and what follows N and C.
 PLAIN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -79,13 +73,12 @@ def same_as_alone(layer: SyncBatchNorm, alone: nn.Module, rows: list[int], dims:
             found[-1][name] = engine.allreduce(parameter.grad, engine.Sum, process_set=members)
         expected[-1].update({name: each.grad for name, each in alone.named_parameters() if each.grad is not None})
     for got, want in zip(found, expected, strict=True):
-        check_close(got, want, rtol=1e-9, atol=1e-10)
-    check_close(dict(layer.named_buffers()), dict(alone.named_buffers()))
+        toy.check_close(got, want, rtol=1e-9, atol=1e-10)
+    toy.check_close(dict(layer.named_buffers()), dict(alone.named_buffers()))
     engine.check_consistency(dict(layer.named_buffers()), process_set=members)
 
 
-@plain_case
-def the_ranks_of_a_set() -> None:
+def test_the_ranks_of_a_set() -> None:
     """Sets beside and across each other, and all ranks, in one model; a rank has layers of sets that it is not in."""
     size, rank = engine.size(), engine.rank()
     if size == 1:
@@ -119,13 +112,12 @@ def the_ranks_of_a_set() -> None:
         engine.remove_process_set(each)
     assert stored.process_set.ranks == part.ranks
     for each in (stored, layer):
-        text = raises(NotInitializedError, lambda each=each: each(x))
+        text = toy.raises(NotInitializedError, lambda each=each: each(x))
         assert f"ProcessSet({list(part.ranks)}) is not there" in text, text
     stored.eval()(x)
 
 
-@plain_case
-def who_is_not_in_the_set_normalises_alone() -> None:
+def test_who_is_not_in_the_set_normalises_alone() -> None:
     size, rank = engine.size(), engine.rank()
     if size == 1:
         return
@@ -146,16 +138,14 @@ def who_is_not_in_the_set_normalises_alone() -> None:
         assert torch.equal(buffer, alone.get_buffer(name))
 
 
-@plain_case
-def equals_one_process_with_the_joint_batch() -> None:
+def test_equals_one_process_with_the_joint_batch() -> None:
     for dims in PLAIN:
         for rows in uneven():
             if sum(rows) > 1:
                 same_as_alone(SyncBatchNorm(CHANNELS).double(), PLAIN[dims](CHANNELS).double(), rows, dims)
 
 
-@plain_case
-def every_option() -> None:
+def test_every_option() -> None:
     rows = [2 + rank for rank in range(engine.size())]
     for options in (
         {"momentum": None},
@@ -173,8 +163,7 @@ def every_option() -> None:
         same_as_alone(layer, alone, rows, 4)
 
 
-@plain_case
-def evaluation_is_that_of_torch_and_calls_nobody() -> None:
+def test_evaluation_is_that_of_torch_and_calls_nobody() -> None:
     for options in ({}, {"track_running_stats": False}):
         layer, alone = SyncBatchNorm(CHANNELS, **options).double(), nn.BatchNorm2d(CHANNELS, **options).double()
         same_as_alone(layer, alone, [3] * engine.size(), 4, steps=1)
@@ -188,8 +177,7 @@ def evaluation_is_that_of_torch_and_calls_nobody() -> None:
             assert engine.counters()["entries"] == before
 
 
-@plain_case
-def an_mlp_trains_as_in_one_process() -> None:
+def test_an_mlp_trains_as_in_one_process() -> None:
     def model() -> nn.Module:
         torch.manual_seed(2)
         norm = nn.BatchNorm1d(8)  # Used twice in a pass.
@@ -201,16 +189,15 @@ def an_mlp_trains_as_in_one_process() -> None:
         optimizer = engine.DistributedOptimizer(
             torch.optim.SGD(mine.parameters(), lr=0.1), mine.named_parameters(), gradient_as_bucket_view=views
         )
-        losses = train(mine, optimizer, shards(4))
-        train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(4))
-        check_close(parameters_of(mine), parameters_of(alone), rtol=1e-8, atol=1e-9)
-        check_close(dict(mine.named_buffers()), dict(alone.named_buffers()), rtol=1e-8, atol=1e-9)
-        check_same_everywhere(mine.state_dict())
+        losses = toy.train(mine, optimizer, toy.shards(4))
+        toy.train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), toy.wholes(4))
+        toy.check_close(toy.parameters_of(mine), toy.parameters_of(alone), rtol=1e-8, atol=1e-9)
+        toy.check_close(dict(mine.named_buffers()), dict(alone.named_buffers()), rtol=1e-8, atol=1e-9)
+        toy.check_same_everywhere(mine.state_dict())
         assert losses[-1] < losses[0]
 
 
-@plain_case
-def halves_are_normalised_in_float32() -> None:
+def test_halves_are_normalised_in_float32() -> None:
     rows = [3 + rank for rank in range(engine.size())]
     for dtype, module_dtype in (
         (torch.bfloat16, torch.float32),
@@ -231,15 +218,14 @@ def halves_are_normalised_in_float32() -> None:
         near = 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(output.double(), wanted[part], rtol=near, atol=near)
         torch.testing.assert_close(mine.grad.double(), whole.grad[part], rtol=16 * near, atol=16 * near)
-        check_same_everywhere(dict(layer.named_buffers()))
+        toy.check_same_everywhere(dict(layer.named_buffers()))
         for name, each in layer.named_buffers():
             kind = 4 * torch.finfo(each.dtype if each.is_floating_point() else dtype).eps
             torch.testing.assert_close(each.double(), alone.get_buffer(name).double(), rtol=kind, atol=kind)
             assert name == "num_batches_tracked" or each.dtype is module_dtype
 
 
-@plain_case
-def channels_last_is_kept() -> None:
+def test_channels_last_is_kept() -> None:
     for shape, form in (((4, 3, 5, 6), torch.channels_last), ((2, 3, 4, 5, 6), torch.channels_last_3d)):
         for affine in (True, False):
             for dtype in (torch.float32, torch.bfloat16):
@@ -252,8 +238,7 @@ def channels_last_is_kept() -> None:
                 assert x.grad.is_contiguous(memory_format=form)
 
 
-@plain_case
-def large_means_leave_the_variance_right() -> None:
+def test_large_means_leave_the_variance_right() -> None:
     """E[x^2] - E[x]^2 in float32 would have an error larger than the variance itself."""
     rank, size = engine.rank(), engine.size()
     generator = torch.Generator().manual_seed(8)
@@ -268,8 +253,7 @@ def large_means_leave_the_variance_right() -> None:
     torch.testing.assert_close(rows.mean(0), torch.zeros(CHANNELS), rtol=0, atol=1e-2)
 
 
-@plain_case
-def threads_change_no_bit_of_the_statistics() -> None:
+def test_threads_change_no_bit_of_the_statistics() -> None:
     torch.set_num_threads(1 + engine.rank() % 2)
     try:
         layer = SyncBatchNorm(33)
@@ -277,7 +261,7 @@ def threads_change_no_bit_of_the_statistics() -> None:
             layer(torch.randn(16 + engine.rank(), 33, 20, generator=torch.Generator().manual_seed(step)))
     finally:
         torch.set_num_threads(1)
-    check_same_everywhere(dict(layer.named_buffers()))
+    toy.check_same_everywhere(dict(layer.named_buffers()))
 
 
 class Net(nn.Module):
@@ -293,8 +277,7 @@ class Net(nn.Module):
         self.other = nn.GroupNorm(2, 4)
 
 
-@plain_case
-def converting_a_model() -> None:
+def test_converting_a_model() -> None:
     plain = Net()
     parameters, state = dict(plain.named_parameters()), copy.deepcopy(plain.state_dict())
     net: Any = SyncBatchNorm.convert_sync_batchnorm(plain)
@@ -313,53 +296,50 @@ def converting_a_model() -> None:
     alone = SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(2))
     assert isinstance(alone, SyncBatchNorm)
     lazy = nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d())
-    text = raises(ValueError, lambda: SyncBatchNorm.convert_sync_batchnorm(lazy))
+    text = toy.raises(ValueError, lambda: SyncBatchNorm.convert_sync_batchnorm(lazy))
     assert "1 is a LazyBatchNorm1d" in text, text
 
 
-@plain_case
-def a_copy_is_a_layer_of_its_own() -> None:
+def test_a_copy_is_a_layer_of_its_own() -> None:
     layer = SyncBatchNorm(CHANNELS)
     x = batches([4] * engine.size(), 2, 0, torch.float32)[engine.rank()]
     layer(x)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        check_close(dict(other.named_buffers()), dict(layer.named_buffers()))
+        toy.check_close(dict(other.named_buffers()), dict(layer.named_buffers()))
         assert engine.size() == 1 or other._name() != layer._name()
         other(x)
-    check_same_everywhere(dict(layer.named_buffers()))
+    toy.check_same_everywhere(dict(layer.named_buffers()))
 
 
-@plain_case
-def what_cannot_be_normalised() -> None:
+def test_what_cannot_be_normalised() -> None:
     size = engine.size()
     layer = SyncBatchNorm(CHANNELS)
     before = copy.deepcopy(layer.state_dict())
-    raises(ValueError, lambda: layer(torch.ones(4)))
+    toy.raises(ValueError, lambda: layer(torch.ones(4)))
     if size > 1:
-        assert "[N, 3, ...]" in raises(ValueError, lambda: layer(torch.ones(4, CHANNELS + 1)))
+        assert "[N, 3, ...]" in toy.raises(ValueError, lambda: layer(torch.ones(4, CHANNELS + 1)))
     # All ranks know that there is one value, also the one that has it.
-    text = raises(ValueError, lambda: layer(torch.ones(int(engine.rank() == 0), CHANNELS)))
+    text = toy.raises(ValueError, lambda: layer(torch.ones(int(engine.rank() == 0), CHANNELS)))
     assert size == 1 or "there are 1" in text, text
     if size > 1:
-        check_close(layer.state_dict(), before)
+        toy.check_close(layer.state_dict(), before)
         other = SyncBatchNorm(CHANNELS + engine.rank() % 2)
-        raises(MismatchError, lambda: other(torch.ones(4, other.num_features)))
+        toy.raises(MismatchError, lambda: other(torch.ones(4, other.num_features)))
     layer(torch.ones(4, CHANNELS))
 
 
-@plain_case
-def with_checkpointing_and_compiled() -> None:
+def test_with_checkpointing_and_compiled() -> None:
     def model() -> nn.Sequential:
         torch.manual_seed(2)
         return nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6, momentum=None), nn.Tanh(), nn.Linear(6, 3)).double()
 
     alone = model()
-    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(3))
+    toy.train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), toy.wholes(3))
     for way in ("checkpoint", "compile"):
         mine = SyncBatchNorm.convert_sync_batchnorm(model())
         optimizer = engine.DistributedOptimizer(torch.optim.SGD(mine.parameters(), lr=0.1))
         run: Any = torch.compile(mine, backend="aot_eager")
         if way == "checkpoint":
             run = lambda x, mine=mine: checkpoint(mine, x, use_reentrant=False)  # noqa: E731
-        train(run, optimizer, shards(3))
-        check_close(parameters_of(mine), parameters_of(alone), rtol=1e-8, atol=1e-9)
+        toy.train(run, optimizer, toy.shards(3))
+        toy.check_close(toy.parameters_of(mine), toy.parameters_of(alone), rtol=1e-8, atol=1e-9)

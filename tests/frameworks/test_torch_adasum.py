@@ -18,37 +18,28 @@ from engine.frameworks.options import Options
 from engine.torch.hooks import TorchReducer
 
 from ..adasum_reference import adasum
-from .torch_cases import (
-    Case,
-    check_close,
-    check_same_everywhere,
-    leave_waiting,
-    loss_of,
-    mlp,
-    parameters_of,
-    plain_case,
-    raises,
-    reduced,
-    train,
-    whole_batch,
-)
+from ..on_ranks import on_ranks
+from . import toy
+
+pytestmark = on_ranks(1, 2, 3, 4)
 
 Make = Callable[[Any], torch.optim.Optimizer]
+Test = Callable[[], None]
 
 
-def pairs(function: Case) -> Case:
-    """A case for ranks in pairs of pairs; among three, wrapping is refused."""
+def pairs(function: Test) -> Test:
+    """A test for ranks in pairs of pairs; among three, wrapping is refused."""
 
     @functools.wraps(function)
     def run() -> None:
         if engine.size() & (engine.size() - 1) == 0:
             function()
             return
-        optimizer = torch.optim.SGD(mlp().parameters(), lr=0.1)
-        assert "these are 3" in raises(ValueError, lambda: wrap(optimizer))
+        optimizer = torch.optim.SGD(toy.mlp().parameters(), lr=0.1)
+        assert "these are 3" in toy.raises(ValueError, lambda: wrap(optimizer))
         assert type(optimizer) is torch.optim.SGD
 
-    return plain_case(run)
+    return run
 
 
 def wrap(optimizer: torch.optim.Optimizer, **options: Any) -> Any:
@@ -65,7 +56,7 @@ def combined(ranks: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def batch(step: int, rank: int) -> torch.Tensor:
-    return whole_batch(step)[rank :: engine.size()]
+    return toy.whole_batch(step)[rank :: engine.size()]
 
 
 def expected(
@@ -78,156 +69,156 @@ def expected(
 ) -> dict[str, torch.Tensor]:
     """Every rank's optimizer in one process: own state, own step, changes combined. `joins`: by rank, its steps."""
     ranks = range(engine.size()) if ranks is None else ranks
-    models = [mlp() for _ in ranks]
+    models = [toy.mlp() for _ in ranks]
     optimizers = [make(model.parameters()) for model in models]
     for step in range(steps):
-        before = parameters_of(models[0])
+        before = toy.parameters_of(models[0])
         for rank, model, optimizer in zip(ranks, models, optimizers, strict=True):
             optimizer.zero_grad()
             if joins is not None and step >= joins(rank):
                 continue
             for number in range(passes):
-                loss_of(model, batch(step * passes + number, rank)).backward()
+                toy.loss_of(model, batch(step * passes + number, rank)).backward()
             optimizer.step()
-        changes = [{name: each - before[name] for name, each in parameters_of(model).items()} for model in models]
+        changes = [{name: each - before[name] for name, each in toy.parameters_of(model).items()} for model in models]
         result = combined(changes)
         for model in models:
             model.load_state_dict({name: before[name] + factor * each for name, each in result.items()})
-    return parameters_of(models[0])
+    return toy.parameters_of(models[0])
 
 
 @pairs
-def steps_are_those_of_the_formula() -> None:
+def test_steps_are_those_of_the_formula() -> None:
     makers: tuple[Make, ...] = (sgd, lambda parameters: torch.optim.Adam(parameters, lr=0.01))
     for make in makers:
-        model = mlp()
+        model = toy.mlp()
         optimizer = wrap(make(model.parameters()), named_parameters=model.named_parameters())
-        train(model, optimizer, (batch(step, engine.rank()) for step in range(4)))
-        check_same_everywhere(parameters_of(model))
-        check_close(parameters_of(model), expected(make, 4), rtol=1e-9, atol=1e-10)
+        toy.train(model, optimizer, (batch(step, engine.rank()) for step in range(4)))
+        toy.check_same_everywhere(toy.parameters_of(model))
+        toy.check_close(toy.parameters_of(model), expected(make, 4), rtol=1e-9, atol=1e-10)
 
 
 @pairs
-def ranks_with_fewer_batches_join() -> None:
+def test_ranks_with_fewer_batches_join() -> None:
     """They change nothing; who joins last has the parameters that all go on with."""
     size = engine.size()
     for turn in range(2):  # Rank 0 is the first to join, then the last.
         steps = [2 + (rank + turn) % size for rank in range(size)]
-        model = mlp()
+        model = toy.mlp()
         optimizer = wrap(sgd(model.parameters()), named_parameters=model.named_parameters())
-        train(model, optimizer, (batch(step, engine.rank()) for step in range(steps[engine.rank()])))
+        toy.train(model, optimizer, (batch(step, engine.rank()) for step in range(steps[engine.rank()])))
         last = hvd.join()
         hvd.broadcast_parameters(model.state_dict(), root_rank=last)
         assert steps[last] == size + 1
         want = expected(sgd, size + 1, joins=lambda rank, steps=steps: steps[rank])  # type: ignore[misc]
-        check_close(parameters_of(model), want, rtol=1e-9, atol=1e-10)
-        train(model, optimizer, [batch(9, engine.rank())])
-        check_same_everywhere(parameters_of(model))
+        toy.check_close(toy.parameters_of(model), want, rtol=1e-9, atol=1e-10)
+        toy.train(model, optimizer, [batch(9, engine.rank())])
+        toy.check_same_everywhere(toy.parameters_of(model))
         optimizer.unwrap()
 
 
 @pairs
-def a_step_is_one_operation() -> None:
-    model = mlp()
+def test_a_step_is_one_operation() -> None:
+    model = toy.mlp()
     optimizer = wrap(sgd(model.parameters()), check_parameters=False)
     counts = []
     for step in range(3):
-        before = reduced()
-        train(model, optimizer, [batch(step, engine.rank())])
-        counts.append(reduced() - before)
+        before = toy.reduced()
+        toy.train(model, optimizer, [batch(step, engine.rank())])
+        counts.append(toy.reduced() - before)
     assert counts == [0 if engine.size() == 1 else 1] * 3, counts
 
 
 @pairs
-def any_number_of_passes_before_a_step() -> None:
-    model = mlp()
+def test_any_number_of_passes_before_a_step() -> None:
+    model = toy.mlp()
     optimizer = wrap(sgd(model.parameters()), backward_passes_per_step=2)
     for step in range(3):
         optimizer.zero_grad()
         with optimizer.no_sync():
-            loss_of(model, batch(2 * step, engine.rank())).backward()
-        loss_of(model, batch(2 * step + 1, engine.rank())).backward()
+            toy.loss_of(model, batch(2 * step, engine.rank())).backward()
+        toy.loss_of(model, batch(2 * step + 1, engine.rank())).backward()
         optimizer.synchronize()
         optimizer.step()
     optimizer.set_backward_passes_per_step(3)
-    check_close(parameters_of(model), expected(sgd, 3, passes=2), rtol=1e-9, atol=1e-10)
+    toy.check_close(toy.parameters_of(model), expected(sgd, 3, passes=2), rtol=1e-9, atol=1e-10)
 
 
 @pairs
-def a_closure_is_run_by_every_rank_for_itself() -> None:
-    model = mlp()
+def test_a_closure_is_run_by_every_rank_for_itself() -> None:
+    model = toy.mlp()
     optimizer = wrap(torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=1 + engine.rank()))
-    first = loss_of(model, batch(0, engine.rank())).item()
+    first = toy.loss_of(model, batch(0, engine.rank())).item()
     calls = []
 
     def closure() -> torch.Tensor:
         calls.append(1)
         optimizer.zero_grad()
-        loss = loss_of(model, batch(0, engine.rank()))
+        loss = toy.loss_of(model, batch(0, engine.rank()))
         loss.backward()
         return loss
 
     losses = [float(optimizer.step(closure)) for _ in range(3)]
-    check_same_everywhere(parameters_of(model))
+    toy.check_same_everywhere(toy.parameters_of(model))
     assert losses[0] == first != losses[1], losses  # The first is of the parameters before the step.
     assert len(calls) == 3 * (1 + engine.rank())
 
 
 @pairs
-def training_converges() -> None:
-    model = mlp()
+def test_training_converges() -> None:
+    model = toy.mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9))
-    losses = train(model, optimizer, (batch(step % 2, engine.rank()) for step in range(60)))
+    losses = toy.train(model, optimizer, (batch(step % 2, engine.rank()) for step in range(60)))
     assert losses[-1] < 0.2 * losses[0], losses
 
 
 @pairs
-def schedulers_and_state() -> None:
-    model = mlp()
+def test_schedulers_and_state() -> None:
+    model = toy.mlp()
     plain = sgd(model.parameters())
     optimizer = wrap(plain, named_parameters=model.named_parameters())
     assert optimizer is plain and isinstance(optimizer, torch.optim.SGD)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     for step in range(2):
-        train(model, optimizer, [batch(step, engine.rank())])
+        toy.train(model, optimizer, [batch(step, engine.rank())])
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.1 * 0.25
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    train(model, optimizer, [batch(2, engine.rank())])
-    after = parameters_of(model)
-    other = mlp()
+    toy.train(model, optimizer, [batch(2, engine.rank())])
+    after = toy.parameters_of(model)
+    other = toy.mlp()
     restored = wrap(sgd(other.parameters()))
     other.load_state_dict(saved[0])
     restored.load_state_dict(saved[1])
-    train(other, restored, [batch(2, engine.rank())])
-    check_close(parameters_of(other), after, rtol=0, atol=0)
+    toy.train(other, restored, [batch(2, engine.rank())])
+    toy.check_close(toy.parameters_of(other), after, rtol=0, atol=0)
     assert type(copy.deepcopy(optimizer)) is torch.optim.SGD
     assert type(restored.unwrap()) is torch.optim.SGD
-    before = reduced()
-    train(other, restored, [batch(3, engine.rank())])
-    assert reduced() == before
+    before = toy.reduced()
+    toy.train(other, restored, [batch(3, engine.rank())])
+    assert toy.reduced() == before
 
 
 @pairs
-def frozen_parameters_and_new_groups() -> None:
-    model = mlp()
+def test_frozen_parameters_and_new_groups() -> None:
+    model = toy.mlp()
     layers = list(model.children())
     for parameter in layers[0].parameters():
         parameter.requires_grad_(False)
     optimizer = wrap(sgd([*layers[0].parameters(), *layers[2].parameters()]))
-    first = parameters_of(layers[0])
-    train(model, optimizer, [batch(0, engine.rank())])
-    check_close(parameters_of(layers[0]), first, rtol=0, atol=0)
+    first = toy.parameters_of(layers[0])
+    toy.train(model, optimizer, [batch(0, engine.rank())])
+    toy.check_close(toy.parameters_of(layers[0]), first, rtol=0, atol=0)
     optimizer.add_param_group({"params": list(layers[4].parameters())})
     for parameter in layers[0].parameters():
         parameter.requires_grad_(True)
-    train(model, optimizer, [batch(1, engine.rank())])
-    check_same_everywhere(parameters_of(model))
-    assert all((each != first[name]).any() for name, each in parameters_of(layers[0]).items())
+    toy.train(model, optimizer, [batch(1, engine.rank())])
+    toy.check_same_everywhere(toy.parameters_of(model))
+    assert all((each != first[name]).any() for name, each in toy.parameters_of(layers[0]).items())
 
 
 @pairs
-def a_parameter_without_gradient_here_gets_the_others_change() -> None:
+def test_a_parameter_without_gradient_here_gets_the_others_change() -> None:
     parts = nn.ModuleList([nn.Linear(8, 2).double() for _ in range(2)])
     for each in parts.parameters():
         nn.init.constant_(each, 0.25)
@@ -235,14 +226,14 @@ def a_parameter_without_gradient_here_gets_the_others_change() -> None:
     mine = parts[0] if engine.rank() == 0 else parts[1]
     mine(torch.ones(1, 8, dtype=torch.float64)).sum().backward()
     optimizer.step()
-    check_same_everywhere(parameters_of(parts))
+    toy.check_same_everywhere(toy.parameters_of(parts))
     changed = [bool((each != 0.25).all()) for each in parts.parameters()]
     assert changed == [True, True, engine.size() > 1, engine.size() > 1], changed
     assert parts[0].weight[0, 0] == 0.25 - 0.1
 
 
 @pairs
-def parameters_of_several_kinds() -> None:
+def test_parameters_of_several_kinds() -> None:
     parameters = [
         nn.Parameter(torch.ones(3, dtype=torch.float32)),
         nn.Parameter(torch.ones(4, 2, dtype=torch.float64).t()),
@@ -258,69 +249,70 @@ def parameters_of_several_kinds() -> None:
 
 
 @pairs
-def a_factor_multiplies_the_change() -> None:
-    model = mlp()
+def test_a_factor_multiplies_the_change() -> None:
+    model = toy.mlp()
     optimizer = wrap(sgd(model.parameters()), postscale_factor=0.5)
-    train(model, optimizer, (batch(step, engine.rank()) for step in range(2)))
-    check_close(parameters_of(model), expected(sgd, 2, factor=0.5), rtol=1e-9, atol=1e-10)
+    toy.train(model, optimizer, (batch(step, engine.rank()) for step in range(2)))
+    toy.check_close(toy.parameters_of(model), expected(sgd, 2, factor=0.5), rtol=1e-9, atol=1e-10)
 
 
 @pairs
-def what_makes_no_sense_is_refused() -> None:
-    model = mlp()
-    assert "reduces no gradients" in raises(
+def test_what_makes_no_sense_is_refused() -> None:
+    model = toy.mlp()
+    assert "reduces no gradients" in toy.raises(
         ValueError, lambda: wrap(sgd(model.parameters()), gradient_as_bucket_view=True)
     )
-    assert "op=Average only" in raises(ValueError, lambda: wrap(sgd(model.parameters()), gradient_predivide_factor=2.0))
+    assert "op=Average only" in toy.raises(
+        ValueError, lambda: wrap(sgd(model.parameters()), gradient_predivide_factor=2.0)
+    )
     optimizer = wrap(sgd(model.parameters()))
-    assert "wrapped in DistributedOptimizer already" in raises(ValueError, lambda: wrap(optimizer))
+    assert "wrapped in DistributedOptimizer already" in toy.raises(ValueError, lambda: wrap(optimizer))
 
     def skipped() -> None:
         with optimizer.skip_synchronize():
             optimizer.step()
 
-    assert "cannot skip that" in raises(engine.errors.EngineError, skipped)
+    assert "cannot skip that" in toy.raises(engine.errors.EngineError, skipped)
 
 
 @pairs
-def ranks_that_freeze_different_parameters() -> None:
-    model = mlp()
+def test_ranks_that_freeze_different_parameters() -> None:
+    model = toy.mlp()
     optimizer = wrap(sgd(model.parameters()))
-    train(model, optimizer, [batch(0, engine.rank())])
-    first = parameters_of(model)
+    toy.train(model, optimizer, [batch(0, engine.rank())])
+    first = toy.parameters_of(model)
     if engine.size() > 1:
         model[0].weight.requires_grad_(engine.rank() == 0)
-        assert "disagree" in raises(
-            engine.errors.MismatchError, lambda: train(model, optimizer, [batch(1, engine.rank())])
+        assert "disagree" in toy.raises(
+            engine.errors.MismatchError, lambda: toy.train(model, optimizer, [batch(1, engine.rank())])
         )
-        check_close(parameters_of(model), first, rtol=0, atol=0)
+        toy.check_close(toy.parameters_of(model), first, rtol=0, atol=0)
         model[0].weight.requires_grad_(True)
-    train(model, optimizer, [batch(1, engine.rank())])
-    check_same_everywhere(parameters_of(model))
+    toy.train(model, optimizer, [batch(1, engine.rank())])
+    toy.check_same_everywhere(toy.parameters_of(model))
 
 
 @pairs
-def two_optimizers_take_turns() -> None:
-    models = [mlp(), mlp()]
+def test_two_optimizers_take_turns() -> None:
+    models = [toy.mlp(), toy.mlp()]
     optimizers = [wrap(sgd(model.parameters())) for model in models]
     for step, (model, optimizer) in itertools.product(range(2), list(zip(models, optimizers, strict=True))):
-        train(model, optimizer, [batch(step, engine.rank())])
+        toy.train(model, optimizer, [batch(step, engine.rank())])
     for model in models:
-        check_close(parameters_of(model), expected(sgd, 2), rtol=1e-9, atol=1e-10)
+        toy.check_close(toy.parameters_of(model), expected(sgd, 2), rtol=1e-9, atol=1e-10)
 
 
-@plain_case
-def some_of_the_ranks() -> None:
+def test_some_of_the_ranks() -> None:
     ranks = sorted({0, engine.size() - 1})
     some = engine.add_process_set(ranks) if len(ranks) < engine.size() else hvd.global_process_set
-    model = mlp()
+    model = toy.mlp()
     optimizer = wrap(sgd(model.parameters()), process_set=some)
-    train(model, optimizer, (batch(step, engine.rank()) for step in range(2)))
+    toy.train(model, optimizer, (batch(step, engine.rank()) for step in range(2)))
     inside = some.included()
     if some is not hvd.global_process_set:
         engine.remove_process_set(some)
-    check_close(
-        parameters_of(model),
+    toy.check_close(
+        toy.parameters_of(model),
         expected(sgd, 2, ranks=ranks if inside else [engine.rank()]),
         rtol=1e-9,
         atol=1e-10,
@@ -328,7 +320,7 @@ def some_of_the_ranks() -> None:
 
 
 @pairs
-def gradients_flow_as_adasum() -> None:
+def test_gradients_flow_as_adasum() -> None:
     def tensors(of: int) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(of)
         return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((3, 4), (5,))]
@@ -350,7 +342,7 @@ def gradients_flow_as_adasum() -> None:
 
 
 @pairs
-def the_four_forms() -> None:
+def test_the_four_forms() -> None:
     mine = torch.full((1000,), 2.0)
     want = torch.full((1000,), 2.0)
     results = [
@@ -367,7 +359,7 @@ def the_four_forms() -> None:
 
 
 @pairs
-def a_rank_that_brings_nothing() -> None:
+def test_a_rank_that_brings_nothing() -> None:
     """As a gradient hook says it: no tensor at all, rather than zeros. In private and in shared memory."""
     for views in (False, True):
         parts = nn.ModuleList([nn.Linear(300, 200), nn.Linear(300, 200), nn.Linear(3, 2)]).double()
@@ -387,18 +379,18 @@ def a_rank_that_brings_nothing() -> None:
             else:
                 torch.testing.assert_close(gradient, torch.from_numpy(adasum(ranks)), rtol=1e-12, atol=1e-12)
         assert found[2] is None
-        check_same_everywhere({str(k): each for k, each in enumerate(found) if each is not None})
+        toy.check_same_everywhere({str(k): each for k, each in enumerate(found) if each is not None})
 
 
 @pairs
-def a_step_that_a_signal_ends_puts_the_parameters_back() -> None:
+def test_a_step_that_a_signal_ends_puts_the_parameters_back() -> None:
     """What this rank has brought is what it had changed, and nothing writes to its parameters after that."""
     if engine.size() == 1:
         return
     weight = torch.nn.Parameter(torch.full((5,), 10.0, dtype=torch.float64))
     optimizer = wrap(torch.optim.SGD([weight], lr=1.0), check_parameters=False)
     (weight * (engine.rank() + 1)).sum().backward()
-    leave_waiting(optimizer.step)
+    toy.leave_waiting(optimizer.step)
     engine.barrier("the others have stepped")
     changes = [np.full(5, -(rank + 1.0)) for rank in range(engine.size())]
     wanted = 10.0 + (0.0 if engine.rank() == 0 else adasum(changes)[0])

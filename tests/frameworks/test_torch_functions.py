@@ -15,7 +15,9 @@ import torch
 import engine.torch as hvd
 from engine.errors import EngineError
 
-from .torch_cases import plain_case
+from ..on_ranks import on_ranks
+
+pytestmark = on_ranks(1, 2, 3, 4)
 
 
 def weights(rank: int, *shape: int) -> torch.Tensor:
@@ -56,8 +58,7 @@ def check(
         assert torch.allclose(mine.grad, want), (mathematical, mine.grad, want)
 
 
-@plain_case
-def allreduce() -> None:
+def test_allreduce() -> None:
     size = hvd.size()
     shapes = [(3, 4)] * size
     check(shapes, lambda x: hvd.allreduce(x, op=hvd.Sum), lambda xs: [torch.stack(xs).sum(0)] * size)
@@ -69,8 +70,7 @@ def allreduce() -> None:
     )
 
 
-@plain_case
-def grouped_allreduce() -> None:
+def test_grouped_allreduce() -> None:
     size = hvd.size()
     check(
         [(3, 4)] * size,
@@ -79,8 +79,7 @@ def grouped_allreduce() -> None:
     )
 
 
-@plain_case
-def broadcast() -> None:
+def test_broadcast() -> None:
     for root in range(hvd.size()):
         check(
             [(5,)] * hvd.size(),
@@ -90,15 +89,13 @@ def broadcast() -> None:
         )
 
 
-@plain_case
-def allgather_of_uneven_rows() -> None:
+def test_allgather_of_uneven_rows() -> None:
     share = 1 / hvd.size()
     check([(rank, 3) for rank in range(hvd.size())], hvd.allgather, lambda xs: [torch.cat(xs)] * len(xs), share)
     check([()] * hvd.size(), hvd.allgather, lambda xs: [torch.stack(xs)] * len(xs), share)
 
 
-@plain_case
-def alltoall() -> None:
+def test_alltoall() -> None:
     size = hvd.size()
     check(
         [(size * 2, 3)] * size,
@@ -116,8 +113,7 @@ def alltoall() -> None:
     )
 
 
-@plain_case
-def reducescatter_of_uneven_rows() -> None:
+def test_reducescatter_of_uneven_rows() -> None:
     size = hvd.size()
     rows = [2 if rank == 0 else 1 for rank in range(size)]
     shapes = [(size + 1, 2)] * size
@@ -131,16 +127,14 @@ def reducescatter_of_uneven_rows() -> None:
     )
 
 
-@plain_case
-def what_is_not_linear_has_no_gradient() -> None:
+def test_what_is_not_linear_has_no_gradient() -> None:
     x = torch.ones(2, requires_grad=True)
     for call in (hvd.allreduce, hvd.reducescatter):
         with pytest.raises(EngineError, match="op=Max has no gradient"):
             call(x, op=hvd.Max).sum().backward()
 
 
-@plain_case
-def without_gradients_there_is_no_graph() -> None:
+def test_without_gradients_there_is_no_graph() -> None:
     x = torch.ones(2, requires_grad=True)
     with torch.no_grad():
         assert not hvd.allreduce(x).requires_grad
@@ -149,8 +143,7 @@ def without_gradients_there_is_no_graph() -> None:
     assert not received.requires_grad
 
 
-@plain_case
-def grouped_allgather() -> None:
+def test_grouped_allgather() -> None:
     size = hvd.size()
     shapes = [(2 + rank % 2 + rank, 3) for rank in range(size)]
     check(
@@ -172,8 +165,7 @@ def grouped_allgather() -> None:
     )
 
 
-@plain_case
-def grouped_reducescatter() -> None:
+def test_grouped_reducescatter() -> None:
     size = hvd.size()
     rows = size + 1
 
@@ -191,8 +183,7 @@ def grouped_reducescatter() -> None:
         )
 
 
-@plain_case
-def a_group_with_members_that_have_no_gradient() -> None:
+def test_a_group_with_members_that_have_no_gradient() -> None:
     x = torch.ones(hvd.size(), 2, dtype=torch.float64, requires_grad=True)
     counts, fixed = torch.arange(hvd.size()), torch.ones(hvd.size())
     for call in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
@@ -206,8 +197,7 @@ def a_group_with_members_that_have_no_gradient() -> None:
     moved[1].sum().backward()
 
 
-@plain_case
-def horovods_gradients_in_numbers() -> None:
+def test_horovods_gradients_in_numbers() -> None:
     """As the documentation has them, with a loss of rank + 1 times the sum of the output."""
     size, rank = hvd.size(), hvd.rank()
     mean = sum(range(1, size + 1)) / size
@@ -229,8 +219,7 @@ def horovods_gradients_in_numbers() -> None:
         assert torch.allclose(x.grad, torch.arange(1.0, size + 1)[:, None].expand(size, 2) * factor * 0.5)
 
 
-@plain_case
-def the_choice_of_gradients_belongs_to_a_thread_and_a_block() -> None:
+def test_the_choice_of_gradients_belongs_to_a_thread_and_a_block() -> None:
     def weight(x: torch.Tensor) -> float:
         x = x.clone().requires_grad_()
         hvd.allgather(x).sum().backward()
@@ -252,8 +241,7 @@ def the_choice_of_gradients_belongs_to_a_thread_and_a_block() -> None:
     assert elsewhere == [1]
 
 
-@plain_case
-def gradients_of_gradients() -> None:
+def test_gradients_of_gradients() -> None:
     """What a gradient penalty needs; each collective beside what stands for it in one process."""
     size = hvd.size()
     cases = (
@@ -277,8 +265,7 @@ def gradients_of_gradients() -> None:
         assert (second.abs().sum() > 0) == (share > 0)
 
 
-@plain_case
-def complex_tensors_that_are_gathered() -> None:
+def test_complex_tensors_that_are_gathered() -> None:
     size = hvd.size()
     for collective in (hvd.allgather, lambda x: hvd.grouped_allgather([x, torch.ones(1)])[0]):
         x = torch.full((1, 2), complex(hvd.rank(), 1), requires_grad=True)

@@ -1,15 +1,10 @@
-"""Cases for the torch binding, run on every rank of one job after the other: the registry, and what the cases share.
-
-A case compares only after its last collective, or compares what all ranks hold alike: a case that fails on one rank
-must not leave the others waiting.
-"""
+"""A small model, its data, and what tests of the torch binding compare."""
 
 from __future__ import annotations
 
+import os
 import signal
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,65 +13,16 @@ from torch import nn
 import engine
 from engine import runtime
 
-Case = Callable[..., None]
-Wrap = Callable[..., Any]
-registered: dict[str, dict[str, Callable[[], None]]] = {}  # by module and name
+from ..on_ranks import Ranks
 
+# Ranks on which tensors lend their memory as those of torch 2.2 to 2.9 do: by `__dlpack__` alone, which refuses what
+# requires a gradient.
+BY_METHOD = Ranks(2, "by a method", (("DLPACK_BY_METHOD", "1"),))
 
-def _stem(function: Case) -> str:
-    return function.__module__.rpartition(".")[2]
-
-
-def case(function: Case) -> Case:
-    """Run a function with gradients where torch puts them, and once more with gradients in shared memory.
-
-    It is called with `wrap(optimizer, named_parameters, **options)`.
-    """
-    for views in (False, True):
-
-        def run(views: bool = views) -> None:
-            def wrap(optimizer: Any, named: Any = None, **options: Any) -> Any:
-                # One more operation beside the first step, which cases that count would see; it has cases of its own.
-                options.setdefault("check_parameters", False)
-                return engine.DistributedOptimizer(optimizer, named, gradient_as_bucket_view=views, **options)
-
-            function(wrap)
-
-        name = function.__name__ + ("_in_views" if views else "")
-        registered.setdefault(_stem(function), {})[name] = run
-    return function
-
-
-def plain_case(function: Case) -> Case:
-    """Run a function once."""
-    registered.setdefault(_stem(function), {})[function.__name__] = function
-    return function
-
-
-def run_cases(modules: Iterable[str], imitate_old: bool = False) -> dict[tuple[str, str], str]:
-    """Run all cases of some modules on this rank, each module in a world of its own.
-
-    What failed, by module and name, with tracebacks. With `imitate_old` tensors lend their memory as those of torch 2.2
-    to 2.9 do: by `__dlpack__` alone, which refuses what requires a gradient.
-    """
-    if imitate_old and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        del torch.Tensor.__dlpack_c_exchange_api__
+if "ENGINE_RANK" in os.environ:
     torch.set_num_threads(1)
-    failures = {}
-    for module in modules:
-        import_module(f".{module}", __package__)
-        engine.init()
-        for name, run in registered[module].items():
-            torch.manual_seed(0)
-            try:
-                run()
-            except engine.errors.WorldError:
-                raise
-            except Exception:
-                failures[module, name] = f"rank {engine.rank()}: {traceback.format_exc(limit=-6)}"
-            engine.barrier(f"end of {name}")
-        engine.shutdown()
-    return failures
+    if "DLPACK_BY_METHOD" in os.environ and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        del torch.Tensor.__dlpack_c_exchange_api__
 
 
 class Interrupted(Exception):

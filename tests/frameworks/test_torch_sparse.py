@@ -13,7 +13,11 @@ import engine.torch as hvd
 from engine.errors import DuplicateNameError, EngineError, MismatchError, UnsupportedTensorError
 from engine.torch import sparse as module
 
-from .torch_cases import Wrap, case, check_close, check_same_everywhere, parameters_of, plain_case, raises, reduced
+from ..on_ranks import on_ranks
+from . import toy
+from .wrapping import Wrap
+
+pytestmark = on_ranks(1, 2, 3, 4, toy.BY_METHOD)
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int64)
 
@@ -37,8 +41,7 @@ def bits(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     return [("indices", tensor.indices().contiguous()), ("values", tensor.values().contiguous())]
 
 
-@plain_case
-def sums_of_what_is_stored() -> None:
+def test_sums_of_what_is_stored() -> None:
     """Equal to NumPy's up to rounding, to the dense allreduce bit by bit, and on all ranks."""
     found = []
     for number, (shape, sparse) in enumerate((((7,), 1), ((9, 4), 1), ((9, 4), 2), ((3, 4, 2, 5), 2), ((6, 0), 1))):
@@ -51,7 +54,9 @@ def sums_of_what_is_stored() -> None:
                 # What a rank has twice is added up in float32, for half precision.
                 wide = mine.to(torch.float32) if dtype.itemsize == 2 else mine
                 found.append((dtype, op, sparse, ranks, got, hvd.allreduce(wide.to_dense().to(dtype), op=op)))
-    check_same_everywhere({f"{number} {what}": each for number, row in enumerate(found) for what, each in bits(row[4])})
+    toy.check_same_everywhere(
+        {f"{number} {what}": each for number, row in enumerate(found) for what, each in bits(row[4])}
+    )
     for dtype, op, sparse, ranks, got, want in found:
         assert got.is_coalesced() and got.dtype is dtype and got.shape == want.shape and got.sparse_dim() == sparse
         places = np.concatenate([each._indices().numpy() for each in ranks], axis=1)
@@ -64,8 +69,7 @@ def sums_of_what_is_stored() -> None:
             assert error <= 8 * torch.finfo(dtype).eps * np.abs(parts).sum(0).max(initial=1), (dtype, error)
 
 
-@plain_case
-def the_order_of_addition_is_that_of_the_ranks() -> None:
+def test_the_order_of_addition_is_that_of_the_ranks() -> None:
     """Values whose sum depends on the order, to the last bit."""
     values = [np.random.default_rng(rank).standard_normal((50, 3)).astype(np.float32) for rank in range(hvd.size())]
     places = [np.random.default_rng(100 + rank).permutation(80)[:50] for rank in range(hvd.size())]
@@ -79,8 +83,7 @@ def the_order_of_addition_is_that_of_the_ranks() -> None:
     torch.set_num_threads(1)
 
 
-@plain_case
-def nothing_stored() -> None:
+def test_nothing_stored() -> None:
     """On some ranks, or on all."""
     for name, count in {"some": hvd.rank(), "none": 0}.items():
         mine = torch.sparse_coo_tensor(torch.full((2, count), 1), torch.ones(count, 3), (4, 5, 3))
@@ -93,8 +96,7 @@ def nothing_stored() -> None:
     assert hvd.sparse_allreduce(flags, op=hvd.Sum).to_dense().tolist() == want
 
 
-@plain_case
-def handles_of_sparse_sums() -> None:
+def test_handles_of_sparse_sums() -> None:
     """Asynchronous, waited for in another order on each rank, among others."""
     handles = {}
     for k in range(60):
@@ -112,8 +114,7 @@ def handles_of_sparse_sums() -> None:
     assert [len(done[100 + k][0]) for k in range(0, 60, 10)] == [k * hvd.size() for k in range(0, 60, 10)]
 
 
-@plain_case
-def disagreements_about_sparse_tensors() -> None:
+def test_disagreements_about_sparse_tensors() -> None:
     odd = hvd.rank() == hvd.size() - 1 and hvd.size() > 1
 
     def sparse(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, dims: int = 1) -> torch.Tensor:
@@ -131,7 +132,7 @@ def disagreements_about_sparse_tensors() -> None:
     }
     for name, call in calls.items():
         if hvd.size() > 1:
-            text = raises(MismatchError, call)
+            text = toy.raises(MismatchError, call)
             assert "sent sparse allreduce" in text and "10, 4], sparse in 1 of its dimensions" in text, text
             assert len(set(hvd.allgather_object(text))) == 1
         assert hvd.sparse_allreduce(sparse((10, 4)), name, hvd.Sum).to_dense()[0, 0] == hvd.size()
@@ -146,11 +147,11 @@ def disagreements_about_sparse_tensors() -> None:
         (lambda: hvd.sparse_allreduce(deep), "at most 10 dimensions"),
         (lambda: hvd.allreduce(good), "sparse_allreduce"),
     ):
-        assert what in raises(UnsupportedTensorError, call), what
-    raises(TypeError, lambda: hvd.sparse_allreduce([1.0]))
+        assert what in toy.raises(UnsupportedTensorError, call), what
+    toy.raises(TypeError, lambda: hvd.sparse_allreduce([1.0]))
     handle = hvd.sparse_allreduce_async(good, f"twice {hvd.rank()}")
     if hvd.size() > 1:
-        raises(DuplicateNameError, lambda: hvd.sparse_allreduce_async(good, f"twice {hvd.rank()}"))
+        toy.raises(DuplicateNameError, lambda: hvd.sparse_allreduce_async(good, f"twice {hvd.rank()}"))
     hvd.barrier()  # Else another rank may have completed the first one by then.
     others = [hvd.sparse_allreduce_async(good, f"twice {k}") for k in range(hvd.size()) if k != hvd.rank()]
     assert all(hvd.synchronize(each).to_dense()[0, 0] == 1 for each in [handle, *others])
@@ -174,8 +175,7 @@ FAULTS: dict[str, tuple[Any, bool, str]] = {
 }
 
 
-@plain_case
-def malformed_sparse_tensors() -> None:
+def test_malformed_sparse_tensors() -> None:
     """Every rank hears which rank brought it and what is wrong, at once, and the name can be used again."""
     for number, (label, (indices, coalesced, what)) in enumerate(FAULTS.items()):
         good = unchecked([[0]] * len(indices))
@@ -183,21 +183,22 @@ def malformed_sparse_tensors() -> None:
         for culprits in ({number % hvd.size()}, set(range(hvd.size()))):
             for turn in range(2):  # The name is new, then known.
                 mine = bad if hvd.rank() in culprits else good
-                text = raises(MismatchError, lambda mine=mine, label=label: hvd.sparse_allreduce(mine, label, hvd.Sum))
+                text = toy.raises(
+                    MismatchError, lambda mine=mine, label=label: hvd.sparse_allreduce(mine, label, hvd.Sum)
+                )
                 assert what in text and "sent sparse allreduce sum float64[6, " in text, text
                 for rank in range(hvd.size()):
                     assert (f"rank {rank} sent" in text) == (rank in culprits), (turn, text)
                 assert len(set(hvd.allgather_object(text))) == 1
                 handle = hvd.sparse_allreduce_async(mine, f"{label}, later", hvd.Sum)
-                assert what in raises(MismatchError, lambda handle=handle: hvd.synchronize(handle))
+                assert what in toy.raises(MismatchError, lambda handle=handle: hvd.synchronize(handle))
                 assert hvd.sparse_allreduce(good, label, hvd.Sum).to_dense().max() == hvd.size()
     empty = unchecked([[]], rows=0)
     assert hvd.sparse_allreduce(empty.to(torch.float32), "no rows")._nnz() == 0
-    assert "index 0 in" in raises(MismatchError, lambda: hvd.sparse_allreduce(unchecked([[0]], rows=0), "no rows"))
+    assert "index 0 in" in toy.raises(MismatchError, lambda: hvd.sparse_allreduce(unchecked([[0]], rows=0), "no rows"))
 
 
-@plain_case
-def what_arrives_is_looked_at_once_more() -> None:
+def test_what_arrives_is_looked_at_once_more() -> None:
     """A rank that sends what is not in the shape after all, past its own look: all ranks refuse it."""
     good = unchecked([[0, 3]])
     for number, bad in enumerate((-1, 6, 2**62)):
@@ -207,11 +208,13 @@ def what_arrives_is_looked_at_once_more() -> None:
             handle = start_unseen(late, bad, name)
         else:
             handle = hvd.sparse_allreduce_async(good, name, hvd.Sum)
-        assert "shape [6, 2] before it was sent" in raises(EngineError, lambda handle=handle: hvd.synchronize(handle))
+        assert "shape [6, 2] before it was sent" in toy.raises(
+            EngineError, lambda handle=handle: hvd.synchronize(handle)
+        )
     parts = [torch.zeros(3, 1, dtype=torch.int64), torch.ones(2, 2)]
     gather = engine.runtime.engine().allgather_group
     lists = [each.numpy() for each in parts]
-    text = raises(ValueError, lambda: gather(lists, "x", True, ([6, 2], 0, 1.0, 1.0, None)))
+    text = toy.raises(ValueError, lambda: gather(lists, "x", True, ([6, 2], 0, 1.0, 1.0, None)))
     assert "as many indices as values, not 3 and 2" in text
     hvd.barrier()
 
@@ -258,8 +261,7 @@ def optimizers(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
     ]
 
 
-@case
-def training_with_sparse_gradients(wrap: Wrap) -> None:
+def test_training_with_sparse_gradients(wrap: Wrap) -> None:
     """As one process on all ranks' batches; gradients stay sparse."""
     for number in range(3):
         (model,), (alone,) = tables(1), tables(1)
@@ -274,12 +276,11 @@ def training_with_sparse_gradients(wrap: Wrap) -> None:
             single.zero_grad()
             loss_of(alone, torch.cat([looked_up(rank, step) for rank in range(hvd.size())])).backward()
             single.step()
-        check_close(parameters_of(model), parameters_of(alone), rtol=1e-9)
-        check_same_everywhere(parameters_of(model))
+        toy.check_close(toy.parameters_of(model), toy.parameters_of(alone), rtol=1e-9)
+        toy.check_same_everywhere(toy.parameters_of(model))
 
 
-@case
-def a_table_that_some_ranks_do_not_use(wrap: Wrap) -> None:
+def test_a_table_that_some_ranks_do_not_use(wrap: Wrap) -> None:
     """They contribute nothing, from the first step on, and get the others' gradient."""
     model, alone = tables(), tables()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
@@ -301,12 +302,11 @@ def a_table_that_some_ranks_do_not_use(wrap: Wrap) -> None:
                 (loss_of(table, looked_up(rank, step)) / hvd.size()).backward()
         single.step()
     assert kinds == [bool(users) for users in plans], kinds
-    check_close(parameters_of(model), parameters_of(alone))
-    check_same_everywhere(parameters_of(model))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
+    toy.check_same_everywhere(toy.parameters_of(model))
 
 
-@case
-def sparse_gradients_of_several_passes(wrap: Wrap) -> None:
+def test_sparse_gradients_of_several_passes(wrap: Wrap) -> None:
     """Added up on their rank first, with an incomplete window, and by two backwards before a step."""
     for options in ({"backward_passes_per_step": 3}, {"backward_passes_per_step": 3, "op": hvd.Sum}, {}):
         (model,), (alone,) = tables(1), tables(1)
@@ -314,33 +314,31 @@ def sparse_gradients_of_several_passes(wrap: Wrap) -> None:
         for step, passes in enumerate((3, 2)):
             optimizer.zero_grad()
             alone.zero_grad()
-            before = reduced()
+            before = toy.reduced()
             for number in range(passes):
                 loss_of(model, looked_up(hvd.rank(), 3 * step + number)).backward()
                 for rank in range(hvd.size()):
                     loss_of(alone, looked_up(rank, 3 * step + number)).backward()
             optimizer.step()
-            assert reduced() - before == (1 if options else passes)
+            assert toy.reduced() - before == (1 if options else passes)
             divisor = 1 if options.get("op") is hvd.Sum else hvd.size()
             got, want = model.weight.grad, alone.weight.grad
             assert got is not None and want is not None and got.is_sparse
             assert torch.allclose(got.to_dense(), want.to_dense() / divisor)
 
 
-@case
-def a_sparse_gradient_twice_with_sum(wrap: Wrap) -> None:
+def test_a_sparse_gradient_twice_with_sum(wrap: Wrap) -> None:
     (model,) = tables(1)
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), op=hvd.Sum)
     loss_of(model, looked_up(hvd.rank(), 0)).backward()
-    assert "reduced already" in raises(EngineError, lambda: loss_of(model, looked_up(hvd.rank(), 1)).backward())
+    assert "reduced already" in toy.raises(EngineError, lambda: loss_of(model, looked_up(hvd.rank(), 1)).backward())
     optimizer.zero_grad()
     loss_of(model, looked_up(hvd.rank(), 1)).backward()
     optimizer.step()
-    check_same_everywhere({"gradient": model.weight.grad.to_dense()})
+    toy.check_same_everywhere({"gradient": model.weight.grad.to_dense()})
 
 
-@case
-def sparse_gradients_are_scaled(wrap: Wrap) -> None:
+def test_sparse_gradients_are_scaled(wrap: Wrap) -> None:
     for options, factor in (
         ({"gradient_predivide_factor": 4.0}, 1 / hvd.size()),
         ({"op": hvd.Sum, "prescale_factor": 0.5, "postscale_factor": 3.0}, 1.5),
@@ -354,8 +352,7 @@ def sparse_gradients_are_scaled(wrap: Wrap) -> None:
         assert torch.allclose(model.weight.grad.to_dense(), alone.weight.grad.to_dense() * factor)
 
 
-@case
-def dense_here_and_sparse_there(wrap: Wrap) -> None:
+def test_dense_here_and_sparse_there(wrap: Wrap) -> None:
     """Every rank hears of it, by the parameter's name, and the next step works."""
     (model,) = tables(1)
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
@@ -364,29 +361,28 @@ def dense_here_and_sparse_there(wrap: Wrap) -> None:
         model.sparse = step != 1 or hvd.rank() == 0
         loss = loss_of(model, looked_up(hvd.rank(), step))
         if step == 1 and hvd.size() > 1:
-            text = raises(MismatchError, loss.backward)
+            text = toy.raises(MismatchError, loss.backward)
             assert "the gradient of 'gradient" in text and "weight'" in text, text
             assert "sent sparse allreduce average float64[30, 5]" in text, text
             assert "sent allreduce average float64[30, 5]" in text, text
         else:
             loss.backward()
             optimizer.step()
-    check_same_everywhere(parameters_of(model))
+    toy.check_same_everywhere(toy.parameters_of(model))
 
 
-@case
-def operations_that_sparse_gradients_do_not_have(wrap: Wrap) -> None:
+def test_operations_that_sparse_gradients_do_not_have(wrap: Wrap) -> None:
     """Refused by the parameter's name; dense gradients beside it go on, and so does sparse_as_dense."""
     table, other = tables(1)[0], nn.Linear(5, 2).double()
     model = nn.ModuleDict({"table": table, "other": other})
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=hvd.Max)
     for _ in range(2):
         optimizer.zero_grad()
-        text = raises(UnsupportedTensorError, loss_of(table, looked_up(hvd.rank(), 0)).backward)
+        text = toy.raises(UnsupportedTensorError, loss_of(table, looked_up(hvd.rank(), 0)).backward)
         assert "table.weight" in text and "Sum and Average only, not Max" in text, text
     optimizer.zero_grad()
     other(torch.ones(3, 5, dtype=torch.float64) * hvd.rank()).sum().backward()
-    check_same_everywhere({"dense": other.weight.grad})
+    toy.check_same_everywhere({"dense": other.weight.grad})
 
 
 class Picked(torch.autograd.Function):
@@ -403,13 +399,12 @@ class Picked(torch.autograd.Function):
         return torch.sparse_coo_tensor(places, gradients[0], ctx.shape, check_invariants=False), None, None
 
 
-@case
-def malformed_sparse_gradients(wrap: Wrap) -> None:
+def test_malformed_sparse_gradients(wrap: Wrap) -> None:
     """Every rank hears of it by the parameter's name, nobody waits, and the next step works; made dense as well."""
     for options in ({}, {"sparse_as_dense": True}, {"backward_passes_per_step": 2}):
         (model,) = tables(1)
         optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
-        before = parameters_of(model)
+        before = toy.parameters_of(model)
         for step in range(3):
             wrong = [0, 30] if step == 1 and hvd.rank() == hvd.size() - 1 else [0, 1]
             optimizer.zero_grad()
@@ -419,20 +414,19 @@ def malformed_sparse_gradients(wrap: Wrap) -> None:
                 optimizer.step()
 
             if step == 1:
-                text = raises(MismatchError, one_step)
+                text = toy.raises(MismatchError, one_step)
                 assert "the gradient of 'gradient" in text and "weight'" in text, text
                 assert f"rank {hvd.size() - 1} sent sparse" in text and "index 30 in dimension 0" in text, text
                 assert "rank 0" not in text or hvd.size() == 1
             else:
                 one_step()
-        for name, each in parameters_of(model).items():
+        for name, each in toy.parameters_of(model).items():
             assert (each[:2] < before[name][:2]).all() and torch.equal(each[2:], before[name][2:])
-        check_same_everywhere(parameters_of(model))
+        toy.check_same_everywhere(toy.parameters_of(model))
         optimizer.unwrap()
 
 
-@case
-def a_table_that_is_unfrozen(wrap: Wrap) -> None:
+def test_a_table_that_is_unfrozen(wrap: Wrap) -> None:
     (model,), (alone,) = tables(1), tables(1)
     model.weight.requires_grad = False
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
@@ -442,11 +436,10 @@ def a_table_that_is_unfrozen(wrap: Wrap) -> None:
     single = torch.optim.SGD(alone.parameters(), lr=0.5)
     loss_of(alone, torch.cat([looked_up(rank, 0) for rank in range(hvd.size())])).backward()
     single.step()
-    check_close(parameters_of(model), parameters_of(alone))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def only_distinct_rows_are_sent(wrap: Wrap) -> None:
+def test_only_distinct_rows_are_sent(wrap: Wrap) -> None:
     """50,000 look-ups of 1,000 rows in a table of 100,000 count as a thousand rows of each rank."""
     table = nn.Embedding(100_000, 64, sparse=True)
     optimizer = wrap(torch.optim.SGD(table.parameters(), lr=0.1), [("table", table.weight)])
@@ -461,8 +454,7 @@ def only_distinct_rows_are_sent(wrap: Wrap) -> None:
     assert 0.99 * hvd.size() * distinct < sent < 1.01 * hvd.size() * distinct, (sent, distinct)
 
 
-@plain_case
-def a_handle_is_also_what_horovod_returns() -> None:
+def test_a_handle_is_also_what_horovod_returns() -> None:
     mine = torch.sparse_coo_tensor(torch.tensor([[hvd.rank()]]), torch.ones(1), (hvd.size(),))
     handles = [hvd.sparse_allreduce_async(mine, name=f"called.{k}", op=hvd.Sum) for k in range(2)]
     assert callable(handles[0])

@@ -13,7 +13,11 @@ import engine.torch as hvd
 from engine.errors import EngineError
 from engine.torch import PowerSGD
 
-from .torch_cases import Wrap, case, mlp, plain_case, raises, reduced
+from ..on_ranks import on_ranks
+from . import toy
+from .wrapping import Wrap
+
+pytestmark = on_ranks(1, 2, 3, 4)
 
 
 def batch(rank: int, number: int) -> torch.Tensor:
@@ -28,7 +32,7 @@ def loss(model: nn.Module, rank: int, number: int) -> torch.Tensor:
 
 def expected(numbers: list[int], average: bool = True) -> list[torch.Tensor]:
     """The gradients of the sum over passes, averaged or added up over ranks."""
-    model = mlp()
+    model = toy.mlp()
     for rank in range(engine.size()):
         for number in numbers:
             loss(model, rank, number).backward()
@@ -41,8 +45,7 @@ def equal(model: nn.Module, want: list[torch.Tensor]) -> bool:
     return all(grad is not None and torch.allclose(grad, each) for grad, each in zip(grads, want, strict=True))
 
 
-@plain_case
-def options_that_differ_between_ranks_are_named() -> None:
+def test_options_that_differ_between_ranks_are_named() -> None:
     if engine.size() == 1:
         return
     rank = engine.rank()
@@ -52,8 +55,8 @@ def options_that_differ_between_ranks_are_named() -> None:
         "PowerSGD(rank=": {"compression": PowerSGD(rank=1 + min(rank, 1))},
         "gradient_as_bucket_view": {"gradient_as_bucket_view": bool(rank)},
     }.items():
-        model = mlp()
-        text = raises(
+        model = toy.mlp()
+        text = toy.raises(
             engine.errors.MismatchError,
             lambda model=model, options=options: hvd.DistributedOptimizer(
                 torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options
@@ -62,26 +65,24 @@ def options_that_differ_between_ranks_are_named() -> None:
         assert "the ranks give different options" in text and name in text and "rank 0" in text
 
 
-@case
-def passes_are_added_up_before_a_reduction(wrap: Wrap) -> None:
-    model = mlp()
+def test_passes_are_added_up_before_a_reduction(wrap: Wrap) -> None:
+    model = toy.mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), backward_passes_per_step=3)
     found, counts = [], []
     for step in range(3):
         optimizer.zero_grad()
-        before = reduced()
+        before = toy.reduced()
         for number in range(3):
             loss(model, engine.rank(), 3 * step + number).backward()
-            counts.append(reduced() - before)
+            counts.append(toy.reduced() - before)
         found.append(equal(model, expected([3 * step, 3 * step + 1, 3 * step + 2])))
         optimizer.step()
     assert all(found)
     assert counts == [0, 0, 6] * 3, counts
 
 
-@case
-def an_incomplete_window_is_reduced_by_step(wrap: Wrap) -> None:
-    model = mlp()
+def test_an_incomplete_window_is_reduced_by_step(wrap: Wrap) -> None:
+    model = toy.mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), backward_passes_per_step=4)
     found = []
     for numbers in ([0, 1, 2, 3], [4], [5, 6, 7, 8], [9, 10, 11]):
@@ -93,9 +94,8 @@ def an_incomplete_window_is_reduced_by_step(wrap: Wrap) -> None:
     assert all(found), found
 
 
-@case
-def more_passes_than_a_window(wrap: Wrap) -> None:
-    model = mlp()
+def test_more_passes_than_a_window(wrap: Wrap) -> None:
+    model = toy.mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), backward_passes_per_step=2)
     optimizer.zero_grad()
     for number in range(5):
@@ -104,23 +104,21 @@ def more_passes_than_a_window(wrap: Wrap) -> None:
     assert equal(model, expected([0, 1, 2, 3, 4]))
 
 
-@case
-def a_window_that_is_dropped_leaves_nothing(wrap: Wrap) -> None:
-    model = mlp()
+def test_a_window_that_is_dropped_leaves_nothing(wrap: Wrap) -> None:
+    model = toy.mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), backward_passes_per_step=2)
     loss(model, engine.rank(), 0).backward()
     optimizer.zero_grad()
-    before = reduced()
+    before = toy.reduced()
     loss(model, engine.rank(), 1).backward()
-    early = reduced() - before
+    early = toy.reduced() - before
     loss(model, engine.rank(), 2).backward()
     assert early == 0
     assert equal(model, expected([1, 2]))
 
 
-@case
-def windows_with_sum(wrap: Wrap) -> None:
-    model = mlp()
+def test_windows_with_sum(wrap: Wrap) -> None:
+    model = toy.mlp()
     options = {"backward_passes_per_step": 2, "op": engine.Sum}
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **options)
     found = []
@@ -133,8 +131,7 @@ def windows_with_sum(wrap: Wrap) -> None:
     assert all(found), found
 
 
-@case
-def parameters_that_take_part_in_some_passes_only(wrap: Wrap) -> None:
+def test_parameters_that_take_part_in_some_passes_only(wrap: Wrap) -> None:
     torch.manual_seed(3)
     parts = nn.ModuleList([nn.Linear(8, 2).double() for _ in range(3)])
     optimizer = wrap(torch.optim.SGD(parts.parameters(), lr=0.0), parts.named_parameters(), backward_passes_per_step=2)
@@ -150,25 +147,23 @@ def parameters_that_take_part_in_some_passes_only(wrap: Wrap) -> None:
     assert found == [[lonely, lonely, False, False, True, True]] * 2, found
 
 
-@case
-def the_number_of_passes_changes(wrap: Wrap) -> None:
-    model = mlp()
+def test_the_number_of_passes_changes(wrap: Wrap) -> None:
+    model = toy.mlp()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters())
     found = []
     for passes in (1, 3, 2):
         optimizer.set_backward_passes_per_step(passes)
         optimizer.zero_grad()
-        before = reduced()
+        before = toy.reduced()
         for number in range(passes):
             loss(model, engine.rank(), number).backward()
-        found.append((equal(model, expected(list(range(passes)))), reduced() - before))
+        found.append((equal(model, expected(list(range(passes)))), toy.reduced() - before))
         optimizer.step()
     assert found == [(True, 6)] * 3, found
 
 
-@case
-def gradients_are_divided_before_and_after(wrap: Wrap) -> None:
-    model = mlp()
+def test_gradients_are_divided_before_and_after(wrap: Wrap) -> None:
+    model = toy.mlp()
     options = {"gradient_predivide_factor": 4.0, "num_groups": 2}
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **options)
     loss(model, engine.rank(), 0).backward()
@@ -176,8 +171,7 @@ def gradients_are_divided_before_and_after(wrap: Wrap) -> None:
     assert equal(model, expected([0]))
 
 
-@case
-def sparse_gradients_become_dense(wrap: Wrap) -> None:
+def test_sparse_gradients_become_dense(wrap: Wrap) -> None:
     torch.manual_seed(5)
     tables = [nn.Embedding(10, 4, sparse=sparse).double() for sparse in (True, False)]
     tables[1].load_state_dict(tables[0].state_dict())
@@ -192,9 +186,8 @@ def sparse_gradients_become_dense(wrap: Wrap) -> None:
     assert tables[0].weight.grad is not None and not tables[0].weight.grad.is_sparse
 
 
-@case
-def numbers_that_make_no_sense_are_refused(wrap: Wrap) -> None:
-    model = mlp()
+def test_numbers_that_make_no_sense_are_refused(wrap: Wrap) -> None:
+    model = toy.mlp()
     for options, text in (
         ({"backward_passes_per_step": 0}, "1 or more"),
         ({"gradient_predivide_factor": 0.0}, "positive"),
@@ -214,12 +207,11 @@ class Unhooked(torch.optim.SGD):
     step.hooked = True  # type: ignore[attr-defined]
 
 
-@case
-def test_step_hooks_that_torch_has_removed_are_put_back(wrap: Wrap) -> None:
-    model = mlp()
+def test_test_step_hooks_that_torch_has_removed_are_put_back(wrap: Wrap) -> None:
+    model = toy.mlp()
     plain = Unhooked(model.parameters(), lr=0.1)
     torch.optim.lr_scheduler.StepLR(plain, 1)
-    said = raises(EngineError, lambda: wrap(plain, model.named_parameters()))
+    said = toy.raises(EngineError, lambda: wrap(plain, model.named_parameters()))
     assert "make the scheduler after DistributedOptimizer" in said
     optimizer = wrap(Unhooked(model.parameters(), lr=0.1), model.named_parameters(), op=engine.Sum)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)

@@ -11,7 +11,11 @@ from torch import nn
 import engine
 from engine.errors import EngineError
 
-from .torch_cases import Wrap, case, plain_case, raises
+from ..on_ranks import on_ranks
+from . import toy
+from .wrapping import Wrap
+
+pytestmark = on_ranks(1, 2, 3, 4)
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 FORWARDS: dict[str, Forward] = {
@@ -36,8 +40,7 @@ def mean() -> float:
     return (engine.size() + 1) / 2
 
 
-@case
-def shared_memory_is_reduced_once_for_each(wrap: Wrap) -> None:
+def test_shared_memory_is_reduced_once_for_each(wrap: Wrap) -> None:
     wrong = {}
     for name, forward in FORWARDS.items():
         parameters = pair()
@@ -67,8 +70,7 @@ class Added(torch.autograd.Function):
         return tuple(views if Added.share else [view.clone() for view in views])
 
 
-@plain_case
-def memory_that_comes_to_be_shared_is_an_error_once() -> None:
+def test_memory_that_comes_to_be_shared_is_an_error_once() -> None:
     parameters = pair()
     optimizer = engine.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0))
     Added.share = False
@@ -77,7 +79,7 @@ def memory_that_comes_to_be_shared_is_an_error_once() -> None:
         backward(Added.apply(*parameters))
     Added.share = True
     optimizer.zero_grad()
-    text = raises(EngineError, lambda: backward(Added.apply(*parameters)))
+    text = toy.raises(EngineError, lambda: backward(Added.apply(*parameters)))
     assert "share memory" in text and "Repeat the step from zero_grad" in text, text
     for _ in range(2):
         optimizer.zero_grad()
@@ -85,8 +87,7 @@ def memory_that_comes_to_be_shared_is_an_error_once() -> None:
         assert all((parameter.grad == mean()).all() for parameter in parameters if parameter.grad is not None)
 
 
-@plain_case
-def a_flat_buffer_of_the_users_stays_in_use() -> None:
+def test_a_flat_buffer_of_the_users_stays_in_use() -> None:
     parameters = pair()
     flat = torch.zeros(2 * 120 * 90)
     for parameter, part in zip(parameters, flat.chunk(2), strict=True):
@@ -99,8 +100,7 @@ def a_flat_buffer_of_the_users_stays_in_use() -> None:
         optimizer.step()
 
 
-@plain_case
-def a_negated_view_keeps_its_sign() -> None:
+def test_a_negated_view_keeps_its_sign() -> None:
     parameter = nn.Parameter(torch.ones(4))
     parameter.register_hook(lambda gradient: torch._neg_view(gradient.clone()) if engine.rank() == 0 else gradient)
     optimizer = engine.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.0), op=engine.Sum)

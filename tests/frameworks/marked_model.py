@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .torch_cases import reduced
+from . import toy
 
 _passed: Callable[[], object]  # what the backward of the last marked model calls
 
@@ -69,13 +69,13 @@ class Marked(nn.Module):
     def begin(self) -> None:
         """Before a step."""
         global _passed
-        _passed, self._before = self._wait, reduced()
+        _passed, self._before = self._wait, toy.reduced()
 
     def _wait(self) -> None:
         end = time.monotonic() + self._patience
-        while reduced() < self._before + self._wait_for and time.monotonic() < end:
+        while toy.reduced() < self._before + self._wait_for and time.monotonic() < end:
             time.sleep(0.001)  # Nothing here calls the engine to wait.
-        self.counts.append(reduced() - self._before)
+        self.counts.append(toy.reduced() - self._before)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.inner[4](_mark(self.inner[:4](x)))

@@ -1,66 +1,14 @@
-"""The torch binding on 1 to 4 ranks. The cases are in the modules below."""
+"""Ranks that go apart in training with torch: who is named, and with what."""
 
 from __future__ import annotations
 
 import re
-from importlib import import_module
 
 import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
-from ..ranks import RanksFailed, run_ranks
-from . import torch_cases
-
-# Those of a line share a job, since a process takes seconds to import torch.
-JOBS = (
-    ("torch_training", "torch_gradients", "torch_state", "torch_functions"),
-    ("torch_options", "torch_alias", "torch_batch_norm", "torch_sets", "torch_memory", "torch_steps"),
-    ("torch_sparse", "torch_adasum", "torch_compression", "torch_tuned"),
-)
-# As they run with a torch whose tensors speak DLPack by a method alone.
-OLD = ("torch_training", "torch_gradients", "torch_sparse", "torch_state", "torch_memory")
-SIZES = (1, 2, 3, 4)
-CASES = [
-    (job, module, name)
-    for job, modules in enumerate(JOBS)
-    for module in modules
-    if import_module(f".{module}", __package__)
-    for name in torch_cases.registered[module]
-]
-Failures = dict[tuple[str, str], str]  # by module and name
-_jobs: dict[tuple[int, int], list[Failures] | RanksFailed] = {}
-
-
-def failures(job: int, size: int) -> list[Failures]:
-    """What failed of a job's cases, by rank; it runs once."""
-    if (job, size) not in _jobs:
-        try:
-            # A rank that is waited for in vain becomes an error in time for the report.
-            done = run_ranks(size, torch_cases.run_cases, JOBS[job], timeout=170, env={"ENGINE_STALL_LIMIT": "20"})
-            _jobs[job, size] = done.values
-        except RanksFailed as error:
-            _jobs[job, size] = error
-    found = _jobs[job, size]
-    if isinstance(found, RanksFailed):
-        raise found
-    return found
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize(("job", "module", "name"), CASES, ids=[name for *_, name in CASES])
-@pytest.mark.parametrize("size", SIZES)
-def test_torch(job: int, module: str, name: str, size: int) -> None:
-    wrong = [each[module, name] for each in failures(job, size) if (module, name) in each]
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.timeout(180)
-def test_torch_without_an_exchange_table() -> None:
-    done = run_ranks(2, torch_cases.run_cases, OLD, True, timeout=170, env={"ENGINE_STALL_LIMIT": "20"})
-    wrong = [text for failures in done.values for text in failures.values()]
-    assert not wrong, "\n".join(wrong)
-
+from ..ranks import run_ranks
 
 ONE_IN_EVALUATION = """
 import time, torch, engine, engine.torch as hvd

@@ -13,22 +13,11 @@ import engine
 import engine.torch
 from engine.errors import ConfigError, MismatchError, UnsupportedTensorError
 
-from .torch_cases import (
-    Wrap,
-    case,
-    check_close,
-    check_same_everywhere,
-    loss_of,
-    mlp,
-    parameters_of,
-    plain_case,
-    raises,
-    shard,
-    shards,
-    train,
-    whole_batch,
-    wholes,
-)
+from ..on_ranks import on_ranks
+from . import toy
+from .wrapping import Wrap
+
+pytestmark = on_ranks(1, 2, 3, 4, toy.BY_METHOD)
 
 
 def own_model() -> nn.Module:
@@ -41,8 +30,7 @@ def own_model() -> nn.Module:
     return model
 
 
-@plain_case
-def parameters_and_buffers_come_from_the_root() -> None:
+def test_parameters_and_buffers_come_from_the_root() -> None:
     for root in {0, engine.size() - 1}:
         model = own_model()
         roots = engine.broadcast_object(model.state_dict(), root)
@@ -55,8 +43,7 @@ def parameters_and_buffers_come_from_the_root() -> None:
         assert state["1.num_batches_tracked"] == 1 + root
 
 
-@plain_case
-def state_of_dtypes_that_nothing_reduces() -> None:
+def test_state_of_dtypes_that_nothing_reduces() -> None:
     def state(rank: int) -> dict[str, torch.Tensor]:
         return {
             "phase": torch.full((2, 3), complex(rank, -1)),
@@ -72,15 +59,14 @@ def state_of_dtypes_that_nothing_reduces() -> None:
         assert torch.equal(mine[name].view(torch.uint8), tensor.view(torch.uint8)), name
     if engine.size() > 1:
         changed = state(int(engine.rank() == 1))
-        text = raises(MismatchError, lambda: engine.check_consistency(changed))
+        text = toy.raises(MismatchError, lambda: engine.check_consistency(changed))
         assert "'phase': rank 1 has other values than rank 0 (complex64[2, 3])" in text, text
 
 
-@plain_case
-def parameters_as_pairs_and_as_a_list() -> None:
+def test_parameters_as_pairs_and_as_a_list() -> None:
     model = own_model()
     engine.torch.broadcast_parameters(model.named_parameters(), 0)
-    check_same_everywhere(parameters_of(model))
+    toy.check_same_everywhere(toy.parameters_of(model))
     one = [torch.full((3,), float(engine.rank())), None, torch.arange(4.0).view(2, 2).t() + engine.rank()]
     engine.torch.broadcast_parameters(one, engine.size() - 1)
     last = engine.size() - 1
@@ -88,15 +74,14 @@ def parameters_as_pairs_and_as_a_list() -> None:
     assert torch.equal(one[2], torch.arange(4.0).view(2, 2).t() + last) and one[2].stride() == (1, 2)
 
 
-@plain_case
-def different_models_are_refused_before_anything_is_changed() -> None:
+def test_different_models_are_refused_before_anything_is_changed() -> None:
     if engine.size() == 1:
         return
     last = engine.size() - 1
     mine = {"a": torch.full((2,), float(engine.rank())), "b": torch.zeros(3)}
     if engine.rank() == last:
         mine["b"], mine["extra"] = torch.zeros(4, dtype=torch.float64), torch.zeros(1)
-    text = raises(MismatchError, lambda: engine.torch.broadcast_parameters(mine, 0))
+    text = toy.raises(MismatchError, lambda: engine.torch.broadcast_parameters(mine, 0))
     everyone = engine.allgather_object(text)
     assert mine["a"][0] == engine.rank()
     assert len(set(everyone)) == 1
@@ -108,32 +93,30 @@ def different_models_are_refused_before_anything_is_changed() -> None:
         assert part in text, text
 
 
-@plain_case
-def what_is_no_tensor_or_no_rank() -> None:
-    assert "broadcast_object" in raises(
+def test_what_is_no_tensor_or_no_rank() -> None:
+    assert "broadcast_object" in toy.raises(
         UnsupportedTensorError, lambda: engine.torch.broadcast_parameters({"epoch": 3}, 0)
     )
     tensor = torch.ones(2)
     for root in (-1, engine.size()):
-        text = raises(ValueError, lambda root=root: engine.torch.broadcast_parameters({"a": tensor}, root))
+        text = toy.raises(ValueError, lambda root=root: engine.torch.broadcast_parameters({"a": tensor}, root))
         assert f"root rank {root} is not in this world of {engine.size()} ranks" in text, text
-    raises(TypeError, lambda: engine.torch.broadcast_parameters(3, 0))
+    toy.raises(TypeError, lambda: engine.torch.broadcast_parameters(3, 0))
     engine.torch.broadcast_parameters({"a": tensor}, 0)
     engine.torch.broadcast_parameters({}, 0)
 
 
-@plain_case
-def optimizer_state_that_only_the_root_has() -> None:
+def test_optimizer_state_that_only_the_root_has() -> None:
     for root in {0, engine.size() - 1}:
         for wrapped in (False, True):
-            model = mlp()
+            model = toy.mlp()
             optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.1, betas=(0.8, 0.9))
             if wrapped:
                 optimizer = engine.DistributedOptimizer(optimizer)
             if engine.rank() == root:
-                trained = mlp()
+                trained = toy.mlp()
                 source = torch.optim.Adam(trained.parameters(), lr=0.03, betas=(0.7, 0.95), amsgrad=True)
-                train(trained, source, wholes(3))
+                toy.train(trained, source, toy.wholes(3))
                 model.load_state_dict(trained.state_dict())
                 optimizer.load_state_dict(source.state_dict())
             engine.torch.broadcast_parameters(model.state_dict(), root)
@@ -144,14 +127,13 @@ def optimizer_state_that_only_the_root_has() -> None:
                 f"{i}.{k}": each for i, state in enumerate(optimizer.state.values()) for k, each in state.items()
             }
             assert len(moments) == 6 * 4
-            check_same_everywhere(moments)
+            toy.check_same_everywhere(moments)
             assert all(float(each) == 3 for name, each in moments.items() if name.endswith("step"))
-            train(model, optimizer, wholes(1) if not wrapped else shards(1))
-            check_close(parameters_of(model), engine.broadcast_object(parameters_of(model), root))
+            toy.train(model, optimizer, toy.wholes(1) if not wrapped else toy.shards(1))
+            toy.check_close(toy.parameters_of(model), engine.broadcast_object(toy.parameters_of(model), root))
 
 
-@plain_case
-def optimizer_state_of_other_kinds() -> None:
+def test_optimizer_state_of_other_kinds() -> None:
     """Momentum that is None, state that is nowhere, a mutable learning rate, a state left behind by training."""
     for make in (
         lambda m: torch.optim.SGD(m.parameters(), lr=0.1 * (engine.rank() + 1)),
@@ -160,35 +142,33 @@ def optimizer_state_of_other_kinds() -> None:
         lambda m: torch.optim.LBFGS(m.parameters(), lr=0.1 * (engine.rank() + 1)),
     ):
         for steps in (0, engine.rank() + 1):
-            model = mlp()
+            model = toy.mlp()
             optimizer = make(model)
             for step in range(steps):
                 optimizer.zero_grad()
-                loss_of(model, whole_batch(step)).backward()
-                optimizer.step(lambda m=model: loss_of(m, whole_batch(0)))
+                toy.loss_of(model, toy.whole_batch(step)).backward()
+                optimizer.step(lambda m=model: toy.loss_of(m, toy.whole_batch(0)))
             engine.torch.broadcast_optimizer_state(optimizer, root_rank=0)
             states = engine.allgather_object(repr(optimizer.state_dict()))
             assert len(set(states)) == 1
             assert abs(float(optimizer.param_groups[0]["lr"]) - 0.1) < 1e-7
 
 
-@plain_case
-def optimizers_of_different_parameters() -> None:
+def test_optimizers_of_different_parameters() -> None:
     if engine.size() == 1:
         return
-    model = mlp(width=16 + (engine.rank() == 1))
-    text = raises(
+    model = toy.mlp(width=16 + (engine.rank() == 1))
+    text = toy.raises(
         MismatchError, lambda: engine.torch.broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1), 0)
     )
     assert "float64[17, 8]" in text and "float64[16, 8]" in text, text
 
 
-@case
-def a_checkpoint_goes_on_where_training_stopped(wrap: Wrap) -> None:
+def test_a_checkpoint_goes_on_where_training_stopped(wrap: Wrap) -> None:
     """Wrapped to plain, plain to wrapped, through a file."""
-    model, alone = mlp(), mlp()
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters())
-    train(model, optimizer, shards(2))
+    toy.train(model, optimizer, toy.shards(2))
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     file.seek(0)
@@ -196,16 +176,16 @@ def a_checkpoint_goes_on_where_training_stopped(wrap: Wrap) -> None:
     other = torch.optim.Adam(alone.parameters(), lr=0.5)
     alone.load_state_dict(stored["model"])
     other.load_state_dict(stored["optimizer"])
-    again = mlp()
+    again = toy.mlp()
     back = wrap(torch.optim.Adam(again.parameters(), lr=0.5), again.named_parameters())
     again.load_state_dict(stored["model"])
     back.load_state_dict(copy.deepcopy(other.state_dict()))
-    train(model, optimizer, shards(3))
-    train(again, back, shards(3))
-    train(alone, other, wholes(3))
+    toy.train(model, optimizer, toy.shards(3))
+    toy.train(again, back, toy.shards(3))
+    toy.train(alone, other, toy.wholes(3))
     assert back.param_groups[0]["lr"] == 0.01
-    check_close(parameters_of(again), parameters_of(model), rtol=0, atol=0)
-    check_close(parameters_of(alone), parameters_of(model), rtol=1e-8, atol=1e-10)
+    toy.check_close(toy.parameters_of(again), toy.parameters_of(model), rtol=0, atol=0)
+    toy.check_close(toy.parameters_of(alone), toy.parameters_of(model), rtol=1e-8, atol=1e-10)
     assert optimizer.state_dict().keys() == other.state_dict().keys()
 
 
@@ -219,8 +199,7 @@ class Normalised(nn.Sequential):
         self.double()
 
 
-@case
-def a_checkpoint_of_the_first_rank_goes_on_to_the_bit(wrap: Wrap) -> None:
+def test_a_checkpoint_of_the_first_rank_goes_on_to_the_bit(wrap: Wrap) -> None:
     """As if the training had not been interrupted; only the first rank has the file."""
 
     def begin() -> tuple[nn.Module, Any, Any]:
@@ -230,7 +209,7 @@ def a_checkpoint_of_the_first_rank_goes_on_to_the_bit(wrap: Wrap) -> None:
 
     def steps(model: nn.Module, optimizer: Any, scheduler: Any, which: range) -> None:
         for step in which:
-            train(model, optimizer, [shard(whole_batch(step))])
+            toy.train(model, optimizer, [toy.shard(toy.whole_batch(step))])
             scheduler.step()
 
     model, optimizer, scheduler = begin()
@@ -252,14 +231,13 @@ def a_checkpoint_of_the_first_rank_goes_on_to_the_bit(wrap: Wrap) -> None:
     engine.torch.broadcast_optimizer_state(other, 0)
     timetable.load_state_dict(engine.broadcast_object(stored and stored["scheduler"], 0))
     steps(again, other, timetable, range(3, 6))
-    check_close(dict(again.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+    toy.check_close(dict(again.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
     assert timetable.get_last_lr() == scheduler.get_last_lr() == [0.01 / 8]
-    check_same_everywhere(again.state_dict())
+    toy.check_same_everywhere(again.state_dict())
 
 
-@plain_case
-def what_differs_is_named() -> None:
-    model = mlp()
+def test_what_differs_is_named() -> None:
+    model = toy.mlp()
     engine.check_consistency(model.state_dict())
     engine.torch.check_consistency(model.named_parameters())
     if engine.size() == 1:
@@ -268,7 +246,7 @@ def what_differs_is_named() -> None:
     if engine.rank() == last:
         with torch.no_grad():
             model[2].bias[5] = torch.nextafter(model[2].bias[5], torch.tensor(9.0, dtype=torch.float64))
-    text = raises(MismatchError, lambda: engine.check_consistency(model.state_dict()))
+    text = toy.raises(MismatchError, lambda: engine.check_consistency(model.state_dict()))
     others = engine.allgather_object(text)
     assert len(set(others)) == 1
     assert f"'2.bias': rank {last} has other values than rank 0 (float64[16])" in text, text
@@ -277,91 +255,86 @@ def what_differs_is_named() -> None:
     engine.check_consistency(model.state_dict())
 
 
-@case
-def names_that_differ_are_refused(wrap: Wrap) -> None:
+def test_names_that_differ_are_refused(wrap: Wrap) -> None:
     if engine.size() == 1:
         return
-    model = mlp()
+    model = toy.mlp()
     odd = engine.rank() == 1
     prefix = "other." if odd else ""
     named = [(prefix + name, each) for name, each in model.named_parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    text = raises(MismatchError, lambda: wrap(optimizer, named))
+    text = toy.raises(MismatchError, lambda: wrap(optimizer, named))
     assert "other.0.weight" in text and "no such entry" in text, text
-    frozen = mlp()
+    frozen = toy.mlp()
     frozen[2].requires_grad_(not odd)
-    text = raises(MismatchError, lambda: wrap(torch.optim.SGD(frozen.parameters(), lr=0.1)))
+    text = toy.raises(MismatchError, lambda: wrap(torch.optim.SGD(frozen.parameters(), lr=0.1)))
     assert "requires_grad=False" in text, text
-    fewer = list(mlp().parameters())[: 5 if odd else 6]
-    raises(MismatchError, lambda: wrap(torch.optim.SGD(fewer, lr=0.1)))
+    fewer = list(toy.mlp().parameters())[: 5 if odd else 6]
+    toy.raises(MismatchError, lambda: wrap(torch.optim.SGD(fewer, lr=0.1)))
     # After all of that the same optimizer can be wrapped, and trains.
     wrap(optimizer, model.named_parameters())
-    alone = mlp()
-    train(model, optimizer, shards(2))
-    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(2))
-    check_close(parameters_of(model), parameters_of(alone))
+    alone = toy.mlp()
+    toy.train(model, optimizer, toy.shards(2))
+    toy.train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), toy.wholes(2))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def what_cannot_be_wrapped(wrap: Wrap) -> None:
-    model = mlp()
+def test_what_cannot_be_wrapped(wrap: Wrap) -> None:
+    model = toy.mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first = list(model.named_parameters())
-    raises(TypeError, lambda: wrap(model))
-    raises(TypeError, lambda: engine.torch.DistributedOptimizer(model))
-    assert "twice" in raises(ValueError, lambda: wrap(optimizer, [("w", each) for _, each in first]))
-    assert "no name for parameter 5" in raises(ValueError, lambda: wrap(optimizer, first[:-1]))
-    raises(ValueError, lambda: wrap(optimizer, model.parameters()))
-    assert "'fp16'" in raises(TypeError, lambda: wrap(optimizer, first, compression="fp16"))
+    toy.raises(TypeError, lambda: wrap(model))
+    toy.raises(TypeError, lambda: engine.torch.DistributedOptimizer(model))
+    assert "twice" in toy.raises(ValueError, lambda: wrap(optimizer, [("w", each) for _, each in first]))
+    assert "no name for parameter 5" in toy.raises(ValueError, lambda: wrap(optimizer, first[:-1]))
+    toy.raises(ValueError, lambda: wrap(optimizer, model.parameters()))
+    assert "'fp16'" in toy.raises(TypeError, lambda: wrap(optimizer, first, compression="fp16"))
     assert not any(each._post_accumulate_grad_hooks for each in model.parameters())
     wrap(optimizer, first)
-    assert "unwrap()" in raises(ValueError, lambda: wrap(optimizer, first))
+    assert "unwrap()" in toy.raises(ValueError, lambda: wrap(optimizer, first))
     second = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert "parameter 'gradient" in raises(ValueError, lambda: wrap(second, first))
+    assert "parameter 'gradient" in toy.raises(ValueError, lambda: wrap(second, first))
     meta = nn.Linear(2, 2, device="meta")
-    assert "meta" in raises(UnsupportedTensorError, lambda: wrap(torch.optim.SGD(meta.parameters(), lr=0.1)))
-    alone = mlp()
-    train(model, optimizer, shards(1))
-    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(1))
-    check_close(parameters_of(model), parameters_of(alone))
+    assert "meta" in toy.raises(UnsupportedTensorError, lambda: wrap(torch.optim.SGD(meta.parameters(), lr=0.1)))
+    alone = toy.mlp()
+    toy.train(model, optimizer, toy.shards(1))
+    toy.train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), toy.wholes(1))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
-@case
-def a_new_optimizer_takes_the_place_of_one_that_was_dropped(wrap: Wrap) -> None:
+def test_a_new_optimizer_takes_the_place_of_one_that_was_dropped(wrap: Wrap) -> None:
     """The old one lives on in a cycle with its scheduler until the collector comes."""
-    model, alone = mlp(), mlp()
+    model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters())
     optimizer.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    train(model, optimizer, shards(2))
-    train(alone, torch.optim.Adam(alone.parameters(), lr=0.01), wholes(2))
+    toy.train(model, optimizer, toy.shards(2))
+    toy.train(alone, torch.optim.Adam(alone.parameters(), lr=0.01), toy.wholes(2))
     del optimizer
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    train(model, optimizer, shards(2))
-    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), wholes(2))
-    check_same_everywhere(parameters_of(model))
-    check_close(parameters_of(model), parameters_of(alone), rtol=1e-8, atol=1e-10)
+    toy.train(model, optimizer, toy.shards(2))
+    toy.train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), toy.wholes(2))
+    toy.check_same_everywhere(toy.parameters_of(model))
+    toy.check_close(toy.parameters_of(model), toy.parameters_of(alone), rtol=1e-8, atol=1e-10)
 
 
-@plain_case
-def objects_and_settings() -> None:
+def test_objects_and_settings() -> None:
     thing = {"rank": engine.rank(), "tensor": torch.arange(3)}
     for root in range(engine.size()):
         found = engine.torch.broadcast_object(thing, root)
         assert found["rank"] == root and torch.equal(found["tensor"], thing["tensor"])
     assert [each["rank"] for each in engine.torch.allgather_object(thing)] == list(range(engine.size()))
     engine.torch.init()  # Once more does nothing,
-    raises(ConfigError, lambda: engine.torch.init(cycle_time_ms=1))  # unless it would have to do something.
+    toy.raises(ConfigError, lambda: engine.torch.init(cycle_time_ms=1))  # unless it would have to do something.
     assert engine.torch.size() == engine.size() and engine.torch.is_initialized()
 
 
-@plain_case
-def equal_shards_of_different_models_still_agree_after_a_broadcast() -> None:
+def test_equal_shards_of_different_models_still_agree_after_a_broadcast() -> None:
     model = own_model().double()
     optimizer = engine.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
     engine.torch.broadcast_parameters(model.state_dict(), 0)
     for step in range(2):
         optimizer.zero_grad()
-        batch = shard(whole_batch(step, features=16)).view(-1, 1, 4, 4)
+        batch = toy.shard(toy.whole_batch(step, features=16)).view(-1, 1, 4, 4)
         model(batch).square().mean().backward()
         optimizer.step()
-    check_same_everywhere(parameters_of(model))
+    toy.check_same_everywhere(toy.parameters_of(model))
