@@ -30,6 +30,11 @@ demo: $(VENV)/.installed-examples ## Train a model on two processes, and prove t
 test: $(VENV)/.installed-dev ## Run every check and every test
 	@$(BIN)/python -m pytest
 
+# With two ranks, and without what builds, measures, or starts many jobs.
+.PHONY: quick
+quick: $(VENV)/.installed-dev ## Run the checks, and the tests that need one process or two ranks
+	@$(BIN)/python -m pytest -q --only-ranks 2 -m quick tests/checks tests/unit tests/launch tests/parallel tests/frameworks
+
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## Run the static checks alone
 	@$(BIN)/python -m pytest tests/checks

@@ -12,6 +12,8 @@ from engine.launch import console as console_module
 from engine.launch.console import Console
 from engine.launch.output import PROGRESS_INTERVAL, Lines
 
+pytestmark = pytest.mark.quick
+
 
 class Clock:
     now = 0.0

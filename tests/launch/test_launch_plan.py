@@ -13,6 +13,8 @@ from engine.launch.hosts import parse_hosts, read_hostfile, slots_here
 from engine.launch.options import parse
 from engine.launch.plan import Job, plan
 
+pytestmark = pytest.mark.quick
+
 JOB = Job(2, "job-1", "5e" * 32, 1234, Path("/jobs/1"), {"ENGINE_CYCLE_TIME_MS": "2"})
 ALLOTMENT = Allotment(3, ((0, 1), (2, 3)), "")
 

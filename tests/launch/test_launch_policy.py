@@ -12,6 +12,8 @@ from engine.host.machine import Facts
 from engine.launch.cpu_binding import allot
 from engine.launch.errors import LaunchError
 
+pytestmark = pytest.mark.quick
+
 EIGHT = tuple(range(8))
 
 

@@ -10,6 +10,8 @@ import pytest
 from engine.launch.report import failure_lines, investigate, read_tail
 from engine.launch.verdict import Claim, End, claim_of, judge, traceback_span
 
+pytestmark = pytest.mark.quick
+
 
 def died(source, culprit, time, cause="died"):
     return Claim(source, culprit, cause, f"rank {culprit} {cause}", time)

@@ -1,0 +1,52 @@
+"""Rules about the tests' own sources."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+SOURCES = {str(path.relative_to(TESTS)): ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
+# Where the import path may be changed: in what a test starts as another process.
+PATHS = {"ranks.py", "strange/uptime.py"}
+
+
+def functions(name: str) -> list[str]:
+    """The modules with a function of that name at their top."""
+    return [
+        module
+        for module, tree in SOURCES.items()
+        if any(isinstance(node, ast.FunctionDef) and node.name.lstrip("_") == name for node in tree.body)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("until", "waiting.py"), ("marked", "waiting.py"), ("on_ranks", "on_ranks.py")]
+)
+def test_what_many_tests_share_is_written_once(name: str, module: str) -> None:
+    assert functions(name) == [module]
+
+
+def test_no_registry_of_tests_but_one() -> None:
+    """A test is known to pytest: nothing collects functions or names of cases beside it."""
+    found = [
+        f"{module}:{node.lineno}"
+        for module, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.ClassDef) and node.name in ("Case", "Cases") and module != "on_ranks.py")
+        or (isinstance(node, ast.Attribute) and node.attr in ("registered", "case") and module != "on_ranks.py")
+    ]
+    assert found == []
+
+
+def test_no_test_changes_the_import_path() -> None:
+    changes = ("sys.path.insert", "sys.path.append", "sys.path[")
+    found = {
+        module
+        for module, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Call, ast.Assign)) and ast.unparse(node).startswith(changes)
+    }
+    assert found <= PATHS
