@@ -2,11 +2,14 @@
 
 `engine.config` refuses what is out of range here, in words for the user; a test compares the two.
 """
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.state cimport State
+from engine_ext.platform.atomics cimport store32_release
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.shared.layout cimport SLOT_BYTES, engine_knobs
+from engine_ext.shared.layout cimport COORDINATOR, SLOT_BYTES, engine_knobs
+
+from engine_ext.errors import EngineError
 
 STORES = ("cached", "streaming", "auto")        # by STORES_*
 COMPRESSIONS = ("none", "fp16", "bf16")         # by engine_meta.wire of an entry
@@ -37,6 +40,20 @@ cdef engine_knobs knobs_with(engine_knobs knobs, dict changes) except *:
             if not allowed[0] <= values[name] <= allowed[1]:
                 raise ValueError(f"{name} is a number from {allowed[0]} to {allowed[1]}, not {value!r}")
     return values
+
+
+cdef uint32_t set_knobs(State* e, dict changes) except? 0:
+    """Have the coordinator use these from the next step on; the version that they are."""
+    cdef engine_knobs chosen
+    if e.segment.rank != COORDINATOR:
+        raise EngineError(f"knobs are set on the coordinator, rank 0; this is rank {e.segment.rank}")
+    chosen = knobs_with(e.wanted, changes)      # before the lock is taken: it may raise. `wanted` is written here alone.
+    chosen.version += 1
+    pthread_mutex_lock(&e.lock)
+    e.wanted = chosen
+    store32_release(&e.wanted_new, 1)
+    pthread_mutex_unlock(&e.lock)
+    return chosen.version
 
 
 cdef dict knobs_of(State* e):

@@ -240,7 +240,7 @@ cdef class Tracer:
 
     @property
     def closed(self):
-        return self.engine.closed
+        return self.engine.state.closed
 
     def start(self, uint64_t rate, double saved):
         cdef State* e = self.state()

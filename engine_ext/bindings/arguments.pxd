@@ -1,12 +1,11 @@
 """What a collective is called with."""
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint32_t
 
 from engine_ext.bindings.view cimport View
-from engine_ext.control.table cimport Op
 from engine_ext.shared.layout cimport WIRE_TUNED, engine_meta
 
+cdef const char* expect_name(object name, uint32_t* length) except NULL
 cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept
-cdef void fill_memory(Op* op, const View* source, const View* target) noexcept
 cdef int wire_number(object wire, int op) except -1
 cdef unsigned char wire_of(int chosen, int dtype) noexcept
 cdef int expect_rows(object tensor, const View* view, str verb) except -1

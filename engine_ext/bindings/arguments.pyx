@@ -1,15 +1,25 @@
 """What a collective is called with: held against what the engine can do, and put into an operation."""
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint32_t
 
 from engine_ext.bindings.view cimport View, expect_dense, expect_reducible, view_of
-from engine_ext.control.table cimport Op
 from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_SUM,
 )
-from engine_ext.shared.layout cimport LAYOUT_ROWS, WIRE_TUNED, engine_meta
+from engine_ext.shared.layout cimport LAYOUT_ROWS, NAME_BYTES, WIRE_TUNED, engine_meta
 
 from engine_ext.errors import ArgumentError, UnsupportedOperationError, UnsupportedTensorError
+
+
+cdef const char* expect_name(object name, uint32_t* length) except NULL:
+    """The text of an operation's name, which lives as long as that, and its length."""
+    cdef Py_ssize_t nbytes
+    cdef const char* text = PyUnicode_AsUTF8AndSize(name, &nbytes)
+    if not 0 < nbytes <= NAME_BYTES:
+        raise ValueError(f"a name has 1 to {NAME_BYTES} bytes of UTF-8; this one has {nbytes}")
+    length[0] = <uint32_t>nbytes
+    return text
 
 
 cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept:
@@ -18,10 +28,6 @@ cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept:
     meta.layout, meta.ndim = <unsigned char>view.layout, <uint32_t>view.ndim
     for d in range(view.ndim):
         meta.dims[d] = view.dims[d]
-
-
-cdef void fill_memory(Op* op, const View* source, const View* target) noexcept:
-    op.source, op.target, op.nbytes = source.data, target.data, source.nbytes
 
 
 cdef int wire_number(object wire, int op) except -1:

@@ -5,7 +5,6 @@ registered. Calling it costs a view of the gradient, a comparison and a bit.
 """
 cimport cython
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -14,13 +13,18 @@ from libc.string cimport memcmp, memcpy, memset
 from engine_ext.bindings.arguments cimport may_share, wire_number, wire_of
 from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
+from engine_ext.bindings.marking cimport mark_step
+from engine_ext.bindings.operation cimport abandon, keep_alive, new_op, take_memory
+from engine_ext.bindings.refusals cimport disagreement, expect_open, refuse
+from engine_ext.bindings.submit cimport make_room
 from engine_ext.bindings.torch_parameter cimport HookPlace, give_gradient, gradient_of, hook_place, prefetch_place
 from engine_ext.bindings.view cimport View, expect_dense, expect_reducible, view_of
+from engine_ext.bindings.waiting cimport wait_for
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
-from engine_ext.control.table cimport OP_ABANDONED, OP_DONE, Op
-from engine_ext.core cimport Engine, disagreement, free_op, new_op, take_memory
+from engine_ext.control.state cimport State
+from engine_ext.control.table cimport OP_DONE, Op
+from engine_ext.core cimport Engine
 from engine_ext.kernels.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL
-from engine_ext.platform.atomics cimport or32
 from engine_ext.shared.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, NAME_BYTES, Status, engine_meta
 from engine_ext.transport.arena cimport arena_locate
 
@@ -61,9 +65,8 @@ cdef class GradientHook:
 
     def __dealloc__(self):
         if self.op != NULL:
-            if or32(&self.op.flags, OP_ABANDONED) & OP_DONE:
-                free_op(self.op)
-            self.op = NULL          # else complete() buries it
+            abandon(self.op)
+            self.op = NULL
         if self.name.record != NULL and self.engine.state.alive[0] == 1:
             driver_unpin(self.engine.state, self.name.record)
 
@@ -82,7 +85,7 @@ cdef class GradientHook:
         if gradient is None:
             return
         if not group.active:
-            self.engine.check()
+            expect_open(self.engine.state)
             group.active = True
             group.binding.begin_pass()
         if self.flying:             # autograd has already added to what is being reduced
@@ -157,7 +160,7 @@ cdef class GradientHook:
         elif not self.usual:
             self.op.meta, self.op.agreed, self.usual = self.meta, 0, True
         self.group.moved |= self.op.source != view.data or self.op.nbytes != view.nbytes
-        self.own(gradient if keeper is None else (gradient, keeper))
+        keep_alive(self.op, gradient if keeper is None else (gradient, keeper))     # until it is finished
         self.op.source = self.op.target = view.data
         self.op.nbytes = view.nbytes
         return self.submit()
@@ -179,7 +182,7 @@ cdef class GradientHook:
         except BaseException:
             self.drop_parts()
             raise
-        self.own((parts, keepers))
+        keep_alive(op, (parts, keepers))
         self.sparse = True
         return self.submit()
 
@@ -187,7 +190,7 @@ cdef class GradientHook:
         """What all ranks have brought of a sparse gradient: indices and values; None of a dense one."""
         cdef list parts = None
         if self.op.status == Status.OK and self.op.row_counts != NULL:
-            parts = group_parts(self.op.memory, self.op.row_counts, self.engine.size, 2)
+            parts = group_parts(self.op.memory, self.op.row_counts, self.engine.state.segment.size, 2)
         self.drop_parts()
         return parts
 
@@ -222,13 +225,6 @@ cdef class GradientHook:
                 and <uint32_t>view.ndim == self.meta.ndim
                 and memcmp(view.dims, self.meta.dims, <size_t>view.ndim * sizeof(int64_t)) == 0)
 
-    cdef void own(self, object keeper) noexcept:
-        """Keep the gradient's memory in place until the operation is finished."""
-        cdef PyObject* before = <PyObject*>self.op.owner
-        Py_INCREF(keeper)
-        self.op.owner = <void*>keeper
-        Py_XDECREF(before)
-
     cdef int bring_nothing(self) except -1:
         """This rank has no gradient: say so, and have the others' result, if there is one, put where it belongs."""
         if not self.usual:
@@ -238,18 +234,18 @@ cdef class GradientHook:
         return self.submit()
 
     cdef int submit(self) except -1:
-        cdef Engine engine = self.engine
+        cdef State* e = self.engine.state
         cdef int status
         self.op.flags = 0
         while True:
-            status = driver_submit(engine.state, &self.name, self.op)
+            status = driver_submit(e, &self.name, self.op)
             if status == Status.OK:
                 self.flying = True
                 return 0
             if status != Status.NO_ROOM and status != Status.AFTER_FAILURE:
                 self.op.flags = OP_DONE
-                engine.refuse(status, self.label)
-            engine.make_room(&self.name, status)
+                refuse(e, status, self.label)
+            make_room(e, &self.name, status)
 
     cdef int raise_error(self) except -1:
         """The operation is finished: raise what went wrong with it."""
@@ -262,7 +258,7 @@ cdef class GradientHook:
             op.text = NULL
             raise disagreement(op.status, f"the gradient of '{self.label}'", text)
         if op.status != Status.OK and op.status != Status.ABSENT:
-            self.engine.refuse(op.status, self.label)
+            refuse(self.engine.state, op.status, self.label)
         return 0
 
 
@@ -285,7 +281,7 @@ cdef class GradientGroup:
     cdef int number                 # of the optimizer, for whoever records steps
 
     def __init__(self, Engine engine, binding, int op, double prescale=1.0, double postscale=1.0, wire=None, int number=0):
-        engine.check()
+        expect_open(engine.state)
         self.wire = wire_number(wire, op)
         memset(&self.scales, 0, sizeof(engine_meta))
         self.engine, self.hooks, self.passes, self.watched = engine, [], 1, WATCHED_PASSES
@@ -300,7 +296,7 @@ cdef class GradientGroup:
         cdef Py_ssize_t length
         cdef const char* text = PyUnicode_AsUTF8AndSize(name, &length)
         cdef uint32_t k
-        self.engine.check()
+        expect_open(self.engine.state)
         if not 0 < length <= NAME_BYTES:
             raise ValueError(f"a name has 1 to {NAME_BYTES} bytes of UTF-8; '{name}' has {length}")
         view_of(self.binding.memory_of(parameter), &memory)
@@ -323,7 +319,6 @@ cdef class GradientGroup:
             if may_share(&hook.meta):
                 hook.meta.shared = arena_locate(&self.engine.state.arena, memory.data, memory.nbytes)
         hook.op = new_op()
-        hook.op.flags = OP_DONE
         hook.name.record = driver_pin(self.engine.state, text, <uint32_t>length)
         if hook.name.record == NULL:
             raise MemoryError("no memory for a name")
@@ -381,7 +376,7 @@ cdef class GradientGroup:
     def announce(self):
         """Bring *absent* for what got no gradient in this pass, without waiting. Nothing for deferred gradients."""
         cdef GradientHook hook
-        self.engine.check()
+        expect_open(self.engine.state)
         self.active = True
         for hook in self.hooks:
             if not hook.flying and hook.op != NULL:
@@ -407,7 +402,7 @@ cdef class GradientGroup:
         try:
             for hook in self.hooks:
                 if hook.op != NULL:
-                    engine.finish(hook.op, False)     # wait_all says when to close batches
+                    wait_for(engine.state, hook.op, False)     # wait_all says when to close batches
         finally:
             driver_wait_for_all(engine.state, False)
         self.restart()
@@ -432,8 +427,8 @@ cdef class GradientGroup:
                 found.append((hook.index, parts))
             elif hook.op.source == NULL and hook.nbytes and hook.op.status == Status.OK:
                 found.append((hook.index, hook.view if hook.view is not None else take_memory(hook.op)))
-            hook.own(None)
+            keep_alive(hook.op, None)
         if error is not None:
             raise error
-        engine.mark_step(self.number)
+        mark_step(engine.state, self.number)
         return found

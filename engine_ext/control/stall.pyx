@@ -16,17 +16,30 @@ from engine_ext.control.state cimport EVENT_STALL, HISTORY, OVERDUE_BYTES, Row, 
 from engine_ext.control.table cimport Op, bit
 from engine_ext.data.executor cimport executor_laggard, executor_passed_by
 from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, now_ns, store32_release
-from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look
+from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, REASON_BYTES
+from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, MAX_RANKS, REASON_BYTES
 from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere, wake, wake_others
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
+    LATE_BYTES = MAX_RANKS * 8  # the number of each rank
     AGAIN_NS = 100000000        # what is overdue, and nobody's fault yet, is looked at this often
     ANSWER_NS = 300000000       # in which rank 0 says who keeps whom waiting, instead of a rank that knows its own half only
     COUNT_AGAIN_NS = 1000000000     # how old the count of overdue operations may become
     GRACE_NS = 1000000000       # in which it says who has not requested a new name, which no other rank knows
+    JOIN_GRACE_NS = 2000000000      # beyond what another rank's wait can last
+    SHORTEST_STEP_NS = 250000000    # of the time that a process sees pass: longer than the tick of a blocking call
+    LONGEST_STEP_NS = 15000000000
+
+
+cdef void stall_open(State* e) noexcept nogil:
+    """Begin to see time pass, in steps that are short beside the limits on progress."""
+    cdef uint64_t least = e.stall_limit_ns
+    if least == 0 or 0 < e.stall_warning_ns < least:
+        least = e.stall_warning_ns
+    patience_open(&e.own_clock, min(max(least // 4, <uint64_t>SHORTEST_STEP_NS), <uint64_t>LONGEST_STEP_NS))
+    e.look_ns = min(max(least // 8, <uint64_t>SHORTEST_STEP_NS // 2), <uint64_t>LONGEST_STEP_NS // 2) if least else 0
 
 
 cdef void stall_tell(State* e, const char* line) noexcept nogil:
@@ -285,3 +298,45 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     if overdue and e.page != NULL:
         again = min(again, after_ns(seen, COUNT_AGAIN_NS))
     return max(again, after_ns(seen, AGAIN_NS))
+
+
+cdef void stall_join(State* e, uint64_t begun) noexcept nogil:
+    """A wait for other ranks to join, since `begun`, has lasted a tick. It may last, as long as they go on; not when nothing
+    happens any more or one of them has left."""
+    cdef char[TEXT_BYTES] text
+    cdef uint64_t quiet = age_ns(patience_look(e.clock), max(begun, e.executor.progressed))
+    cdef int missing = -1, at_fault = -1, r
+    for r in range(e.segment.size):
+        if away(&e.segment, r):
+            continue
+        if load32_acquire(&e.segment.pages[r].left):
+            abort_world(&e.segment, r, CAUSE_LEFT, b"it did not join")
+            return
+        if missing < 0:
+            missing = r
+        # Who waits itself is kept from joining, and says by whom when its own limit is over; if it does not, it is the one.
+        if at_fault < 0 and load32_relaxed(&e.segment.pages[r].blocked) == 0:
+            at_fault = r
+    if at_fault < 0 and quiet >= after_ns(after_ns(e.stall_limit_ns, e.stall_limit_ns), JOIN_GRACE_NS):
+        at_fault = missing
+    if at_fault >= 0 and e.stall_limit_ns and quiet >= e.stall_limit_ns:
+        snprintf(text, TEXT_BYTES, "has not joined, and brought nothing, for %.1f s", <double>quiet / 1e9)
+        abort_world(&e.segment, at_fault, CAUSE_STALLED, text)
+    elif missing >= 0 and e.stall_warning_ns and quiet >= e.stall_warning_ns and not e.joins_reported:
+        e.joins_reported = True
+        report_join(e, quiet)
+    wake_others(&e.segment, 0)
+
+
+cdef void report_join(State* e, uint64_t quiet) noexcept nogil:
+    """Have it reported that join waits, and for whom."""
+    cdef char[OVERDUE_BYTES] text
+    cdef char[LATE_BYTES] late
+    cdef int count = 0, length = 0, r
+    for r in range(e.segment.size):
+        if not away(&e.segment, r):
+            length += snprintf(late + length, LATE_BYTES - length, "%s%d", b", " if count else b"", e.segment.numbers[r])
+            count += 1
+    snprintf(text, OVERDUE_BYTES, "join has waited %.0f s for rank%s %s, and nothing was brought", <double>quiet / 1e9,
+             b"s" if count > 1 else b"", late)
+    stall_tell(e, text)

@@ -10,7 +10,7 @@ from engine_ext.data.executor cimport Executor
 from engine_ext.platform.clock cimport patience
 from engine_ext.platform.posix cimport pthread_mutex_t, pthread_t
 from engine_ext.shared.counters cimport counters_page
-from engine_ext.shared.layout cimport MAX_RANKS, REASON_BYTES, engine_entry, engine_knobs
+from engine_ext.shared.layout cimport KINDS, MAX_RANKS, REASON_BYTES, engine_entry, engine_knobs
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.arena cimport Arena
 from engine_ext.transport.shm cimport SharedMemory
@@ -96,6 +96,12 @@ cdef struct State:
     bint joined                 # this rank brings nothing, and stands in for what it would bring; under the lock
     uint32_t joins              # atomic: joins that have ended
     int last_joined             # the last rank to join the last of them
+    bint joins_reported         # that others do not join has been reported
+    # calls, under the GIL
+    bint closed                 # this rank's engine was shut down
+    uint64_t[KINDS] unnamed     # operations without a name that this rank has brought, by kind
+    unsigned long caller        # the first thread that has used this engine; 0: none has
+    bint several                # other threads have used it, too
     # failure and the monitor
     uint32_t failed             # atomic
     int events_fd

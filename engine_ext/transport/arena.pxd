@@ -19,6 +19,8 @@ cdef struct Arena:
 cdef void arena_open(Arena* arena, int fd, int rank, int size) noexcept nogil
 cdef int arena_grow(Arena* arena, uint64_t nbytes) noexcept nogil
 cdef int arena_map(Arena* arena, uint64_t nbytes) noexcept nogil
+cdef void arena_populate_own(const Arena* arena, int region) noexcept nogil
+cdef void arena_populate_share(const Arena* arena, int region) noexcept nogil
 cdef int64_t arena_locate(Arena* arena, const char* address, uint64_t nbytes) noexcept nogil
 cdef void arena_privatise(Arena* arena) noexcept nogil
 cdef void arena_forked(Arena* arena) noexcept nogil

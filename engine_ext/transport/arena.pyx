@@ -8,8 +8,8 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from engine_ext.platform.posix cimport (
-    MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, MREMAP_FIXED,
-    MREMAP_MAYMOVE, PAGE, PROT_READ, PROT_WRITE, close, ftruncate, madvise, mmap, mremap, munmap,
+    MADV_HUGEPAGE, MADV_POPULATE_WRITE, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED,
+    MREMAP_FIXED, MREMAP_MAYMOVE, PAGE, PROT_READ, PROT_WRITE, close, ftruncate, madvise, mmap, mremap, munmap,
 )
 
 
@@ -60,6 +60,27 @@ cdef int arena_map(Arena* arena, uint64_t nbytes) noexcept nogil:
     arena.end += part * <uint64_t>arena.size
     arena.count += 1
     return arena.count - 1
+
+
+cdef void arena_populate_own(const Arena* arena, int region) noexcept nogil:
+    """Make the pages of this rank's part now, not in the first step. Before the other ranks make page tables of them."""
+    madvise(arena.regions[region].bases[arena.rank], arena.regions[region].part, MADV_POPULATE_WRITE)
+
+
+cdef void arena_populate_share(const Arena* arena, int region) noexcept nogil:
+    """Make page tables of what this rank writes in the parts of all ranks, which have made their pages: the share that it
+    reduces. That of whole parts would cost as much as those of its own part, for each.
+
+    Rank 0 has the first share of a batch, which is the end of the region, since the last parameters' gradients come first. Where
+    the batches are cut otherwise the first step faults in what is missing.
+    """
+    cdef char** bases = arena.regions[region].bases
+    cdef uint64_t pages = arena.regions[region].part // PAGE, size = <uint64_t>arena.size, rank = <uint64_t>arena.rank
+    cdef uint64_t begin = pages * (size - 1 - rank) // size * PAGE, end = pages * (size - rank) // size * PAGE
+    cdef int r
+    if end > begin:
+        for r in range(arena.size):
+            madvise(bases[r] + begin, end - begin, MADV_POPULATE_WRITE)
 
 
 cdef int64_t arena_locate(Arena* arena, const char* address, uint64_t nbytes) noexcept nogil:

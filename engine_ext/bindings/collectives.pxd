@@ -1,0 +1,17 @@
+"""The operation that each collective brings, made from the arguments of its call."""
+from libc.stdint cimport uint64_t
+
+from engine_ext.control.state cimport State
+from engine_ext.control.table cimport Op
+
+cdef Op* allreduce_op(State* e, object tensor, object output, int op, double prescale, double postscale, object wire) except NULL
+cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double prescale, double postscale,
+                          object wire) except NULL
+cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op, double prescale, double postscale,
+                         object wire) except NULL
+cdef Op* broadcast_op(State* e, object tensor, object output, Py_ssize_t root) except NULL
+cdef Op* allgather_op(State* e, object tensor) except NULL
+cdef Op* allgather_group_op(State* e, list tensors, object sparse) except NULL
+cdef Op* alltoall_op(State* e, object tensor, object splits) except NULL
+cdef Op* barrier_op(State* e, object name, bint blocking) except NULL
+cdef Op* size_barrier_op(uint64_t nbytes) except NULL

@@ -1,0 +1,227 @@
+"""The operation that each collective brings, made from the arguments of its call.
+
+Each of these raises what is wrong with the arguments, and makes an operation that keeps alive whatever memory it points to. The
+caller brings it (submit.pyx).
+"""
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport malloc
+
+from engine_ext.bindings.arguments cimport (
+    expect_reduction, expect_rows, expect_rows_reduction, fill_meta, may_share, same_shape, wire_number, wire_of,
+)
+from engine_ext.bindings.groups cimport group_add, group_expect_apart, group_gather, group_open, group_sparse
+from engine_ext.bindings.operation cimport free_op, keep_alive, new_op
+from engine_ext.bindings.refusals cimport set_text
+from engine_ext.bindings.submit cimport note_thread
+from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.control.state cimport State
+from engine_ext.control.table cimport Op
+from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64
+from engine_ext.shared.layout cimport (
+    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER,
+)
+from engine_ext.transport.arena cimport arena_locate
+
+from operator import index
+
+from engine_ext.errors import ArgumentError
+
+
+# ---- what they have in common ----------------------------------------------------------------------------------------
+
+cdef Op* tensor_op(int kind, const View* source, const View* target, object owner) except NULL:
+    """An operation on one tensor, which `owner` keeps in place. `target` NULL: the engine allocates the result."""
+    cdef Op* op = new_op()
+    fill_meta(&op.meta, kind, source)
+    op.source, op.nbytes = source.data, source.nbytes
+    if target != NULL:
+        op.target = target.data
+    keep_alive(op, owner)
+    return op
+
+
+cdef void fill_reduction(Op* brought, int op, double prescale, double postscale) noexcept:
+    brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
+
+
+cdef uint64_t row_bytes(const View* view) noexcept:
+    cdef uint64_t nbytes = <uint64_t>view.itemsize
+    cdef int d
+    for d in range(1, view.ndim):
+        nbytes *= <uint64_t>view.dims[d]
+    return nbytes
+
+
+cdef int64_t own_rows(State* e, int64_t rows) noexcept:
+    """How many of so many rows a reduce-scatter gives to this rank."""
+    return rows // e.segment.size + (e.segment.rank < rows % e.segment.size)
+
+
+# ---- reductions ------------------------------------------------------------------------------------------------------
+
+cdef Op* allreduce_op(State* e, object tensor, object output, int op, double prescale, double postscale, object wire) except NULL:
+    cdef View source, target
+    cdef Op* brought
+    cdef int chosen = wire_number(wire, op)
+    cdef object keeper = view_of(tensor, &source), kept
+    expect_dense(tensor, &source, "the tensor")
+    expect_reduction(&source, op, prescale, postscale, e.segment.size)
+    kept = same_shape(tensor, &source, output, &target, source.dims[0])
+    brought = tensor_op(KIND_ALLREDUCE, &source, &target, (tensor, output, keeper, kept))
+    fill_reduction(brought, op, prescale, postscale)
+    brought.meta.wire = wire_of(chosen, source.dtype)
+    if source.data == target.data and op != ENGINE_ADASUM and may_share(&brought.meta):
+        # Adasum measures before it writes.
+        brought.meta.shared = arena_locate(&e.arena, source.data, source.nbytes)
+    return brought
+
+
+cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double prescale, double postscale,
+                          object wire) except NULL:
+    cdef View source, target
+    cdef Op* brought
+    cdef int chosen = wire_number(wire, op)
+    cdef object keeper = view_of(tensor, &source), kept
+    expect_rows(tensor, &source, "a reduce-scatter divides")
+    expect_rows_reduction(op)
+    expect_reduction(&source, op, prescale, postscale, e.segment.size)
+    kept = same_shape(tensor, &source, output, &target, own_rows(e, source.dims[0]))
+    brought = tensor_op(KIND_REDUCESCATTER, &source, &target, (tensor, output, keeper, kept))
+    fill_reduction(brought, op, prescale, postscale)
+    brought.meta.wire, brought.row_bytes = wire_of(chosen, source.dtype), row_bytes(&source)
+    return brought
+
+
+cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op, double prescale, double postscale,
+                         object wire) except NULL:
+    """One operation on several tensors: scheduled when every rank has brought it, or not at all."""
+    cdef View source, target
+    cdef Op* brought
+    cdef list keepers = []
+    cdef Py_ssize_t k, count = len(tensors)
+    cdef int64_t rows
+    cdef int chosen = wire_number(wire, op)
+    if len(outputs) != count:
+        raise ValueError(f"a group of {count} tensors has as many outputs, not {len(outputs)}")
+    brought = new_op()
+    keep_alive(brought, (tensors, outputs, keepers))
+    try:
+        group_open(brought, kind, count)
+        for k in range(count):
+            keepers.append(group_add(brought, k, tensors[k], &source))
+            expect_reduction(&source, op, prescale, postscale, e.segment.size)
+            rows = source.dims[0]
+            if kind == KIND_REDUCESCATTER:
+                expect_rows_reduction(op)
+                expect_rows(tensors[k], &source, "a reduce-scatter divides")
+                rows = own_rows(e, rows)
+            keepers.append(same_shape(tensors[k], &source, outputs[k], &target, rows))
+            brought.members[k].target = target.data
+        if kind == KIND_ALLREDUCE and tensors is outputs:
+            group_expect_apart(brought)
+    except BaseException:
+        free_op(brought)
+        raise
+    fill_reduction(brought, op, prescale, postscale)
+    if brought.meta.dims[ENGINE_FLOAT32] or brought.meta.dims[ENGINE_FLOAT64]:
+        brought.meta.wire = <unsigned char>chosen
+    return brought
+
+
+# ---- data that moves -------------------------------------------------------------------------------------------------
+
+cdef Op* broadcast_op(State* e, object tensor, object output, Py_ssize_t root) except NULL:
+    cdef View source, target
+    cdef Op* brought
+    cdef object keeper, kept
+    expect_root(e, root)
+    keeper = view_of(tensor, &source)
+    expect_dense(tensor, &source, "the tensor")
+    kept = same_shape(tensor, &source, output, &target, source.dims[0])
+    brought = tensor_op(KIND_BROADCAST, &source, &target, (tensor, output, keeper, kept))
+    brought.meta.root = <int32_t>root
+    return brought
+
+
+cdef int expect_root(State* e, Py_ssize_t root) except -1:
+    cdef int r
+    for r in range(e.segment.size):
+        if e.segment.numbers[r] == root:
+            return 0
+    where = f"this world of {e.segment.size} ranks (0 to {e.segment.size - 1})" if e.world == e else \
+        f"this process set, which has ranks {set_text(e)} of the world"
+    raise ArgumentError(f"root rank {root} is not in {where}")
+
+
+cdef Op* allgather_op(State* e, object tensor) except NULL:
+    cdef View source
+    cdef Op* brought
+    cdef object keeper = view_of(tensor, &source)
+    expect_rows(tensor, &source, "an allgather joins")
+    brought = tensor_op(KIND_ALLGATHER, &source, NULL, (tensor, keeper))
+    brought.meta.dims[0] = 0
+    brought.rows, brought.row_bytes = source.dims[0], row_bytes(&source)
+    return brought
+
+
+cdef Op* allgather_group_op(State* e, list tensors, object sparse) except NULL:
+    """`sparse`: shape, operation, factors and fault of the sparse tensor whose indices and values the two tensors are."""
+    cdef View source
+    cdef Op* brought
+    cdef list keepers = []
+    cdef Py_ssize_t k, count = len(tensors)
+    brought = new_op()
+    keep_alive(brought, (tensors, keepers))
+    try:
+        group_open(brought, KIND_ALLGATHER, count)
+        for k in range(count):
+            keepers.append(group_add(brought, k, tensors[k], &source))
+            expect_rows(tensors[k], &source, "an allgather joins")
+        group_gather(brought)
+        if sparse is not None:
+            shape, brought.meta.op, brought.meta.prescale, brought.meta.postscale, fault = sparse
+            group_sparse(brought, shape, fault)
+    except BaseException:
+        free_op(brought)
+        raise
+    return brought
+
+
+cdef Op* alltoall_op(State* e, object tensor, object splits) except NULL:
+    cdef View source
+    cdef Op* brought
+    cdef int r, size = e.segment.size
+    cdef object keeper = view_of(tensor, &source)
+    expect_rows(tensor, &source, "an all-to-all sends")
+    counts = [index(each) for each in splits]
+    if len(counts) != size:
+        raise ArgumentError(f"splits says how many rows go to each of {size} ranks, but has {len(counts)} numbers")
+    if min(counts) < 0 or sum(counts) > source.dims[0]:
+        raise ArgumentError(f"splits {counts} cannot be taken from the {source.dims[0]} rows of the tensor")
+    brought = tensor_op(KIND_ALLTOALL, &source, NULL, (tensor, keeper))
+    brought.meta.dims[0] = 0
+    brought.row_bytes = row_bytes(&source)
+    brought.splits = <int64_t*>malloc(<size_t>size * sizeof(int64_t))
+    if brought.splits == NULL:
+        free_op(brought)
+        raise MemoryError("no memory for splits")
+    for r in range(size):
+        brought.splits[r] = counts[r]       # fits: none is negative, and their sum is a number of rows
+    return brought
+
+
+# ---- nothing that moves ----------------------------------------------------------------------------------------------
+
+cdef Op* barrier_op(State* e, object name, bint blocking) except NULL:
+    cdef Op* brought = new_op()
+    note_thread(e)
+    brought.meta.kind = KIND_BARRIER
+    brought.rows = name is None and blocking and not e.several      # whether ranks come together behind it
+    return brought
+
+
+cdef Op* size_barrier_op(uint64_t nbytes) except NULL:
+    """A barrier of ranks that are about to make something of a size, on which they have to agree."""
+    cdef Op* brought = new_op()
+    brought.meta.kind, brought.meta.ndim, brought.meta.dims[0] = KIND_BARRIER, 1, <int64_t>nbytes
+    return brought

@@ -1,0 +1,65 @@
+"""Where steps end: as the program says it, or as the tuner guesses it from the traffic."""
+from libc.stdint cimport uint32_t
+
+from engine_ext.bindings.arguments cimport expect_name
+from engine_ext.bindings.refusals cimport expect_open
+from engine_ext.control.driver cimport driver_pin, driver_unpin
+from engine_ext.control.marks cimport marks_add, marks_open
+from engine_ext.control.state cimport State
+from engine_ext.control.table cimport Record
+from engine_ext.control.trace cimport trace_step
+from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns, store32_release, store_release
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.shared.counters cimport counters_step
+
+
+cdef int mark_step(State* e, int number) except -1:
+    """A step of optimizer `number` has ended."""
+    expect_open(e)
+    store_release(&e.segment.mine.steps, e.segment.mine.steps + 1)      # pairs with coordinator_step
+    if load32_relaxed(&e.trace.on):
+        pthread_mutex_lock(&e.lock)
+        trace_step(&e.trace, now_ns())
+        pthread_mutex_unlock(&e.lock)
+    if e.page != NULL:
+        pthread_mutex_lock(&e.lock)
+        e.step_begun = counters_step(e.page, e.step_begun)
+        pthread_mutex_unlock(&e.lock)
+    if e.marks.ring != NULL:    # set once, under the GIL
+        pthread_mutex_lock(&e.lock)
+        marks_add(&e.marks, number, e.seen.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
+        pthread_mutex_unlock(&e.lock)
+    return 0
+
+
+cdef int record_steps(State* e) except -1:
+    """Remember the ends of steps from now on."""
+    cdef int status
+    pthread_mutex_lock(&e.lock)
+    status = marks_open(&e.marks)
+    pthread_mutex_unlock(&e.lock)
+    if status < 0:
+        raise MemoryError("no memory for the times of steps")
+    return 0
+
+
+cdef int mark_traffic(State* e, str name, uint32_t every, uint32_t window) except -1:
+    """Take every so many-th end of the tensor `name` for the end of a step, or every `window` tensors; neither: nothing."""
+    cdef Record* anchor = NULL
+    cdef Record* before
+    cdef const char* text
+    cdef uint32_t length = 0
+    expect_open(e)
+    if name is not None:
+        text = expect_name(name, &length)
+        anchor = driver_pin(e, text, length)
+        if anchor == NULL:
+            raise MemoryError("no memory for a name")
+    pthread_mutex_lock(&e.lock)
+    before, e.marks.anchor = e.marks.anchor, anchor
+    e.marks.every, e.marks.window, e.marks.passed = every, window, 0
+    pthread_mutex_unlock(&e.lock)
+    store32_release(&e.marks.timed, window != 0)
+    if before != NULL:
+        driver_unpin(e, before)
+    return 0

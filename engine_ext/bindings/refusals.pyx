@@ -1,0 +1,77 @@
+"""What a call of the engine raises: who, what, and how to mend it."""
+from libc.stdint cimport uint64_t
+
+from engine_ext.control.state cimport State
+from engine_ext.platform.atomics cimport load_acquire
+from engine_ext.shared.layout cimport CAUSE_LEFT, Status
+
+from engine_ext.errors import (
+    BY_CAUSE, DuplicateNameError, EngineError, ForkedError, MismatchError, NotInitializedError,
+)
+
+CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
+LEFT_HINT = (". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join() after its "
+             "last step")
+
+
+cdef str set_text(State* e):
+    """The ranks of a process set, as the world calls them."""
+    return ", ".join([str(e.segment.numbers[r]) for r in range(e.segment.size)])
+
+
+cdef int refuse_closed(State* e) except -1:
+    """Raise why an engine cannot be used."""
+    if e.alive == NULL or e.segment.header == NULL:
+        raise NotInitializedError("this engine was never initialised")
+    if e.alive[0] != 1:
+        raise ForkedError(
+            f"rank {e.segment.numbers[e.segment.rank]}'s engine was used in a forked child of its process, which is no rank. "
+            "Use the engine in the parent only, or start the child with the 'spawn' method"
+        )
+    if not e.world.closed:
+        raise NotInitializedError(
+            f"the process set of ranks {set_text(e)} was removed; unwrap() a distributed optimizer that belonged to it"
+        )
+    raise NotInitializedError(
+        "this engine was shut down; call engine.init() again, and make anew what belonged to it: unwrap() a distributed "
+        "optimizer and wrap it again"
+    )
+
+
+cdef int refuse(State* e, int status, str name) except -1:
+    """Raise why the operation `name` was not brought, or not done."""
+    if status == Status.FAILED_WORLD:
+        raise world_error(e)
+    if status == Status.DUPLICATE:
+        raise DuplicateNameError(
+            f"rank {e.segment.numbers[e.segment.rank]} submitted '{name}' again before its operation had completed; synchronize "
+            "its handle first, or give each call a name of its own"
+        )
+    if status == Status.JOINED:
+        raise EngineError(
+            f"rank {e.segment.numbers[e.segment.rank]} brought '{name}' after join(): it brings nothing until every rank has "
+            "joined; call join() after all else, and wait for it"
+        )
+    if status == Status.NO_MEMORY:
+        raise MemoryError(f"no memory to submit '{name}'")
+    raise EngineError(f"'{name}' ended with status {status}, which is a defect of the engine")
+
+
+cdef object world_error(State* e):
+    """The first cause, as every call raises it."""
+    cdef uint64_t word = load_acquire(e.segment.abort)     # pairs with abort_world
+    if word == 0:
+        what = "the engine was shut down" if e.world == e or e.world.closed else "the process set was removed"
+        return NotInitializedError(f"{what} while the operation was in flight")
+    cdef int culprit = <int>(word & 0xFFFF) - 1, cause = <int>(word >> 16 & 0xFFFF), reporter = <int>(word >> 32)
+    cdef str text = (<bytes>e.segment.world.pages[reporter].reason).decode("utf-8", "replace")
+    seen = "" if reporter == culprit else f" (rank {reporter} noticed it first)"
+    why = LEFT_HINT if cause == CAUSE_LEFT else ""
+    return BY_CAUSE[cause](f"rank {culprit} {CAUSES[cause]}: {text}{why}{seen}", culprit)
+
+
+cdef object disagreement(int status, str what, str text):
+    """What every rank raises of an operation that cannot be done, though the engine goes on."""
+    if status == Status.FAILED_CALL:
+        return MismatchError(f"{what} was not done: {text}")
+    return MismatchError(f"ranks disagree on {what}: {text}")

@@ -1,0 +1,16 @@
+"""How an operation is brought."""
+from libc.stdint cimport uint64_t
+
+from engine_ext.control.driver cimport Name
+from engine_ext.control.state cimport State
+from engine_ext.control.table cimport Op
+
+cdef enum:
+    TICK_NS = 100000000         # how often a blocking call comes back for signals
+    UNNAMED = 256               # operations without a name that can be outstanding
+
+cdef str submit(State* e, Op* op, object name, bint blocking)
+cdef int make_room(State* e, const Name* name, int status) except -1
+cdef int between_ticks(State* e, Op* op) except -1
+cdef void count_unnamed(State* e, int kind, uint64_t count) noexcept
+cdef void note_thread(State* e) noexcept
