@@ -1,7 +1,7 @@
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport Op
+from engine_ext.operations.op cimport Op
 from engine_ext.shared.counters cimport counters_page
 
 cdef class Engine

@@ -17,8 +17,8 @@ from engine_ext.bindings.collectives cimport (
 from engine_ext.bindings.failed_calls cimport catch_up, fail_call, release
 from engine_ext.bindings.groups cimport group_parts
 from engine_ext.bindings.marking cimport mark_step, mark_traffic, record_steps
-from engine_ext.bindings.memory cimport Part
-from engine_ext.bindings.operation cimport abandon, bury, free_op, take_memory
+from engine_ext.bindings.memory cimport Part, take_memory
+from engine_ext.bindings.ownership cimport abandon, bury
 from engine_ext.bindings.refusals cimport disagreement, expect_open, refuse, world_error
 from engine_ext.bindings.submit cimport TICK_NS, submit
 from engine_ext.bindings.waiting cimport wait_for, wait_for_joins
@@ -30,12 +30,13 @@ from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.stall cimport stall_open
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State
-from engine_ext.control.table cimport OP_DONE, Op, table_close, table_open
+from engine_ext.control.table cimport table_close, table_open
 from engine_ext.control.trace cimport trace_close
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.kernels.kernels cimport engine_kernels_get
 from engine_ext.knobs cimport knobs_of, knobs_with, set_knobs
 from engine_ext.observe cimport counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
+from engine_ext.operations.op cimport OP_DONE, Op, free_op
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns, store32_release, store_relaxed
 from engine_ext.platform.clock cimport age_ns, patience_at, patience_look, seconds_ns
 from engine_ext.platform.posix cimport (

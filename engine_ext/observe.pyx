@@ -6,15 +6,16 @@ from libc.string cimport memcpy
 
 from engine_ext.control.marks cimport MARKS, Mark
 from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row, State
-from engine_ext.control.table cimport Op, Record, bit
+from engine_ext.control.table cimport bit
 from engine_ext.knobs cimport COMPRESSIONS, STORES
+from engine_ext.operations.describe cimport dtype_name, op_name
+from engine_ext.operations.kinds cimport kind_name, operation_of
+from engine_ext.operations.op cimport Op, Record
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.shared.describe cimport dtype_name, kind_name, op_name
 from engine_ext.shared.layout cimport (
-    ENTRY_BATCH, ENTRY_PAD, IDS, KIND_ALLREDUCE, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS,
-    engine_entry, engine_meta, meta_bytes, rank_page,
+    ENTRY_BATCH, ENTRY_PAD, IDS, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS, engine_entry, engine_meta, rank_page,
 )
 from engine_ext.shared.segment cimport away
 
@@ -122,14 +123,14 @@ cdef list definitions_of(State* e):
         for k in range(count):
             meta = &found[k].meta
             sparse = meta.layout == LAYOUT_SPARSE
-            reduces = sparse or meta.kind == KIND_ALLREDUCE or meta.kind == KIND_REDUCESCATTER
+            reduces = sparse or operation_of(meta).reduces
             whole = meta.group and not sparse       # of a group: elements by dtype, and a digest of its shapes
             told.append({
                 "name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"), "kind": kind_name(meta.kind).decode(),
                 "op": op_name(meta.op).decode() if reduces else None, "dtype": dtype_name(meta.dtype).decode(),
                 "tensors": 1 if sparse or not meta.group else meta.group, "sparse": sparse, "wire": meta.wire,
                 "dims": tuple([meta.dims[d] for d in range(MAX_DIMS if whole else min(<int>meta.ndim, MAX_DIMS))]),
-                "bytes": 0 if sparse else meta_bytes(meta), "times": found[k].times,
+                "bytes": 0 if sparse else operation_of(meta).bytes(meta), "times": found[k].times,
             })
     finally:
         free(found)

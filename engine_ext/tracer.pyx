@@ -16,9 +16,9 @@ from engine_ext.control.trace cimport (
     TensorRecord, Totals, trace_start, trace_stop, trace_totals,
 )
 from engine_ext.core cimport Engine
+from engine_ext.operations.kinds cimport kind_name
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
 from engine_ext.platform.posix cimport PAGE, ftruncate, pthread_mutex_lock, pthread_mutex_unlock, write
-from engine_ext.shared.describe cimport kind_name
 from engine_ext.shared.layout cimport ENTRY_SKIP
 from engine_ext.shared.segment cimport coordinates
 

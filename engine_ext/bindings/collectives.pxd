@@ -2,7 +2,7 @@
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport Op
+from engine_ext.operations.op cimport Op
 
 cdef Op* allreduce_op(State* e, object tensor, object output, int op, double prescale, double postscale, object wire) except NULL
 cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double prescale, double postscale,

@@ -10,13 +10,13 @@ from engine_ext.bindings.arguments cimport (
     expect_reduction, expect_rows, expect_rows_reduction, fill_meta, may_share, same_shape, wire_number, wire_of,
 )
 from engine_ext.bindings.groups cimport group_add, group_expect_apart, group_gather, group_open, group_sparse
-from engine_ext.bindings.operation cimport free_op, keep_alive, new_op
+from engine_ext.bindings.ownership cimport keep_alive
 from engine_ext.bindings.refusals cimport set_text
 from engine_ext.bindings.submit cimport note_thread
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport Op
 from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64
+from engine_ext.operations.op cimport Op, free_op, new_op
 from engine_ext.shared.layout cimport (
     KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER,
 )

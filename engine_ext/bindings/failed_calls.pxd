@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t
 
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport Op
+from engine_ext.operations.op cimport Op
 
 cdef enum:
     STUCK_SHIFT = 56            # rank_page.stuck: the kind above, the number below

@@ -14,7 +14,8 @@ from engine_ext.bindings.arguments cimport may_share, wire_number, wire_of
 from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.bindings.marking cimport mark_step
-from engine_ext.bindings.operation cimport abandon, keep_alive, new_op, take_memory
+from engine_ext.bindings.memory cimport take_memory
+from engine_ext.bindings.ownership cimport abandon, keep_alive
 from engine_ext.bindings.refusals cimport disagreement, expect_open, refuse
 from engine_ext.bindings.submit cimport make_room
 from engine_ext.bindings.torch_parameter cimport HookPlace, give_gradient, gradient_of, hook_place, prefetch_place
@@ -22,9 +23,9 @@ from engine_ext.bindings.view cimport View, expect_dense, expect_reducible, view
 from engine_ext.bindings.waiting cimport wait_for
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport OP_DONE, Op
 from engine_ext.core cimport Engine
 from engine_ext.kernels.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL
+from engine_ext.operations.op cimport OP_DONE, Op, new_op
 from engine_ext.shared.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, NAME_BYTES, Status, engine_meta
 from engine_ext.transport.arena cimport arena_locate
 

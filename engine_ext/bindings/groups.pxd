@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from engine_ext.bindings.view cimport View
-from engine_ext.control.table cimport Op
+from engine_ext.operations.op cimport Op
 
 cdef int group_open(Op* op, int kind, Py_ssize_t count) except -1
 cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view)

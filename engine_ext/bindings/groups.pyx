@@ -10,11 +10,12 @@ from libc.string cimport memcpy
 from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.memory cimport Memory
 from engine_ext.bindings.view cimport View, expect_dense, view_of
-from engine_ext.control.table cimport Member, Op
 from engine_ext.data.plan cimport PIECE_ALIGNMENT
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.op cimport Member, Op
 from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.shared.layout cimport (
-    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_NONE, FAULTS, KIND_ALLGATHER, LAYOUT_SPARSE, MAX_DIMS,
+    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULTS, FAULT_NONE, LAYOUT_SPARSE, MAX_DIMS,
 )
 
 from engine_ext.errors import ArgumentError, UnsupportedTensorError
@@ -45,7 +46,7 @@ cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view):
     cdef object keeper = view_of(tensor, view)
     cdef Member* member = &op.members[k]
     cdef uint64_t digest, count = 1
-    cdef int first = op.meta.kind == KIND_ALLGATHER, d      # of the dimensions that must be equal on all ranks
+    cdef int first = operation_of(&op.meta).uneven, d       # of the dimensions that must be equal on all ranks
     expect_dense(tensor, view, f"tensor {k} of the group")
     member.source, member.nbytes, member.dtype = view.data, view.nbytes, view.dtype
     for d in range(1, view.ndim):

@@ -6,8 +6,8 @@ from engine_ext.bindings.refusals cimport expect_open
 from engine_ext.control.driver cimport driver_pin, driver_unpin
 from engine_ext.control.marks cimport marks_add, marks_open
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport Record
 from engine_ext.control.trace cimport trace_step
+from engine_ext.operations.op cimport Record
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns, store32_release, store_release
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.counters cimport counters_step

@@ -35,6 +35,14 @@ cdef class Part:
             arena_unmap(self.base, self.nbytes)
 
 
+cdef Memory take_memory(Op* op):
+    """The result that an operation has allocated."""
+    cdef Memory memory = Memory.__new__(Memory)
+    memory.data, memory.nbytes = op.memory, op.memory_bytes
+    op.memory = NULL
+    return memory
+
+
 def expect_memory(tensor):
     """Raise UnsupportedTensorError unless a tensor lends memory, contiguous or not."""
     cdef View view

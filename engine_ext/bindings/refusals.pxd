@@ -1,7 +1,7 @@
 """What a call of the engine raises."""
 from libc.stdint cimport uint64_t
 
-from engine_ext.bindings.operation cimport bury
+from engine_ext.bindings.ownership cimport bury
 from engine_ext.control.state cimport State
 from engine_ext.platform.atomics cimport load_pointer
 

@@ -3,7 +3,7 @@ from libc.stdint cimport uint64_t
 
 from engine_ext.control.driver cimport Name
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport Op
+from engine_ext.operations.op cimport Op
 
 cdef enum:
     TICK_NS = 100000000         # how often a blocking call comes back for signals

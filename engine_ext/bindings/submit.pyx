@@ -10,10 +10,10 @@ from engine_ext.bindings.refusals cimport refuse
 from engine_ext.control.driver cimport Goal, Name, driver_call, driver_pin, driver_submit, driver_unpin, driver_wait
 from engine_ext.control.stall cimport stall_look_after
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport OP_DONE, Op, Record
+from engine_ext.operations.kinds cimport kind_name
+from engine_ext.operations.op cimport OP_DONE, Op, Record
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns, store_relaxed, store_release
 from engine_ext.platform.clock cimport overdue_ns, patience_at, patience_look
-from engine_ext.shared.describe cimport kind_name
 from engine_ext.shared.layout cimport COORDINATOR, Status
 
 from engine_ext.errors import DuplicateNameError

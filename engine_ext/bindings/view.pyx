@@ -16,7 +16,7 @@ from engine_ext.kernels.kernels cimport (
     ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_INT8, ENGINE_INT16, ENGINE_INT32, ENGINE_INT64, ENGINE_UINT8,
     ENGINE_UINT16, ENGINE_UINT32, ENGINE_UINT64,
 )
-from engine_ext.shared.describe cimport dtype_name
+from engine_ext.operations.describe cimport dtype_name
 from engine_ext.shared.layout cimport LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_ROWS, MAX_DIMS
 
 from engine_ext.errors import UnsupportedTensorError

@@ -9,7 +9,7 @@ from engine_ext.bindings.submit cimport TICK_NS, between_ticks, count_unnamed, n
 from engine_ext.control.driver cimport Goal, driver_await, driver_join, driver_wait
 from engine_ext.control.stall cimport stall_join
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport OP_DONE, Op
+from engine_ext.operations.op cimport OP_DONE, Op
 from engine_ext.platform.atomics cimport add32, load32_acquire, now_ns, store_release
 from engine_ext.platform.clock cimport patience_at
 from engine_ext.shared.layout cimport KINDS, Status

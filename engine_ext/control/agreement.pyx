@@ -3,8 +3,9 @@ driver role."""
 from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memset
 
-from engine_ext.shared.describe cimport describe_meta, describe_ranks, fit
-from engine_ext.shared.layout cimport DIM_SPARSE, FAULT_NONE, KIND_BROADCAST, LAYOUT_SPARSE, MAX_RANKS
+from engine_ext.operations.describe cimport describe_meta, describe_ranks, fit
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.shared.layout cimport DIM_SPARSE, FAULT_NONE, LAYOUT_SPARSE, MAX_RANKS
 
 
 cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:
@@ -88,7 +89,7 @@ cdef int complain(Coordinator* c, Name* name, const engine_meta* present, char* 
 cdef int complain_of_joined(Coordinator* c, const engine_meta* meta, char* text) noexcept nogil:
     """A root that has joined has nothing to give."""
     cdef int r
-    for r in range(c.segment.size if meta.kind == KIND_BROADCAST else 0):
+    for r in range(c.segment.size if operation_of(meta).rooted else 0):
         if c.joined[r] and c.segment.numbers[r] == meta.root:
             return snprintf(text, COMPLAINT_BYTES, "rank %d is the root and has joined", meta.root)
     return 0

@@ -4,27 +4,24 @@ A batch never mixes what cannot be reduced by one pass: kind, dtype, compression
 Where compression is tuned, the knob that is in force when an entry is appended is what its tensors travel as.
 Tensors that no rank brought are told so in a SKIP entry and move no data.
 """
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy
 
 from engine_ext.control.agreement cimport bringer
 from engine_ext.control.arrivals cimport arrivals_append, arrivals_count
 from engine_ext.control.coordinator cimport Coordinator, Name, cycle_ns, stamp, wire_now
-from engine_ext.control.stores cimport StoreChooser, stores_choose
-from engine_ext.kernels.kernels cimport ENGINE_ADASUM
+from engine_ext.control.stores cimport stores_choose
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.operation cimport SAYS_ROWS, Operation
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP, tally
 from engine_ext.shared.layout cimport (
-    ALGORITHM_ADASUM, ALGORITHM_ONE_SHOT, ALGORITHM_SCATTER, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_ALIGN,
-    ENTRY_BATCH, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER,
-    KIND_REDUCESCATTER, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, rank_page,
+    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_MEMBERS,
+    ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, entry_ids, entry_rows,
+    rank_page,
 )
 from engine_ext.shared.schedule cimport schedule_append, schedule_reserve
-
-cdef enum:
-    ONE_SHOT_BYTES = 32768      # of all ranks together: below it a second handshake costs more than the extra reading
-    SMALLEST_CHUNK = 65536
 
 cdef bint somebody_waits(Coordinator* c) noexcept nogil:
     """Whether a thread of any rank waits for a member of the open batch, or for nothing that is not in it."""
@@ -64,10 +61,6 @@ cdef int due(Coordinator* c) noexcept nogil:
     return CLOSED_CYCLE_TIME if age_ns(now_ns(), c.queue_since) >= cycle_ns(c) else -1
 
 
-cdef inline bint travels_alone(const engine_meta* meta) noexcept nogil:
-    return meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL or meta.kind == KIND_REDUCESCATTER
-
-
 cdef inline bint in_place(Coordinator* c, const engine_meta* meta) noexcept nogil:
     """Whether a tensor is reduced where the ranks share it. What is compressed must travel."""
     return meta.shared >= 0 and wire_now(c, meta) == 0
@@ -77,11 +70,11 @@ cdef bint fuses(Coordinator* c, const Name* a, const Name* b) noexcept nogil:
     """Whether `b` may travel in an entry that `a` opened."""
     cdef const engine_meta* x = &a.meta
     cdef const engine_meta* y = &b.meta
-    if x.kind != y.kind or travels_alone(x) or (a.absent == c.segment.size) != (b.absent == c.segment.size):
+    if x.kind != y.kind or operation_of(x).alone or (a.absent == c.segment.size) != (b.absent == c.segment.size):
         return False
     return (x.dtype == y.dtype and wire_now(c, x) == wire_now(c, y) and x.op == y.op and x.root == y.root
             and x.prescale == y.prescale and x.postscale == y.postscale and in_place(c, x) == in_place(c, y)
-            ) or x.kind == KIND_BARRIER
+            ) or not operation_of(x).moves
 
 
 cdef void align(Coordinator* c, engine_entry* entry) noexcept nogil:
@@ -95,48 +88,44 @@ cdef void align(Coordinator* c, engine_entry* entry) noexcept nogil:
             entry.meta.dims[kind] = max(entry.meta.dims[kind], <int64_t>load_relaxed(&c.segment.pages[r].unnamed[kind]))
 
 
+cdef uint8_t stores_of(Coordinator* c, const engine_entry* entry) noexcept nogil:
+    """The kind of store for an entry. What is measured is two-shot; what stays in the cache, or in place, has no choice."""
+    if entry.algorithm == ALGORITHM_ONE_SHOT or entry.algorithm == ALGORITHM_SHARED:
+        return STORES_CACHED
+    if c.knobs.stores != STORES_AUTO:
+        return c.knobs.stores
+    if entry.algorithm != ALGORITHM_TWO_SHOT:
+        return STORES_CACHED
+    return stores_choose(&c.choosers[entry.meta.wire != 0], entry.bytes)
+
+
 cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nbytes) noexcept nogil:
     """One entry for `ids`, which fuse. False: the schedule is full."""
     cdef Name* name = c.by_id[ids[0]]
-    cdef bint gathers = name.meta.kind == KIND_ALLGATHER
-    cdef bint adasum = name.meta.kind == KIND_ALLREDUCE and name.meta.op == ENGINE_ADASUM
+    cdef const Operation* operation = operation_of(&name.meta)
     cdef uint32_t id_words = <uint32_t>(items + 1) // 2
-    cdef uint32_t words = <uint32_t>sizeof(engine_entry) // 8 + id_words + (<uint32_t>c.segment.size if gathers else 0)
+    cdef uint32_t row_words = <uint32_t>c.segment.size if operation.says == SAYS_ROWS else 0
     cdef uint32_t recorded = <uint32_t>items if name.ready else 0
-    cdef engine_entry* entry = schedule_reserve(&c.writer, words + recorded)
-    cdef StoreChooser* chooser
-    cdef char* body
+    cdef engine_entry* entry = schedule_reserve(
+        &c.writer, <uint32_t>sizeof(engine_entry) // 8 + id_words + row_words + recorded)
     cdef int32_t i
     if entry == NULL:
         return False
-    entry.type = ENTRY_SKIP if name.meta.kind == KIND_ALLREDUCE and name.absent == c.segment.size else ENTRY_BATCH
+    entry.type = ENTRY_SKIP if name.absent == c.segment.size else ENTRY_BATCH
     entry.kind, entry.items, entry.bytes, entry.meta = name.meta.kind, <uint32_t>items, nbytes, name.meta
     entry.meta.wire = wire_now(c, &name.meta)
     if not in_place(c, &name.meta):
         entry.meta.shared = -1
-    body = <char*>entry + sizeof(engine_entry)
-    memcpy(body, ids, <size_t>items * sizeof(int32_t))
-    if gathers:
-        memcpy(body + id_words * 8, name.rows, <size_t>c.segment.size * sizeof(int64_t))
-    if adasum or name.meta.kind == KIND_ALLTOALL or name.meta.kind == KIND_REDUCESCATTER:
-        entry.algorithm = ALGORITHM_ADASUM if adasum else ALGORITHM_SCATTER
-        entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk_bytes, <uint32_t>SLOT_BYTES))
-        entry.stores = STORES_CACHED if c.knobs.stores == STORES_AUTO else c.knobs.stores
-    elif entry.meta.shared >= 0 and name.meta.kind == KIND_ALLREDUCE:
-        entry.algorithm = ALGORITHM_SHARED
-    elif name.meta.kind == KIND_ALLREDUCE and nbytes * <uint64_t>c.segment.size <= ONE_SHOT_BYTES:
-        entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
-    else:
-        chooser = &c.choosers[entry.meta.wire != 0]
-        entry.algorithm = ALGORITHM_TWO_SHOT
-        entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(c.knobs.chunk_bytes, <uint32_t>min(nbytes // 2, <uint64_t>SLOT_BYTES)))
-        entry.chunk = (entry.chunk + 4095) & ~<uint32_t>4095
-        entry.stores = stores_choose(chooser, nbytes) if c.knobs.stores == STORES_AUTO else c.knobs.stores
+    memcpy(<void*>entry_ids(entry), ids, <size_t>items * sizeof(int32_t))
+    if row_words:
+        memcpy(<void*>entry_rows(entry), name.rows, row_words * sizeof(int64_t))
+    operation.choose(entry, c.knobs.chunk_bytes, c.segment.size)
+    entry.stores = stores_of(c, entry)
     for i in range(items):
         name = c.by_id[ids[i]]
         if name.absent:
             entry.flags |= ENTRY_NEEDS_PACK
-        if name.meta.group and c.joined_count and (adasum or name.meta.kind == KIND_REDUCESCATTER):
+        if name.meta.group and c.joined_count and operation.tells_members:
             entry.flags |= ENTRY_MEMBERS
             entry.id = bringer(c)
         if name.aligns:

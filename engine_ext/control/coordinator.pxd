@@ -5,9 +5,10 @@ from engine_ext.control.names cimport Names
 from engine_ext.control.stores cimport StoreChooser
 from engine_ext.control.table cimport bit
 from engine_ext.control.trace cimport Budget, Trace
+from engine_ext.operations.kinds cimport operation_of
 from engine_ext.platform.clock cimport patience, seconds_ns
 from engine_ext.shared.counters cimport counters_page
-from engine_ext.shared.layout cimport WIRE_TUNED, engine_entry, engine_knobs, engine_meta, meta_reduces
+from engine_ext.shared.layout cimport WIRE_TUNED, engine_entry, engine_knobs, engine_meta
 from engine_ext.shared.schedule cimport Writer
 from engine_ext.shared.segment cimport Segment
 
@@ -113,6 +114,6 @@ cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:
 
 cdef inline uint8_t wire_now(const Coordinator* c, const engine_meta* meta) noexcept nogil:
     """`wire` of an entry that is appended now: the metadata's, or the knob's. What is gathered is never compressed."""
-    if not meta_reduces(meta):
+    if not operation_of(meta).reduces:
         return 0
     return c.knobs.compression if meta.wire == WIRE_TUNED else meta.wire

@@ -13,13 +13,14 @@ from engine_ext.control.arrivals cimport arrivals_decide, arrivals_earliest, arr
 from engine_ext.control.batch cimport close_batches
 from engine_ext.control.names cimport Named, names_add, names_close, names_find, names_open, names_remove
 from engine_ext.control.table cimport bit
+from engine_ext.operations.describe cimport describe_ranks, fit
+from engine_ext.operations.kinds cimport operation_of, wire_bytes
+from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 from engine_ext.platform.clock cimport after_ns, overdue_ns, patience, patience_at
-from engine_ext.shared.describe cimport describe_ranks, fit
 from engine_ext.shared.layout cimport (
-    COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS,
-    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_BARRIER, KIND_BROADCAST, MAX_RANKS, REQUEST_BYTES, WIRE_TUNED, Status,
-    engine_entry, engine_knobs, engine_meta, engine_request, meta_reduces, meta_wire_bytes, rank_page,
+    COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS, MAX_RANKS,
+    REQUEST_BYTES, WIRE_TUNED, Status, engine_entry, engine_knobs, engine_meta, engine_request, rank_page,
 )
 from engine_ext.shared.schedule cimport schedule_append, schedule_reserve, schedule_slowest
 from engine_ext.shared.segment cimport elsewhere
@@ -230,7 +231,7 @@ cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
     if name.id < 0 or memcmp(&meta, &name.meta, sizeof(engine_meta)) != 0:
         if not append_definition(c, name, &meta, id):
             return False
-        if meta.wire == WIRE_TUNED and meta_reduces(&meta):
+        if meta.wire == WIRE_TUNED and operation_of(&meta).reduces:
             store_relaxed(&c.tuned, c.tuned + 1)        # the tuner looks
     if first:
         c.free_count -= 1
@@ -246,33 +247,42 @@ cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
     return True
 
 
+cdef inline int64_t said(Coordinator* c, const Name* name, int rank, bint first) noexcept nogil:
+    """What `rank` has said with its submission: in its request the `first` time, since then in its page."""
+    return name.requests[rank].rows if first else <int64_t>load_relaxed(&c.segment.pages[rank].rows[name.id])
+
+
+cdef bint count_rows(Coordinator* c, Name* name, bint first) noexcept nogil:
+    """How many rows each rank brings, and how many bytes these are. False without memory."""
+    cdef int64_t rows = 0
+    cdef int r
+    if name.rows == NULL:
+        name.rows = <int64_t*>calloc(c.segment.size, sizeof(int64_t))
+        if name.rows == NULL:
+            return False
+    for r in range(c.segment.size):
+        name.rows[r] = 0 if absent(c, name, r) else said(c, name, r, first)
+        rows += name.rows[r]
+    name.nbytes *= <uint64_t>rows
+    return True
+
+
 cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
     """Put a name that every rank has brought into the open batch, with what varies per call.
 
     The `first` time it comes from the requests, since no rank knew the id; then from the ranks' pages.
     """
-    cdef rank_page* page
-    cdef int64_t rows
+    cdef const Operation* operation = operation_of(&name.meta)
     cdef int r
-    name.nbytes, name.absent = <uint64_t>meta_wire_bytes(&name.meta, wire_now(c, &name.meta)), 0
-    name.aligns = name.meta.kind == KIND_BARRIER and c.joined_count == 0
-    for r in range(c.segment.size if name.aligns else 0):
-        name.aligns &= (name.requests[r].rows if first else <int64_t>load_relaxed(&c.segment.pages[r].rows[name.id])) != 0
-    if name.meta.kind == KIND_ALLGATHER:
-        if name.rows == NULL:
-            name.rows = <int64_t*>calloc(c.segment.size, sizeof(int64_t))
-            if name.rows == NULL:
-                return False
-        rows = 0
-        for r in range(c.segment.size):
-            page = c.segment.pages[r]
-            if absent(c, name, r):
-                name.rows[r] = 0
-            else:
-                name.rows[r] = name.requests[r].rows if first else <int64_t>load_relaxed(&page.rows[name.id])
-            rows += name.rows[r]
-        name.nbytes *= <uint64_t>rows
-    elif name.meta.kind == KIND_ALLREDUCE:
+    name.nbytes, name.absent, name.aligns = <uint64_t>wire_bytes(&name.meta, wire_now(c, &name.meta)), 0, False
+    if operation.says == SAYS_ROWS:
+        if not count_rows(c, name, first):
+            return False
+    elif operation.says == SAYS_ALIGNED:
+        name.aligns = c.joined_count == 0
+        for r in range(c.segment.size if name.aligns else 0):
+            name.aligns &= said(c, name, r, first) != 0
+    if operation.optional:
         for r in range(c.segment.size):
             name.absent += absent(c, name, r)
     if c.queue_count == 0:
@@ -367,7 +377,7 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             if c.page != NULL:
                 for r in range(c.segment.size):
                     engine_prefetch_read(&c.segment.pages[r].brought[id], 8)        # for arrivals_count
-            alike = name.brought == 0 and (c.joined_count == 0 or name.meta.kind != KIND_BROADCAST)
+            alike = name.brought == 0 and (c.joined_count == 0 or not operation_of(&name.meta).rooted)
             if not (enqueue(c, name, False) if alike else settle(c, name)):
                 c.stuck = True
     return True
@@ -433,8 +443,8 @@ cdef void coordinator_turn(Coordinator* c, const engine_knobs* knobs) noexcept n
     c.knobs, c.queue_bytes = knobs[0], 0
     for i in range(c.queue_count):
         name = c.by_id[c.queue[i]]
-        if meta_reduces(&name.meta):
-            name.nbytes = <uint64_t>meta_wire_bytes(&name.meta, wire_now(c, &name.meta))
+        if operation_of(&name.meta).reduces:
+            name.nbytes = <uint64_t>wire_bytes(&name.meta, wire_now(c, &name.meta))
         c.queue_bytes += name.nbytes
 
 

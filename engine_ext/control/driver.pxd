@@ -2,7 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport Op, Record
+from engine_ext.operations.op cimport Op, Record
 
 cdef struct Goal:           # what a caller waits for: one of
     Op* op                  # its operation is done

@@ -16,12 +16,10 @@ from engine_ext.control.marks cimport marks_busy
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State
-from engine_ext.control.table cimport (
-    OP_DONE, Op, Record, bit, fails, table_await, table_brought_by_all, table_record, table_release,
-    table_submit,
-)
+from engine_ext.control.table cimport bit, table_await, table_brought_by_all, table_record, table_release, table_submit
 from engine_ext.control.trace cimport trace_wait_begins, trace_wait_ends
 from engine_ext.data.executor cimport executor_needs
+from engine_ext.operations.op cimport OP_DONE, Op, Record, fails
 from engine_ext.platform.atomics cimport (
     FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas32, count_up,
     full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns,

@@ -1,5 +1,5 @@
 """Read the schedule in order; execute its entries; complete operations. The caller holds the driver's role."""
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset, strncpy
 
@@ -9,15 +9,13 @@ from engine_ext.control.overlap cimport overlap_entry_begins, overlap_entry_ends
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_STALL, HISTORY, HISTORY_NAME, Role, Row, State
 from engine_ext.control.stores cimport stores_measured
 from engine_ext.control.table cimport (
-    OP_ABANDONED, OP_DONE, OP_STAND_IN, Member, Op, Record, fails, table_define, table_dismiss, table_evict, table_finish,
-    table_record, table_release, table_stand_in, table_toggle,
+    table_define, table_dismiss, table_evict, table_finish, table_record, table_release, table_stand_in, table_toggle,
 )
 from engine_ext.control.trace cimport trace_entry, trace_entry_begins, trace_entry_ends
-from engine_ext.data.adasum cimport adasum_start
-from engine_ext.data.executor cimport executor_progress, executor_start
-from engine_ext.data.plan cimport Piece, Plan, plan_add, plan_append, plan_clear
-from engine_ext.data.scatter cimport scatter_chunks
-from engine_ext.kernels.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_UINT8, dtype_bytes
+from engine_ext.data.executor cimport executor_progress
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_STAND_IN, Op, Record, fails
+from engine_ext.operations.operation cimport Operation, operation_begin
 from engine_ext.platform.atomics cimport (
     FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_acquire, load_pointer, load_relaxed,
     now_ns, or32, store32_release, store_relaxed, store_release,
@@ -25,9 +23,8 @@ from engine_ext.platform.atomics cimport (
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, write
 from engine_ext.shared.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, tally
 from engine_ext.shared.layout cimport (
-    ALGORITHM_ADASUM, ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR,
-    ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, FAULT_CALL, KIND_ALLGATHER, KIND_ALLTOALL,
-    KIND_BROADCAST, KIND_REDUCESCATTER, SLEEP_STUCK, STORES_STREAMING, Status, engine_entry, meta_bytes, wire_dtype,
+    ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED,
+    ENTRY_MEMBERS, ENTRY_SKIP, FAULT_CALL, SLEEP_STUCK, Status, engine_entry, entry_ids,
 )
 from engine_ext.shared.schedule cimport schedule_advance, schedule_next
 from engine_ext.shared.segment cimport Segment, abort_world, coordinates, wake
@@ -99,18 +96,10 @@ cdef void fail_everything(State* e) noexcept nogil:
     raise_event(e, EVENT_ABORT)
 
 
-cdef inline const int32_t* ids_of(const engine_entry* entry) noexcept nogil:
-    return <const int32_t*>(<const char*>entry + sizeof(engine_entry))
-
-
-cdef inline const int64_t* rows_of(const engine_entry* entry) noexcept nogil:
-    return <const int64_t*>(<const char*>entry + sizeof(engine_entry)) + (entry.items + 1) // 2
-
-
 cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
     """The operations of an entry's members into `batch`. False: this rank does not have one, for which there was no memory, or
     which is a defect of ours. The caller holds the lock."""
-    cdef const int32_t* ids = ids_of(entry)
+    cdef const int32_t* ids = entry_ids(entry)
     cdef Record* record
     cdef Op** batch
     cdef int32_t i
@@ -133,157 +122,6 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
     return whole
 
 
-cdef bint plan_bytes(Plan* plan, const char* source, uint64_t nbytes) noexcept nogil:
-    """What travels as it is, whatever it means. False without memory."""
-    return plan_add(plan, source, NULL, nbytes, ENGINE_UINT8, ENGINE_UINT8, -1) != NULL
-
-
-cdef bint plan_gather(State* e, const engine_entry* entry) noexcept nogil:
-    """An allgather: one tensor or group, whose result is allocated here because only the entry knows its size."""
-    cdef Op* op = e.batch[0]
-    cdef const int64_t* rows = rows_of(entry)
-    cdef uint64_t total = 0, longest = 0, row_bytes = <uint64_t>meta_bytes(&entry.meta)
-    cdef uint32_t k
-    cdef int r
-    for r in range(e.segment.size):
-        e.executor.gather_bytes[r] = <uint64_t>rows[r] * row_bytes
-        e.executor.gather_start[r] = total
-        total += e.executor.gather_bytes[r]
-        longest = max(longest, e.executor.gather_bytes[r])
-    op.row_counts = <int64_t*>malloc(e.segment.size * sizeof(int64_t))
-    op.memory = <char*>malloc(max(total, <uint64_t>1))
-    if op.row_counts == NULL or op.memory == NULL:
-        return False
-    memcpy(op.row_counts, rows, e.segment.size * sizeof(int64_t))
-    e.executor.gathered, op.memory_bytes = op.memory, total
-    e.executor.reduction.prescale = 1.0             # what is gathered is not scaled on the way
-    if op.members != NULL:
-        if not plan_bytes(&e.executor.plan, <char*>op.splits, op.meta.group * 2 * sizeof(int64_t)):
-            return False
-        for k in range(op.meta.group):
-            if not plan_bytes(&e.executor.plan, op.members[k].source, op.members[k].nbytes):
-                return False
-    elif rows[e.segment.rank] and not plan_bytes(&e.executor.plan, op.source, op.nbytes):
-        return False
-    executor_start(&e.executor, (longest + entry.chunk - 1) // entry.chunk)
-    return True
-
-
-cdef bint plan_scatter(State* e, const engine_entry* entry) noexcept nogil:
-    """A reduce-scatter: rank r keeps the sum of part r of the rows. The first ranks have one more where they do not divide."""
-    cdef Op* op = e.batch[0]
-    cdef Member one
-    cdef const Member* members = op.members
-    cdef const Member* member
-    cdef uint64_t size = <uint64_t>e.segment.size, rows, first, last, r
-    cdef uint32_t k
-    if op.meta.group == 0:
-        one.source, one.target, one.nbytes = op.source, op.target, op.nbytes
-        one.row_bytes, one.rows, one.dtype = op.row_bytes, entry.meta.dims[0], op.meta.dtype
-        if op.flags & OP_STAND_IN:          # somewhere for a part that nobody wants
-            one.target = op.memory = <char*>malloc((one.rows // size + 1) * one.row_bytes)
-            if one.target == NULL:
-                return False
-        members = &one
-    for r in range(size):
-        e.executor.send_start[r] = e.executor.plan.total
-        for k in range(max(op.meta.group, <uint32_t>1)):
-            member = &members[k]
-            rows = <uint64_t>member.rows
-            first, last = r * (rows // size) + min(r, rows % size), (r + 1) * (rows // size) + min(r + 1, rows % size)
-            if plan_add(&e.executor.plan, member.source + first * member.row_bytes if member.source != NULL else NULL,
-                        member.target, (last - first) * member.row_bytes, member.dtype,
-                        wire_dtype(entry.meta.wire, member.dtype), -1) == NULL:
-                return False
-        e.executor.send_bytes[r] = e.executor.plan.total - e.executor.send_start[r]
-    executor_start(&e.executor, scatter_chunks(&e.executor))
-    return True
-
-
-cdef bint plan_exchange(State* e) noexcept nogil:
-    """An all-to-all: how long it is shows after its first chunk."""
-    cdef Op* op = e.batch[0]
-    cdef uint64_t start = 0
-    cdef int r
-    op.row_counts = <int64_t*>malloc(e.segment.size * sizeof(int64_t))
-    if op.row_counts == NULL or op.splits == NULL or not plan_bytes(&e.executor.plan, op.source, op.nbytes):
-        return False
-    for r in range(e.segment.size):
-        e.executor.send_start[r], e.executor.send_bytes[r] = start, <uint64_t>op.splits[r] * op.row_bytes
-        start += e.executor.send_bytes[r]
-    e.executor.row_bytes, e.executor.rows_sent, e.executor.rows_received = op.row_bytes, op.splits, op.row_counts
-    executor_start(&e.executor, 1)
-    return True
-
-
-cdef bint take_received(State* e) noexcept nogil:
-    """The result of an all-to-all; False if there was no memory for it."""
-    cdef Op* op = e.batch[0]
-    op.memory, e.executor.received = e.executor.received, NULL
-    op.memory_bytes = e.executor.gather_start[e.segment.size - 1] + e.executor.gather_bytes[e.segment.size - 1]
-    return op.memory != NULL
-
-
-cdef bint plan_group(Plan* plan, const Op* op, int entry_wire) noexcept nogil:
-    """By dtype, and without gaps between tensors of one: so a rank that has joined, and has not been told more than how many
-    elements of each dtype there are, has the same plan. False without memory."""
-    cdef const Member* member
-    cdef Piece* piece
-    cdef uint64_t nbytes, used = 0
-    cdef bint begun
-    cdef uint32_t k
-    cdef int d, wire
-    for d in range(ENGINE_DTYPES):
-        begun, wire = False, wire_dtype(entry_wire, d)
-        if op.members == NULL and op.meta.dims[d]:
-            nbytes = <uint64_t>(op.meta.dims[d] * dtype_bytes(d))
-            if plan_add(plan, NULL, op.target + used, nbytes, d, wire, -1) == NULL:
-                return False
-            used += (nbytes + 7) & ~<uint64_t>7         # the next dtype's alignment; table_stand_in has made room
-        for k in range(op.meta.group if op.members != NULL and op.meta.dims[d] else 0):
-            member = &op.members[k]
-            if member.dtype != d or member.nbytes == 0:
-                continue
-            if begun:
-                piece = plan_append(plan, member.source, member.target, member.nbytes, d, wire, -1)
-            else:
-                piece = plan_add(plan, member.source, member.target, member.nbytes, d, wire, -1)
-            if piece == NULL:
-                return False
-            begun = True
-    return True
-
-
-cdef bint plan_fused(State* e, const engine_entry* entry) noexcept nogil:
-    cdef Op* op
-    cdef uint64_t total
-    cdef int32_t i
-    cdef bint shared = entry.meta.shared >= 0, planned
-    for i in range(<int32_t>entry.items):
-        op = e.batch[i]
-        if op.target == NULL and op.nbytes:         # absent here, present elsewhere: there is a result after all
-            op.memory = <char*>malloc(op.nbytes)
-            if op.memory == NULL:
-                return False
-            op.memory_bytes, op.target = op.nbytes, op.memory
-        if op.meta.group:
-            planned = plan_group(&e.executor.plan, op, entry.meta.wire)
-        elif entry.kind == KIND_BROADCAST:          # of any dtype, kernels or not
-            planned = plan_add(&e.executor.plan, op.source, op.target, op.nbytes, ENGINE_UINT8, ENGINE_UINT8, -1) != NULL
-        else:
-            planned = plan_add(&e.executor.plan, op.source, op.target, op.nbytes, op.meta.dtype,
-                               wire_dtype(entry.meta.wire, op.meta.dtype), op.meta.shared if shared else -1) != NULL
-        if not planned:
-            return False
-    if entry.algorithm == ALGORITHM_ADASUM:
-        return adasum_start(&e.executor)
-    total = e.executor.plan.total
-    if shared:                                      # one chunk, cut by rank only
-        e.executor.chunk = total
-    executor_start(&e.executor, (total + e.executor.chunk - 1) // e.executor.chunk if total else 0)
-    return True
-
-
 cdef int place_of(const Segment* segment, int number) noexcept nogil:
     """The rank here of a rank of the world; -1: it is not here."""
     cdef int r
@@ -301,22 +139,14 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
 
 cdef bint plan_batch(State* e, const engine_entry* entry) noexcept nogil:
     """Start the operation of a BATCH, whose members are there. False without memory."""
-    plan_clear(&e.executor.plan)
-    e.executor.kind, e.executor.algorithm = entry.kind, entry.algorithm
-    e.executor.streaming = entry.stores == STORES_STREAMING
-    e.executor.needs_pack = entry.flags & ENTRY_NEEDS_PACK != 0
-    e.executor.root, e.executor.chunk, e.executor.lead = place_of(&e.segment, entry.meta.root), entry.chunk, 0
-    e.executor.timed = entry.closed != 0 and load32_relaxed(&e.trace.on)
-    memset(&e.executor.reduction, 0, sizeof(e.executor.reduction))
-    e.executor.reduction.op = entry.meta.op             # the dtypes are each piece's own
-    e.executor.reduction.count, e.executor.reduction.streaming = e.segment.size, e.executor.streaming
-    e.executor.reduction.prescale, e.executor.reduction.postscale = entry.meta.prescale, entry.meta.postscale
-    e.executor.reduction.divisor = e.segment.size if entry.meta.op == ENGINE_AVERAGE else 1
-    if entry.kind == KIND_ALLGATHER:
-        return plan_gather(e, entry)
-    if entry.kind == KIND_REDUCESCATTER:
-        return plan_scatter(e, entry)
-    return plan_exchange(e) if entry.kind == KIND_ALLTOALL else plan_fused(e, entry)
+    return operation_begin(operation_of(&entry.meta), &e.executor, e.batch, entry, place_of(&e.segment, entry.meta.root),
+                           entry.closed != 0 and load32_relaxed(&e.trace.on))
+
+
+cdef const char* end_batch(State* e, const engine_entry* entry) noexcept nogil:
+    """The executor is done: hand over what it has made. NULL, or why that is not possible."""
+    cdef const Operation* operation = operation_of(&entry.meta)
+    return operation.finish(&e.executor, e.batch) if operation.finish != NULL else NULL
 
 
 cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil:
@@ -396,7 +226,7 @@ cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
     row.algorithm, row.stores, row.items, row.nbytes = entry.algorithm, entry.stores, entry.items, entry.bytes
     row.knob_version, row.wire, row.started = entry.knobs.version, entry.meta.wire, now_ns()
     if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
-        record = e.table.by_id[ids_of(entry)[0]]
+        record = e.table.by_id[entry_ids(entry)[0]]
         if record != NULL:
             strncpy(row.name, record.name, HISTORY_NAME - 1)
     elif entry.name_bytes:
@@ -422,6 +252,12 @@ cdef void count_knobs(State* e) noexcept nogil:
     store_relaxed(e.page.compression, e.seen.compression)
 
 
+cdef inline bint fusible(const engine_entry* entry) noexcept nogil:
+    """Whether the fusion threshold was meant for it."""
+    cdef const Operation* operation = operation_of(&entry.meta)
+    return operation.reduces and not operation.alone
+
+
 cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     """Done with an entry: the last words about it, and on to the next."""
     cdef Row* row = &e.history[(e.rows - 1) % HISTORY]
@@ -438,7 +274,7 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
         count_up(&e.counters.nbytes, entry.bytes)
         count_up(&e.counters.busy_ns, row.ended - row.started)
         if e.page != NULL:
-            counters_entry(e.page, entry, row.started, row.ended, exposed)
+            counters_entry(e.page, entry, fusible(entry), row.started, row.ended, exposed)
         if coordinates(&e.segment) and entry.algorithm == ALGORITHM_TWO_SHOT:
             stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores, row.ended - row.started)
     if e.marks.due:                     # written by the role's holder alone
@@ -480,6 +316,7 @@ cdef bint run_schedule(State* e) noexcept nogil:
     """Execute all that can be executed now; whether anything was."""
     cdef bint moved = False, collected
     cdef engine_entry* entry
+    cdef const char* failure
     while True:
         if e.entry != NULL:
             moved |= executor_progress(&e.executor)
@@ -492,8 +329,9 @@ cdef bint run_schedule(State* e) noexcept nogil:
                     continue
                 abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for a group of tensors")
                 return moved
-            if entry.kind == KIND_ALLTOALL and not take_received(e):
-                abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for the result of an all-to-all")
+            failure = end_batch(e, entry)
+            if failure != NULL:
+                abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, failure)
                 return moved
             finish(e, entry, Status.OK)
             leave(e, entry)

@@ -2,7 +2,8 @@
 what follows it, which belong to the driver's role."""
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from engine_ext.control.table cimport Op, Record
+from engine_ext.operations.op cimport Op, Record
+
 
 cdef enum:
     MARKS = 4096                # remembered

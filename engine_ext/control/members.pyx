@@ -9,11 +9,9 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, malloc, realloc
 
 from engine_ext.control.state cimport Told
-from engine_ext.control.table cimport OP_STAND_IN, Member, Op
-from engine_ext.data.executor cimport executor_start
-from engine_ext.data.plan cimport Piece, plan_add, plan_clear
-from engine_ext.kernels.kernels cimport ENGINE_UINT8
-from engine_ext.shared.layout cimport ALGORITHM_TWO_SHOT, KIND_BROADCAST, KIND_REDUCESCATTER
+from engine_ext.operations.broadcast cimport broadcast_memory
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
 
 
 cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:
@@ -22,7 +20,6 @@ cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:
     cdef uint64_t total = 0, nbytes
     cdef Told* told
     cdef const Member* member
-    cdef Piece* piece
     cdef int32_t i
     cdef uint32_t k
     for i in range(<int32_t>entry.items):
@@ -39,16 +36,7 @@ cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:
             member = &e.batch[i].members[k]
             told.rows, told.row_bytes, told.dtype = member.rows, <int64_t>member.row_bytes, member.dtype
             told += 1
-    plan_clear(&e.executor.plan)
-    piece = plan_add(&e.executor.plan, <char*>e.told if tells else NULL, <char*>e.told, nbytes, ENGINE_UINT8, ENGINE_UINT8, -1)
-    if piece == NULL:
-        return False
-    e.executor.kind, e.executor.algorithm = KIND_BROADCAST, ALGORITHM_TWO_SHOT
-    e.executor.streaming = e.executor.needs_pack = e.executor.timed = False
-    e.executor.root, e.executor.chunk, e.executor.lead = entry.id, entry.chunk, 0
-    e.executor.reduction.prescale = 1.0
-    executor_start(&e.executor, (e.executor.plan.total + entry.chunk - 1) // entry.chunk)
-    return True
+    return broadcast_memory(&e.executor, entry.id, entry.chunk, <char*>e.told, nbytes)
 
 
 cdef bint members_heard(State* e, const engine_entry* entry) noexcept nogil:
@@ -75,7 +63,7 @@ cdef bint make_members(Op* op, const Told* told, int size) noexcept nogil:
         member = &op.members[k]
         member.rows, member.row_bytes, member.dtype = told[k].rows, <uint64_t>told[k].row_bytes, <int>told[k].dtype
         member.nbytes = <uint64_t>member.rows * member.row_bytes
-        rows = member.rows // size + 1 if op.meta.kind == KIND_REDUCESCATTER else member.rows
+        rows = member.rows // size + 1 if operation_of(&op.meta).parts else member.rows
         longest = max(longest, <uint64_t>rows * member.row_bytes)
     op.target = op.memory = <char*>malloc(longest)
     for k in range(op.meta.group):

@@ -2,7 +2,7 @@
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
-from engine_ext.control.table cimport Op
+from engine_ext.operations.op cimport Op
 
 cdef void stall_open(State* e) noexcept nogil
 cdef void stall_check(State* e) noexcept nogil

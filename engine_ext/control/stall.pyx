@@ -13,8 +13,9 @@ from engine_ext.control.coordinator cimport Coordinator, coordinator_absentee, c
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.standoff cimport Standoff, standoff_absentee, standoff_describe, standoff_report
 from engine_ext.control.state cimport EVENT_STALL, HISTORY, OVERDUE_BYTES, Row, State
-from engine_ext.control.table cimport Op, bit
+from engine_ext.control.table cimport bit
 from engine_ext.data.executor cimport executor_laggard, executor_passed_by
+from engine_ext.operations.op cimport Op
 from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, now_ns, store32_release
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock

@@ -11,9 +11,10 @@ from libc.string cimport memcmp, memset, strncmp
 
 from engine_ext.control.coordinator cimport Name, wanted, withheld
 from engine_ext.control.table cimport bit
+from engine_ext.operations.describe cimport describe_ranks, fit
+from engine_ext.operations.kinds cimport kind_name
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire
 from engine_ext.platform.clock cimport age_ns, overdue_ns
-from engine_ext.shared.describe cimport describe_ranks, fit, kind_name
 from engine_ext.shared.layout cimport MAX_RANKS
 from engine_ext.shared.segment cimport elsewhere
 

@@ -4,9 +4,10 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from engine_ext.control.coordinator cimport Coordinator
 from engine_ext.control.marks cimport Marks
 from engine_ext.control.overlap cimport Overlap
-from engine_ext.control.table cimport Op, Table
+from engine_ext.control.table cimport Table
 from engine_ext.control.trace cimport Trace
 from engine_ext.data.executor cimport Executor
+from engine_ext.operations.op cimport Op
 from engine_ext.platform.clock cimport patience
 from engine_ext.platform.posix cimport pthread_mutex_t, pthread_t
 from engine_ext.shared.counters cimport counters_page

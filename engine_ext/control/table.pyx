@@ -4,16 +4,14 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset, strlen
 
 from engine_ext.control.names cimport Named, names_add, names_close, names_find, names_open, names_remove
-from engine_ext.kernels.kernels cimport ENGINE_DTYPES
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.op cimport OP_STAND_IN, fails
 from engine_ext.platform.atomics cimport (
     load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed,
     store_release,
 )
 from engine_ext.platform.clock cimport patience, patience_at
-from engine_ext.shared.layout cimport (
-    IDS, KIND_ALLGATHER, KIND_ALLTOALL, KIND_BARRIER, KIND_REDUCESCATTER, REQUEST_BYTES, Status, engine_meta,
-    engine_request, meta_bytes, meta_row_bytes, rank_page,
-)
+from engine_ext.shared.layout cimport IDS, REQUEST_BYTES, Status, engine_meta, engine_request, rank_page
 from engine_ext.shared.segment cimport away
 
 
@@ -89,7 +87,7 @@ cdef int announce(Table* table, Record* record, Op* op) noexcept nogil:
         absent = op.source == NULL and op.nbytes > 0
         if absent != bit(page.absent, id):
             store_relaxed(&page.absent[id >> 6], page.absent[id >> 6] ^ mask)
-        if op.meta.kind == KIND_ALLGATHER or op.meta.kind == KIND_BARRIER:
+        if operation_of(&op.meta).says:
             store_relaxed(&page.rows[id], <uint64_t>op.rows)
         if load32_relaxed(&table.segment.coordinator.recording):
             store_relaxed(&page.brought[id], op.submitted)
@@ -145,12 +143,7 @@ cdef void table_stand_in(Table* table, Record* record) noexcept nogil:
     op.record, op.flags, op.meta = record, OP_STAND_IN, record.meta
     op.submitted = now_ns()
     op.since = patience_at(table.clock, op.submitted)
-    if op.meta.kind == KIND_ALLGATHER or op.meta.kind == KIND_ALLTOALL or op.meta.kind == KIND_REDUCESCATTER:
-        op.row_bytes = <uint64_t>meta_row_bytes(&op.meta)
-    if op.meta.kind == KIND_ALLTOALL:
-        op.splits = <int64_t*>calloc(table.segment.size, sizeof(int64_t))
-    elif op.meta.kind != KIND_ALLGATHER and op.meta.kind != KIND_BARRIER:
-        op.nbytes = <uint64_t>meta_bytes(&op.meta) + (8 * ENGINE_DTYPES if op.meta.group else 0)    # to align each dtype
+    operation_of(&op.meta).stand_in(op, table.segment.size)
     store_pointer(<void**>&record.inflight, op)
     if not record.fresh:
         table_toggle(table, record.id)

@@ -5,8 +5,8 @@ Written under the engine's lock, read without it (tracer.pyx) by one thread at a
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from engine_ext.control.overlap cimport Overlap
-from engine_ext.control.table cimport Op
 from engine_ext.data.executor cimport Executor
+from engine_ext.operations.op cimport Op
 from engine_ext.shared.layout cimport engine_entry
 
 cdef enum:

@@ -11,7 +11,7 @@ from libc.string cimport memcpy, memset
 from engine_ext.control.overlap cimport (
     Overlap, overlap_blocked, overlap_entry_begins, overlap_entry_ends, overlap_wait_begins, overlap_wait_ends,
 )
-from engine_ext.control.table cimport Record
+from engine_ext.operations.op cimport Record
 from engine_ext.platform.atomics cimport (
     load_acquire, load_relaxed, now_ns, store32_release, store_relaxed, store_release,
 )

@@ -1,5 +1,5 @@
 """Executes one entry at a time: pack, reduce, copy, chunk by chunk. Never waits."""
-from libc.stdint cimport int64_t, uint64_t, uint8_t
+from libc.stdint cimport int64_t, uint64_t
 
 from engine_ext.data.plan cimport Piece, Plan
 from engine_ext.kernels.kernels cimport engine_kernels, engine_reduction
@@ -7,7 +7,16 @@ from engine_ext.platform.clock cimport patience
 from engine_ext.transport.arena cimport Arena
 from engine_ext.transport.transport cimport Progress, Transport
 
-cdef struct Adasum:         # of the entry in progress, if it is one (adasum.pyx)
+cdef struct Executor
+
+cdef struct Steps:          # how the chunks of an entry pass the stages; `n` counts from its first chunk
+    void (*pack)(Executor* x, uint64_t n) noexcept nogil        # offer this rank's bytes to the others
+    void (*reduce)(Executor* x, uint64_t n) noexcept nogil      # combine what all have offered; NULL: there is nothing to combine
+    void (*copy)(Executor* x, uint64_t n) noexcept nogil        # take what others have; NULL: it is passed with reduce
+    bint in_place               # tensors lie where all ranks reach them: nothing goes through the slots
+    bint copies_results         # copy takes what others have reduced, not what they have packed
+
+cdef struct Adasum:         # of the entry in progress, if it is one (operations/adasum.pyx)
     char* memory            # for the arrays
     uint64_t room           # bytes of it
     uint64_t* starts        # by piece: where its share of a compartment begins; one more: the end of the last
@@ -15,6 +24,7 @@ cdef struct Adasum:         # of the entry in progress, if it is one (adasum.pyx
     double* weights         # by piece and rank
     double* lanes           # by pair: running sums for the piece at hand
     uint64_t measured       # chunks in which parts are measured
+    uint64_t lead           # chunks before those of the logical buffer
     double factor           # prescale and postscale
 
 cdef struct Executor:
@@ -25,11 +35,10 @@ cdef struct Executor:
     const engine_kernels* kernels
     Plan plan
     bint active
-    uint8_t kind
-    uint8_t algorithm
+    const Steps* steps
     bint streaming
     bint needs_pack             # shared tensors: some rank must write before others read
-    int root
+    int root                    # of a broadcast
     uint64_t chunk              # bytes
     engine_reduction reduction
     uint64_t* gather_bytes      # allgather, all-to-all: from each rank
@@ -43,7 +52,6 @@ cdef struct Executor:
     char* received              # malloc'ed then; NULL without memory
     uint64_t first              # number of the entry's first chunk, over the whole schedule
     uint64_t end                # of the chunk after its last
-    uint64_t lead               # chunks of the entry that come before those of the logical buffer
     uint64_t uncopied           # before this chunk copy has nothing to do, and is passed with reduce
     uint64_t pack_gate          # from this chunk on pack, and
     uint64_t reduce_gate        # from this one on reduce, need what the stage after it has done with all before, on this rank
@@ -54,7 +62,8 @@ cdef struct Executor:
     uint64_t[3] stage_first     # when its first chunk was begun
     uint64_t[3] stage_last      # when its last chunk was done
     uint64_t[3] stage_spent     # and what lies between without the pauses
-    const void** sources        # scratch, by rank
+    char** slots                # scratch, by rank
+    const void** sources
     void** targets
     Adasum adasum
 
@@ -73,7 +82,7 @@ cdef inline uint64_t offset(const Executor* x, const Piece* piece, uint64_t at) 
 cdef int executor_open(Executor* x, int rank, int size, Transport* transport, Arena* arena, const engine_kernels* kernels,
                        const patience* clock) noexcept nogil
 cdef void executor_close(Executor* x) noexcept nogil
-cdef void executor_start(Executor* x, uint64_t chunks) noexcept nogil
+cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexcept nogil
 cdef bint executor_progress(Executor* x) noexcept nogil
 cdef void executor_needs(Executor* x) noexcept nogil
 cdef int executor_laggard(Executor* x) noexcept nogil

@@ -8,12 +8,9 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from engine_ext.data.plan cimport plan_free
-from engine_ext.data.stages cimport copy_chunk, pack_chunk, reduce_chunk
 from engine_ext.platform.atomics cimport now_ns
 from engine_ext.platform.clock cimport age_ns, patience, patience_at
-from engine_ext.shared.layout cimport (
-    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, KIND_ALLREDUCE, KIND_REDUCESCATTER, SLOTS, Status,
-)
+from engine_ext.shared.layout cimport SLOTS, Status
 from engine_ext.transport.transport cimport Progress, Stage
 
 
@@ -22,20 +19,22 @@ cdef int executor_open(Executor* x, int rank, int size, Transport* transport, Ar
     memset(x, 0, sizeof(Executor))
     x.rank, x.size, x.transport, x.arena, x.kernels, x.clock = rank, size, transport, arena, kernels, clock
     x.progressed = patience_at(clock, now_ns())
+    x.slots = <char**>calloc(size, sizeof(char*))
     x.sources = <const void**>calloc(size, sizeof(void*))
     x.targets = <void**>calloc(size, sizeof(void*))
     x.gather_bytes = <uint64_t*>calloc(size, 8)
     x.gather_start = <uint64_t*>calloc(size, 8)
     x.send_bytes = <uint64_t*>calloc(size, 8)
     x.send_start = <uint64_t*>calloc(size, 8)
-    if (x.sources == NULL or x.targets == NULL or x.gather_bytes == NULL or x.gather_start == NULL or x.send_bytes == NULL
-            or x.send_start == NULL):
+    if (x.slots == NULL or x.sources == NULL or x.targets == NULL or x.gather_bytes == NULL or x.gather_start == NULL
+            or x.send_bytes == NULL or x.send_start == NULL):
         return Status.NO_MEMORY
     return Status.OK
 
 
 cdef void executor_close(Executor* x) noexcept nogil:
     plan_free(&x.plan)
+    free(x.slots)
     free(<void*>x.sources)
     free(x.targets)
     free(x.gather_bytes)
@@ -47,11 +46,12 @@ cdef void executor_close(Executor* x) noexcept nogil:
     memset(x, 0, sizeof(Executor))
 
 
-cdef void executor_start(Executor* x, uint64_t chunks) noexcept nogil:
+cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexcept nogil:
     """Begin the entry that the fields and the plan describe."""
+    x.steps = steps
     x.first = x.passed.packed
     x.end = x.first + chunks
-    x.uncopied = x.end if x.algorithm == ALGORITHM_ONE_SHOT or x.kind == KIND_REDUCESCATTER else 0
+    x.uncopied = x.end if steps.copy == NULL else 0
     x.pack_gate = x.reduce_gate = 0
     x.active = True
     x.progressed = patience_at(x.clock, now_ns())
@@ -71,7 +71,7 @@ cdef inline bint may_reduce(const Executor* x) noexcept nogil:
 
 cdef void executor_needs(Executor* x) noexcept nogil:
     """Say what other ranks have to reach before step() can do anything: the conditions there, turned round."""
-    cdef bint needs_packed = x.algorithm != ALGORITHM_SHARED or x.needs_pack
+    cdef bint needs_packed = not x.steps.in_place or x.needs_pack
     cdef Progress others
     others.packed = x.passed.reduced + 1 if may_reduce(x) and needs_packed else UINT64_MAX
     others.reduced = x.passed.copied + 1 if x.passed.copied < x.passed.reduced else UINT64_MAX
@@ -83,11 +83,11 @@ cdef void pass_chunk(Executor* x, Stage stage, uint64_t chunk) noexcept nogil:
     """Take one chunk of the entry through one stage."""
     cdef uint64_t begun = now_ns() if x.timed else 0
     if stage == Stage.PACKED:
-        pack_chunk(x, chunk)
+        x.steps.pack(x, chunk)
     elif stage == Stage.REDUCED:
-        reduce_chunk(x, chunk)
+        x.steps.reduce(x, chunk)
     else:
-        copy_chunk(x, chunk)
+        x.steps.copy(x, chunk)
     if x.timed:
         if x.stage_first[<int>stage] == 0:
             x.stage_first[<int>stage] = begun
@@ -102,20 +102,20 @@ cdef inline bint reached(Executor* x, Stage stage, uint64_t chunks) noexcept nog
 cdef bint step(Executor* x) noexcept nogil:
     """Pass one stage of one chunk, the latest stage first, so that few chunks are on the way at once."""
     if x.passed.copied < x.passed.reduced:
-        if x.kind != KIND_ALLREDUCE or reached(x, Stage.REDUCED, x.passed.copied + 1):
+        if not x.steps.copies_results or reached(x, Stage.REDUCED, x.passed.copied + 1):
             pass_chunk(x, Stage.COPIED, x.passed.copied - x.first)
             x.passed.copied += 1
             return True
     if may_reduce(x):
-        if (x.algorithm == ALGORITHM_SHARED and not x.needs_pack) or reached(x, Stage.PACKED, x.passed.reduced + 1):
-            if x.kind == KIND_ALLREDUCE or x.kind == KIND_REDUCESCATTER:
+        if (x.steps.in_place and not x.needs_pack) or reached(x, Stage.PACKED, x.passed.reduced + 1):
+            if x.steps.reduce != NULL:
                 pass_chunk(x, Stage.REDUCED, x.passed.reduced - x.first)
-                if x.passed.reduced < x.uncopied:
-                    x.passed.copied += 1
+            if x.passed.reduced < x.uncopied:
+                x.passed.copied += 1
             x.passed.reduced += 1
             return True
     if may_pack(x):
-        if x.algorithm == ALGORITHM_SHARED or x.passed.packed < SLOTS or reached(x, Stage.COPIED, x.passed.packed + 1 - SLOTS):
+        if x.steps.in_place or x.passed.packed < SLOTS or reached(x, Stage.COPIED, x.passed.packed + 1 - SLOTS):
             pass_chunk(x, Stage.PACKED, x.passed.packed - x.first)
             x.passed.packed += 1
             return True

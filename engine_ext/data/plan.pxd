@@ -29,3 +29,28 @@ cdef Piece* plan_append(
     Plan* plan, const char* source, char* target, uint64_t nbytes, int dtype, int wire, int64_t shared
 ) noexcept nogil
 cdef int32_t plan_find(const Plan* plan, uint64_t at) noexcept nogil
+
+cdef struct Cut:            # what lies of one piece in a range of the logical buffer
+    Piece* piece
+    int32_t k               # its number
+    uint64_t low            # of the logical buffer
+    uint64_t high
+    uint64_t begin          # of the range
+    uint64_t end
+
+cdef inline Cut cut_range(const Plan* plan, uint64_t begin, uint64_t end) noexcept nogil:
+    """To walk the pieces of [begin, end): `while next_piece(&plan, &cut)`."""
+    cdef Cut cut
+    cut.piece, cut.low, cut.high = NULL, 0, 0
+    cut.begin, cut.end, cut.k = begin, end, plan_find(plan, begin) - 1
+    return cut
+
+cdef inline bint next_piece(const Plan* plan, Cut* cut) noexcept nogil:
+    """Go on to the next piece that has bytes in the range; False: there is none. Gaps between pieces are passed over."""
+    while cut.k + 1 < plan.count and plan.pieces[cut.k + 1].start < cut.end:
+        cut.k += 1
+        cut.piece = &plan.pieces[cut.k]
+        cut.low, cut.high = max(cut.begin, cut.piece.start), min(cut.end, cut.piece.start + cut.piece.nbytes)
+        if cut.low < cut.high:
+            return True
+    return False

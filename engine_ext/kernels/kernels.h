@@ -55,7 +55,7 @@ static const uint8_t ENGINE_ITEM_BYTES[] = {2, 2, 4, 8, 1, 1, 2, 2, 4, 8, 1, 4, 
 _Static_assert(sizeof ENGINE_ITEM_BYTES == ENGINE_ALL_DTYPES, "every dtype has a size");
 static inline int64_t dtype_bytes(int dtype) { return ENGINE_ITEM_BYTES[dtype]; }
 
-/* ENGINE_OPS counts those that combine element by element; Adasum (data/adasum.pyx) is made of `inner` and `weigh`. */
+/* ENGINE_OPS counts those that combine element by element; Adasum (operations/adasum.pyx) is made of `inner` and `weigh`. */
 enum engine_op {
   ENGINE_SUM = 0,
   ENGINE_AVERAGE = 1,

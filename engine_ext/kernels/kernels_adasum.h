@@ -1,4 +1,4 @@
-/* What Adasum needs (data/adasum.pyx): inner products of rows, and their weighted sums. Both compute in float64. Part of
+/* What Adasum needs (operations/adasum.pyx): inner products of rows, and their weighted sums. Both compute in float64. Part of
  * kernels_impl.h; the order of additions is fixed by the position of an element, so that all levels give equal bits. */
 #ifndef ENGINE_KERNELS_ADASUM_H
 #define ENGINE_KERNELS_ADASUM_H

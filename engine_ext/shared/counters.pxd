@@ -59,7 +59,7 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
 cdef int counters_map(int fd, counters_page** page) noexcept nogil
 cdef void counters_unmap(counters_page* page) noexcept nogil
 cdef int counters_put(counters_page* page, const char* name, uint64_t value) noexcept nogil
-cdef void counters_entry(counters_page* page, const engine_entry* entry, uint64_t started, uint64_t ended,
+cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fusible, uint64_t started, uint64_t ended,
                          uint64_t exposed) noexcept nogil
 cdef void counters_arrival(counters_page* page, const engine_entry* entry, uint64_t submitted, uint64_t started) noexcept nogil
 cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil

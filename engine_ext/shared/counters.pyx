@@ -7,7 +7,6 @@ from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport (
     MADV_DONTFORK, MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, madvise, mmap, munmap,
 )
-from engine_ext.shared.layout cimport KIND_ALLREDUCE
 
 cdef extern from "engine_ext/shared/counters.h" nogil:
     int counters_format(counters_page* page)
@@ -42,9 +41,9 @@ cdef int counters_put(counters_page* page, const char* name, uint64_t value) noe
     return 0
 
 
-cdef void counters_entry(counters_page* page, const engine_entry* entry, uint64_t started, uint64_t ended,
+cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fusible, uint64_t started, uint64_t ended,
                          uint64_t exposed) noexcept nogil:
-    """An entry that moved data has ended."""
+    """An entry that moved data has ended; `fusible`: the fusion threshold was meant for it."""
     cdef int kind = entry.kind, which = kind * ALGORITHMS + entry.algorithm
     cdef uint64_t ns = age_ns(ended, started)
     tally(&page.collectives[which], 1)
@@ -54,7 +53,7 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, uint64_
     tally(&page.collective_durations[kind * DURATIONS + duration_bucket(ns)], 1)
     if exposed:
         tally(page.exposed_ns, exposed)
-    if kind == KIND_ALLREDUCE:
+    if fusible:
         tally(page.fused_bytes, entry.bytes)
         tally(page.fusion_capacity, max(entry.bytes, entry.knobs.fusion_threshold))
     store_relaxed(page.last_ns, ended)

@@ -181,6 +181,7 @@ static const uint64_t ENGINE_LAYOUT =
             offsetof(engine_entry, meta));
 
 _Static_assert((int)DIM_MOVED < (int)DIM_DIGEST && (int)DIM_DIGEST < (int)MAX_DIMS, "every dtype");
+_Static_assert((int)KINDS <= (int)MAX_DIMS, "a barrier tells a number for every kind");
 /* The dtype in which a tensor of `dtype` travels, `wire` being an entry's: only what is wider than a half is compressed. */
 static inline int wire_dtype(int wire, int dtype) {
   return wire && (dtype == ENGINE_FLOAT32 || dtype == ENGINE_FLOAT64) ? wire - 1 : dtype;
@@ -192,28 +193,9 @@ static inline int64_t meta_row_bytes(const engine_meta *meta) {
   for (uint32_t d = 1; d < meta->ndim && d < MAX_DIMS; d++) n *= meta->dims[d];
   return n;
 }
-/* Bytes of a tensor, or of all tensors of a group; of one row where the rows may differ, of nothing for a barrier. */
-static inline int64_t meta_bytes(const engine_meta *meta) {
-  if (meta->kind == KIND_BARRIER) return 0;
-  if (meta->group && meta->kind != KIND_ALLGATHER) {
-    int64_t n = 0;
-    for (int d = 0; d < ENGINE_DTYPES; d++) n += meta->dims[d] * dtype_bytes(d);
-    return n;
-  }
-  int64_t rows = meta->kind == KIND_ALLGATHER || meta->kind == KIND_ALLTOALL || meta->ndim == 0 ? 1 : meta->dims[0];
-  return rows * meta_row_bytes(meta);
-}
-static inline int meta_reduces(const engine_meta *meta) {
-  return meta->kind == KIND_ALLREDUCE || meta->kind == KIND_REDUCESCATTER;
-}
-/* As meta_bytes, but of what travels, `wire` being an entry's. */
-static inline int64_t meta_wire_bytes(const engine_meta *meta, int wire) {
-  int64_t n = meta_bytes(meta);
-  if (wire == 0 || !meta_reduces(meta)) return n;
-  if (meta->group == 0) return n / dtype_bytes(meta->dtype) * dtype_bytes(wire_dtype(wire, meta->dtype));
-  for (int d = ENGINE_FLOAT32; d <= ENGINE_FLOAT64; d++) n -= meta->dims[d] * (dtype_bytes(d) - dtype_bytes(wire_dtype(wire, d)));
-  return n;
-}
+/* What follows the header of a BATCH: the ids of its members, and of an allgather the rows of each rank. */
+static inline const int32_t *entry_ids(const engine_entry *entry) { return (const int32_t *)(entry + 1); }
+static inline const int64_t *entry_rows(const engine_entry *entry) { return (const int64_t *)(entry + 1) + (entry->items + 1) / 2; }
 
 static inline uint64_t segment_bytes(uint32_t size) {
   return PAGES_OFFSET + (uint64_t)size * (sizeof(rank_page) + (uint64_t)SLOTS * SLOT_BYTES);

@@ -80,10 +80,9 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         unsigned char* requests
 
     int64_t meta_row_bytes(const engine_meta* meta)
-    int64_t meta_bytes(const engine_meta* meta)
-    bint meta_reduces(const engine_meta* meta)
-    int64_t meta_wire_bytes(const engine_meta* meta, int wire)
     int wire_dtype(int wire, int dtype)
+    const int32_t* entry_ids(const engine_entry* entry)
+    const int64_t* entry_rows(const engine_entry* entry)
     uint64_t segment_bytes(uint32_t size)
     coordinator_page* segment_coordinator(segment_header* h)
     uint64_t* segment_schedule(segment_header* h)

@@ -15,6 +15,12 @@ FORBIDDEN = {"engine", "jax", "keras", "numpy", "tensorflow", "torch"}
 # A source that uses a plane which its row of the table does not name.
 EXCEPTIONS = {("bindings/gradients", "core")}
 
+# Where the kind of an operation is asked for.
+KINDS_ARE_KNOWN_TO = {
+    *("shared/layout.h", "shared/layout.pxd", "operations/kinds.pyx"),
+    *("core.pyx", "bindings/gradients.pyx"),  # the border
+}
+
 FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import[ \t]+(?:\(([^)]*)\)|([^\n]*))", re.MULTILINE)
 PLAIN = re.compile(r"^[ \t]*c?import[ \t]+([^\n]*)", re.MULTILINE)
 
@@ -73,6 +79,12 @@ def test_planes_use_only_what_lies_below_them() -> None:
         used = used_planes(path, border) - allowed
         wrong += [f"{source} uses {other}" for other in used if (source, other) not in EXCEPTIONS]
     assert wrong == []
+
+
+def test_kinds_are_asked_for_in_the_table_and_at_the_border_alone() -> None:
+    """What else depends on the operation is in its row."""
+    asking = {str(path.relative_to(ROOT / "engine_ext")) for path in SOURCES + HEADERS if "KIND_" in path.read_text()}
+    assert asking == KINDS_ARE_KNOWN_TO
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

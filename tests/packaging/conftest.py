@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from .environments import FAST, ROOT, Environment, copy_tree, make_environment, run
+from .marks import write_marks
+from .rotate import add_operation
 
 pytest.importorskip("mesonpy", reason="building needs the dev extra")
 
@@ -43,4 +45,15 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
     """An environment with the wheel in it; programs run in an empty directory."""
     environment = make_environment(tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("elsewhere"))
     environment.install(wheel)
+    return environment
+
+
+@pytest.fixture(scope="session")
+def editable(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with a copy of the tree installed in place, and one operation more; programs run in its root."""
+    tree = copy_tree(tmp_path_factory.mktemp("editable-tree"))
+    write_marks(tree, 1, 1, 1)
+    add_operation(tree)
+    environment = make_environment(tmp_path_factory.mktemp("editable"), tree)
+    environment.install(FAST, "--editable", tree)
     return environment

@@ -7,38 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from .environments import FAST, Environment, copy_tree, make_environment
+from .environments import Environment
+from .marks import write_marks
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds
 
 MARKS = "import engine_ext.core as core; print(core.mark_pyx, core.mark_pxd, core.mark_h)"
 RANKS = 8
-
-
-def write_marks(tree: Path, pyx: int, pxd: int, header: int) -> None:
-    """Give the module three constants, one from each kind of file that it is made of."""
-    files = {
-        "engine_ext/marks.h": f"#define MARK_H {header}\n",
-        "engine_ext/marks.pxd": f'cdef extern from "marks.h":\n    int MARK_H\ncdef enum:\n    MARK_PXD = {pxd}\n',
-    }
-    core = tree / "engine_ext/core.pyx"
-    source = core.read_text().partition("# marks\n")[0]
-    added = f"from engine_ext.marks cimport MARK_H, MARK_PXD\nmark_pyx, mark_pxd, mark_h = {pyx}, MARK_PXD, MARK_H\n"
-    files["engine_ext/core.pyx"] = f"{source}# marks\n{added}"
-    for name, text in files.items():
-        path = tree / name
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-
-
-@pytest.fixture(scope="module")
-def editable(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with the copy of the tree installed in place; programs run in the root of that tree."""
-    tree = copy_tree(tmp_path_factory.mktemp("editable-tree"))
-    write_marks(tree, 1, 1, 1)
-    environment = make_environment(tmp_path_factory.mktemp("editable"), tree)
-    environment.install(FAST, "--editable", tree)
-    return environment
 
 
 @pytest.fixture

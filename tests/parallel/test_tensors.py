@@ -26,7 +26,7 @@ ONE_SHOT, SMALLEST_CHUNK, CHUNK, SLOT = (
     64 * KIB,
     512 * KIB,
     1024 * KIB,
-)  # engine_ext/control/batch.pyx, layout.h
+)  # engine_ext/operations/allreduce.pyx, operation.pyx; layout.h
 
 
 def lengths(item: int, size: int) -> list[int]:

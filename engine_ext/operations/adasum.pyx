@@ -9,20 +9,25 @@ Hence one exchange is enough for any number of ranks, no vector in between is ev
 
     chunks [0, measured)        Rank r gets part r of every tensor from all ranks, and adds up the inner products of each two.
     chunks [measured, lead)     The products, summed over the parts in the order of ranks: a two-shot sum in float64.
-    chunks [lead, end)          The weighted sum, two-shot, as any sum (stages.pyx).
+    chunks [lead, end)          The weighted sum, two-shot, as any sum (allreduce.pyx).
 
-A compartment (scatter.pyx) has a share for each tensor, equally long for all ranks. So which part of a tensor a rank measures,
-and in which order it adds up, depends on the tensor and the number of ranks alone: fusion and chunk size change no bit.
+A compartment (data/pieces.pxd) has a share for each tensor, equally long for all ranks. So which part of a tensor a rank
+measures, and in which order it adds up, depends on the tensor and the number of ranks alone: fusion and chunk size change no bit.
 """
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.executor cimport Adasum, Executor, elements, executor_start, slot
-from engine_ext.data.plan cimport PIECE_ALIGNMENT, Piece
-from engine_ext.data.scatter cimport compartment, place
+from engine_ext.data.executor cimport Adasum, Steps, elements, executor_start, offset, slot
+from engine_ext.data.pieces cimport chunk_end, compartment, find_slots, find_sources, part_start, place
+from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, Piece, cut_range, next_piece
 from engine_ext.kernels.kernels cimport ENGINE_INNER_LANES
-from engine_ext.shared.layout cimport SLOT_BYTES
+from engine_ext.operations.allreduce cimport copy_parts_of_others, pack_parts_of_others
+from engine_ext.operations.op cimport Op
+from engine_ext.operations.operation cimport bytes_of_all, choose_scatter, chunks_of_plan, plan_tensors, stand_in_tensor
+from engine_ext.shared.layout cimport ALGORITHM_ADASUM, SLOT_BYTES, engine_entry
+
+cdef Steps STEPS = Steps(pack, reduce, copy, False, True)
 
 # A vector of the tree whose squared norm is below this share of what it was added up from is zero: its ranks cancel to within
 # the resolution of float32, (2^-24)^2, and which way the rest points is chance.
@@ -34,8 +39,26 @@ cdef inline int32_t pairs(const Executor* x) noexcept nogil:
     return x.size * (x.size + 1) // 2
 
 
-cdef bint adasum_start(Executor* x) noexcept nogil:
-    """Begin the entry that the fields and the plan describe. False without memory."""
+cdef Operation adasum_row() noexcept:
+    cdef Operation row
+    memset(&row, 0, sizeof(row))
+    row.name = b"allreduce"
+    row.reduces = row.moves = row.optional = row.tells_members = True
+    row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose, stand_in_tensor, plan
+    return row
+
+
+cdef void choose(engine_entry* entry, uint32_t knob, int size) noexcept nogil:
+    choose_scatter(entry, knob, size)
+    entry.algorithm = ALGORITHM_ADASUM
+
+
+cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
+    return plan_tensors(x, batch, entry) and start(x)
+
+
+cdef bint start(Executor* x) noexcept nogil:
+    """Begin the entry that the plan describes. False without memory."""
     cdef Adasum* a = &x.adasum
     cdef uint64_t size = <uint64_t>x.size, count = <uint64_t>x.plan.count, lines, room, exchanged
     cdef uint64_t products = count * <uint64_t>pairs(x), lanes = <uint64_t>pairs(x) * ENGINE_INNER_LANES, k
@@ -63,10 +86,10 @@ cdef bint adasum_start(Executor* x) noexcept nogil:
     x.reduction.prescale = 1.0
     if size == 1:
         weigh_ranks(x)
-    x.lead = a.measured + exchanged
-    executor_start(x, x.lead + (x.plan.total + x.chunk - 1) // x.chunk)
+    a.lead = a.measured + exchanged
+    executor_start(x, &STEPS, a.lead + chunks_of_plan(x))
     x.uncopied = x.pack_gate = x.first + a.measured
-    x.reduce_gate = x.first + x.lead
+    x.reduce_gate = x.first + a.lead
     return True
 
 
@@ -184,7 +207,7 @@ cdef void copy_exchange(Executor* x, uint64_t n) noexcept nogil:
         low, high = exchange_start(x, n, r), exchange_start(x, n, r + 1)
         if r != x.rank and low < high:
             memcpy(<char*>x.adasum.products + n * SLOT_BYTES + low, exchange_slot(x, r, n) + low, high - low)
-    if x.adasum.measured + n + 1 == x.lead:
+    if x.adasum.measured + n + 1 == x.adasum.lead:
         weigh_ranks(x)
 
 
@@ -243,21 +266,48 @@ cdef void weigh_ranks(Executor* x) noexcept nogil:
         weigh_tensor(x.adasum.products + k * pairs(x), x.adasum.weights + k * x.size, x.size, x.adasum.factor)
 
 
-# ---- the chunks before the weighted sum --------------------------------------------------------------------------------------
+# ---- the stages --------------------------------------------------------------------------------------------------------------
 
-cdef void pack_products(Executor* x, uint64_t n) noexcept nogil:
+cdef inline uint64_t begin_of(const Executor* x, uint64_t n) noexcept nogil:
+    """Where in the logical buffer chunk n of the weighted sum begins."""
+    return (n - x.adasum.lead) * x.chunk
+
+
+cdef void pack(Executor* x, uint64_t n) noexcept nogil:
     if n < x.adasum.measured:
         pack_parts(x, n)
-    else:
+    elif n < x.adasum.lead:
         pack_exchange(x, n - x.adasum.measured)
+    else:
+        pack_parts_of_others(x, n, begin_of(x, n))
 
 
-cdef void reduce_products(Executor* x, uint64_t n) noexcept nogil:
+cdef void reduce(Executor* x, uint64_t n) noexcept nogil:
     if n < x.adasum.measured:
         measure_parts(x, n)
-    else:
+    elif n < x.adasum.lead:
         reduce_exchange(x, n - x.adasum.measured)
+    else:
+        weigh_part(x, n, begin_of(x, n))
 
 
-cdef void copy_products(Executor* x, uint64_t n) noexcept nogil:
-    copy_exchange(x, n - x.adasum.measured)
+cdef void copy(Executor* x, uint64_t n) noexcept nogil:
+    if n < x.adasum.lead:
+        copy_exchange(x, n - x.adasum.measured)
+    else:
+        copy_parts_of_others(x, n, begin_of(x, n))
+
+
+cdef void weigh_part(Executor* x, uint64_t n, uint64_t begin) noexcept nogil:
+    """Add up this rank's part of chunk n, each rank's tensors by their weights, into its tensors and its slot."""
+    cdef uint64_t end = chunk_end(x, begin)
+    cdef Cut cut = cut_range(&x.plan, part_start(x, begin, end, x.rank), part_start(x, begin, end, x.rank + 1))
+    cdef char* target
+    find_slots(x, n, begin)
+    while next_piece(&x.plan, &cut):
+        find_sources(x, &cut)
+        target = cut.piece.target + offset(x, cut.piece, cut.low)
+        x.kernels.weigh(cut.piece.dtype, target, x.sources, x.adasum.weights + cut.k * x.size, x.size,
+                        elements(x, cut.piece, cut.high - cut.low))
+        if x.size > 1:
+            x.kernels.copy(x.slots[x.rank] + cut.low, target, cut.high - cut.low)

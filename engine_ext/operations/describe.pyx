@@ -3,12 +3,12 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport strtod
 
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.operation cimport Operation
 from engine_ext.shared.layout cimport (
-    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_INDEX, KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER,
-    KIND_BROADCAST, KIND_REDUCESCATTER, LAYOUT_SPARSE, MAX_DIMS, WIRE_TUNED, engine_meta,
+    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_INDEX, LAYOUT_SPARSE, MAX_DIMS, WIRE_TUNED, engine_meta,
 )
 
-cdef const char** KIND_NAMES = ["allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter"]
 cdef const char** OP_NAMES = ["sum", "average", "min", "max", "product", "adasum"]
 cdef const char** LAYOUT_NAMES = ["", " channels_last", " channels_last_3d", ""]
 cdef const char** DTYPE_NAMES = [
@@ -16,10 +16,6 @@ cdef const char** DTYPE_NAMES = [
     "uint32", "uint64", "complex32", "complex64", "complex128",
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
 ]
-
-
-cdef const char* kind_name(int kind) noexcept nogil:
-    return KIND_NAMES[kind]
 
 
 cdef const char* op_name(int op) noexcept nogil:
@@ -32,16 +28,19 @@ cdef const char* dtype_name(int dtype) noexcept nogil:
 
 cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept nogil:
     cdef int at = 0
-    cdef bint sparse = meta.layout == LAYOUT_SPARSE
-    at = fit(at, snprintf(text, room, "%s%s", b"sparse " if sparse else b"",
-                          KIND_NAMES[KIND_ALLREDUCE if sparse else meta.kind]), room)
-    if meta.kind == KIND_BARRIER:
+    cdef const Operation* operation = operation_of(meta)
+    cdef bint sparse = meta.layout == LAYOUT_SPARSE             # an allreduce to whoever calls it, though it is gathered
+    cdef const char* name = operation.name
+    if sparse:
+        name = b"sparse allreduce"
+    at = fit(at, snprintf(text, room, "%s", name), room)
+    if not operation.moves:
         if meta.ndim:       # an internal barrier that agrees on a size
             at = fit(at, snprintf(text + at, room - at, " of %lld bytes", <long long>meta.dims[0]), room)
         return at
-    if meta.kind == KIND_ALLREDUCE or meta.kind == KIND_REDUCESCATTER or sparse:
+    if operation.reduces or sparse:
         at = fit(at, snprintf(text + at, room - at, " %s", OP_NAMES[meta.op]), room)
-    elif meta.kind == KIND_BROADCAST:
+    elif operation.rooted:
         at = fit(at, snprintf(text + at, room - at, " from root %d", meta.root), room)
     if meta.group and not sparse:
         at = describe_group(meta, text, at, room)
@@ -75,7 +74,7 @@ cdef int describe_group(const engine_meta* meta, char* text, int at, int room) n
     for d in range(ENGINE_DTYPES):
         if meta.dims[d]:
             at = fit(at, snprintf(text + at, room - at, "%s %lld elements%s, ", DTYPE_NAMES[d], <long long>meta.dims[d],
-                                  b" in a row" if meta.kind == KIND_ALLGATHER else b""), room)
+                                  b" in a row" if operation_of(meta).uneven else b""), room)
     if meta.dims[DIM_MOVED]:
         at = fit(at, snprintf(text + at, room - at, "other dtypes %lld elements in a row, ",
                               <long long>meta.dims[DIM_MOVED]), room)
@@ -87,7 +86,7 @@ cdef int describe_shape(const engine_meta* meta, char* text, int at, int room) n
     cdef int d
     at = fit(at, snprintf(text + at, room - at, " %s[", DTYPE_NAMES[meta.dtype]), room)
     for d in range(<int>meta.ndim if meta.ndim < MAX_DIMS else MAX_DIMS):
-        if d == 0 and meta.layout != LAYOUT_SPARSE and (meta.kind == KIND_ALLGATHER or meta.kind == KIND_ALLTOALL):
+        if d == 0 and meta.layout != LAYOUT_SPARSE and operation_of(meta).uneven:
             at = fit(at, snprintf(text + at, room - at, "*"), room)
         else:
             at = fit(at, snprintf(text + at, room - at, "%s%lld", b", " if d else b"", <long long>meta.dims[d]), room)

@@ -1,0 +1,7 @@
+"""Who owns an operation of this rank, and what it keeps alive."""
+from engine_ext.control.state cimport State
+from engine_ext.operations.op cimport Op
+
+cdef void keep_alive(Op* op, object owner) noexcept
+cdef void abandon(Op* op) noexcept
+cdef void bury(State* e) noexcept

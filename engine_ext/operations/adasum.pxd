@@ -1,0 +1,5 @@
+"""Adasum: the ranks' vectors, combined in pairs by how far they agree."""
+from engine_ext.data.executor cimport Executor
+from engine_ext.operations.operation cimport Operation
+
+cdef Operation adasum_row() noexcept

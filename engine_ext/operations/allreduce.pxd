@@ -1,0 +1,9 @@
+"""Allreduce: every rank gets the ranks' tensors, reduced element by element."""
+from libc.stdint cimport uint64_t
+
+from engine_ext.data.executor cimport Executor
+from engine_ext.operations.operation cimport Operation
+
+cdef Operation allreduce_row() noexcept
+cdef void pack_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept nogil
+cdef void copy_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept nogil

@@ -1,0 +1,141 @@
+"""Allreduce: every rank gets the ranks' tensors, reduced element by element.
+
+*One-shot*, for what is small: every rank offers everything and reduces everything. *Two-shot*: rank r reduces part r of each
+chunk, and all copy it from there. *Shared*: tensors lie where all ranks reach them, in the arena, so that rank r reduces part r
+of every tensor in place, and writes it to all.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
+
+from engine_ext.data.executor cimport Steps, elements, executor_start, slot
+from engine_ext.data.pieces cimport chunk_end, copy_range, identity_of_absent, pack_range, part_start, reduce_range
+from engine_ext.data.plan cimport Cut, cut_range, next_piece
+from engine_ext.kernels.identity cimport fill_identity
+from engine_ext.kernels.kernels cimport ENGINE_EVERY_SOURCE
+from engine_ext.operations.op cimport Op
+from engine_ext.operations.operation cimport bytes_of_all, choose_two_shot, chunks_of_plan, plan_tensors, stand_in_tensor
+from engine_ext.shared.layout cimport ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, SLOT_BYTES, engine_entry
+from engine_ext.transport.arena cimport arena_address
+
+cdef enum:
+    ONE_SHOT_BYTES = 32768      # of all ranks together: below it a second handshake costs more than the extra reading
+
+cdef Steps ONE_SHOT = Steps(pack_all, reduce_all, NULL, False, True)
+cdef Steps TWO_SHOT = Steps(pack_parts, reduce_part, copy_parts, False, True)
+cdef Steps SHARED = Steps(pack_shared, reduce_shared, copy_shared, True, True)
+
+
+cdef Operation allreduce_row() noexcept:
+    cdef Operation row
+    memset(&row, 0, sizeof(row))
+    row.name = b"allreduce"
+    row.reduces = row.moves = row.optional = True
+    row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose, stand_in_tensor, plan
+    return row
+
+
+cdef void choose(engine_entry* entry, uint32_t knob, int size) noexcept nogil:
+    if entry.meta.shared >= 0:
+        entry.algorithm = ALGORITHM_SHARED
+    elif entry.bytes * <uint64_t>size <= ONE_SHOT_BYTES:
+        entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
+    else:
+        choose_two_shot(entry, knob, size)
+
+
+cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
+    cdef const Steps* steps = &TWO_SHOT
+    if not plan_tensors(x, batch, entry):
+        return False
+    if entry.algorithm == ALGORITHM_SHARED:
+        steps, x.chunk = &SHARED, x.plan.total         # one chunk, cut by rank only
+    elif entry.algorithm == ALGORITHM_ONE_SHOT:
+        steps = &ONE_SHOT
+    executor_start(x, steps, chunks_of_plan(x))
+    return True
+
+
+# ---- one-shot ----------------------------------------------------------------------------------------------------------------
+
+cdef void pack_all(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * x.chunk
+    pack_range(x, slot(x, x.rank, n), begin, begin, chunk_end(x, begin))
+
+
+cdef void reduce_all(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * x.chunk
+    reduce_range(x, n, begin, begin, chunk_end(x, begin), 1)
+
+
+# ---- two-shot ----------------------------------------------------------------------------------------------------------------
+
+cdef void pack_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept nogil:
+    """Offer what other ranks reduce of chunk n, which begins at `begin` of the logical buffer."""
+    cdef uint64_t end = chunk_end(x, begin)
+    cdef uint64_t low = part_start(x, begin, end, x.rank), high = part_start(x, begin, end, x.rank + 1)
+    cdef char* into = slot(x, x.rank, n)
+    if begin < low:
+        pack_range(x, into, begin, begin, low)
+    if high < end:
+        pack_range(x, into, begin, high, end)
+    if x.needs_pack and low < high:
+        identity_of_absent(x, into, begin, low, high)
+
+
+cdef void copy_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept nogil:
+    """Take what other ranks have reduced of chunk n."""
+    cdef uint64_t end = chunk_end(x, begin), low, high
+    cdef int r
+    for r in range(x.size):
+        low, high = part_start(x, begin, end, r), part_start(x, begin, end, r + 1)
+        if r != x.rank and low < high:
+            copy_range(x, slot(x, r, n), begin, low, high)
+
+
+cdef void pack_parts(Executor* x, uint64_t n) noexcept nogil:
+    pack_parts_of_others(x, n, n * x.chunk)
+
+
+cdef void reduce_part(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin)
+    cdef uint64_t low = part_start(x, begin, end, x.rank), high = part_start(x, begin, end, x.rank + 1)
+    if low < high:
+        reduce_range(x, n, begin, low, high, 2 if x.size > 1 else 1)
+
+
+cdef void copy_parts(Executor* x, uint64_t n) noexcept nogil:
+    copy_parts_of_others(x, n, n * x.chunk)
+
+
+# ---- shared ------------------------------------------------------------------------------------------------------------------
+
+cdef void pack_shared(Executor* x, uint64_t n) noexcept nogil:
+    """What is there is there. What this rank does not have must be the identity before others read it."""
+    cdef Cut cut = cut_range(&x.plan, 0, x.plan.total)
+    while x.needs_pack and next_piece(&x.plan, &cut):
+        if cut.piece.source == NULL:
+            fill_identity(arena_address(x.arena, cut.piece.shared, x.rank), cut.piece.dtype, x.reduction.op,
+                          elements(x, cut.piece, cut.piece.nbytes))
+
+
+cdef void reduce_shared(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t end = chunk_end(x, 0), at
+    cdef Cut cut = cut_range(&x.plan, part_start(x, 0, end, x.rank), part_start(x, 0, end, x.rank + 1))
+    cdef int r, t
+    x.reduction.unscaled = ENGINE_EVERY_SOURCE
+    x.reduction.copies = x.size
+    while next_piece(&x.plan, &cut):
+        at = cut.low - cut.piece.start
+        x.targets[0] = arena_address(x.arena, cut.piece.shared, x.rank) + at
+        t = 1
+        for r in range(x.size):
+            x.sources[r] = arena_address(x.arena, cut.piece.shared, r) + at
+            if r != x.rank:
+                x.targets[t] = <void*>x.sources[r]
+                t += 1
+        x.reduction.dtype, x.reduction.tensor = cut.piece.wire, cut.piece.dtype
+        x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, elements(x, cut.piece, cut.high - cut.low))
+
+
+cdef void copy_shared(Executor* x, uint64_t n) noexcept nogil:
+    """The wait was all: every rank has written its part into this rank's tensors."""

@@ -1,0 +1,64 @@
+"""Broadcast: every rank gets the tensors of one, the root, as bytes: of any dtype, kernels or not."""
+from libc.stdint cimport int32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from engine_ext.data.executor cimport Steps, executor_start, slot
+from engine_ext.data.pieces cimport chunk_end, copy_range, pack_range
+from engine_ext.data.plan cimport Cut, cut_range, next_piece, plan_clear
+from engine_ext.operations.op cimport Op
+from engine_ext.operations.operation cimport (
+    bytes_of_all, choose_two_shot, chunks_of_plan, give_target, plan_bytes, stand_in_tensor,
+)
+from engine_ext.shared.layout cimport engine_entry
+
+cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
+
+
+cdef Operation broadcast_row() noexcept:
+    cdef Operation row
+    memset(&row, 0, sizeof(row))
+    row.name = b"broadcast"
+    row.moves = row.rooted = True
+    row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose_two_shot, stand_in_tensor, plan
+    return row
+
+
+cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
+    cdef int32_t i
+    for i in range(<int32_t>entry.items):
+        if not (give_target(batch[i]) and plan_bytes(x, batch[i].source, batch[i].target, batch[i].nbytes)):
+            return False
+    executor_start(x, &STEPS, chunks_of_plan(x))
+    return True
+
+
+cdef bint broadcast_memory(Executor* x, int root, uint64_t chunk, char* memory, uint64_t nbytes) noexcept nogil:
+    """Broadcast memory of the engine's own, equally long on all ranks, before what an entry is about. False without memory."""
+    plan_clear(&x.plan)
+    x.streaming = x.needs_pack = x.timed = False
+    x.root, x.chunk = root, chunk
+    x.reduction.prescale = 1.0
+    if not plan_bytes(x, memory if x.rank == root else NULL, memory, nbytes):
+        return False
+    executor_start(x, &STEPS, chunks_of_plan(x))
+    return True
+
+
+cdef void pack(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * x.chunk
+    if x.rank == x.root and x.size > 1:
+        pack_range(x, slot(x, x.rank, n), begin, begin, chunk_end(x, begin))
+
+
+cdef void copy(Executor* x, uint64_t n) noexcept nogil:
+    """From the root's slot; on the root itself from the tensors given to those wanted, where these are others."""
+    cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin)
+    cdef Cut cut
+    if x.rank != x.root:
+        copy_range(x, slot(x, x.root, n), begin, begin, end)
+        return
+    cut = cut_range(&x.plan, begin, end)
+    while next_piece(&x.plan, &cut):
+        if cut.piece.source != cut.piece.target:
+            memcpy(cut.piece.target + (cut.low - cut.piece.start), cut.piece.source + (cut.low - cut.piece.start),
+                   cut.high - cut.low)

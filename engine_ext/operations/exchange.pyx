@@ -1,0 +1,102 @@
+"""All-to-all: every rank sends rows to each, and gets rows from each.
+
+It begins with a chunk in which every rank says how many rows it has for each. From these all ranks know how many chunks
+follow, and each allocates what it will receive. A chunk has a compartment for every rank (data/pieces.pxd), however unevenly the
+rows are split. In the executor, `send` is this rank's source, `gather` its result.
+"""
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport calloc, malloc
+from libc.string cimport memcpy, memset
+
+from engine_ext.data.executor cimport Executor, Steps, executor_start, slot
+from engine_ext.data.pieces cimport compartment, in_compartment, place
+from engine_ext.operations.op cimport Op
+from engine_ext.operations.operation cimport bytes_of_row, choose_scatter, plan_bytes, stand_in_rows
+from engine_ext.shared.layout cimport engine_entry
+
+cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
+
+
+cdef Operation exchange_row() noexcept:
+    cdef Operation row
+    memset(&row, 0, sizeof(row))
+    row.name = b"alltoall"
+    row.moves = row.alone = row.uneven = True
+    row.bytes, row.choose, row.stand_in = bytes_of_row, choose_scatter, stand_in
+    row.plan, row.finish = plan, finish
+    return row
+
+
+cdef void stand_in(Op* op, int size) noexcept nogil:
+    stand_in_rows(op, size)
+    op.splits = <int64_t*>calloc(size, sizeof(int64_t))
+
+
+cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
+    """How long it is shows after its first chunk."""
+    cdef Op* op = batch[0]
+    cdef uint64_t start = 0
+    cdef int r
+    op.row_counts = <int64_t*>malloc(x.size * sizeof(int64_t))
+    if op.row_counts == NULL or op.splits == NULL or not plan_bytes(x, op.source, NULL, op.nbytes):
+        return False
+    for r in range(x.size):
+        x.send_start[r], x.send_bytes[r] = start, <uint64_t>op.splits[r] * op.row_bytes
+        start += x.send_bytes[r]
+    x.row_bytes, x.rows_sent, x.rows_received = op.row_bytes, op.splits, op.row_counts
+    executor_start(x, &STEPS, 1)
+    return True
+
+
+cdef const char* finish(Executor* x, Op** batch) noexcept nogil:
+    """The result becomes the operation's."""
+    batch[0].memory, x.received = x.received, NULL
+    batch[0].memory_bytes = x.gather_start[x.size - 1] + x.gather_bytes[x.size - 1]
+    if batch[0].memory == NULL:
+        return b"out of memory for the result of an all-to-all"
+    return NULL
+
+
+cdef void pack(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t begin, nbytes
+    cdef int r
+    if n == 0:
+        memcpy(slot(x, x.rank, 0), x.rows_sent, <size_t>x.size * 8)
+        return
+    begin = (n - 1) * compartment(x)
+    for r in range(x.size):
+        nbytes = in_compartment(x, x.send_bytes[r], begin)
+        if nbytes and r != x.rank:
+            x.kernels.copy(place(x, x.rank, n, r), x.plan.pieces[0].source + x.send_start[r] + begin, nbytes)
+
+
+cdef void begin_receiving(Executor* x) noexcept nogil:
+    """Every rank has said what it sends: find out what comes, and make room for it."""
+    cdef const int64_t* sent
+    cdef uint64_t longest = 0, total = 0
+    cdef int r, s
+    for s in range(x.size):
+        sent = <const int64_t*>slot(x, s, 0)
+        for r in range(x.size):
+            longest = max(longest, <uint64_t>sent[r] * x.row_bytes)
+        x.rows_received[s] = sent[x.rank]
+        x.gather_bytes[s], x.gather_start[s] = <uint64_t>sent[x.rank] * x.row_bytes, total
+        total += x.gather_bytes[s]
+    x.received = <char*>malloc(max(total, <uint64_t>1))
+    x.end += (longest + compartment(x) - 1) // compartment(x)
+
+
+cdef void copy(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t begin, nbytes
+    cdef int s
+    if n == 0:
+        begin_receiving(x)
+        return
+    if x.received == NULL:          # no memory: said at the end, so that the other ranks are not kept waiting
+        return
+    begin = (n - 1) * compartment(x)
+    for s in range(x.size):
+        nbytes = in_compartment(x, x.gather_bytes[s], begin)
+        if nbytes:
+            x.kernels.copy(x.received + x.gather_start[s] + begin,
+                           place(x, s, n, x.rank) if s != x.rank else x.plan.pieces[0].source + x.send_start[s] + begin, nbytes)

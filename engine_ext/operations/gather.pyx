@@ -1,0 +1,81 @@
+"""Allgather: every rank gets the rows of all, one rank's after another's. Each may bring another number of rows.
+
+So every submission says how many, and the entry tells all ranks what each brings. A chunk carries the next of every rank's rows.
+
+A group is gathered as bytes: how many rows each member has here and how long one is, then the members, each at a multiple of 64.
+A rank that sends no bytes has nothing.
+"""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport malloc
+from libc.string cimport memcpy, memset
+
+from engine_ext.data.executor cimport Executor, Steps, executor_start, slot
+from engine_ext.data.pieces cimport chunk_end, pack_range
+from engine_ext.operations.op cimport Op
+from engine_ext.operations.operation cimport SAYS_ROWS, bytes_of_row, choose_two_shot, plan_bytes, stand_in_rows
+from engine_ext.shared.layout cimport engine_entry, entry_rows
+
+cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
+
+
+cdef Operation gather_row() noexcept:
+    cdef Operation row
+    memset(&row, 0, sizeof(row))
+    row.name, row.says = b"allgather", SAYS_ROWS
+    row.moves = row.alone = row.uneven = True
+    row.bytes, row.choose, row.stand_in, row.plan = bytes_of_row, choose_two_shot, stand_in_rows, plan
+    return row
+
+
+cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
+    """One tensor or group, whose result is allocated here because only the entry knows its size."""
+    cdef Op* op = batch[0]
+    cdef const int64_t* rows = entry_rows(entry)
+    cdef uint64_t longest = 0, row_bytes = <uint64_t>bytes_of_row(&entry.meta)
+    cdef int r
+    op.memory_bytes = 0
+    for r in range(x.size):
+        x.gather_bytes[r], x.gather_start[r] = <uint64_t>rows[r] * row_bytes, op.memory_bytes
+        op.memory_bytes += x.gather_bytes[r]
+        longest = max(longest, x.gather_bytes[r])
+    op.row_counts = <int64_t*>malloc(x.size * sizeof(int64_t))
+    op.memory = x.gathered = <char*>malloc(max(op.memory_bytes, <uint64_t>1))
+    if op.row_counts == NULL or op.memory == NULL:
+        return False
+    memcpy(op.row_counts, rows, x.size * sizeof(int64_t))
+    x.reduction.prescale = 1.0                      # what is gathered is not scaled on the way
+    if op.members != NULL:
+        if not plan_members(x, op):
+            return False
+    elif rows[x.rank] and not plan_bytes(x, op.source, NULL, op.nbytes):
+        return False
+    executor_start(x, &STEPS, (longest + x.chunk - 1) // x.chunk)
+    return True
+
+
+cdef bint plan_members(Executor* x, const Op* op) noexcept nogil:
+    cdef uint32_t k
+    if not plan_bytes(x, <char*>op.splits, NULL, op.meta.group * 2 * sizeof(int64_t)):
+        return False
+    for k in range(op.meta.group):
+        if not plan_bytes(x, op.members[k].source, NULL, op.members[k].nbytes):
+            return False
+    return True
+
+
+cdef void pack(Executor* x, uint64_t n) noexcept nogil:
+    """Offer the next chunk of this rank's rows, and put it where it belongs in the own result."""
+    cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin)
+    if begin >= end:
+        return
+    if x.size > 1:
+        pack_range(x, slot(x, x.rank, n), begin, begin, end)
+    pack_range(x, x.gathered + x.gather_start[x.rank] + begin, begin, begin, end)
+
+
+cdef void copy(Executor* x, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * x.chunk
+    cdef int r
+    for r in range(x.size):
+        if r != x.rank and begin < x.gather_bytes[r]:
+            x.kernels.copy(x.gathered + x.gather_start[r] + begin, slot(x, r, n), min(x.chunk, x.gather_bytes[r] - begin))

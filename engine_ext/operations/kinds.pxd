@@ -1,0 +1,18 @@
+"""The table of operations: a row by kind and reduction."""
+from libc.stdint cimport int64_t
+
+from engine_ext.kernels.kernels cimport ENGINE_ADASUM
+from engine_ext.operations.operation cimport Operation
+from engine_ext.shared.layout cimport engine_meta
+
+cdef enum:
+    REDUCTIONS = ENGINE_ADASUM + 1
+
+cdef const Operation** OPERATIONS       # by kind and reduction
+
+cdef const char* kind_name(int kind) noexcept nogil
+cdef int64_t wire_bytes(const engine_meta* meta, int wire) noexcept nogil
+
+cdef inline const Operation* operation_of(const engine_meta* meta) noexcept nogil:
+    """What an operation is. What reduces nothing has the same row for any reduction."""
+    return OPERATIONS[meta.kind * REDUCTIONS + meta.op]

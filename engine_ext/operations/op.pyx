@@ -1,0 +1,25 @@
+"""Operations are made and freed with the GIL held: each holds a reference to what keeps its tensors alive."""
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
+from libc.stdlib cimport calloc, free
+
+
+cdef Op* new_op() except NULL:
+    """An operation that its maker alone owns until it is brought."""
+    cdef Op* op = <Op*>calloc(1, sizeof(Op))
+    if op == NULL:
+        raise MemoryError("no memory for an operation")
+    op.meta.shared, op.meta.prescale, op.meta.postscale = -1, 1.0, 1.0
+    op.flags = OP_DONE
+    return op
+
+
+cdef void free_op(Op* op) noexcept:
+    """The GIL is held and the engine has let go of `op`."""
+    Py_XDECREF(<PyObject*>op.owner)
+    free(op.memory)
+    free(op.row_counts)
+    free(op.splits)
+    free(op.members)
+    free(op.text)
+    free(op)

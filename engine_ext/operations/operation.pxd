@@ -1,0 +1,56 @@
+"""An operation as a row: all in which one collective differs from another. kinds.pyx holds the rows.
+
+The coordinator, which knows no tensors, goes by the fields. Every rank plans an entry by `plan`: it makes the fusion plan of the
+tensors that the entry names, and hands the executor the Steps by which chunks pass. Nobody asks for a kind.
+"""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from engine_ext.data.executor cimport Executor
+from engine_ext.operations.op cimport Op
+from engine_ext.shared.layout cimport engine_entry, engine_meta
+
+cdef enum Says:             # what a rank tells the coordinator of each submission, in `rows` of its page
+    SAYS_NOTHING = 0
+    SAYS_ROWS = 1           # how many rows it brings; the entry tells all ranks what each brings
+    SAYS_ALIGNED = 2        # whether ranks align behind it (ARCHITECTURE.md, "Failed calls")
+
+cdef struct Operation:
+    const char* name
+    bint reduces            # values of ranks become one value: factors, compression and the reduction's name mean something
+    bint moves              # there are bytes to move
+    bint alone              # an entry carries one of it, since its size or its plan is its own
+    bint rooted             # one rank gives what all receive
+    bint uneven             # ranks may bring different numbers of rows
+    bint optional           # a rank may bring no tensor: it contributes what changes nothing, and gets the result
+    bint parts              # each rank receives its part of the rows
+    bint tells_members      # ranks that have joined have to know the tensors of a group one by one
+    Says says
+
+    # The coordinator's. Bytes of the tensor, or of all tensors of a group; of one row where the rows may differ.
+    int64_t (*bytes)(const engine_meta* meta) noexcept nogil
+    # By which algorithm `entry`, whose bytes are known, travels among `size` ranks, and in which chunks: `knob` bytes at most.
+    void (*choose)(engine_entry* entry, uint32_t knob, int size) noexcept nogil
+
+    # Every rank's. What a rank that has joined brings instead: what it holds beside `meta` and no tensor.
+    void (*stand_in)(Op* op, int size) noexcept nogil
+    # Start the executor on `entry`, whose operations are in `batch`. False without memory.
+    bint (*plan)(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil
+    # The executor is done: hand over what it has made. NULL, or why that is not possible. NULL as a function: there is nothing.
+    const char* (*finish)(Executor* x, Op** batch) noexcept nogil
+
+cdef bint operation_begin(
+    const Operation* operation, Executor* x, Op** batch, const engine_entry* entry, int root, bint timed
+) noexcept nogil
+
+# ---- what several rows share -------------------------------------------------------------------------------------------------
+
+cdef int64_t bytes_of_all(const engine_meta* meta) noexcept nogil
+cdef int64_t bytes_of_row(const engine_meta* meta) noexcept nogil
+cdef void choose_two_shot(engine_entry* entry, uint32_t knob, int size) noexcept nogil
+cdef void choose_scatter(engine_entry* entry, uint32_t knob, int size) noexcept nogil
+cdef void stand_in_tensor(Op* op, int size) noexcept nogil
+cdef void stand_in_rows(Op* op, int size) noexcept nogil
+cdef bint give_target(Op* op) noexcept nogil
+cdef bint plan_tensors(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil
+cdef bint plan_bytes(Executor* x, const char* source, char* target, uint64_t nbytes) noexcept nogil
+cdef uint64_t chunks_of_plan(const Executor* x) noexcept nogil
