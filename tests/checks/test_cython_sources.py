@@ -18,7 +18,7 @@ EXCEPTIONS = {("bindings/gradients", "core")}
 # Where the kind of an operation is asked for.
 KINDS_ARE_KNOWN_TO = {
     *("shared/layout.h", "shared/layout.pxd", "operations/kinds.pyx"),
-    *("core.pyx", "bindings/gradients.pyx"),  # the border
+    *("core.pyx", "bindings/collectives.pyx", "bindings/failed_calls.pyx", "bindings/gradients.pyx"),  # the border
 }
 
 FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import[ \t]+(?:\(([^)]*)\)|([^\n]*))", re.MULTILINE)
