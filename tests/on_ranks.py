@@ -132,7 +132,7 @@ def run(cases: list[Case]) -> None:
                 outcome = PASSED, ""
             except pytest.skip.Exception as reason:
                 outcome = SKIPPED, str(reason)
-            except Exception as error:
+            except (Exception, pytest.fail.Exception) as error:
                 over = isinstance(error, engine.errors.WorldError)
                 outcome = FAILED, shown(error)
             told.write(json.dumps([number, *outcome]) + "\n")
@@ -188,7 +188,7 @@ class Parts:
             yield
         except engine.errors.WorldError:
             raise
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             self.failures[str(name)] = traceback.format_exc(limit=-4)
 
     def done(self) -> None:

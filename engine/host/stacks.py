@@ -30,6 +30,7 @@ NOT_THE_USERS = (
     f"{os.sep}lib{os.sep}python3",
     "site-packages",
     "<frozen",
+    "<engine",  # functions that are made of a table (engine/frameworks/surface.py), under both names of the package
     ".pyx",
 )
 

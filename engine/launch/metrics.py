@@ -158,7 +158,7 @@ class Metrics:
         poll, end = select.poll(), time.monotonic() + self._seconds
         poll.register(wakeup, select.POLLIN)
         while (left := end - time.monotonic()) > 0:
-            if poll.poll(1e3 * left) and set(wakeup.recv(4096)) & set(ENDING):
+            if poll.poll(1e3 * min(left, 60.0)) and set(wakeup.recv(4096)) & set(ENDING):
                 return
 
     def stop(self) -> None:

@@ -170,6 +170,7 @@ cdef Op* allgather_group_op(State* e, list tensors, object sparse) except NULL:
     cdef Op* brought
     cdef list keepers = []
     cdef Py_ssize_t k, count = len(tensors)
+    cdef int op
     brought = new_op()
     keep_alive(brought, (tensors, keepers))
     try:
@@ -179,7 +180,10 @@ cdef Op* allgather_group_op(State* e, list tensors, object sparse) except NULL:
             expect_rows(tensors[k], &source, "an allgather joins")
         group_gather(brought)
         if sparse is not None:
-            shape, brought.meta.op, brought.meta.prescale, brought.meta.postscale, fault = sparse
+            shape, op, brought.meta.prescale, brought.meta.postscale, fault = sparse
+            if not 0 <= op <= ENGINE_ADASUM:
+                raise ArgumentError(f"there is no reduction {op}")
+            brought.meta.op = <unsigned char>op
             group_sparse(brought, shape, fault)
     except BaseException:
         free_op(brought)

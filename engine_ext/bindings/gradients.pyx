@@ -24,12 +24,12 @@ from engine_ext.bindings.waiting cimport wait_for
 from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.state cimport State
 from engine_ext.core cimport Engine
-from engine_ext.kernels.kernels cimport ENGINE_AVERAGE, ENGINE_BOOL
+from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL
 from engine_ext.operations.op cimport OP_DONE, Op, new_op
 from engine_ext.shared.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, NAME_BYTES, Status, engine_meta
 from engine_ext.transport.arena cimport arena_locate
 
-from engine_ext.errors import EngineError, UnsupportedTensorError
+from engine_ext.errors import ArgumentError, EngineError, UnsupportedTensorError
 
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch(const void* memory, size_t nbytes)
@@ -237,14 +237,14 @@ cdef class GradientHook:
     cdef int submit(self) except -1:
         cdef State* e = self.engine.state
         cdef int status
-        self.op.flags = 0
         while True:
+            self.op.flags = 0
             status = driver_submit(e, &self.name, self.op)
             if status == Status.OK:
                 self.flying = True
                 return 0
+            self.op.flags = OP_DONE         # as long as it is not brought: a signal may end the wait for room
             if status != Status.NO_ROOM and status != Status.AFTER_FAILURE:
-                self.op.flags = OP_DONE
                 refuse(e, status, self.label)
             make_room(e, &self.name, status)
 
@@ -283,6 +283,8 @@ cdef class GradientGroup:
 
     def __init__(self, Engine engine, binding, int op, double prescale=1.0, double postscale=1.0, wire=None, int number=0):
         expect_open(engine.state)
+        if not 0 <= op <= ENGINE_ADASUM:
+            raise ArgumentError(f"there is no reduction {op}")
         self.wire = wire_number(wire, op)
         memset(&self.scales, 0, sizeof(engine_meta))
         self.engine, self.hooks, self.passes, self.watched = engine, [], 1, WATCHED_PASSES

@@ -338,6 +338,8 @@ cdef void report_join(State* e, uint64_t quiet) noexcept nogil:
         if not away(&e.segment, r):
             length += snprintf(late + length, LATE_BYTES - length, "%s%d", b", " if count else b"", e.segment.numbers[r])
             count += 1
+    if count == 0:
+        return              # the last one has joined meanwhile
     snprintf(text, OVERDUE_BYTES, "join has waited %.0f s for rank%s %s, and nothing was brought", <double>quiet / 1e9,
              b"s" if count > 1 else b"", late)
     stall_tell(e, text)

@@ -42,6 +42,20 @@ fill_in(KIND_ALLTOALL, exchange_row())
 fill_in(KIND_REDUCESCATTER, scatter_row())
 
 
+cdef int expect_rows_of_all() except -1:
+    """Every kind has a row for every reduction, and every row what is called without asking."""
+    cdef const Operation* row
+    cdef int k
+    for k in range(KINDS * REDUCTIONS):
+        row = OPERATIONS[k]
+        if row == NULL or row.name == NULL or row.bytes == NULL or row.choose == NULL or row.stand_in == NULL or row.plan == NULL:
+            raise ImportError(f"operation {k // REDUCTIONS} has no whole row in engine_ext/operations/kinds.pyx")
+    return 0
+
+
+expect_rows_of_all()
+
+
 cdef const char* kind_name(int kind) noexcept nogil:
     return OPERATIONS[kind * REDUCTIONS].name
 

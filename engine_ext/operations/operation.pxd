@@ -12,7 +12,7 @@ from engine_ext.shared.layout cimport engine_entry, engine_meta
 cdef enum Says:             # what a rank tells the coordinator of each submission, in `rows` of its page
     SAYS_NOTHING = 0
     SAYS_ROWS = 1           # how many rows it brings; the entry tells all ranks what each brings
-    SAYS_ALIGNED = 2        # whether ranks align behind it (ARCHITECTURE.md, "Failed calls")
+    SAYS_ALIGNED = 2        # whether ranks align behind it (docs/architecture/protocol.md, "Failed calls")
 
 cdef struct Operation:
     const char* name

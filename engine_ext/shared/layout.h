@@ -178,7 +178,7 @@ static const uint64_t ENGINE_LAYOUT =
                         offsetof(rank_page, requests)),
                     RING_WORDS),
                 SLOTS *(uint64_t)SLOT_BYTES),
-            offsetof(engine_entry, meta));
+            offsetof(engine_entry, meta) * 4096 + sizeof(engine_knobs) * 64 + (unsigned)KINDS);
 
 _Static_assert((int)DIM_MOVED < (int)DIM_DIGEST && (int)DIM_DIGEST < (int)MAX_DIMS, "every dtype");
 _Static_assert((int)KINDS <= (int)MAX_DIMS, "a barrier tells a number for every kind");

@@ -50,6 +50,19 @@ def test_the_line_of_the_users_program_is_told(how: str, word: str, line: int) -
     assert "rank.0/stacks.txt" not in finished.files  # nobody has asked it
 
 
+def test_functions_made_of_a_table_are_not_the_users_line() -> None:
+    """`engine.torch.allreduce` is compiled from text: its own file name is none of the program's."""
+    pytest.importorskip("torch", reason="needs torch")
+    program = (
+        "import torch\nimport engine.torch\nengine.init()\nengine.barrier()\n"
+        "if engine.rank() == 1:\n    engine.torch.allreduce('no tensor')\nengine.torch.allreduce(torch.ones(3))\n"
+    )
+    with start_ranks(2, program, env=SETTINGS, options=OPTIONS) as job:
+        finished = job.finish(check=False)
+    assert re.search(r"TypeError: .* at rank\.py:\d+", finished.err), finished
+    assert " at <engine" not in finished.err
+
+
 def test_a_stopped_rank_cannot_say_where_it_stands() -> None:
     with start_ranks(2, "HOW = 'stop'\n" + PROGRAM, env=SETTINGS, options=OPTIONS) as job:
         finished = job.finish(check=False)
