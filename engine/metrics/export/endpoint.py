@@ -43,6 +43,7 @@ BUSY = (
 
 GZIP = re.compile(r"gzip(\s*;\s*q=(1(\.0*)?|0\.0*[1-9]\d*))?", re.IGNORECASE)
 _EMPTY_LINE = re.compile(rb"\n\r?\n")
+_VERSION = re.compile(rb"HTTP/\d\.\d\r?$")
 
 Exposition = Callable[[str], tuple[bytes, str]]
 
@@ -278,7 +279,7 @@ os.register_at_fork(after_in_child=_forget_in_forked_child)
 
 
 def _request(connection: socket.socket) -> bytes:
-    """Read a request up to its empty line."""
+    """Read a request up to its empty line; of what is none, as of a client that wants to encrypt, the first line."""
     read, searched, end = bytearray(), 0, time.monotonic() + LIFETIME
     while not _EMPTY_LINE.search(read, searched) and len(read) < LONGEST_REQUEST:
         if (left := end - time.monotonic()) <= 0:
@@ -288,6 +289,9 @@ def _request(connection: socket.socket) -> bytes:
             break
         searched = max(0, len(read) - 2)
         read += part
+        line, ended, _ = read.partition(b"\n")
+        if ended and not _VERSION.search(line):
+            break
     return bytes(read)
 
 
