@@ -9,7 +9,7 @@ import pytest
 
 import engine
 from engine.metrics import page
-from engine_ext import core
+from engine_ext.bindings import refusals
 
 from ..ranks import run_ranks, start_ranks
 from . import counters_program
@@ -162,4 +162,4 @@ def test_readers_and_the_engine_mean_the_same() -> None:
             finally:
                 engine.shutdown()
             assert fields["stores"] == [stores] and fields["compression"] == [wire]
-    assert page.CAUSES[1:] == ("died", "raised", "left", "stalled") and set(core.CAUSES) == {1, 2, 3, 4}
+    assert page.CAUSES[1:] == ("died", "raised", "left", "stalled") and set(refusals.CAUSES) == {1, 2, 3, 4}
