@@ -352,7 +352,7 @@ def given(
     known = settings(kind)
     found: dict[str, Any] = {}
     links = service_links(environ)
-    environ = {name: value for name, value in environ.items() if value.strip() and name not in links}
+    environ = {name: value for name, value in environ.items() if value and name not in links}
     for source, (name, value) in SWITCHES.items():
         if source in environ and variable(name) not in environ and read(truth, environ[source], source):
             found[name] = value
