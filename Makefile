@@ -33,7 +33,8 @@ test: $(VENV)/.installed-dev ## Run every check and every test
 # With two ranks, and without what builds, measures, or starts many jobs.
 .PHONY: quick
 quick: $(VENV)/.installed-dev ## Run the checks, and the tests that need one process or two ranks
-	@$(BIN)/python -m pytest -q --only-ranks 2 -m quick tests/checks tests/unit tests/launch tests/parallel tests/frameworks
+	@$(BIN)/python -m pytest -q --only-ranks 2 -m quick --deselect tests/unit/test_kernels.py::test_sanitizers_find_nothing \
+	    tests/checks tests/unit tests/launch tests/parallel
 
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## Run the static checks alone
