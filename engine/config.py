@@ -287,26 +287,6 @@ def knobs(kind: type[Config] = Config) -> dict[str, Setting]:
     return {name: each for name, each in settings(kind).items() if each.knob is not None}
 
 
-def parse(name: str, value: Any, source: str | None = None) -> Any:
-    """Check one value.
-
-    Parameters
-    ----------
-    name : str
-        A field of `Config`.
-    value : Any
-        Text from the environment, or what a caller gave.
-    source : str, optional
-        What to call it in an error; the setting's name by default.
-
-    Raises
-    ------
-    ConfigError
-        Naming the source, the value and the expected form.
-    """
-    return _named(name, settings(), "setting").read(value, source)
-
-
 def check_knobs(changes: Mapping[str, Any], kind: type[Config] = Config) -> dict[str, Any]:
     """Check changes of knobs, by name; None leaves a knob as it is.
 

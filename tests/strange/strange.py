@@ -78,8 +78,7 @@ def another_python(version: str, build: Path) -> str:
 
 def oldest_torch(build: Path) -> str:
     """Run the torch cases with the oldest torch that is promised."""
-    environment = {**os.environ, "MESONPY_EDITABLE_SKIP": str(ROOT / "build")}
-    return _cases([sys.executable, "-m", "tests.strange.old_torch", "--work", str(build / "torch-oldest")], environment)
+    return _cases([sys.executable, "-m", "tests.strange.old_torch", "--work", build / "torch-oldest"])
 
 
 def newest_torch(build: Path) -> str:
@@ -93,21 +92,12 @@ def newest_torch(build: Path) -> str:
         f"import sys; sys.path.append({str(ROOT)!r}); from pathlib import Path; from tests.strange import old_torch; "
         f"sys.exit(old_torch.run_cases(Path(sys.executable), Path({str(build)!r}), 2, {{}}))"
     )
-    return f"torch {found}: {job}; " + _cases([str(python), "-P", "-c", program], dict(os.environ))
+    return f"torch {found}: {job}; " + _cases([python, "-P", "-c", program])
 
 
-def _cases(command: list[str], environment: dict[str, str]) -> str:
+def _cases(command: list[object]) -> str:
     """Run a command that runs the torch cases; how many of them passed."""
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=3000,
-        check=False,
-    )
+    done = _finish(command, ROOT, dict(os.environ), 3000)
     passed = re.findall(r"^(\d+) of (\d+) cases pass", done.stdout, re.MULTILINE)
     count, of = (sum(int(pair[k]) for pair in passed) for k in (0, 1))
     assert done.returncode == 0, f"{count} of {of} torch cases pass:\n{done.stdout[-3000:]}"
@@ -147,18 +137,25 @@ def _run(command: list[object]) -> str:
     """Run a command outside of the sources, which would hide what is installed; what it printed."""
     names = ("PYTHONPATH", "MESONPY_EDITABLE_SKIP", "ENGINE_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
-    done = subprocess.run(
+    done = _finish(command, Path("/"), environment, 1800)
+    assert done.returncode == 0, f"{command} exited with {done.returncode}:\n{done.stdout[-3000:]}"
+    return done.stdout
+
+
+def _finish(
+    command: list[object], directory: Path, environment: dict[str, str], seconds: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with what it printed in one text."""
+    return subprocess.run(
         [str(part) for part in command],
-        cwd="/",
+        cwd=directory,
         env=environment,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=1800,
+        timeout=seconds,
         check=False,
     )
-    assert done.returncode == 0, f"{command} exited with {done.returncode}:\n{done.stdout[-3000:]}"
-    return done.stdout
 
 
 def parts(build: Path) -> Iterator[tuple[str, Callable[[], str]]]:

@@ -22,7 +22,7 @@ def test_defaults_need_no_environment() -> None:
 
 def test_every_default_is_a_value_that_its_parser_accepts() -> None:
     for entry in dataclasses.fields(config.Config):
-        assert config.parse(entry.name, entry.default) == entry.default
+        assert config.settings()[entry.name].read(entry.default) == entry.default
 
 
 @pytest.mark.parametrize(
