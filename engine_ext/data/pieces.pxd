@@ -8,8 +8,8 @@ cdef void pack_range(Executor* x, char* into, uint64_t begin, uint64_t low, uint
 cdef void copy_range(Executor* x, const char* out, uint64_t begin, uint64_t low, uint64_t high) noexcept nogil
 cdef void identity_of_absent(Executor* x, char* into, uint64_t begin, uint64_t low, uint64_t high) noexcept nogil
 cdef void reduce_range(Executor* x, uint64_t n, uint64_t begin, uint64_t low, uint64_t high, int copies) noexcept nogil
-cdef void find_slots(Executor* x, uint64_t n, uint64_t begin) noexcept nogil
-cdef void find_sources(Executor* x, const Cut* cut) noexcept nogil
+cdef void find_slots(Executor* x, uint64_t n) noexcept nogil
+cdef void find_sources(Executor* x, const Cut* cut, uint64_t begin) noexcept nogil
 
 # ---- a chunk of the logical buffer, cut into a part for every rank: what it reduces ------------------------------------------
 

@@ -37,18 +37,19 @@ cdef void identity_of_absent(Executor* x, char* into, uint64_t begin, uint64_t l
             fill_identity(into + (cut.low - begin), cut.piece.wire, x.reduction.op, elements(x, cut.piece, cut.high - cut.low))
 
 
-cdef void find_slots(Executor* x, uint64_t n, uint64_t begin) noexcept nogil:
-    """Where each rank's slot of chunk n would have byte 0 of the logical buffer, if it has `begin` at its start."""
+cdef void find_slots(Executor* x, uint64_t n) noexcept nogil:
+    """Where each rank's slot of chunk n lies."""
     cdef int r
     for r in range(x.size):
-        x.slots[r] = slot(x, r, n) - begin
+        x.slots[r] = slot(x, r, n)
 
 
-cdef void find_sources(Executor* x, const Cut* cut) noexcept nogil:
-    """What each rank has of a piece, after find_slots: this one in its tensor, unless it is absent here."""
+cdef void find_sources(Executor* x, const Cut* cut, uint64_t begin) noexcept nogil:
+    """What each rank has of a piece, after find_slots: this one in its tensor, unless it is absent here. The slots hold the
+    logical buffer from `begin` on, which may have wrapped below zero."""
     cdef int r
     for r in range(x.size):
-        x.sources[r] = x.slots[r] + cut.low
+        x.sources[r] = x.slots[r] + (cut.low - begin)
     if cut.piece.source != NULL:
         x.sources[x.rank] = cut.piece.source + offset(x, cut.piece, cut.low)
 
@@ -56,13 +57,13 @@ cdef void find_sources(Executor* x, const Cut* cut) noexcept nogil:
 cdef void reduce_range(Executor* x, uint64_t n, uint64_t begin, uint64_t low, uint64_t high, int copies) noexcept nogil:
     """Reduce [low, high) into the tensors and, with two copies, into this rank's slot. The slots hold it from `begin` on."""
     cdef Cut cut = cut_range(&x.plan, low, high)
-    find_slots(x, n, begin)
+    find_slots(x, n)
     x.reduction.copies = copies
     while next_piece(&x.plan, &cut):
-        find_sources(x, &cut)
+        find_sources(x, &cut, begin)
         x.reduction.unscaled = x.rank if cut.piece.source != NULL else ENGINE_NO_SOURCE
         x.targets[0] = cut.piece.target + offset(x, cut.piece, cut.low)
         if copies > 1:
-            x.targets[1] = x.slots[x.rank] + cut.low
+            x.targets[1] = x.slots[x.rank] + (cut.low - begin)
         x.reduction.dtype, x.reduction.tensor = cut.piece.wire, cut.piece.dtype
         x.kernels.reduce(&x.reduction, x.sources, <void* const*>x.targets, elements(x, cut.piece, cut.high - cut.low))

@@ -303,11 +303,11 @@ cdef void weigh_part(Executor* x, uint64_t n, uint64_t begin) noexcept nogil:
     cdef uint64_t end = chunk_end(x, begin)
     cdef Cut cut = cut_range(&x.plan, part_start(x, begin, end, x.rank), part_start(x, begin, end, x.rank + 1))
     cdef char* target
-    find_slots(x, n, begin)
+    find_slots(x, n)
     while next_piece(&x.plan, &cut):
-        find_sources(x, &cut)
+        find_sources(x, &cut, begin)
         target = cut.piece.target + offset(x, cut.piece, cut.low)
         x.kernels.weigh(cut.piece.dtype, target, x.sources, x.adasum.weights + cut.k * x.size, x.size,
                         elements(x, cut.piece, cut.high - cut.low))
         if x.size > 1:
-            x.kernels.copy(x.slots[x.rank] + cut.low, target, cut.high - cut.low)
+            x.kernels.copy(x.slots[x.rank] + (cut.low - begin), target, cut.high - cut.low)
