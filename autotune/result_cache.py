@@ -34,7 +34,7 @@ Value = int | float | str
 
 
 @dataclass(frozen=True)
-class Job:
+class Workload:
     """What knobs are good for. Two jobs are alike if all of it is equal.
 
     Attributes
@@ -93,7 +93,7 @@ class Known:
 
     Attributes
     ----------
-    job : Job
+    job : Workload
     knobs : dict
         The best known: the default, if nothing was proven better.
     gain, sure : float, optional
@@ -109,7 +109,7 @@ class Known:
         Searches since, in a row, that have proven nothing.
     """
 
-    job: Job
+    job: Workload
     knobs: dict[str, Value]
     gain: float | None
     sure: float | None
@@ -190,7 +190,7 @@ def remember(home: Path, known: Known) -> None:
     _bound(home)
 
 
-def recall(home: Path, job: Job) -> tuple[Known | None, str, list[str]]:
+def recall(home: Path, job: Workload) -> tuple[Known | None, str, list[str]]:
     """The best known for a job.
 
     Returns
@@ -214,7 +214,7 @@ def recall(home: Path, job: Job) -> tuple[Known | None, str, list[str]]:
     return known, f"{_likeness(known.job, job)}: {known.found}", skipped
 
 
-def nearness(known: Known, job: Job) -> tuple[float, ...] | None:
+def nearness(known: Known, job: Workload) -> tuple[float, ...] | None:
     """The order in which results are offered to a job: the least first; None: not at all.
 
     The very job, whatever was found for it. Then what was found better than its default, for the same model, on this
@@ -236,7 +236,7 @@ def nearness(known: Known, job: Job) -> tuple[float, ...] | None:
     return None
 
 
-def _likeness(other: Job, job: Job) -> str:
+def _likeness(other: Workload, job: Workload) -> str:
     if other == job:
         return "this job"
     differing = []
@@ -326,7 +326,7 @@ def _read(path: Path) -> Known:
         newer = ": a newer version has written it" if isinstance(schema, int) and schema > SCHEMA else ""
         raise ValueError(f"it is of schema {schema!r}, not {SCHEMA}{newer}")
     try:
-        known = Known(**{**content, "job": Job(**content["job"])})
+        known = Known(**{**content, "job": Workload(**content["job"])})
     except TypeError as error:  # fields that are missing, or too many
         raise ValueError(str(error).partition("() ")[2] or str(error)) from None
     if known.job.file != path.name:

@@ -3,7 +3,7 @@
 | from the trainer | holds | answered by |
 |---|---|---|
 | `prepare` | | `ready`: what takes long is imported |
-| `recall` | `job` (a `result_cache.Job` without `processor`), `cache` (a directory; null: the user's) | `known` |
+| `recall` | `job` (a `result_cache.Workload` without `processor`), `cache` (a directory; null: the user's) | `known` |
 | `begin` | `space`, `default`, `first`, `traffic`, `seed`, `max_trials`, `log` (a path, or null), `about` | `trial` |
 | `told` | `id`, `status`, `samples` of the trial; perhaps `exposed`, the share of waiting | `trial` or `done` |
 | `observe` | `samples` of what is deployed, after `done`; perhaps `steps` that passed | `watching`, or `trial` |
@@ -56,7 +56,7 @@ class Session:
         self._decision: dict[str, Any] = {}
         self._again = False  # what ends is not the first search
         self._drift = False
-        self._kept: tuple[Path, result_cache.Job] | None = None  # where, and for what, the result is to be kept
+        self._kept: tuple[Path, result_cache.Workload] | None = None  # where, and for what, the result is to be kept
         self._warnings: list[str] = []
 
     def answer(self, data: bytes) -> bytes:
@@ -89,7 +89,7 @@ class Session:
     def _recall(self, message: dict[str, Any]) -> dict[str, Any]:
         from autotune.journal import processor
 
-        job = result_cache.Job(**message["job"], processor=processor())
+        job = result_cache.Workload(**message["job"], processor=processor())
         try:
             home = result_cache.directory() if message["cache"] is None else Path(message["cache"])
             found, why, skipped = result_cache.recall(home, job)

@@ -1,7 +1,7 @@
 """Engine and Handle: the one owner of native state, and the border to Python.
 
 What a call brings, how it is brought, waited for and refused is in bindings/: functions of the native state, as are those that
-tell of it (observe.pyx).
+tell of it (snapshots.pyx).
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
@@ -25,7 +25,7 @@ from engine_ext.bindings.waiting cimport wait_for, wait_for_joins
 from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
 from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait
 from engine_ext.control.execute cimport raise_event
-from engine_ext.control.marks cimport marks_close
+from engine_ext.control.step_marks cimport marks_close
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.stall cimport stall_open
@@ -35,7 +35,7 @@ from engine_ext.control.trace cimport trace_close
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.kernels.kernels cimport engine_kernels_get
 from engine_ext.knobs cimport knobs_of, knobs_with, set_knobs
-from engine_ext.observe cimport counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
+from engine_ext.snapshots cimport counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
 from engine_ext.operations.op cimport OP_DONE, Op, free_op
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns, store32_release, store_relaxed
 from engine_ext.platform.clock cimport age_ns, patience_at, patience_look, seconds_ns
@@ -199,14 +199,14 @@ cdef class Engine:
             for r in range(size):
                 e.segment.numbers[r] = numbers[r]
             segment_within(&e.segment, &world.state.segment)
-            self.world, e.world, e.page = world, world.state, world.state.page
+            self.world, e.world, e.counters_page = world, world.state, world.state.counters_page
         if (table_open(&e.table, &e.segment, e.clock) != Status.OK
                 or executor_open(&e.executor, rank, size, shared_memory_open(&e.transport, &e.segment), &e.arena,
                                  engine_kernels_get(kernel_level()), e.clock) != Status.OK
                 or (rank == COORDINATOR and coordinator_open(&e.coordinator, &e.segment, e.clock, &knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
-        e.coordinator.trace, e.coordinator.page = &e.trace, e.page
-        if rank == COORDINATOR and e.page != NULL:
+        e.coordinator.trace, e.coordinator.counters_page = &e.trace, e.counters_page
+        if rank == COORDINATOR and e.counters_page != NULL:
             store32_release(&e.segment.coordinator.recording, 1)
         status = driver_start(e)
         if status:
@@ -224,7 +224,7 @@ cdef class Engine:
             raise IncompatibleRanksError("the page of counters is of another layout than this build's")
         if status < 0:
             raise OSError(-status, "cannot map the page of counters")
-        self.state.page = self.page
+        self.state.counters_page = self.page
         return 0
 
     def count(self, bint on):
@@ -233,7 +233,7 @@ cdef class Engine:
         cdef counters_page* page = self.page if on else NULL
         expect_open(self.state)
         pthread_mutex_lock(&e.lock)
-        e.page = e.coordinator.page = page
+        e.counters_page = e.coordinator.counters_page = page
         memset(&e.overlap, 0, sizeof(Overlap))
         pthread_mutex_unlock(&e.lock)
         if self.rank == COORDINATOR:
@@ -516,9 +516,9 @@ cdef class Engine:
                 (<Part>part).detached = True
             arena_close(&e.arena)
             self.shared = []
-            if self.world is None and e.page != NULL and load_relaxed(e.page.state) == COUNTED_RUNNING:
-                store_relaxed(e.page.state, COUNTED_ENDED)
-                store_relaxed(e.page.stalled, 0)
+            if self.world is None and e.counters_page != NULL and load_relaxed(e.counters_page.state) == COUNTED_RUNNING:
+                store_relaxed(e.counters_page.state, COUNTED_ENDED)
+                store_relaxed(e.counters_page.stalled, 0)
             if self.world is None:
                 raise_event(e, EVENT_CLOSED)
                 close_descriptor(self.control)

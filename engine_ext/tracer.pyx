@@ -9,7 +9,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport free, realloc
 from libc.string cimport memmove, memset
 
-from engine_ext.control.arrivals cimport arrival_last, arrival_late_us, arrival_wait_us
+from engine_ext.control.lateness cimport arrival_last, arrival_late_us, arrival_wait_us
 from engine_ext.control.state cimport State
 from engine_ext.control.trace cimport (
     TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, TRACE_RING, EntryRecord, NameRecord, RecordHead, RecordType, SpanRecord,
@@ -259,7 +259,7 @@ cdef class Tracer:
     def stop(self):
         cdef State* e = self.state()
         if coordinates(&e.segment):
-            store32_relaxed(&e.segment.coordinator.recording, e.page != NULL)
+            store32_relaxed(&e.segment.coordinator.recording, e.counters_page != NULL)
         pthread_mutex_lock(&e.lock)
         trace_stop(&e.trace, now_ns())
         pthread_mutex_unlock(&e.lock)

@@ -21,7 +21,7 @@ from engine_ext.bindings.submit cimport make_room
 from engine_ext.bindings.torch_parameter cimport HookPlace, give_gradient, gradient_of, hook_place, prefetch_place
 from engine_ext.bindings.view cimport View, expect_dense, expect_reducible, view_of
 from engine_ext.bindings.waiting cimport wait_for
-from engine_ext.control.driver cimport Name, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
+from engine_ext.control.driver cimport Target, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.state cimport State
 from engine_ext.core cimport Engine
 from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL
@@ -49,7 +49,7 @@ cdef class GradientHook:
     cdef GradientGroup group
     cdef Engine engine
     cdef Op* op                     # NULL: deferred, the binding reduces this gradient after the pass
-    cdef Name name                  # pinned
+    cdef Target target                # pinned
     cdef PyObject* after            # the hook that followed in the last pass, borrowed from the group's list
     cdef HookPlace found            # where the framework finds this hook: only ever prefetched
     cdef int passed                 # passes since the last reduction
@@ -68,8 +68,8 @@ cdef class GradientHook:
         if self.op != NULL:
             abandon(self.op)
             self.op = NULL
-        if self.name.record != NULL and self.engine.state.alive[0] == 1:
-            driver_unpin(self.engine.state, self.name.record)
+        if self.target.record != NULL and self.engine.state.alive[0] == 1:
+            driver_unpin(self.engine.state, self.target.record)
 
     def __call__(self, parameter):
         cdef GradientGroup group = self.group
@@ -120,7 +120,7 @@ cdef class GradientHook:
             return
         hook = <GradientHook>following      # prefetched when the hook before this one was called
         engine_prefetch(hook.op, OP_BYTES)
-        engine_prefetch(hook.name.record, RECORD_BYTES)
+        engine_prefetch(hook.target.record, RECORD_BYTES)
         prefetch_place(&hook.found)
         if hook.after != NULL:
             engine_prefetch(<char*>hook.after - 16, HOOK_BYTES)
@@ -239,14 +239,14 @@ cdef class GradientHook:
         cdef int status
         while True:
             self.op.flags = 0
-            status = driver_submit(e, &self.name, self.op)
+            status = driver_submit(e, &self.target, self.op)
             if status == Status.OK:
                 self.flying = True
                 return 0
             self.op.flags = OP_DONE         # as long as it is not brought: a signal may end the wait for room
             if status != Status.NO_ROOM and status != Status.AFTER_FAILURE:
                 refuse(e, status, self.label)
-            make_room(e, &self.name, status)
+            make_room(e, &self.target, status)
 
     cdef int raise_error(self) except -1:
         """The operation is finished: raise what went wrong with it."""
@@ -322,8 +322,8 @@ cdef class GradientGroup:
             if may_share(&hook.meta):
                 hook.meta.shared = arena_locate(&self.engine.state.arena, memory.data, memory.nbytes)
         hook.op = new_op()
-        hook.name.record = driver_pin(self.engine.state, text, <uint32_t>length)
-        if hook.name.record == NULL:
+        hook.target.record = driver_pin(self.engine.state, text, <uint32_t>length)
+        if hook.target.record == NULL:
             raise MemoryError("no memory for a name")
         self.hooks.append(hook)
         return hook

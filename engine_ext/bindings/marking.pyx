@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t
 from engine_ext.bindings.arguments cimport expect_name
 from engine_ext.bindings.refusals cimport expect_open
 from engine_ext.control.driver cimport driver_pin, driver_unpin
-from engine_ext.control.marks cimport marks_add, marks_open
+from engine_ext.control.step_marks cimport marks_add, marks_open
 from engine_ext.control.state cimport State
 from engine_ext.control.trace cimport trace_step
 from engine_ext.operations.op cimport Record
@@ -21,9 +21,9 @@ cdef int mark_step(State* e, int number) except -1:
         pthread_mutex_lock(&e.lock)
         trace_step(&e.trace, now_ns())
         pthread_mutex_unlock(&e.lock)
-    if e.page != NULL:
+    if e.counters_page != NULL:
         pthread_mutex_lock(&e.lock)
-        e.step_begun = counters_step(e.page, e.step_begun)
+        e.step_begun = counters_step(e.counters_page, e.step_begun)
         pthread_mutex_unlock(&e.lock)
     if e.marks.ring != NULL:    # set once, under the GIL
         pthread_mutex_lock(&e.lock)

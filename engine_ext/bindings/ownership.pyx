@@ -1,7 +1,7 @@
 """Who owns an operation of this rank, and what it keeps alive.
 
 Reference counts are touched under the GIL only. An operation holds one reference to what keeps its tensors alive. Whoever made
-it frees it; or, when its maker went before the engine had let go of it, the next call does, from the graveyard
+it frees it; or, when its maker went before the engine had let go of it, the next call does, from the deferred free list
 (docs/architecture/protocol.md, I9).
 """
 from cpython.object cimport PyObject
@@ -30,9 +30,9 @@ cdef void bury(State* e) noexcept:
     """Free operations that are done and that nobody holds."""
     cdef Op* op
     cdef Op* after
-    if load_pointer(&e.graveyard) == NULL:
+    if load_pointer(&e.deferred_free) == NULL:
         return
-    op = <Op*>swap_pointer(&e.graveyard, NULL)
+    op = <Op*>swap_pointer(&e.deferred_free, NULL)
     while op != NULL:
         after = op.next
         free_op(op)

@@ -7,7 +7,7 @@ from libc.string cimport memset
 
 from engine_ext.bindings.arguments cimport expect_name
 from engine_ext.bindings.refusals cimport refuse
-from engine_ext.control.driver cimport Goal, Name, driver_call, driver_pin, driver_submit, driver_unpin, driver_wait
+from engine_ext.control.driver cimport Goal, Target, driver_call, driver_pin, driver_submit, driver_unpin, driver_wait
 from engine_ext.control.stall cimport stall_look_after
 from engine_ext.control.state cimport State
 from engine_ext.operations.kinds cimport kind_name
@@ -25,25 +25,25 @@ cdef str submit(State* e, Op* op, object name, bint blocking):
     If this raises, nothing was brought, and `op` is its maker's to free.
     """
     cdef char[64] buffer
-    cdef Name brought
+    cdef Target target
     cdef unsigned long long number
     cdef int kind = op.meta.kind
     cdef str label
-    memset(&brought, 0, sizeof(Name))
+    memset(&target, 0, sizeof(Target))
     note_thread(e)
     if name is not None:
-        brought.text = expect_name(name, &brought.text_bytes)
-        bring(e, &brought, op, blocking, name)
+        target.text = expect_name(name, &target.text_bytes)
+        bring(e, &target, op, blocking, name)
         return name
     # The number is taken before the GIL is released, or two threads would take the same one.
     number = e.unnamed[kind]
     count_unnamed(e, kind, number + 1)
     op.number = number + 1
-    brought.text = buffer
-    brought.text_bytes = <uint32_t>snprintf(buffer, 64, "%s.noname.%llu", kind_name(kind), number % UNNAMED)
-    label = buffer[:brought.text_bytes].decode()
+    target.text = buffer
+    target.text_bytes = <uint32_t>snprintf(buffer, 64, "%s.noname.%llu", kind_name(kind), number % UNNAMED)
+    label = buffer[:target.text_bytes].decode()
     try:
-        bring(e, &brought, op, blocking, label)
+        bring(e, &target, op, blocking, label)
     except BaseException:
         if e.unnamed[kind] == number + 1:       # nothing was brought, and no other thread has gone on from there
             count_unnamed(e, kind, number)
@@ -51,23 +51,23 @@ cdef str submit(State* e, Op* op, object name, bint blocking):
     return label
 
 
-cdef int bring(State* e, const Name* name, Op* op, bint blocking, str label) except -1:
+cdef int bring(State* e, const Target* target, Op* op, bint blocking, str label) except -1:
     """Hand an operation over to the engine, when there is room for it."""
     cdef int status
     while True:
         op.flags = 0
         with nogil:
-            status = driver_call(e, name, op, TICK_NS) if blocking else driver_submit(e, name, op)
+            status = driver_call(e, target, op, TICK_NS) if blocking else driver_submit(e, target, op)
         if status == Status.OK or status == Status.TICK:
             return 0
         op.flags = OP_DONE
         if status == Status.NO_ROOM or status == Status.AFTER_FAILURE or (status == Status.DUPLICATE and op.number):
-            make_room(e, name, status)
+            make_room(e, target, status)
         else:
             refuse(e, status, label)
 
 
-cdef int make_room(State* e, const Name* name, int status) except -1:
+cdef int make_room(State* e, const Target* target, int status) except -1:
     """Flow control: wait until the coordinator has read requests, or what is in flight under a name is done."""
     cdef Goal goal
     cdef int waited
@@ -78,7 +78,7 @@ cdef int make_room(State* e, const Name* name, int status) except -1:
         if goal.drained == load_acquire(&e.segment.mine.request_head):
             return 0            # read in the meantime: there is nothing to wait for
     else:
-        goal.record = name.record if name.record != NULL else driver_pin(e, name.text, name.text_bytes)
+        goal.record = target.record if target.record != NULL else driver_pin(e, target.text, target.text_bytes)
         if goal.record == NULL:
             raise MemoryError("no memory for a name")
     try:
@@ -91,7 +91,7 @@ cdef int make_room(State* e, const Name* name, int status) except -1:
             if status == Status.AFTER_FAILURE:
                 expect_heard(e, goal.record, begun)
     finally:
-        if goal.record != NULL and name.record == NULL:
+        if goal.record != NULL and target.record == NULL:
             driver_unpin(e, goal.record)
 
 

@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.names cimport Names
-from engine_ext.control.stores cimport StoreChooser
+from engine_ext.control.store_choice cimport StoreChooser
 from engine_ext.control.table cimport bit
 from engine_ext.control.trace cimport Budget, Trace
 from engine_ext.operations.kinds cimport operation_of
@@ -22,13 +22,13 @@ cdef struct Request:
     bint absent
     char* text                  # malloc'ed: how the rank's call failed; NULL: it did not
 
-cdef struct Name:
-    Name* chain                 # this and the next four as in Named
+cdef struct NameState:
+    NameState* chain                 # this and the next four as in Named
     char* name
     uint32_t name_bytes
     int32_t id
     uint64_t hash
-    Name* next                  # list of names with open requests
+    NameState* next                  # list of names with open requests
     bint listed
     engine_meta meta            # as defined, when id >= 0
     uint64_t nbytes             # of the round that is queued
@@ -42,7 +42,7 @@ cdef struct Name:
     uint64_t since              # nanoseconds, as rank 0 has seen time pass: when the first open request came that is no failure
     bint reported               # as overdue
     uint64_t ready              # nanoseconds: when all had brought it, in a round that is recorded; or 0
-    uint64_t arrival            # then, who was last: see arrivals.pyx
+    uint64_t arrival            # then, who was last: see lateness.pyx
     uint64_t closed             # when it last travelled in a recorded entry
     uint64_t earliest           # nanoseconds: when the first rank brought it, in a round that requests have brought; else 0
 
@@ -54,8 +54,8 @@ cdef struct Coordinator:
     uint64_t tuned              # atomic: definitions of names with WIRE_TUNED
     StoreChooser[2] choosers    # for batches that travel as they are, and for compressed ones
     Names names
-    Name** by_id
-    Name* open                  # names with open requests
+    NameState** by_id
+    NameState* open                  # names with open requests
     int32_t* free_ids           # a stack
     int32_t free_count
     int32_t[EVICTIONS] evicting     # ids between their EVICT entries and the last cursor passing the last of them
@@ -82,7 +82,7 @@ cdef struct Coordinator:
     uint64_t step_items         # tensors scheduled since it
     uint64_t usual_items        # tensors scheduled in the step before
     const Trace* trace          # rank 0's, from which it learns how much to record
-    counters_page* page         # rank 0's, or NULL
+    counters_page* counters_page  # rank 0's, or NULL
     Budget recorded             # lines of the timeline
     bint recording              # what becomes ready now
 
@@ -95,7 +95,7 @@ cdef bint coordinator_unseen(Coordinator* c) noexcept nogil
 cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil
 cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, char* text, int room) noexcept nogil
 
-cdef inline bint withheld(Coordinator* c, Name* name, int rank) noexcept nogil:
+cdef inline bint withheld(Coordinator* c, NameState* name, int rank) noexcept nogil:
     """Whether `rank` has not brought a name that may be in flight on others."""
     return name.requests[rank] == NULL and not c.joined[rank] and (
         name.id < 0 or bit(c.segment.pages[rank].ready, name.id) == bit(c.phase, name.id))
@@ -104,7 +104,7 @@ cdef inline uint64_t cycle_ns(const Coordinator* c) noexcept nogil:
     return seconds_ns(c.knobs.cycle_time_ms / 1e3)
 
 
-cdef inline bint wanted(const Name* name) noexcept nogil:
+cdef inline bint wanted(const NameState* name) noexcept nogil:
     """Whether a rank has requested a name, and may wait for it."""
     return name.brought > name.failures
 

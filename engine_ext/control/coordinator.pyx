@@ -8,9 +8,9 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from engine_ext.control.agreement cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
-from engine_ext.control.arrivals cimport arrivals_decide, arrivals_earliest, arrivals_note
-from engine_ext.control.batch cimport close_batches
+from engine_ext.control.mismatch cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
+from engine_ext.control.lateness cimport lateness_decide, lateness_earliest, lateness_note
+from engine_ext.control.fusion cimport close_batches
 from engine_ext.control.names cimport Named, names_add, names_close, names_find, names_open, names_remove
 from engine_ext.control.table cimport bit
 from engine_ext.operations.describe cimport describe_ranks, fit
@@ -39,7 +39,7 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* cloc
     c.segment = c.writer.segment = segment
     c.clock = clock
     c.knobs = knobs[0]
-    c.by_id = <Name**>calloc(IDS, sizeof(Name*))
+    c.by_id = <NameState**>calloc(IDS, sizeof(NameState*))
     c.free_ids = <int32_t*>malloc(IDS * sizeof(int32_t))
     c.phase = <uint64_t*>calloc(ID_WORDS, 8)
     c.queued = <uint64_t*>calloc(ID_WORDS, 8)
@@ -61,13 +61,13 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* cloc
 
 cdef void release(void* coordinator, Named* named) noexcept nogil:
     """Free what a name holds."""
-    cdef Name* name = <Name*>named
+    cdef NameState* name = <NameState*>named
     clear_requests(<Coordinator*>coordinator, name)
     free(name.requests)
     free(name.rows)
 
 
-cdef void forget(Coordinator* c, Name* name) noexcept nogil:
+cdef void forget(Coordinator* c, NameState* name) noexcept nogil:
     """Take a name without open requests out of the table."""
     release(c, <Named*>name)
     names_remove(&c.names, <Named*>name)
@@ -88,11 +88,11 @@ cdef void coordinator_close(Coordinator* c) noexcept nogil:
     memset(c, 0, sizeof(Coordinator))
 
 
-cdef Name* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexcept nogil:
+cdef NameState* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexcept nogil:
     """What is known under that name, made if it is new; NULL without memory."""
-    cdef Name* name = <Name*>names_find(&c.names, text, text_bytes)
+    cdef NameState* name = <NameState*>names_find(&c.names, text, text_bytes)
     if name == NULL:
-        name = <Name*>names_add(&c.names, text, text_bytes, sizeof(Name))
+        name = <NameState*>names_add(&c.names, text, text_bytes, sizeof(NameState))
         if name == NULL:
             return NULL
         name.requests = <Request**>calloc(c.segment.size, sizeof(Request*))
@@ -102,8 +102,8 @@ cdef Name* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexce
     return name
 
 
-cdef void clear_requests(Coordinator* c, Name* name) noexcept nogil:
-    cdef Name** link
+cdef void clear_requests(Coordinator* c, NameState* name) noexcept nogil:
+    cdef NameState** link
     cdef int r
     for r in range(c.segment.size):
         if name.requests[r] != NULL:
@@ -143,7 +143,7 @@ cdef bint drain(Coordinator* c, int rank) noexcept nogil:
     cdef uint64_t tail = c.request_tail[rank]
     cdef engine_request* request
     cdef Request* kept
-    cdef Name* name
+    cdef NameState* name
     if head == tail:
         return False
     while tail < head:
@@ -168,7 +168,7 @@ cdef bint drain(Coordinator* c, int rank) noexcept nogil:
     return True
 
 
-cdef bint append_error(Coordinator* c, Name* name, const char* text, int text_bytes) noexcept nogil:
+cdef bint append_error(Coordinator* c, NameState* name, const char* text, int text_bytes) noexcept nogil:
     """Tell every rank that an operation cannot be done, and why: ranks mean different things, or the call of one has failed."""
     cdef uint32_t words = <uint32_t>(sizeof(engine_entry) + name.name_bytes + text_bytes + 7) // 8
     cdef engine_entry* entry = schedule_reserve(&c.writer, words)
@@ -190,7 +190,7 @@ cdef bint append_error(Coordinator* c, Name* name, const char* text, int text_by
     return True
 
 
-cdef bint append_definition(Coordinator* c, Name* name, const engine_meta* meta, int32_t id) noexcept nogil:
+cdef bint append_definition(Coordinator* c, NameState* name, const engine_meta* meta, int32_t id) noexcept nogil:
     cdef uint32_t words = <uint32_t>(sizeof(engine_entry) + name.name_bytes + 7) // 8
     cdef engine_entry* entry = schedule_reserve(&c.writer, words)
     if entry == NULL:
@@ -203,7 +203,7 @@ cdef bint append_definition(Coordinator* c, Name* name, const engine_meta* meta,
     return True
 
 
-cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
+cdef bint settle(Coordinator* c, NameState* name) noexcept nogil:
     """Every rank has brought `name`, at least one by a request: define and queue it, or complain. False: try again later."""
     cdef char[COMPLAINT_BYTES] text
     cdef engine_meta meta = first_present(c, name)[0]
@@ -247,12 +247,12 @@ cdef bint settle(Coordinator* c, Name* name) noexcept nogil:
     return True
 
 
-cdef inline int64_t said(Coordinator* c, const Name* name, int rank, bint first) noexcept nogil:
+cdef inline int64_t said(Coordinator* c, const NameState* name, int rank, bint first) noexcept nogil:
     """What `rank` has said with its submission: in its request the `first` time, since then in its page."""
     return name.requests[rank].rows if first else <int64_t>load_relaxed(&c.segment.pages[rank].rows[name.id])
 
 
-cdef bint count_rows(Coordinator* c, Name* name, bint first) noexcept nogil:
+cdef bint count_rows(Coordinator* c, NameState* name, bint first) noexcept nogil:
     """How many rows each rank brings, and how many bytes these are. False without memory."""
     cdef int64_t rows = 0
     cdef int r
@@ -267,7 +267,7 @@ cdef bint count_rows(Coordinator* c, Name* name, bint first) noexcept nogil:
     return True
 
 
-cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
+cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
     """Put a name that every rank has brought into the open batch, with what varies per call.
 
     The `first` time it comes from the requests, since no rank knew the id; then from the ranks' pages.
@@ -287,12 +287,12 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
             name.absent += absent(c, name, r)
     if c.queue_count == 0:
         c.queue_since = now_ns()
-        arrivals_decide(c, c.queue_since)
+        lateness_decide(c, c.queue_since)
     name.ready, name.earliest = 0, 0
-    if first and c.page != NULL:
-        name.earliest = arrivals_earliest(c, name)
+    if first and c.counters_page != NULL:
+        name.earliest = lateness_earliest(c, name)
     if c.recording:
-        arrivals_note(c, name)
+        lateness_note(c, name)
     c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)
     c.queue[c.queue_count] = name.id
     c.queue_count += 1
@@ -300,10 +300,10 @@ cdef bint enqueue(Coordinator* c, Name* name, bint first) noexcept nogil:
     return True
 
 
-cdef Name* oldest_idle(Coordinator* c) noexcept nogil:
+cdef NameState* oldest_idle(Coordinator* c) noexcept nogil:
     """The name that was used longest ago among a sample of those that no rank has brought; NULL: there is none."""
-    cdef Name* name
-    cdef Name* oldest = NULL
+    cdef NameState* name
+    cdef NameState* oldest = NULL
     cdef int tried = 0, found = 0, r
     cdef bint idle
     while tried < IDS and found < EVICTION_SAMPLE:
@@ -327,7 +327,7 @@ cdef Name* oldest_idle(Coordinator* c) noexcept nogil:
 cdef void evict(Coordinator* c, int wanted) noexcept nogil:
     """Start to free `wanted` ids, or as many as are idle; nothing while earlier ones are on their way."""
     cdef engine_entry* entry
-    cdef Name* name
+    cdef NameState* name
     if c.evicting_count:
         return
     while c.evicting_count < min(wanted, <int>EVICTIONS):
@@ -352,7 +352,7 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
     cdef int32_t w, id
     cdef int r
     cdef bint alike
-    cdef Name* name
+    cdef NameState* name
     for w in range(c.words):
         ready = c.defined[w] & ~c.queued[w] if c.joined_count < c.segment.size else 0
         for r in range(c.segment.size):
@@ -374,9 +374,9 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             id = w * 64 + count_trailing_zeros(ready)
             ready &= ready - 1
             name = c.by_id[id]
-            if c.page != NULL:
+            if c.counters_page != NULL:
                 for r in range(c.segment.size):
-                    engine_prefetch_read(&c.segment.pages[r].brought[id], 8)        # for arrivals_count
+                    engine_prefetch_read(&c.segment.pages[r].brought[id], 8)        # for lateness_count
             alike = name.brought == 0 and (c.joined_count == 0 or not operation_of(&name.meta).rooted)
             if not (enqueue(c, name, False) if alike else settle(c, name)):
                 c.stuck = True
@@ -398,7 +398,7 @@ cdef bint coordinator_unseen(Coordinator* c) noexcept nogil:
     return False
 
 
-cdef inline bint brought_by_all(const Coordinator* c, const Name* name) noexcept nogil:
+cdef inline bint brought_by_all(const Coordinator* c, const NameState* name) noexcept nogil:
     """Whether every rank that has not joined has requested a name. A rank whose call has failed may have joined since."""
     cdef int r
     if name.brought + c.joined_count < c.segment.size:
@@ -438,7 +438,7 @@ cdef bint append_joined(Coordinator* c) noexcept nogil:
 
 cdef void coordinator_turn(Coordinator* c, const engine_knobs* knobs) noexcept nogil:
     """Put knobs into force. What is queued will travel as they say, and counts so."""
-    cdef Name* name
+    cdef NameState* name
     cdef int32_t i
     c.knobs, c.queue_bytes = knobs[0], 0
     for i in range(c.queue_count):
@@ -453,8 +453,8 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
     cdef Segment* segment = c.segment
     cdef uint64_t tail = c.writer.tail, seen, steps
     cdef bint changed = c.stuck
-    cdef Name* name
-    cdef Name* after
+    cdef NameState* name
+    cdef NameState* after
     cdef int r, wanting = 0
     if c.resume_at:
         if schedule_slowest(&c.writer) < c.resume_at:
@@ -507,7 +507,7 @@ cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil:
 cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil:
     """When the first of the names that some rank withholds becomes overdue, as this process sees time pass; 0: none. A limit of 0
     is none."""
-    cdef const Name* name = c.open
+    cdef const NameState* name = c.open
     cdef uint64_t when = <uint64_t>-1
     while name != NULL:
         if warning_ns and not name.reported and wanted(name):
@@ -525,7 +525,7 @@ cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, 
     ranks that have left count.
     """
     cdef bint[MAX_RANKS] missing
-    cdef Name* name = c.open
+    cdef NameState* name = c.open
     cdef uint64_t longest = <uint64_t>-1
     cdef int r, first, at, culprit = -1
     while name != NULL:

@@ -11,15 +11,15 @@ cdef struct Goal:           # what a caller waits for: one of
     uint32_t joins          # so many joins have ended
     uint64_t drained        # the coordinator has taken in more requests than this
 
-cdef struct Name:           # a record that is pinned, or the text to find or make it by
+cdef struct Target:           # a record that is pinned, or the text to find or make it by
     Record* record
     const char* text
     uint32_t text_bytes
 
 cdef int driver_start(State* e) noexcept nogil
 cdef void driver_stop(State* e) noexcept nogil
-cdef int driver_submit(State* e, const Name* name, Op* op) noexcept nogil
-cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept nogil
+cdef int driver_submit(State* e, const Target* target, Op* op) noexcept nogil
+cdef int driver_call(State* e, const Target* target, Op* op, uint64_t ns) noexcept nogil
 cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil
 cdef void driver_await(State* e, Op* op) noexcept nogil
 cdef int driver_join(State* e, uint32_t* join) noexcept nogil

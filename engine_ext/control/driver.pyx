@@ -12,7 +12,7 @@ from libc.string cimport memset
 
 from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
 from engine_ext.control.execute cimport fail_everything, run_schedule, wake_waiters
-from engine_ext.control.marks cimport marks_busy
+from engine_ext.control.step_marks cimport marks_busy
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State
@@ -195,12 +195,12 @@ cdef void driver_stop(State* e) noexcept nogil:
 
 # ---- submitting -------------------------------------------------------------------------------------------------------------
 
-cdef int submit(State* e, const Name* name, Op* op, int32_t* id, uint64_t now, uint32_t* recording) noexcept nogil:
+cdef int submit(State* e, const Target* target, Op* op, int32_t* id, uint64_t now, uint32_t* recording) noexcept nogil:
     """Bring an operation; the id it travels under, -1 for a request. On success it may be done and gone at once.
 
     With `recording` the caller is blocked from `now` on; it is what end_wait wants to know. Else `now` may be 0.
     """
-    cdef Record* record = name.record
+    cdef Record* record = target.record
     cdef int status
     pthread_mutex_lock(&e.lock)
     if recording != NULL:
@@ -211,14 +211,14 @@ cdef int submit(State* e, const Name* name, Op* op, int32_t* id, uint64_t now, u
         status = Status.JOINED
     else:
         if record == NULL:
-            record = table_record(&e.table, name.text, name.text_bytes)
+            record = table_record(&e.table, target.text, target.text_bytes)
         status = table_submit(&e.table, record, op, now) if record != NULL else Status.NO_MEMORY
         if status == Status.OK:
             id[0] = record.id
-            if e.page != NULL and not fails(op):
-                tally(e.page.submitted, 1)
+            if e.counters_page != NULL and not fails(op):
+                tally(e.counters_page.submitted, 1)
                 if op.requested:
-                    tally(e.page.requests, 1)
+                    tally(e.counters_page.requests, 1)
     pthread_mutex_unlock(&e.lock)
     return status
 
@@ -261,19 +261,19 @@ cdef void notify_leader(State* e, int32_t id, uint64_t nbytes, bint awaited) noe
     wake_unfenced(&e.segment, e.segment.leader, 0)
 
 
-cdef int driver_submit(State* e, const Name* name, Op* op) noexcept nogil:
+cdef int driver_submit(State* e, const Target* target, Op* op) noexcept nogil:
     """Bring an operation and return at once."""
     cdef bint awaited = op.awaited
     cdef uint64_t nbytes = op.nbytes
     cdef int32_t id = -1
-    cdef int status = submit(e, name, op, &id, 0, NULL)
+    cdef int status = submit(e, target, op, &id, 0, NULL)
     if status == Status.OK:
         notify_leader(e, id, nbytes, awaited)
     return status
 
 
-cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept nogil:
-    """Bring an operation and wait for it, at most `ns`: OK when it is done, TICK, or why it was not brought.
+cdef int driver_call(State* e, const Target* target, Op* op, uint64_t ns) noexcept nogil:
+    """Bring an operation and wait for it, at most `ns`: OK when it is done, TICK, or why it was not submitted.
 
     The role is taken before the bit is set, so that the coordinator finds this rank awake and wakes nobody.
     """
@@ -290,7 +290,7 @@ cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept n
     if cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
         theirs = engine_float_enter()
         store32_relaxed(&e.segment.mine.asleep, 0)
-        status = submit(e, name, op, &id, tick - ns, &recording)
+        status = submit(e, target, op, &id, tick - ns, &recording)
         if status == Status.OK:
             if not coordinates(&e.segment):
                 notify_leader(e, id, op.nbytes, True)
@@ -303,7 +303,7 @@ cdef int driver_call(State* e, const Name* name, Op* op, uint64_t ns) noexcept n
         end_wait(e, recording, now)
     else:
         add32(&e.waiters, <uint32_t>-1)
-        status = driver_submit(e, name, op)
+        status = driver_submit(e, target, op)
     if status == Status.OK and not met(e, &goal):
         return driver_wait(e, &goal, ns)
     return status
@@ -332,7 +332,7 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
 cdef inline uint32_t begin_wait(State* e, uint64_t now) noexcept nogil:
     """For the timeline and the counters: a caller is blocked from `now` on. Returns what end_wait wants to know."""
     cdef uint32_t recording = 0
-    if load32_relaxed(&e.trace.on) or e.page != NULL:
+    if load32_relaxed(&e.trace.on) or e.counters_page != NULL:
         pthread_mutex_lock(&e.lock)
         recording = note_wait(e, now)
         pthread_mutex_unlock(&e.lock)
@@ -341,18 +341,18 @@ cdef inline uint32_t begin_wait(State* e, uint64_t now) noexcept nogil:
 
 cdef inline uint32_t note_wait(State* e, uint64_t now) noexcept nogil:
     """As begin_wait. The caller holds the lock."""
-    if e.page != NULL:
+    if e.counters_page != NULL:
         overlap_wait_begins(&e.overlap, now)
     return trace_wait_begins(&e.trace, now)
 
 
 cdef inline void end_wait(State* e, uint32_t recording, uint64_t now) noexcept nogil:
-    if recording or e.page != NULL:
+    if recording or e.counters_page != NULL:
         pthread_mutex_lock(&e.lock)
         if recording:
             trace_wait_ends(&e.trace, recording, now)
-        if e.page != NULL:
-            tally(e.page.blocked_ns, overlap_wait_ends(&e.overlap, now))
+        if e.counters_page != NULL:
+            tally(e.counters_page.blocked_ns, overlap_wait_ends(&e.overlap, now))
         pthread_mutex_unlock(&e.lock)
 
 

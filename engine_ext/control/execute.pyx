@@ -3,11 +3,11 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset, strncpy
 
-from engine_ext.control.marks cimport SOURCE_TRAFFIC, marks_add, marks_pass
-from engine_ext.control.members cimport members_heard, members_tell
+from engine_ext.control.step_marks cimport SOURCE_TRAFFIC, marks_add, marks_pass
+from engine_ext.control.joined_groups cimport members_heard, members_tell
 from engine_ext.control.overlap cimport overlap_entry_begins, overlap_entry_ends
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_STALL, HISTORY, HISTORY_NAME, Role, Row, State
-from engine_ext.control.stores cimport stores_measured
+from engine_ext.control.store_choice cimport stores_measured
 from engine_ext.control.table cimport (
     table_define, table_dismiss, table_evict, table_finish, table_record, table_release, table_stand_in, table_toggle,
 )
@@ -34,8 +34,8 @@ from engine_ext.transport.arena cimport arena_privatise
 cdef void raise_event(State* e, int event) noexcept nogil:
     """Give the monitor thread, of which there is one for a world and its process sets, something to do."""
     cdef uint64_t one = 1
-    if event == EVENT_STALL and e.page != NULL:
-        tally(e.page.stall_warnings, 1)
+    if event == EVENT_STALL and e.counters_page != NULL:
+        tally(e.counters_page.stall_warnings, 1)
     or32(&e.world.events, <unsigned int>event)
     write(e.world.events_fd, &one, 8)
 
@@ -48,9 +48,9 @@ cdef void complete(State* e, Op* op) noexcept nogil:
         return
     if or32(&op.flags, OP_DONE) & OP_ABANDONED:
         while True:                     # nobody holds a handle: for the next call that has the GIL (I9)
-            head = load_pointer(&e.graveyard)
+            head = load_pointer(&e.deferred_free)
             op.next = <Op*>head
-            if cas_pointer(&e.graveyard, head, op):
+            if cas_pointer(&e.deferred_free, head, op):
                 break
 
 
@@ -85,13 +85,13 @@ cdef void fail_everything(State* e) noexcept nogil:
             futex_wake(&part.segment.mine.door[door], 1 << 30)
         part = part.beside
     pthread_mutex_unlock(&e.lock)
-    if e.page != NULL:
-        tally(e.page.completed, failed)
+    if e.counters_page != NULL:
+        tally(e.counters_page.completed, failed)
         if word and e.world == e:
-            store_relaxed(e.page.culprit, word & 0xFFFF)
-            store_relaxed(e.page.cause, word >> 16 & 0xFFFF)
-            store_relaxed(e.page.state, COUNTED_FAILED)
-            store_relaxed(e.page.stalled, 0)
+            store_relaxed(e.counters_page.culprit, word & 0xFFFF)
+            store_relaxed(e.counters_page.cause, word >> 16 & 0xFFFF)
+            store_relaxed(e.counters_page.state, COUNTED_FAILED)
+            store_relaxed(e.counters_page.stalled, 0)
     wake_waiters(e)
     raise_event(e, EVENT_ABORT)
 
@@ -113,8 +113,8 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
         record = e.table.by_id[ids[i]]
         if record != NULL and record.inflight == NULL and e.joined:
             table_stand_in(&e.table, record)
-            if e.page != NULL:
-                tally(e.page.submitted, 1)
+            if e.counters_page != NULL:
+                tally(e.counters_page.submitted, 1)
         if record == NULL or record.inflight == NULL:
             whole = False
             break
@@ -153,10 +153,10 @@ cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil
     """Complete every operation in `batch`."""
     cdef Op* last = e.batch[entry.items - 1]
     cdef int32_t i
-    if e.page != NULL:
-        tally(e.page.completed, entry.items)
+    if e.counters_page != NULL:
+        tally(e.counters_page.completed, entry.items)
         if entry.earliest and not load32_relaxed(&last.flags) & OP_STAND_IN:
-            counters_arrival(e.page, entry, last.submitted, e.history[(e.rows - 1) % HISTORY].started)
+            counters_arrival(e.counters_page, entry, last.submitted, e.history[(e.rows - 1) % HISTORY].started)
     pthread_mutex_lock(&e.lock)
     if entry.closed and load32_relaxed(&e.trace.on):
         trace_entry(&e.trace, entry, e.batch, &e.executor, e.history[(e.rows - 1) % HISTORY].started)
@@ -198,9 +198,9 @@ cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
     elif record != NULL:
         table_release(&e.table, record)             # made above, for a rank that has joined
     pthread_mutex_unlock(&e.lock)
-    if e.page != NULL:
-        tally(e.page.mismatches, 1)
-        tally(e.page.completed, counts)
+    if e.counters_page != NULL:
+        tally(e.counters_page.mismatches, 1)
+        tally(e.counters_page.completed, counts)
     if op != NULL:
         complete(e, op)
         wake_waiters(e)
@@ -239,17 +239,17 @@ cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
         e.seen_entry = entry.sequence
     e.seen = entry.knobs
     store_relaxed(&e.fusion_threshold, entry.knobs.fusion_threshold)
-    if e.page != NULL and e.world == e:
+    if e.counters_page != NULL and e.world == e:
         count_knobs(e)
 
 
 cdef void count_knobs(State* e) noexcept nogil:
-    store_relaxed(e.page.knob_version, e.seen.version)
-    store_relaxed(e.page.fusion_threshold, e.seen.fusion_threshold)
-    store_relaxed(e.page.cycle_time_ns, <uint64_t>(e.seen.cycle_time_ms * 1e6))
-    store_relaxed(e.page.stores, e.seen.stores)
-    store_relaxed(e.page.chunk, e.seen.chunk_bytes)
-    store_relaxed(e.page.compression, e.seen.compression)
+    store_relaxed(e.counters_page.knob_version, e.seen.version)
+    store_relaxed(e.counters_page.fusion_threshold, e.seen.fusion_threshold)
+    store_relaxed(e.counters_page.cycle_time_ns, <uint64_t>(e.seen.cycle_time_ms * 1e6))
+    store_relaxed(e.counters_page.stores, e.seen.stores)
+    store_relaxed(e.counters_page.chunk, e.seen.chunk_bytes)
+    store_relaxed(e.counters_page.compression, e.seen.compression)
 
 
 cdef inline bint fusible(const engine_entry* entry) noexcept nogil:
@@ -264,7 +264,7 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     cdef uint64_t exposed = 0
     pthread_mutex_lock(&e.lock)
     row.ended = now_ns()
-    if e.page != NULL and entry.type == ENTRY_BATCH:
+    if e.counters_page != NULL and entry.type == ENTRY_BATCH:
         exposed = overlap_entry_ends(&e.overlap, row.ended)
     if entry.type == ENTRY_BATCH and load32_relaxed(&e.trace.on):
         trace_entry_ends(&e.trace, entry, row.ended)
@@ -273,8 +273,8 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     if entry.type == ENTRY_BATCH:
         count_up(&e.counters.nbytes, entry.bytes)
         count_up(&e.counters.busy_ns, row.ended - row.started)
-        if e.page != NULL:
-            counters_entry(e.page, entry, fusible(entry), row.started, row.ended, exposed)
+        if e.counters_page != NULL:
+            counters_entry(e.counters_page, entry, fusible(entry), row.started, row.ended, exposed)
         if coordinates(&e.segment) and entry.algorithm == ALGORITHM_TWO_SHOT:
             stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores, row.ended - row.started)
     if e.marks.due:                     # written by the role's holder alone
@@ -343,7 +343,7 @@ cdef bint run_schedule(State* e) noexcept nogil:
             remember(e, entry)
             if load32_relaxed(&e.trace.on):
                 trace_entry_begins(&e.trace, now_ns())
-            if e.page != NULL:
+            if e.counters_page != NULL:
                 overlap_entry_begins(&e.overlap, e.history[(e.rows - 1) % HISTORY].started)
             note_knobs(e, entry)
             collected = (entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP) and collect(e, entry)

@@ -47,8 +47,8 @@ cdef int look_after(State* e) noexcept nogil:
         overdue += part.overdue_count
         part = part.beside
     pthread_mutex_unlock(&e.lock)
-    if e.page != NULL:
-        store_relaxed(e.page.stalled, overdue)
+    if e.counters_page != NULL:
+        store_relaxed(e.counters_page.stalled, overdue)
     again = age_ns(again, seen)
     if e.look_ns:
         again = min(again, e.look_ns)

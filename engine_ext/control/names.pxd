@@ -1,7 +1,7 @@
 """Names in a hash table: those of a rank (table.pyx), and those of the coordinator."""
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-cdef struct Named:          # what a Record and a coordinator's Name begin with
+cdef struct Named:          # what a Record and a coordinator's NameState begin with
     Named* chain            # of its hash bucket
     char* name              # ends with a zero that does not count
     uint32_t name_bytes

@@ -11,7 +11,7 @@ from libc.string cimport strcmp, strcpy, strlen
 
 from engine_ext.control.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
 from engine_ext.control.execute cimport raise_event
-from engine_ext.control.standoff cimport Standoff, standoff_absentee, standoff_describe, standoff_report
+from engine_ext.control.wait_report cimport Standoff, wait_report_absentee, wait_report_describe, wait_report_overdue
 from engine_ext.control.state cimport EVENT_STALL, HISTORY, OVERDUE_BYTES, Row, State
 from engine_ext.control.table cimport bit
 from engine_ext.data.executor cimport executor_laggard, executor_passed_by
@@ -91,8 +91,8 @@ cdef void check_entry(State* e) noexcept nogil:
         snprintf(text, TEXT_BYTES, "has stood still for %.1f s in the middle of schedule entry %llu", <double>stood / 1e9,
                  <unsigned long long>e.entry.sequence)
         abort_world(&e.segment, culprit, CAUSE_STALLED, text)
-    elif e.stall_warning_ns and stood >= e.stall_warning_ns and e.stood != e.entry.sequence + 1:
-        e.stood = e.entry.sequence + 1
+    elif e.stall_warning_ns and stood >= e.stall_warning_ns and e.stall_reported != e.entry.sequence + 1:
+        e.stall_reported = e.entry.sequence + 1
         snprintf(text, TEXT_BYTES, "schedule entry %llu ('%.*s') has stood still for %.0f s for rank %d",
                  <unsigned long long>e.entry.sequence, <int>sizeof(row.name), row.name, <double>stood / 1e9,
                  e.segment.numbers[culprit])
@@ -122,9 +122,9 @@ cdef void check_names(State* e) noexcept nogil:
     for r in range(e.segment.size):
         word = load32_acquire(&e.segment.pages[r].overdue)      # pairs with say_overdue: its bit is seen too
         if culprit < 0 and word & 1:
-            text[0], culprit = 0, standoff_absentee(c, r, <int32_t>(word >> 1) - 1)
+            text[0], culprit = 0, wait_report_absentee(c, r, <int32_t>(word >> 1) - 1)
     if culprit >= 0:
-        if standoff_describe(c, culprit, all, TEXT_BYTES) != Standoff.NONE:
+        if wait_report_describe(c, culprit, all, TEXT_BYTES) != Standoff.NONE:
             abort_world(&e.segment, culprit, CAUSE_STALLED, all)
         elif text[0]:
             abort_world(&e.segment, culprit, CAUSE_STALLED, text)
@@ -138,7 +138,7 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
     cdef uint32_t word
     cdef bint news = False, mine = False
     cdef int r
-    if standoff_report(&e.coordinator, seen, e.stall_warning_ns, text, OVERDUE_BYTES - TEXT_BYTES):
+    if wait_report_overdue(&e.coordinator, seen, e.stall_warning_ns, text, OVERDUE_BYTES - TEXT_BYTES):
         text[strlen(text) - 1] = 0          # the end of its last line
         news = True
         stall_tell(e, text)
@@ -148,7 +148,7 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
             news |= word != 0
             mine |= word != 0 and r == e.segment.rank
         e.heard[r] = word
-    if news and standoff_describe(&e.coordinator, -1, text, TEXT_BYTES) == Standoff.MUTUAL and strcmp(text, e.account) != 0:
+    if news and wait_report_describe(&e.coordinator, -1, text, TEXT_BYTES) == Standoff.MUTUAL and strcmp(text, e.account) != 0:
         strcpy(e.account, text)
         stall_tell(e, text)
     elif mine:
@@ -182,7 +182,7 @@ cdef uint64_t stall_deadline(State* e) noexcept nogil:
     if coordinates(&e.segment) and e.coordinator.open != NULL:
         when = coordinator_look_at(&e.coordinator, e.stall_warning_ns, e.stall_limit_ns)
     if e.entry != NULL:
-        if e.stall_warning_ns and e.stood != e.entry.sequence + 1 and (still == 0 or e.stall_warning_ns < still):
+        if e.stall_warning_ns and e.stall_reported != e.entry.sequence + 1 and (still == 0 or e.stall_warning_ns < still):
             still = e.stall_warning_ns
         if still and (when == 0 or after_ns(e.executor.progressed, still) < when):
             when = after_ns(e.executor.progressed, still)
@@ -296,7 +296,7 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
         again = after_ns(unreported if unreported else seen, e.stall_warning_ns)
     if e.stall_limit_ns:
         again = min(again, after_ns(oldest if oldest else seen, e.stall_limit_ns))
-    if overdue and e.page != NULL:
+    if overdue and e.counters_page != NULL:
         again = min(again, after_ns(seen, COUNT_AGAIN_NS))
     return max(again, after_ns(seen, AGAIN_NS))
 

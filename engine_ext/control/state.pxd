@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.coordinator cimport Coordinator
-from engine_ext.control.marks cimport Marks
+from engine_ext.control.step_marks cimport Marks
 from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.table cimport Table
 from engine_ext.control.trace cimport Trace
@@ -56,7 +56,7 @@ cdef struct Counters:
     uint64_t yields         # of the processor, by callers that drive
     uint64_t late           # waits that a tick ended although there was something to do: lost or very late wake-ups
 
-cdef struct Told:            # a tensor of a group, to ranks that have joined (members.pyx)
+cdef struct Told:            # a tensor of a group, to ranks that have joined (joined_groups.pyx)
     int64_t rows
     int64_t row_bytes
     int64_t dtype
@@ -119,18 +119,18 @@ cdef struct State:
     uint64_t reported           # what was brought before this has been reported, if it was overdue; the monitor's
     uint64_t asked_for          # when the operation was brought about which rank 0 was last asked; under the lock
     uint64_t asked_at           # since when
-    void* graveyard             # atomic stack of operations that are done and abandoned
+    void* deferred_free       # atomic stack of operations that are done and abandoned
     char[OVERDUE_BYTES] overdue  # lines for the next stall report; under the lock
     uint32_t[MAX_RANKS] heard   # rank 0: what each rank has said to be overdue, as id + 1; 0: nothing
     char[REASON_BYTES] account  # rank 0: the last account of who waits for whom
-    uint64_t stood              # 1 + the entry whose standing still has been reported
+    uint64_t stall_reported     # 1 + the entry whose standing still has been reported
     uint64_t* alive             # a page that a forked child finds zero
     Counters counters
     Row[HISTORY] history
     uint64_t rows
     Trace trace                 # written under the lock
     Marks marks                 # rank 0
-    counters_page* page         # of the process; NULL: nothing is counted
+    counters_page* counters_page  # of the process; NULL: nothing is counted
     Overlap overlap             # while there is a page; under the lock
     uint64_t step_begun         # the same
     uint32_t overdue_count      # operations in flight that were overdue at the monitor's last look

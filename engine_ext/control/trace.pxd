@@ -42,7 +42,7 @@ cdef struct EntryRecord:
 
 cdef struct TensorRecord:       # `items` of them follow an EntryRecord
     uint64_t submitted, nbytes
-    uint64_t arrival            # as in the entry: arrivals.pyx
+    uint64_t arrival            # as in the entry: lateness.pyx
     uint32_t name, unused
 
 cdef struct Budget:             # a token bucket

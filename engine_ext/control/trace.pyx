@@ -1,6 +1,6 @@
 """Recording for the timeline. Off, it costs its callers one branch; on, how much is recorded is bounded by a rate.
 
-Which entries are recorded the coordinator decides (arrivals.pyx), so that all ranks record the same ones; totals count every
+Which entries are recorded the coordinator decides (lateness.pyx), so that all ranks record the same ones; totals count every
 entry. A record is written when its entry is done, under the engine's lock. `head` and `tail` make the ring a queue between the
 lock's holder and the one reader.
 """

@@ -22,7 +22,7 @@ cdef struct Member:     # a tensor of a group
 cdef struct Op:
     Record* record      # NULL once it is finished
     Op* previous        # list of what is in flight on this rank
-    Op* next            # the same; or the graveyard's
+    Op* next            # the same; or the deferred free list's
     const char* source  # NULL: absent, contributes the identity of the operation
     char* target        # NULL: the engine allocates `memory`
     uint64_t nbytes

@@ -116,7 +116,7 @@ typedef struct engine_entry {
   uint64_t earliest;           /* nanoseconds: when the first rank submitted the last member of a BATCH; 0: nobody counts */
   engine_meta meta;            /* of every member */
   /* BATCH, SKIP: uint32 ids[items], padded to 8; an allgather adds uint64 rows[size]. DEFINE: the name. ERROR: name, text.
-     With `closed`, the last words are uint64 arrivals[items], see arrivals.pyx. */
+     With `closed`, the last words are uint64 arrivals[items], see lateness.pyx. */
 } engine_entry;
 
 typedef struct segment_header {

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from autotune import cli, result_cache
-from autotune.result_cache import Job, Known
+from autotune.result_cache import Known, Workload
 
-JOB = Job("a1b2", 60, 100_000_000, 4, 1, "shm", "A processor", 8, "0.1", {})
+JOB = Workload("a1b2", 60, 100_000_000, 4, 1, "shm", "A processor", 8, "0.1", {})
 FOUND = Known(JOB, {"fusion_threshold": 1 << 20, "cycle_time_ms": 0.5, "stores": "cached"}, 0.11, 0.04, 30)
 
 
-def nothing(job: Job = JOB) -> Known:
+def nothing(job: Workload = JOB) -> Known:
     return replace(FOUND, job=job, knobs={"cycle_time_ms": 5.0}, gain=None, sure=None)
 
 
-def recalled(home: Path, job: Job = JOB) -> tuple[Known | None, str]:
+def recalled(home: Path, job: Workload = JOB) -> tuple[Known | None, str]:
     found, why, skipped = result_cache.recall(home, job)
     assert skipped == []
     return found, why
@@ -92,7 +92,7 @@ def test_the_nearest_result_is_offered(tmp_path: Path) -> None:
         (replace(JOB, model="b", bytes=4_000_000), "another model, of 4 MB and not 100 MB: on "),
     ],
 )
-def test_how_alike_the_jobs_are_is_told(other: Job, says: str, tmp_path: Path) -> None:
+def test_how_alike_the_jobs_are_is_told(other: Workload, says: str, tmp_path: Path) -> None:
     result_cache.remember(tmp_path, replace(FOUND, job=other))
     assert recalled(tmp_path)[1].startswith(says)
 
@@ -132,7 +132,7 @@ def test_what_was_proven_is_given_up_after_three_searches_that_prove_nothing(tmp
 # What may lie there
 
 
-def written(home: Path, changes: dict[str, Any], job: Job = JOB) -> Path:
+def written(home: Path, changes: dict[str, Any], job: Workload = JOB) -> Path:
     """A result with something changed in it."""
     result_cache.remember(home, replace(FOUND, job=job))
     path = home / job.file

@@ -14,7 +14,7 @@ import pytest
 
 from engine.metrics import page
 from engine.metrics.page import PageError, Snapshot
-from engine.metrics.report.find_jobs import Attached, Job, by_rank, find
+from engine.metrics.report.find_jobs import Attached, RunningJob, by_rank, find
 
 from .watched_jobs import ENVIRONMENT
 from .written_pages import snapshot
@@ -51,7 +51,7 @@ def alone() -> Iterator[Starter]:
         process.communicate(timeout=20)
 
 
-def found(pid: int) -> list[Job]:
+def found(pid: int) -> list[RunningJob]:
     """The jobs to which a process belongs; others may run on this machine."""
     return [job for job in find() if pid in job.members]
 

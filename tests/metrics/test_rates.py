@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.metrics.page import PageError, Snapshot
-from engine.metrics.report.rates import COUNTERS, Page, Reading, pending, rates, straggler
+from engine.metrics.report.rates import COUNTERS, JobReading, Page, pending, rates, straggler
 
 from .written_pages import snapshot
 
@@ -30,13 +30,13 @@ def test_rates_are_what_grew_by_the_time_that_passed() -> None:
     before = {"pid": 5, "steps": 10, "step_ns": 10**9, "lags": 4, "lag_ns": 4_000_000, "collective_bytes": [0, 1000]}
     after = {"pid": 5, "steps": 14, "step_ns": 3 * 10**9, "step_durations": [3, 1], "lags": 6, "lag_ns": 10_000_000}
     after |= {"collective_bytes": [500, 4500], "blocked_ns": 10**9, "exposed_ns": 5 * 10**8, "collectives": [1, 2, 3]}
-    found = rates(Reading(1.0, {0: snapshot(**before)}), Reading(3.0, {0: snapshot(**after)}))[0]
+    found = rates(JobReading(1.0, {0: snapshot(**before)}), JobReading(3.0, {0: snapshot(**after)}))[0]
     assert (found.steps, found.step, found.lag, found.nbytes) == (2.0, 0.5, 0.003, 2000.0)
     assert (found.blocked, found.exposed, found.collectives) == (0.5, 0.25, 3.0)
 
 
 def test_a_rank_that_did_nothing_has_no_step_time_and_no_lag() -> None:
-    found = rates(Reading(0.0, {0: snapshot(pid=1)}), Reading(1.0, {0: snapshot(pid=1)}))[0]
+    found = rates(JobReading(0.0, {0: snapshot(pid=1)}), JobReading(1.0, {0: snapshot(pid=1)}))[0]
     assert found.step is None and found.lag is None and found.steps == 0
 
 
@@ -44,7 +44,7 @@ def test_a_rank_that_did_nothing_has_no_step_time_and_no_lag() -> None:
 def test_rates_are_finite_and_not_negative_whatever_ranks_do(
     earlier: dict[int, Page], later: dict[int, Page], seconds: float
 ) -> None:
-    found = rates(Reading(100.0, earlier), Reading(100.0 + seconds, later))
+    found = rates(JobReading(100.0, earlier), JobReading(100.0 + seconds, later))
     if 100.0 + seconds <= 100.0:
         assert found == {}
     for rank, rate in found.items():
@@ -60,18 +60,20 @@ def test_rates_are_finite_and_not_negative_whatever_ranks_do(
 def test_ranks_that_come_or_go_have_no_rates_and_take_none_from_others(
     earlier: dict[int, Page], later: dict[int, Page]
 ) -> None:
-    both = rates(Reading(0.0, earlier), Reading(1.0, later))
+    both = rates(JobReading(0.0, earlier), JobReading(1.0, later))
     shared = earlier.keys() & later.keys()
-    assert both == rates(Reading(0.0, {r: earlier[r] for r in shared}), Reading(1.0, {r: later[r] for r in shared}))
+    assert both == rates(
+        JobReading(0.0, {r: earlier[r] for r in shared}), JobReading(1.0, {r: later[r] for r in shared})
+    )
 
 
 @pytest.mark.parametrize("name", COUNTERS)
 def test_counters_that_begin_anew_give_no_rates(name: str) -> None:
-    assert rates(Reading(0.0, {0: snapshot(**{name: 9})}), Reading(1.0, {0: snapshot(**{name: 8})})) == {}
+    assert rates(JobReading(0.0, {0: snapshot(**{name: 9})}), JobReading(1.0, {0: snapshot(**{name: 8})})) == {}
 
 
 def test_another_process_in_a_ranks_place_gives_no_rates() -> None:
-    assert rates(Reading(0.0, {0: snapshot(pid=1)}), Reading(1.0, {0: snapshot(pid=2, steps=5)})) == {}
+    assert rates(JobReading(0.0, {0: snapshot(pid=1)}), JobReading(1.0, {0: snapshot(pid=2, steps=5)})) == {}
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from rich.console import Console
 from engine.launch.cli import COMMANDS
 from engine.launch.cli import main as enginerun
 from engine.metrics.page import PageError
-from engine.metrics.report.find_jobs import Job
-from engine.metrics.report.rates import Page, Rates, Reading
+from engine.metrics.report.find_jobs import RunningJob
+from engine.metrics.report.rates import JobReading, Page, Rates
 from engine.metrics.report.top import TopError, choose, main
 from engine.metrics.report.top_screen import Frame, draw, ending
 
@@ -267,9 +267,9 @@ def test_a_reader_that_has_had_enough_is_no_error(fake_job: Any) -> None:
 # ---- which job -------------------------------------------------------------------------------------------------------
 
 
-def job_of(run: str, pid: int, pages: int = 2) -> Job:
+def job_of(run: str, pid: int, pages: int = 2) -> RunningJob:
     paths = tuple(Path(f"/proc/{pid}/fd/{number}") for number in range(pages))
-    return Job(run, pid, True, paths, (), frozenset([pid, pid + 1]))
+    return RunningJob(run, pid, True, paths, (), frozenset([pid, pid + 1]))
 
 
 def test_the_only_job_is_chosen_and_a_job_by_process_name_or_beginning() -> None:
@@ -291,7 +291,7 @@ def test_the_only_job_is_chosen_and_a_job_by_process_name_or_beginning() -> None
         ([job_of("a", 10), job_of("dark", 20, 0)], "20", "without counting"),
     ],
 )
-def test_where_no_job_can_be_chosen_it_says_why(jobs: list[Job], wanted: str | None, said: str) -> None:
+def test_where_no_job_can_be_chosen_it_says_why(jobs: list[RunningJob], wanted: str | None, said: str) -> None:
     with pytest.raises(TopError, match=said):
         choose(jobs, wanted)
 
@@ -343,7 +343,7 @@ def drawn(frame: Frame, width: int, height: int | None) -> list[str]:
 
 def frame_with(pages: dict[int, Page], lags: dict[int, float] | None = None) -> Frame:
     rates = {rank: Rates(1.0, 20.0, 40.0, 1e9, 0.05, 0.2, 0.1, lag) for rank, lag in (lags or {}).items()}
-    return Frame("a-run", Reading(5.0, pages), rates, {}, 1000.0)
+    return Frame("a-run", JobReading(5.0, pages), rates, {}, 1000.0)
 
 
 @pytest.mark.parametrize("width", [20, 40, 79, 80, 120, 200])
@@ -374,7 +374,7 @@ def test_the_slowest_and_the_broken_are_shown_where_there_is_no_room_for_all() -
 
 
 def test_a_name_cannot_draw_on_the_terminal() -> None:
-    frame = Frame("evil\x1b[2J[red]\n", Reading(0.0, {0: None}), {}, {}, 0.0)
+    frame = Frame("evil\x1b[2J[red]\n", JobReading(0.0, {0: None}), {}, {}, 0.0)
     assert "evil?[2J[red]?" in drawn(frame, 80, 24)[0] and "evil?[2J[red]?" in ending(frame)
 
 

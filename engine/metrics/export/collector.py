@@ -37,7 +37,7 @@ FAMILIES: dict[str, type[Metric]] = {
 
 
 @dataclass(frozen=True)
-class Reading:
+class RankReading:
     """A rank at one moment.
 
     Attributes
@@ -62,7 +62,7 @@ class Reading:
 
 # A series: the values of its labels besides `run` and `rank`, and what `add_metric` of its family takes.
 Series = tuple[tuple[str, ...], tuple[object, ...]]
-Reader = Callable[[Reading, Snapshot], Iterable[Series]]
+Reader = Callable[[RankReading, Snapshot], Iterable[Series]]
 
 
 def coarse(counts: Sequence[int]) -> list[tuple[str, int]]:
@@ -158,7 +158,7 @@ class Exporter(Collector):
             if family.samples:
                 yield family
 
-    def _fill(self, family: Metric, definition: definitions.Metric, readings: Sequence[Reading]) -> None:
+    def _fill(self, family: Metric, definition: definitions.Metric, readings: Sequence[RankReading]) -> None:
         """Add the series of every rank that has the metric."""
         read = READERS[definition.name]
         for reading in readings:
@@ -172,7 +172,7 @@ class Exporter(Collector):
             for labels, values in read(reading, snapshot):
                 family.add_metric([self._run, str(reading.rank), *labels], *values)  # type: ignore[attr-defined]
 
-    def _read(self) -> tuple[list[Reading], int]:
+    def _read(self) -> tuple[list[RankReading], int]:
         """Read all pages, and count those that cannot be read."""
         offset = time.time() - time.monotonic()
         if abs(offset - self._offset) > CLOCKS_APART:
@@ -189,7 +189,7 @@ class Exporter(Collector):
             if snapshot is not None and snapshot.state == "new":
                 snapshot = None
             up = member.up(snapshot)
-            readings.append(Reading(member.rank, up, snapshot, self._offset, self._host, self._version))
+            readings.append(RankReading(member.rank, up, snapshot, self._offset, self._host, self._version))
         return readings, unreadable
 
     def _tell(self, rank: int, problem: str) -> None:
@@ -223,7 +223,7 @@ def _summary(count: str, nanoseconds: str) -> Reader:
 
 
 def _by_algorithm(field: str, unit: float = 1.0) -> Reader:
-    def read(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+    def read(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
         for number, times in enumerate(snapshot.fields["collectives"]):
             if times:
                 operation, algorithm = divmod(number, len(page.ALGORITHMS))
@@ -233,13 +233,13 @@ def _by_algorithm(field: str, unit: float = 1.0) -> Reader:
     return read
 
 
-def _tensors(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+def _tensors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     for operation, tensors in zip(page.OPERATIONS, snapshot.fields["collective_tensors"], strict=True):
         if tensors:
             yield (operation,), (tensors,)
 
 
-def _durations(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+def _durations(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     counts, times, width = (
         snapshot.fields["collective_durations"],
         snapshot.fields["collective_ns"],
@@ -251,16 +251,16 @@ def _durations(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
             yield (operation,), (coarse(of_it), sum(times[number * width : (number + 1) * width]) / 1e9)
 
 
-def _steps(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+def _steps(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     if any(snapshot.fields["step_durations"]):
         yield (), (coarse(snapshot.fields["step_durations"]), snapshot["step_ns"] / 1e9)
 
 
-def _last(reading: Reading, snapshot: Snapshot) -> Iterator[Series]:
+def _last(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     yield (), (snapshot["last_ns"] / 1e9 + reading.offset if snapshot["last_ns"] else 0.0,)
 
 
-def _errors(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+def _errors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     """All kinds from the start: a rule that asks for an increase sees none where a series begins at 1."""
     for kind in definitions.ERRORS:
         if kind == "mismatch":
@@ -269,16 +269,16 @@ def _errors(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
             yield (kind,), (snapshot["cause"] == page.CAUSES.index(kind),)
 
 
-def _info(reading: Reading, snapshot: Snapshot) -> Iterator[Series]:
+def _info(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     labels = (reading.host, str(snapshot["local_rank"]), str(snapshot["pid"]), reading.version, "shared-memory")
     yield labels, ({},)
 
 
-def _knobs(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+def _knobs(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     return (((gauge.label,), (snapshot[gauge.field] / gauge.per,)) for gauge in GAUGES)
 
 
-def _cycles(_: Reading, snapshot: Snapshot) -> Iterator[Series]:
+def _cycles(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     return (((reason,), (n,)) for reason, n in zip(page.REASONS, snapshot.fields["cycles"], strict=True))
 
 

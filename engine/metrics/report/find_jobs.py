@@ -21,14 +21,14 @@ from ...host.processes import Process, look, processes
 from ...launchers import JOBS
 from ..page import NAME, PageError, Snapshot, read
 from ..run_names import clean_name, default_name
-from .rates import Page, Reading
+from .rates import JobReading, Page
 
 PROC = Path("/proc")
 LINK = f"/memfd:{NAME}"
 
 
 @dataclass(frozen=True)
-class Job:
+class RunningJob:
     """A job that runs.
 
     Attributes
@@ -64,12 +64,12 @@ class _Held:
     number: int  # of the descriptor
 
 
-def find() -> list[Job]:
+def find() -> list[RunningJob]:
     """Find the jobs of this user that run now.
 
     Returns
     -------
-    list of Job
+    list of RunningJob
         The oldest first.
     """
     mine = {process.pid: process for process in _mine()}
@@ -83,7 +83,7 @@ def find() -> list[Job]:
             ranks = [pid for pid, variables in environments.items() if _launcher_of(variables) == owner.pid]
             run = _name(environments, ranks, owner.pid)
             paths = tuple(held.path for held in pages)
-            jobs.append(Job(run, owner.pid, True, paths, (owner,), frozenset([owner.pid, *ranks])))
+            jobs.append(RunningJob(run, owner.pid, True, paths, (owner,), frozenset([owner.pid, *ranks])))
         else:
             for held in pages:
                 alone.setdefault(_key(owner, environments[owner.pid], look_into(held.path)), []).append(held)
@@ -93,7 +93,7 @@ def find() -> list[Job]:
         run = _name(environments, [first.pid], first.pid)
         members = frozenset(pid for held in several for pid in holders[held.path]) | pids
         owners = tuple({held.owner.pid: held.owner for held in several}.values())
-        jobs.append(Job(run, first.pid, False, tuple(held.path for held in several), owners, members))
+        jobs.append(RunningJob(run, first.pid, False, tuple(held.path for held in several), owners, members))
     jobs += _uncounted(mine, environments, {pid for job in jobs for pid in job.members})
     return sorted(jobs, key=lambda job: (min(process.born for process in job.processes), job.pid))
 
@@ -103,10 +103,10 @@ class Attached:
 
     Parameters
     ----------
-    job : Job
+    job : RunningJob
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RunningJob) -> None:
         self.job = job
         self._opened: dict[tuple[int, int], int] = {}  # descriptors by what they lead to, in the order of ranks
         self._join(job.pages)
@@ -122,25 +122,25 @@ class Attached:
         while self._opened:
             os.close(self._opened.popitem()[1])
 
-    def read(self) -> Reading:
+    def read(self) -> JobReading:
         """Read every page, also those of ranks that have joined the job since the last time.
 
         Returns
         -------
-        Reading
+        JobReading
             A page that tells no rank has that of its place among the pages.
         """
         if not self.job.launched:
             self._look_again()
         now = time.monotonic()
-        return Reading(now, by_rank([look_into(descriptor) for descriptor in self._opened.values()]))
+        return JobReading(now, by_rank([look_into(descriptor) for descriptor in self._opened.values()]))
 
     @property
     def runs(self) -> bool:
         """Whether the job still runs."""
         return any(_same(process) for process in self.job.processes)
 
-    def letters(self, reading: Reading) -> dict[int, str]:
+    def letters(self, reading: JobReading) -> dict[int, str]:
         """The states of the ranks' processes, as in `Process.state`; `X` for those that are gone.
 
         Nothing is said where the ranks number their processes otherwise than this process does, in a container.
@@ -167,7 +167,7 @@ class Attached:
             if not job.launched and mine & job.members:
                 self._join(job.pages)
                 known = {process.pid: process for process in (*self.job.processes, *job.processes)}
-                self.job = Job(
+                self.job = RunningJob(
                     self.job.run,
                     self.job.pid,
                     False,
@@ -358,7 +358,7 @@ def _uncounted(
     mine: Mapping[int, Process],
     environments: Mapping[int, Mapping[str, str]],
     counted: set[int],
-) -> Iterator[Job]:
+) -> Iterator[RunningJob]:
     """Jobs of `enginerun` that have no pages."""
     ranks: dict[int, list[int]] = {}
     for pid, variables in environments.items():
@@ -367,4 +367,4 @@ def _uncounted(
             ranks.setdefault(launcher, []).append(pid)
     for launcher, members in ranks.items():
         run = _name(environments, members, launcher)
-        yield Job(run, launcher, True, (), (mine[launcher],), frozenset([launcher, *members]))
+        yield RunningJob(run, launcher, True, (), (mine[launcher],), frozenset([launcher, *members]))

@@ -20,7 +20,7 @@ LATE_TIMES = 2.0
 
 
 @dataclass(frozen=True)
-class Reading:
+class JobReading:
     """The pages of a job's ranks, read together.
 
     Attributes
@@ -69,12 +69,12 @@ class Rates:
     lag: float | None
 
 
-def rates(before: Reading, after: Reading) -> dict[int, Rates]:
+def rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
     """Compare two readings.
 
     Parameters
     ----------
-    before, after : Reading
+    before, after : JobReading
 
     Returns
     -------

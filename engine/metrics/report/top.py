@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ... import readable
-from .find_jobs import Attached, Job, find
-from .rates import Reading, rates
+from .find_jobs import Attached, RunningJob, find
+from .rates import JobReading, rates
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,19 +72,19 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def choose(jobs: Sequence[Job], wanted: str | None) -> Job:
+def choose(jobs: Sequence[RunningJob], wanted: str | None) -> RunningJob:
     """Choose the job to show.
 
     Parameters
     ----------
-    jobs : sequence of Job
+    jobs : sequence of RunningJob
         Those that run.
     wanted : str or None
         The number of one of its processes, or its name, or how only its name begins; None: the only one.
 
     Returns
     -------
-    Job
+    RunningJob
 
     Raises
     ------
@@ -142,7 +142,7 @@ def _interval(text: str) -> float:
     return number
 
 
-def _listed(jobs: Sequence[Job]) -> str:
+def _listed(jobs: Sequence[RunningJob]) -> str:
     """Jobs, a line each."""
     lines = []
     for job in jobs:
@@ -169,7 +169,7 @@ def _ended_politely() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _frame(job: Attached, before: Reading | None, now: Reading) -> Frame:
+def _frame(job: Attached, before: JobReading | None, now: JobReading) -> Frame:
     from .top_screen import Frame
 
     return Frame(job.job.run, now, {} if before is None else rates(before, now), job.letters(now), time.time())
@@ -194,7 +194,7 @@ def _watch(job: Attached, console: Console, interval: float) -> None:
 
     from .top_screen import draw, ending
 
-    before: Reading | None = None
+    before: JobReading | None = None
     # On a terminal the picture is drawn in place. Elsewhere, one follows the other.
     in_place = console.is_terminal and not console.is_dumb_terminal
     live = Live(console=console, auto_refresh=False, vertical_overflow="crop") if in_place else None

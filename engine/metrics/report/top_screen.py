@@ -13,7 +13,7 @@ from rich.text import Text
 from ... import readable
 from ..page import PageError, Snapshot
 from . import page_words
-from .rates import Page, Rates, Reading, pending, straggler
+from .rates import JobReading, Page, Rates, pending, straggler
 
 NOTES = 6  # lines about what is wrong, at most
 LEAST_ROWS = 2  # of ranks, for which a low terminal does without other lines
@@ -29,7 +29,7 @@ class Frame:
     Attributes
     ----------
     run : str
-    reading : Reading
+    reading : JobReading
     rates : mapping of int to Rates
         Since the reading before.
     letters : mapping of int to str
@@ -39,7 +39,7 @@ class Frame:
     """
 
     run: str
-    reading: Reading
+    reading: JobReading
     rates: Mapping[int, Rates]
     letters: Mapping[int, str]
     now: float

@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from engine_ext.control.marks cimport MARKS, Mark
+from engine_ext.control.step_marks cimport MARKS, Mark
 from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row, State
 from engine_ext.control.table cimport bit
 from engine_ext.knobs cimport COMPRESSIONS, STORES

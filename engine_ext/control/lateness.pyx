@@ -12,7 +12,7 @@ from engine_ext.shared.counters cimport tally
 from engine_ext.shared.layout cimport rank_page
 
 
-cdef void arrivals_decide(Coordinator* c, uint64_t now) noexcept nogil:
+cdef void lateness_decide(Coordinator* c, uint64_t now) noexcept nogil:
     """Whether what becomes ready from now on is recorded."""
     c.recording = load32_acquire(&c.trace.on) != 0
     if c.recording:
@@ -20,7 +20,7 @@ cdef void arrivals_decide(Coordinator* c, uint64_t now) noexcept nogil:
         c.recording = budget_has(&c.recorded, load_relaxed(&c.trace.rate), now)
 
 
-cdef void arrivals_note(Coordinator* c, Name* name) noexcept nogil:
+cdef void lateness_note(Coordinator* c, NameState* name) noexcept nogil:
     """All ranks have brought `name`; requests that brought it are still open."""
     cdef uint64_t earliest = <uint64_t>-1, latest = 0, late, when
     cdef rank_page* page
@@ -43,11 +43,11 @@ cdef void arrivals_note(Coordinator* c, Name* name) noexcept nogil:
     name.arrival = <uint64_t>(last + 1) | late << (ARRIVAL_LAST_BITS + ARRIVAL_WAIT_BITS)
 
 
-cdef void arrivals_append(Coordinator* c, engine_entry* entry, const int32_t* ids) noexcept nogil:
+cdef void lateness_append(Coordinator* c, engine_entry* entry, const int32_t* ids) noexcept nogil:
     """Close a recorded entry: its last words say who was last with each of its members."""
     cdef uint64_t* arrivals = <uint64_t*>entry + entry.words - entry.items
     cdef uint64_t wait
-    cdef Name* name
+    cdef NameState* name
     cdef uint32_t i
     entry.closed = now_ns()
     for i in range(entry.items):
@@ -58,10 +58,10 @@ cdef void arrivals_append(Coordinator* c, engine_entry* entry, const int32_t* id
             arrivals[i] = name.arrival | wait << ARRIVAL_LAST_BITS
         name.ready = 0
     c.recorded.level -= TRACE_LINES_ENTRY + TRACE_LINES_TENSOR * <double>entry.items
-    arrivals_decide(c, entry.closed)
+    lateness_decide(c, entry.closed)
 
 
-cdef uint64_t arrivals_earliest(const Coordinator* c, const Name* name) noexcept nogil:
+cdef uint64_t lateness_earliest(const Coordinator* c, const NameState* name) noexcept nogil:
     """When the first rank brought `name`, as its open requests say, or else what stands beside its bit; 0: no rank did."""
     cdef uint64_t earliest = <uint64_t>-1
     cdef int r
@@ -75,9 +75,9 @@ cdef uint64_t arrivals_earliest(const Coordinator* c, const Name* name) noexcept
     return earliest if earliest != <uint64_t>-1 else 0
 
 
-cdef void arrivals_count(Coordinator* c, engine_entry* entry, const Name* last) noexcept nogil:
+cdef void lateness_count(Coordinator* c, engine_entry* entry, const NameState* last) noexcept nogil:
     """Say on an entry when the first rank brought the last of its members: each rank counts by how much it was later."""
-    entry.earliest = last.earliest if last.earliest else arrivals_earliest(c, last)
+    entry.earliest = last.earliest if last.earliest else lateness_earliest(c, last)
     if entry.earliest:
-        tally(c.page.negotiation_ns, age_ns(now_ns(), entry.earliest))
-        tally(c.page.negotiated, 1)
+        tally(c.counters_page.negotiation_ns, age_ns(now_ns(), entry.earliest))
+        tally(c.counters_page.negotiated, 1)

@@ -1,19 +1,19 @@
 """Whether the ranks mean the same by a name."""
-from engine_ext.control.coordinator cimport Coordinator, Name
+from engine_ext.control.coordinator cimport Coordinator, NameState
 from engine_ext.control.table cimport bit
 from engine_ext.shared.layout cimport engine_meta
 
 cdef enum:
     COMPLAINT_BYTES = 4096
 
-cdef const engine_meta* first_present(Coordinator* c, Name* name) noexcept nogil
-cdef int complain(Coordinator* c, Name* name, const engine_meta* present, char* text) noexcept nogil
+cdef const engine_meta* first_present(Coordinator* c, NameState* name) noexcept nogil
+cdef int complain(Coordinator* c, NameState* name, const engine_meta* present, char* text) noexcept nogil
 
-cdef inline const engine_meta* sent_by(Name* name, int rank) noexcept nogil:
+cdef inline const engine_meta* sent_by(NameState* name, int rank) noexcept nogil:
     """What `rank` brought: its open request, or by its bit the metadata on file."""
     return &name.requests[rank].meta if name.requests[rank] != NULL else &name.meta
 
-cdef inline bint absent(Coordinator* c, Name* name, int rank) noexcept nogil:
+cdef inline bint absent(Coordinator* c, NameState* name, int rank) noexcept nogil:
     """Whether `rank` has no tensor: it brought that, or it has joined."""
     if c.joined[rank]:
         return True

@@ -8,6 +8,6 @@ cdef enum Standoff:
     ONE_SIDED = 1
     MUTUAL = 2      # some ranks keep each other waiting
 
-cdef Standoff standoff_describe(Coordinator* c, int culprit, char* text, int room) noexcept nogil
-cdef bint standoff_report(Coordinator* c, uint64_t seen, uint64_t warning_ns, char* text, int room) noexcept nogil
-cdef int standoff_absentee(Coordinator* c, int rank, int32_t id) noexcept nogil
+cdef Standoff wait_report_describe(Coordinator* c, int culprit, char* text, int room) noexcept nogil
+cdef bint wait_report_overdue(Coordinator* c, uint64_t seen, uint64_t warning_ns, char* text, int room) noexcept nogil
+cdef int wait_report_absentee(Coordinator* c, int rank, int32_t id) noexcept nogil

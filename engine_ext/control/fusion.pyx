@@ -7,10 +7,10 @@ Tensors that no rank brought are told so in a SKIP entry and move no data.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy
 
-from engine_ext.control.agreement cimport bringer
-from engine_ext.control.arrivals cimport arrivals_append, arrivals_count
-from engine_ext.control.coordinator cimport Coordinator, Name, cycle_ns, stamp, wire_now
-from engine_ext.control.stores cimport stores_choose
+from engine_ext.control.mismatch cimport bringer
+from engine_ext.control.lateness cimport lateness_append, lateness_count
+from engine_ext.control.coordinator cimport Coordinator, NameState, cycle_ns, stamp, wire_now
+from engine_ext.control.store_choice cimport stores_choose
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
@@ -26,7 +26,7 @@ from engine_ext.shared.schedule cimport schedule_append, schedule_reserve
 cdef bint somebody_waits(Coordinator* c) noexcept nogil:
     """Whether a thread of any rank waits for a member of the open batch, or for nothing that is not in it."""
     cdef rank_page* page
-    cdef Name* name
+    cdef NameState* name
     cdef uint64_t outstanding
     cdef int32_t w
     cdef int r
@@ -66,7 +66,7 @@ cdef inline bint in_place(Coordinator* c, const engine_meta* meta) noexcept nogi
     return meta.shared >= 0 and wire_now(c, meta) == 0
 
 
-cdef bint fuses(Coordinator* c, const Name* a, const Name* b) noexcept nogil:
+cdef bint fuses(Coordinator* c, const NameState* a, const NameState* b) noexcept nogil:
     """Whether `b` may travel in an entry that `a` opened."""
     cdef const engine_meta* x = &a.meta
     cdef const engine_meta* y = &b.meta
@@ -101,7 +101,7 @@ cdef uint8_t stores_of(Coordinator* c, const engine_entry* entry) noexcept nogil
 
 cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nbytes) noexcept nogil:
     """One entry for `ids`, which fuse. False: the schedule is full."""
-    cdef Name* name = c.by_id[ids[0]]
+    cdef NameState* name = c.by_id[ids[0]]
     cdef const Operation* operation = operation_of(&name.meta)
     cdef uint32_t id_words = <uint32_t>(items + 1) // 2
     cdef uint32_t row_words = <uint32_t>c.segment.size if operation.says == SAYS_ROWS else 0
@@ -134,9 +134,9 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         c.phase[ids[i] >> 6] ^= <uint64_t>1 << (ids[i] & 63)
         c.queued[ids[i] >> 6] &= ~(<uint64_t>1 << (ids[i] & 63))
     if recorded:
-        arrivals_append(c, entry, ids)
-    if c.page != NULL and entry.type == ENTRY_BATCH:
-        arrivals_count(c, entry, name)
+        lateness_append(c, entry, ids)
+    if c.counters_page != NULL and entry.type == ENTRY_BATCH:
+        lateness_count(c, entry, name)
     c.queue_bytes -= nbytes
     c.step_items += <uint64_t>items
     stamp(c, entry)
@@ -151,8 +151,8 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
     """
     cdef int32_t i, kept, items
     cdef uint64_t nbytes
-    cdef Name* first
-    cdef Name* name
+    cdef NameState* first
+    cdef NameState* name
     cdef int reason = due(c)
     if reason < 0:
         return True
@@ -176,6 +176,6 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
             return False
         memcpy(c.queue, c.rest, <size_t>kept * sizeof(int32_t))
         c.queue_count = kept
-    if c.page != NULL:
-        tally(&c.page.cycles[reason], 1)
+    if c.counters_page != NULL:
+        tally(&c.counters_page.cycles[reason], 1)
     return True

@@ -15,7 +15,7 @@ cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:
     return memcmp(&x, b, sizeof(engine_meta)) == 0
 
 
-cdef const engine_meta* first_present(Coordinator* c, Name* name) noexcept nogil:
+cdef const engine_meta* first_present(Coordinator* c, NameState* name) noexcept nogil:
     """What the first rank with a tensor brought; without any, what the first would have."""
     cdef int r
     for r in range(c.segment.size):
@@ -24,7 +24,7 @@ cdef const engine_meta* first_present(Coordinator* c, Name* name) noexcept nogil
     return sent_by(name, bringer(c))
 
 
-cdef const engine_meta* counts_as(Coordinator* c, Name* name, int rank, const engine_meta* present) noexcept nogil:
+cdef const engine_meta* counts_as(Coordinator* c, NameState* name, int rank, const engine_meta* present) noexcept nogil:
     """What `rank` brought. Who has no gradient cannot know that the others' is sparse: then theirs is what it would have."""
     cdef const engine_meta* sent = sent_by(name, rank)
     cdef engine_meta x
@@ -35,7 +35,7 @@ cdef const engine_meta* counts_as(Coordinator* c, Name* name, int rank, const en
     return present if same(&x, present) else sent
 
 
-cdef int complain_of_faults(Coordinator* c, Name* name, char* text) noexcept nogil:
+cdef int complain_of_faults(Coordinator* c, NameState* name, char* text) noexcept nogil:
     """What ranks sent that cannot be done, whatever the others sent, and on which the call failed before they sent anything."""
     cdef bint[MAX_RANKS] one
     cdef bint failed
@@ -59,7 +59,7 @@ cdef int complain_of_faults(Coordinator* c, Name* name, char* text) noexcept nog
     return at
 
 
-cdef int complain(Coordinator* c, Name* name, const engine_meta* present, char* text) noexcept nogil:
+cdef int complain(Coordinator* c, NameState* name, const engine_meta* present, char* text) noexcept nogil:
     """What each rank sent, equal ranks together. Empty when all sent the same and it can be done."""
     cdef bint[MAX_RANKS] group
     cdef bint[MAX_RANKS] told

@@ -9,7 +9,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memset, strncmp
 
-from engine_ext.control.coordinator cimport Name, wanted, withheld
+from engine_ext.control.coordinator cimport NameState, wanted, withheld
 from engine_ext.control.table cimport bit
 from engine_ext.operations.describe cimport describe_ranks, fit
 from engine_ext.operations.kinds cimport kind_name
@@ -26,7 +26,7 @@ cdef enum:
 cdef struct Side:
     bint[MAX_RANKS] brought
     bint[MAX_RANKS] missing
-    const Name* name        # one that somebody waits for, else the one that was brought first
+    const NameState* name        # one that somebody waits for, else the one that was brought first
     bint awaited
     int kind
     uint64_t since          # nanoseconds: when the first of them was requested; the end of time: all travel as bits, no telling
@@ -38,7 +38,7 @@ cdef struct Sides:
     int count
 
 
-cdef bint is_gradient(const Name* name) noexcept nogil:
+cdef bint is_gradient(const NameState* name) noexcept nogil:
     """`gradient.fc.weight`, or with the number of the optimizer, `gradient2.fc.weight`; `change` with Adasum."""
     cdef uint32_t k = 8 if name.name_bytes > 8 and strncmp(name.name, "gradient", 8) == 0 else 6
     if name.name_bytes <= k or (k == 6 and strncmp(name.name, "change", 6) != 0):
@@ -48,7 +48,7 @@ cdef bint is_gradient(const Name* name) noexcept nogil:
     return k < name.name_bytes and name.name[k] == 46               # a dot
 
 
-cdef void add(Coordinator* c, Sides* sides, Name* name) noexcept nogil:
+cdef void add(Coordinator* c, Sides* sides, NameState* name) noexcept nogil:
     """Count `name` to its side, unless nobody withholds it."""
     cdef bint[MAX_RANKS] brought
     cdef bint[MAX_RANKS] missing
@@ -89,7 +89,7 @@ cdef void add(Coordinator* c, Sides* sides, Name* name) noexcept nogil:
 
 
 cdef void add_requested(Coordinator* c, Sides* sides) noexcept nogil:
-    cdef Name* name = c.open
+    cdef NameState* name = c.open
     while name != NULL:
         add(c, sides, name)
         name = name.next
@@ -195,7 +195,7 @@ cdef int describe_elsewhere(Coordinator* c, const Sides* sides, char* text, int 
     return at
 
 
-cdef Standoff standoff_describe(Coordinator* c, int culprit, char* text, int room) noexcept nogil:
+cdef Standoff wait_report_describe(Coordinator* c, int culprit, char* text, int room) noexcept nogil:
     """All that some ranks have brought and others withhold, what `culprit` withholds first (-1: nobody's).
 
     NONE, and no text, if nobody withholds anything, or `culprit` nothing.
@@ -229,11 +229,11 @@ cdef Standoff standoff_describe(Coordinator* c, int culprit, char* text, int roo
     return Standoff.MUTUAL
 
 
-cdef bint standoff_report(Coordinator* c, uint64_t seen, uint64_t warning_ns, char* text, int room) noexcept nogil:
+cdef bint wait_report_overdue(Coordinator* c, uint64_t seen, uint64_t warning_ns, char* text, int room) noexcept nogil:
     """Whether a name has become overdue: some ranks requested it `warning_ns` before `seen`, others have not. Then `text` has a
     line for each side of all that is requested, as far as there is room; it is not told again."""
     cdef Sides sides
-    cdef Name* name = c.open
+    cdef NameState* name = c.open
     cdef bint overdue = False
     cdef int at = 0, k
     while name != NULL:
@@ -260,9 +260,9 @@ cdef bint standoff_report(Coordinator* c, uint64_t seen, uint64_t warning_ns, ch
     return at > 0
 
 
-cdef int standoff_absentee(Coordinator* c, int rank, int32_t id) noexcept nogil:
+cdef int wait_report_absentee(Coordinator* c, int rank, int32_t id) noexcept nogil:
     """Who withholds what `rank` has brought under `id`, -1: nobody, any more. Rather a rank that does not wait elsewhere."""
-    cdef Name* name = c.by_id[id]
+    cdef NameState* name = c.by_id[id]
     cdef int culprit = -1, r
     if name == NULL or withheld(c, name, rank):
         return -1
