@@ -1,4 +1,4 @@
-"""`autotune`: read the logs of searches, and what is kept of them."""
+"""The command `autotune`: reads the logs of searches, and the results that are kept across jobs."""
 
 from __future__ import annotations
 
@@ -116,32 +116,34 @@ def _formatted(knobs: Knobs, form: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="autotune", description="Read the logs of the tuner, and what it keeps.")
+    parser = argparse.ArgumentParser(
+        prog="autotune", description="Read the tuner's logs, and the results that it keeps."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    again = commands.add_parser("replay", help="go through a search again: fails if it now goes another way")
+    again = commands.add_parser("replay", help="compute a search again; fails if proposals or decisions differ")
     again.add_argument(
         "--policy", metavar="NAME",
-        help="what another policy would have done: tuner, random, default, or module:factory, a callable that makes "
-        "one of (space, default, seed, max_trials)",
+        help="estimate what another policy would have done: tuner, random, default, or module:factory, which is called "
+        "with (space, default, seed, max_trials)",
     )  # fmt: skip
     again.add_argument(
         "--set", dest="changes", nargs="+", action="extend", default=[], metavar="NAME=VALUE",
-        help="what other settings would have done: seed, max_trials, or one of the tuner's, such as regret_budget. "
-        "With either option nothing is proven: trials that the log has not made are answered by a model of those that "
-        "it has made, up to the first drift",
+        help="estimate what other settings would have done: seed, max_trials, or one of the tuner's, such as "
+        "regret_budget. Either option gives estimates: a model of the log's trials before the first drift "
+        "answers those that it does not have",
     )  # fmt: skip
-    shown = commands.add_parser("show", help="tell the story of a search")
-    shown.add_argument("--picture", type=Path, metavar="FILE", help="draw it too: .png, .svg or .pdf")
-    best = commands.add_parser("best", help="print the knobs that a search has decided for")
+    shown = commands.add_parser("show", help="summarize a search: trials, scores, decisions, cost")
+    shown.add_argument("--picture", type=Path, metavar="FILE", help="also draw the search, as .png, .svg or .pdf")
+    best = commands.add_parser("best", help="print the knobs that a search has chosen")
     best.add_argument(
         "--format", choices=("environment", "config", "options", "json"),
         default="environment", help="variables (the default), a file for `enginerun --config-file`, options, or JSON",
     )  # fmt: skip
     for command, more in ((again, ""), (shown, " or Horovod's CSV file"), (best, " or Horovod's CSV file")):
-        command.add_argument("log", type=Path, metavar="LOG", help="a log" + more)
-    kept = commands.add_parser("known", help="list what is kept of searches, for later jobs")
-    kept.add_argument("--cache", type=Path, metavar="DIR", help="where (default: the user's cache directory)")
-    kept.add_argument("--forget", action="store_true", help="remove it all")
+        command.add_argument("log", type=Path, metavar="LOG", help="log of a search" + more)
+    kept = commands.add_parser("known", help="list the results of searches that are kept for later jobs")
+    kept.add_argument("--cache", type=Path, metavar="DIR", help="their directory (default: the user's cache directory)")
+    kept.add_argument("--forget", action="store_true", help="remove all results")
     return parser
 
 

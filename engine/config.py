@@ -37,7 +37,7 @@ class Config:
         64 << 20,
         "bytes",
         Bytes(),
-        "Close a batch when this much is ready; 0 sends every tensor alone.",
+        "Bytes of ready tensors at which a batch closes; 0: every tensor is a batch of its own.",
         "HOROVOD_FUSION_THRESHOLD",
         option=Option("SIZE"),
         knob=Knob(1 << 16, 1 << 30),
@@ -46,7 +46,7 @@ class Config:
         5.0,
         "milliseconds",
         Number(0, 10_000),
-        "Close a batch when its first tensor has been ready for this long.",
+        "Milliseconds for which a batch may wait for more tensors once its first is ready.",
         "HOROVOD_CYCLE_TIME",
         option=Option("MS"),
         knob=Knob(0.05, 50.0, off=0.0),
@@ -55,7 +55,7 @@ class Config:
         60.0,
         "seconds",
         seconds(zero="never"),
-        "Report tensors that some ranks have not brought for this long; 0 is never, 1e9 the most.",
+        "Seconds after which a warning names the ranks that have not submitted a tensor; 0: never; at most 1e9.",
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         option=Option("S", ("--stall-check-warning-time-seconds",)),
     )
@@ -63,7 +63,8 @@ class Config:
         600.0,
         "seconds",
         seconds(zero="never"),
-        "Fail the world when a rank stands still, or withholds a tensor, for this long; 0 is never, 1e9 the most.",
+        "Seconds without progress of a rank, or without its submission of a tensor that others wait for, after which "
+        "all ranks fail; 0: never; at most 1e9.",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         option=Option("S", ("--stall-check-shutdown-time-seconds",)),
     )
@@ -71,7 +72,7 @@ class Config:
         60.0,
         "seconds",
         seconds(0.001),
-        "How long `init` waits for the other ranks.",
+        "Seconds that `init` waits for the other ranks.",
         "HOROVOD_START_TIMEOUT",
         option=Option("S"),
     )
@@ -79,13 +80,13 @@ class Config:
         10.0,
         "seconds",
         seconds(),
-        "How long `shutdown` lets operations in flight finish.",
+        "Seconds that `shutdown` waits for operations in flight.",
     )
     log_level: str = setting(
         "WARNING",
         "",
         level,
-        "Least level of the engine's log records: trace, debug, info, warning, error, fatal.",
+        "Lowest level of log records that are shown: trace, debug, info, warning, error, fatal.",
         "HOROVOD_LOG_LEVEL",
         option=Option("LEVEL"),
     )
@@ -93,8 +94,8 @@ class Config:
         "auto",
         "",
         Words("auto", "cached", "streaming"),
-        "How a reduction writes results: cached, for whoever reads them next, or streaming, past the caches; auto "
-        "measures.",
+        "Store instructions by which reductions write results: cached, streaming (past the caches), or auto: whichever "
+        "is faster for the size.",
         option=Option(),
         knob=Knob(),
     )
@@ -102,7 +103,7 @@ class Config:
         512 << 10,
         "bytes",
         Bytes(4 << 10, 1 << 20, "512K"),
-        "Size of a chunk, the part of a tensor that goes through shared memory at a time: 4 KiB to 1 MiB.",
+        "Bytes in one pipeline chunk, in which tensors pass through shared memory (4 KiB to 1 MiB).",
         option=Option("SIZE"),
         knob=Knob(),
     )
@@ -110,7 +111,7 @@ class Config:
         "none",
         "",
         Words("none", "bf16", "fp16"),
-        "What tensors with `Compression.tuned` travel as; no others.",
+        "Dtype in which tensors with `Compression.tuned` travel; others are not affected.",
         option=Option(),
         knob=Knob(words=("none", "bf16")),  # fp16 overflows: a user may choose it, not the tuner
     )
@@ -118,32 +119,33 @@ class Config:
         False,
         "",
         truth,
-        "In torch, gradients through collectives are those of the sum of all ranks' losses, not Horovod's averages.",
+        "Gradients through torch's collectives are those of the sum of all ranks' losses, instead of Horovod's.",
     )
     kernels: str = setting(
         "auto",
         "",
         Words("auto", "plain", "avx2", "avx512"),
-        "Instruction set of the reduction kernels; the results have equal bits.",
+        "Instruction set of the reduction kernels; auto: the widest that the processor has. Results are bitwise equal.",
     )
     spin_us: float | None = setting(
         None,
         "microseconds",
         optional(Number(0, 1000), "auto"),
-        "How long a waiting thread spins before it sleeps; auto is 25, or 0 with more ranks than processors, "
-        "where it yields in small operations instead.",
+        "Microseconds that a waiting thread spins before it sleeps; auto: 25, or 0 with more ranks than processors, "
+        "where small operations yield instead.",
     )
     output_dir: Path | None = setting(
         None,
         "",
         optional(path, "auto"),
-        "Where failure reports and flight records go, in rank.N below it; auto is a new temporary directory.",
+        "Directory of failure reports and flight records, in rank.N for each rank; auto: a new temporary directory.",
     )
     timeline: Path | None = setting(
         None,
         "",
         optional(path, "dynamic"),
-        "Record a timeline from `init` on: a directory, or NAME.json for NAME.rankN.json; dynamic: not yet.",
+        "Path of a timeline that is recorded from `init` on: a directory, or NAME.json for a NAME.rankN.json of each "
+        "rank; dynamic: none until `start_timeline`.",
         "HOROVOD_TIMELINE",
         none="dynamic",
         option=Option("PATH", ("--timeline", "--timeline-filename")),
@@ -152,7 +154,7 @@ class Config:
         False,
         "",
         truth,
-        "Show in the timeline when each batch was closed.",
+        "Mark in the timeline when each batch closes.",
         "HOROVOD_TIMELINE_MARK_CYCLES",
         option=Option(off=""),
     )
@@ -160,20 +162,20 @@ class Config:
         256 << 20,
         "bytes",
         Bytes(),
-        "What a rank's timeline may grow to.",
+        "Largest size of one rank's timeline; later events are left out.",
     )
     metrics: bool = setting(
         False,
         "",
         truth,
-        "Count what the engine does, for `enginerun top`, Prometheus and the summary; enginerun switches it on.",
+        "Count events of the engine, for `enginerun top`, Prometheus and the summary; enginerun switches it on.",
         option=Option(off="count nothing", on=False),
     )
     metrics_port: int | None = setting(
         None,
         "",
         optional(Whole(0, 65535), "none"),
-        "Serve metrics of this host's ranks to Prometheus there; 0 is any free port.",
+        "Port on which Prometheus scrapes the ranks of this host; 0: any free one, none: no endpoint.",
         none="none",
         option=Option("PORT"),
     )
@@ -181,14 +183,14 @@ class Config:
         "127.0.0.1",
         "",
         text,
-        "The address on which they are served.",
+        "Address on which the metrics endpoint listens.",
         option=Option("ADDRESS"),
     )
     metrics_file_sd: Path | None = setting(
         None,
         "",
         optional(path, "none"),
-        "Tell Prometheus there, in a file or a directory, where they are served.",
+        "File *.json, or directory for RUN.json, from which Prometheus's file_sd learns of the metrics endpoint.",
         none="none",
         option=Option("PATH"),
     )
@@ -196,7 +198,7 @@ class Config:
         None,
         "",
         optional(path, "none"),
-        "Write metrics to this file, for node_exporter's textfile collector.",
+        "File to which metrics are written, for node_exporter's textfile collector.",
         none="none",
         option=Option("FILE"),
     )
@@ -204,21 +206,21 @@ class Config:
         15.0,
         "seconds",
         seconds(),
-        "How long a failed job of enginerun can still be scraped, if somebody has scraped it before.",
+        "Seconds that enginerun goes on serving metrics after the failure of a job that has been scraped.",
         option=Option("S"),
     )
     run_name: str | None = setting(
         None,
         "",
         optional(text, "auto"),
-        "What metrics call the run; auto is made of the program's name and a process's number.",
+        "Label `run` of all metrics; auto: SCRIPT-PID, of the launcher or else of rank 0.",
         option=Option("NAME"),
     )
     autotune: bool = setting(
         False,
         "",
         truth,
-        "Look for better knobs while training.",
+        "Search for faster knobs while training.",
         "HOROVOD_AUTOTUNE",
         option=Option(off=""),
     )
@@ -226,7 +228,7 @@ class Config:
         None,
         "",
         optional(path, "none"),
-        "Where the tuner writes its log; enginerun keeps it in its output directory, if that is given.",
+        "File of the tuner's log; none: autotune.jsonl in the output directory of enginerun, if one is given.",
         "HOROVOD_AUTOTUNE_LOG",
         none="none",
         option=Option("FILE", ("--autotune-log-file",)),
@@ -235,7 +237,7 @@ class Config:
         None,
         "",
         optional(path, "none"),
-        "A log whose knobs to begin with; with `autotune`, to try first.",
+        "Log of an earlier search whose knobs are used from the start; with `autotune`, they are tried first.",
         none="none",
         option=Option("LOG"),
     )
@@ -243,14 +245,14 @@ class Config:
         None,
         "",
         cache,
-        "Directory where the tuner keeps what it finds, for later jobs; auto is the user's cache directory, off none.",
+        "Directory of results that the tuner keeps across jobs; auto: in the user's cache directory, off: none.",
         option=Option("DIR", off="keep and recall nothing"),
     )
     autotune_warmup: int = setting(
         1,
         "trials",
         Whole(0, 10_000),
-        "Warm-up before the first trial: the steps of so many trials pass unmeasured.",
+        "Warm-up before the first trial, in trials' worth of steps.",
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
         option=Option("N", ("--autotune-warmup-samples",)),
     )
@@ -258,7 +260,7 @@ class Config:
         20,
         "steps",
         Whole(1, 10_000),
-        "Steps that a trial is measured by, at least.",
+        "Fewest steps by which a trial is measured.",
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
         option=Option("N", ("--autotune-steps-per-sample",)),
     )
@@ -266,7 +268,7 @@ class Config:
         30,
         "trials",
         Whole(1, 1000),
-        "Trials of a search, at most.",
+        "Most trials in one search.",
         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
         option=Option("N", ("--autotune-bayes-opt-max-samples",)),
     )

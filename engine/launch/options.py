@@ -202,20 +202,20 @@ def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("-np", "-n", "--num-proc", "--np", type=_ranks, metavar="N", help="number of ranks")
-    add("-H", "--hosts", metavar="NAME:SLOTS", help="hosts and their slots; so far this host only")
-    add("-hostfile", "--hostfile", type=Path, metavar="FILE", help="the same from a file of lines 'NAME slots=N'")
-    add("--output-dir", "--output-filename", type=Path, metavar="DIR", help="keep rank.N/stdout and rank.N/stderr here")
-    add("--prefix-output-with-timestamp", action="store_true", help="put the time in front of each line")
+    add("-H", "--hosts", metavar="NAME:SLOTS", help="hosts and the ranks that each takes; so far this host only")
+    add("-hostfile", "--hostfile", type=Path, metavar="FILE", help="file of hosts, in lines 'NAME slots=N'")
+    add("--output-dir", "--output-filename", type=Path, metavar="DIR", help="directory for rank.N/stdout and the like")
+    add("--prefix-output-with-timestamp", action="store_true", help="begin each line of output with the time")
     add(
         "--grace-period",
         type=_form(seconds()),
         default=5.0,
         metavar="S",
-        help="seconds from a failure or a signal to SIGTERM, and on to SIGKILL (default 5)",
+        help="seconds from a failure or a signal to SIGTERM, and from there to SIGKILL (default 5)",
     )
-    add("--verbose", action="store_true", help="say what is started")
-    add("--quiet", "-q", action="store_true", help="print nothing of its own unless something fails")
-    add("--summary", action="store_true", help="say at the end what the run was like, and what to change")
+    add("--verbose", action="store_true", help="show how each rank is started")
+    add("--quiet", "-q", action="store_true", help="print none of enginerun's own lines unless the job fails")
+    add("--summary", action="store_true", help="print figures of the run at its end, with advice")
     add("--version", "-v", action=_Version, nargs=0, help="show the version and exit")
     add("--check-build", "-cb", action=_CheckBuild, nargs=0, help="show what this installation can do and exit")
     add(
@@ -235,16 +235,16 @@ def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
 
 def _add_placement(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("CPUs")
-    group.add_argument("--no-binding", dest="binding", action="store_false", help="leave ranks free to run on any CPU")
+    group.add_argument("--no-binding", dest="binding", action="store_false", help="let ranks run on any CPU")
     group.add_argument(
-        "--cpus-per-rank", type=_form(COUNT), metavar="N", help="threads and CPUs of a rank (default: an equal share)"
+        "--cpus-per-rank", type=_form(COUNT), metavar="N", help="CPUs and threads per rank (default: an equal share)"
     )
 
 
 def _add_horovods(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
     add = parser.add_argument_group("scripts and command lines written for Horovod").add_argument
     add("--horovod", action="store_true", help="make 'import horovod.torch' give engine.torch")
-    add("--config-file", type=Path, metavar="FILE", help="more options, in YAML, TOML or JSON")
+    add("--config-file", type=Path, metavar="FILE", help="file of more options, as YAML, TOML or JSON")
     add("--min-np", "--min-num-proc", type=_form(COUNT), metavar="N", help="must be the number of ranks")
     add("--max-np", "--max-num-proc", type=_form(COUNT), metavar="N", help="must be the number of ranks")
     add("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
@@ -256,8 +256,8 @@ def _add_horovods(parser: argparse.ArgumentParser, settings: Mapping[str, Settin
         metavar="MB",
         help="the fusion threshold in MiB",
     )
-    add("--stall-check", action="store_true", default=None, help="look for late ranks (the default)")
-    add("--no-stall-check", dest="stall_check", action="store_false", help="wait for late ranks for ever")
+    add("--stall-check", action="store_true", default=None, help="warn of late ranks, then fail (the default)")
+    add("--no-stall-check", dest="stall_check", action="store_false", help="wait for late ranks without limit")
     for options, values in (
         (horovod_options.FLAGS, 0),
         (horovod_options.WITH_VALUE, None),

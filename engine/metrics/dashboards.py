@@ -44,9 +44,9 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="export")
-    command = commands.add_parser("export", help="write them into a directory", allow_abbrev=False)
+    command = commands.add_parser("export", help="write the files into a directory", allow_abbrev=False)
     command.add_argument("directory", metavar="DIR", type=Path)
-    command.add_argument("--force", action="store_true", help="write over files that differ")
+    command.add_argument("--force", action="store_true", help="overwrite files that differ")
     given = parser.parse_args(arguments)
     written, same = export(given.directory, force=given.force)
     for path in written:

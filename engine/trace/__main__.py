@@ -42,15 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engine.trace", description="Read timelines and flight records.")
     commands = parser.add_subparsers(dest="command", required=True)
-    summary = commands.add_parser("summary", help="overlap, waiting, the slowest rank and the slowest tensors")
+    summary = commands.add_parser("summary", help="show overlap, waiting, the slowest rank and the slowest tensors")
     summary.add_argument("files", nargs="+", metavar="FILE", help="timelines, or a directory of them")
-    summary.add_argument("--json", action="store_true", help="as JSON: seconds, bytes, shares from 0 to 1")
-    merged = commands.add_parser("merge", help="the timelines of several ranks as one file")
+    summary.add_argument("--json", action="store_true", help="print JSON: seconds, bytes, shares from 0 to 1")
+    merged = commands.add_parser("merge", help="merge the timelines of several ranks into one file")
     merged.add_argument("files", nargs="+", metavar="FILE", help="timelines, or a directory of them")
-    merged.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it")
-    flight = commands.add_parser("flight", help="what each rank did last, from the flight records of a job")
-    flight.add_argument("directory", type=Path, metavar="DIR", help="has rank.N/flight.json")
-    flight.add_argument("--json", action="store_true", help="as JSON")
+    merged.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="file to write")
+    flight = commands.add_parser("flight", help="show what each rank did last, from the flight records of a job")
+    flight.add_argument("directory", type=Path, metavar="DIR", help="directory that holds rank.N/flight.json")
+    flight.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 

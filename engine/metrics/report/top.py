@@ -126,9 +126,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("job", nargs="?", metavar="PID|RUN", help="which job, if there are several: a process of it, or its name")
+    add("job", nargs="?", metavar="PID|RUN", help="the job, if there are several: a process of it, or its name")
     add("--interval", type=_interval, default=1.0, metavar="S", help="seconds between two readings (default 1)")
-    add("--once", action="store_true", help="show what happens in one interval, and end")
+    add("--once", action="store_true", help="print figures of one interval, and exit")
     return parser
 
 
