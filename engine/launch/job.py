@@ -14,6 +14,7 @@ from typing import Any
 
 from .. import readable
 from ..host import linux, machine, processes
+from ..host.signals import caught
 from ..setting import variable
 from . import leftovers, spawn
 from .console import Console
@@ -27,7 +28,7 @@ from .output import Stream
 from .plan import Job, RankPlan, plan
 from .report import QUOTE, failure_lines, flight_records, investigate
 from .shadow import shadowed
-from .supervisor import Outcome, Supervisor, signals
+from .supervisor import SIGNALS, Outcome, Supervisor
 from .verdict import Verdict
 
 
@@ -123,7 +124,7 @@ class JobRun:
         """Start the ranks and stay until nothing of them is left, whatever happens."""
         guardian = Guardian(job.name, metrics.discard)
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-        with signals() as wakeup:
+        with caught(SIGNALS, lambda *_: None) as wakeup:
             supervisor = Supervisor(guardian, wakeup, (self._out, self._err), self._options.grace, self._say)
             try:
                 for rank_plan in plans:

@@ -14,7 +14,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -30,6 +30,7 @@ from .verdict import End, describe
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (*ENDING_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD)
 PIPE_DRAIN = 4 << 20
 SWEEP_LOOK = 0.02
 SWEEP_PATIENCE = 0.5
@@ -70,35 +71,6 @@ class Outcome:
         return any(end.code != 0 for end in self.ends)
 
 
-@contextlib.contextmanager
-def signals() -> Iterator[socket.socket]:
-    """Turn signals into bytes on a socket, for a selector.
-
-    What the user has the launcher ignore (`nohup`, a shell's background job) stays ignored.
-
-    Yields
-    ------
-    socket.socket
-        Each byte is a signal's number; does not block.
-    """
-    reading, writing = socket.socketpair()
-    reading.setblocking(False)
-    writing.setblocking(False)
-    old_wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    old = {}
-    for signum in (*ENDING_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD):
-        if signum == signal.SIGCHLD or signal.getsignal(signum) != signal.SIG_IGN:
-            old[signum] = signal.signal(signum, lambda *_: None)
-    try:
-        yield reading
-    finally:
-        for signum, handler in old.items():
-            signal.signal(signum, handler)
-        signal.set_wakeup_fd(old_wakeup)
-        reading.close()
-        writing.close()
-
-
 class Supervisor:
     """Runs a job's ranks to their end.
 
@@ -107,7 +79,7 @@ class Supervisor:
     guardian : Guardian
         Told of every process group.
     wakeup : socket.socket
-        From `signals`.
+        Gives the numbers of `SIGNALS` that come (`engine.host.signals`).
     consoles : iterable of Console
         Written to by the streams.
     grace : float

@@ -181,6 +181,32 @@ def test_a_signal_leaves_the_terminal_as_it_was(fake_job: Any, terminal: Callabl
     assert top.attributes == top.before and top.raw.count("\x1b[?25h") == top.raw.count("\x1b[?25l") > 0
 
 
+BEFORE_THE_WAIT = """
+import contextlib, ctypes, functools, sys
+from engine.metrics.report import top
+
+class Keys:
+    # `select` asks for the descriptor when the interpreter has looked for signals for the last time. What raises one
+    # in C returns 0, and that is the descriptor.
+    fileno = functools.partial(ctypes.CDLL(None)["raise"], int(sys.argv[2]))
+
+top._keys = lambda: contextlib.nullcontext(Keys())
+sys.exit(top.main([sys.argv[1], "--interval", "3600"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_comes_just_before_the_wait_ends_it(fake_job: Any, number: signal.Signals) -> None:
+    reading, writing = os.pipe()
+    try:
+        command = [sys.executable, "-c", BEFORE_THE_WAIT, fake_job(1).name, str(int(number))]
+        run = subprocess.run(command, env=ENVIRONMENT, stdin=reading, stdout=subprocess.DEVNULL, timeout=DEADLINE)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert run.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("command", "said"), [(("end",), "ranks 0, 1 ended"), (("fail", 1), "rank 0 failed, as rank 1 died; rank 1 gone")]
 )

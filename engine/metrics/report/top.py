@@ -16,14 +16,18 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ... import readable
+from ...host.signals import caught
 from .find_jobs import Attached, RunningJob, find
 from .rates import JobReading, rates
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from rich.console import Console
 
     from .top_screen import Frame
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHORTEST = 0.1  # seconds between two readings
 PIPE_WIDTH = 100
 NARROWEST = 20  # columns for which something is drawn
@@ -56,11 +60,11 @@ def main(arguments: Sequence[str]) -> int:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     try:
-        with Attached(choose(find(), given.job)) as job, _ended_politely():
+        with Attached(choose(find(), given.job)) as job, caught(ENDING_SIGNALS, _stop) as signals:
             if given.once:
-                _once(job, console, given.interval)
+                _once(job, console, given.interval, signals)
             else:
-                _watch(job, console, given.interval)
+                _watch(job, console, given.interval, signals)
     except TopError as error:
         print(f"enginerun top: {error}", file=sys.stderr)
         return 1
@@ -154,19 +158,9 @@ def _listed(jobs: Sequence[RunningJob]) -> str:
     return "\n".join(lines)
 
 
-@contextlib.contextmanager
-def _ended_politely() -> Iterator[None]:
+def _stop(*_: object) -> None:
     """Have SIGTERM and SIGHUP end it as Ctrl-C does, so that the terminal is left as it was."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    raise KeyboardInterrupt
 
 
 def _frame(job: Attached, before: JobReading | None, now: JobReading) -> Frame:
@@ -175,12 +169,13 @@ def _frame(job: Attached, before: JobReading | None, now: JobReading) -> Frame:
     return Frame(job.job.run, now, {} if before is None else rates(before, now), job.letters(now), time.time())
 
 
-def _once(job: Attached, console: Console, interval: float) -> None:
+def _once(job: Attached, console: Console, interval: float, signals: socket) -> None:
     """Show one interval."""
     from .top_screen import draw, ending
 
     before = job.read()
-    time.sleep(interval)
+    if _wants_to_leave(None, signals, interval):
+        return
     running = job.runs
     frame = _frame(job, before, job.read())
     console.print(draw(frame, max(NARROWEST, console.width), None))
@@ -188,7 +183,7 @@ def _once(job: Attached, console: Console, interval: float) -> None:
         console.print(ending(frame), markup=False, soft_wrap=True)
 
 
-def _watch(job: Attached, console: Console, interval: float) -> None:
+def _watch(job: Attached, console: Console, interval: float, signals: socket) -> None:
     """Show the job until it ends, or the user leaves."""
     from rich.live import Live
 
@@ -214,7 +209,7 @@ def _watch(job: Attached, console: Console, interval: float) -> None:
             if not running:
                 break
             before = now
-            if _wants_to_leave(keys, interval):
+            if _wants_to_leave(keys, signals, interval):
                 return
     console.print(ending(frame), markup=False, soft_wrap=True)
 
@@ -238,13 +233,14 @@ def _keys() -> Iterator[int | None]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def _wants_to_leave(keys: int | None, seconds: float) -> bool:
-    """Wait for the key q, but no longer."""
-    end = time.monotonic() + seconds
+def _wants_to_leave(keys: int | None, signals: socket, seconds: float) -> bool:
+    """Wait for the key q, or for a signal whose handler has not been called, but no longer."""
+    end, signal_comes = time.monotonic() + seconds, signals.fileno()
     while (left := end - time.monotonic()) > 0:
-        if keys is None:
-            time.sleep(left)
-        elif select.select([keys], [], [], left)[0]:
+        ready = select.select([signal_comes] if keys is None else [signal_comes, keys], [], [], left)[0]
+        if signal_comes in ready:
+            return True
+        if keys is not None and ready:
             typed = os.read(keys, 64)
             if not typed:  # the terminal is gone
                 return True
