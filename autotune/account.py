@@ -1,7 +1,7 @@
-"""What trials have cost: steps that they have lost against the setting that stood, on a machine that itself changes.
+"""The cost of trials: steps lost against the *standing* setting, the one that a trial has to beat.
 
-A trial is compared with what stood as that was measured beside it: between two measurements of what stood, its time is
-interpolated. So a machine that becomes slower costs nothing here, and what stood never loses against itself.
+The machine itself becomes slower and faster. So a trial is compared with the time of the standing setting interpolated
+between its measurements before and after: a slower machine costs nothing here, and the standing setting loses nothing.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 
 MOST = 50.0
-"""Logarithm of a ratio: larger ones are too large for a float."""
+"""Largest logarithm of a ratio of times that is counted: exp of a larger one might overflow."""
 
 
 def excesses(settings: Sequence[str], standing: Sequence[str], logs: Sequence[float]) -> list[float]:
-    """By how much each trial was slower than what stood: logarithm of a ratio of times; 0 of what stood itself.
+    """By how much each trial was slower than the standing setting, whose own is 0: logarithms of ratios of times.
 
     Parameters
     ----------
     settings, standing : sequence of str
-        Of each trial in the order measured, what was tried and what stood then: equal texts are equal settings.
+        The setting of each trial, in the order measured, and the one standing then: equal texts are equal settings.
     logs : sequence of float
         Logarithms of the seconds per step.
     """
@@ -40,6 +40,6 @@ def excesses(settings: Sequence[str], standing: Sequence[str], logs: Sequence[fl
 def losses(
     settings: Sequence[str], standing: Sequence[str], logs: Sequence[float], counts: Sequence[int]
 ) -> list[float]:
-    """Steps that each trial has lost, gains not counted: `excesses` of trials of so many steps."""
+    """Steps that each trial has lost, gains not counted: its excess times its number of steps."""
     excess = excesses(settings, standing, logs)
     return [max(0.0, math.expm1(min(each, MOST))) * count for each, count in zip(excess, counts, strict=True)]

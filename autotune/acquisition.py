@@ -1,4 +1,4 @@
-"""Expected improvement in log space, and the points among which its greatest value is looked for."""
+"""Expected improvement in log space, and the points among which its maximum is sought."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 SPREAD = 384  # points over the whole space
 NEAR = 96  # points around each of the best
 NEAREST = 64  # points around the best of all these
-C1 = math.log(2 * math.pi) / 2
+C1 = math.log(2 * math.pi) / 2  # C1 and C2 are the constants of `log_improvement`
 C2 = math.log(math.pi / 2) / 2
 
 
@@ -35,7 +35,7 @@ def log_improvement(z: Array) -> Array:
 
 
 def log_expected_improvement(mean: Array, deviation: Array, best: Array, weights: Array) -> Array:
-    """Of each point below `best`, averaged over hyperparameters: shapes (s, m), (s, m), (s,) and (s,) to (m,)."""
+    """Log expected improvement on `best` of each point: shapes (s, m), (s, m), (s,), (s,) to (m,)."""
     logs = np.log(deviation) + log_improvement((best[:, None] - mean) / deviation)
     return np.asarray(logsumexp(logs, axis=0, b=weights[:, None]))
 

@@ -1,4 +1,4 @@
-"""What the trials of a search may lose against the setting that stands: an allowance, and a share of the steps so far.
+"""The budget of a search: steps that trials may lose, an allowance and a share of the steps so far.
 
 A budget that is spent costs time, and never the search: it refills with the steps that the job makes, and the search
 goes on when there is enough again.
@@ -10,15 +10,15 @@ import math
 
 from autotune.trials import Settings
 
-AT_ONCE = 0.25  # of the allowance, that one trial may lose
-KEPT_BACK = 0.2  # of the allowance: for measurements that are slower by chance, and to confirm what was found
-DEBT = 0.5  # of the allowance, that surprises may lose beyond it: one terrible setting does not stop a search
-ENOUGH = 0.45  # of the allowance: with this much a search that has rested goes on
-LEAST_LIMIT = 0.05  # above what stands, for a trial's first steps: less would be noise
+AT_ONCE = 0.25  # share of the allowance that one trial may lose
+KEPT_BACK = 0.2  # share of the allowance in reserve: for trials that are slow by chance, and to confirm the best one
+DEBT = 0.5  # share of the allowance that may be lost beyond it: one terrible setting does not stop a search
+ENOUGH = 0.45  # share of the allowance with which a search that rests goes on
+LEAST_LIMIT = 0.05  # a trial is not cut short for a smaller excess over the standing setting: that would be noise
 
 
 class Budget:
-    """How much is left.
+    """What is left of the budget of a search.
 
     Parameters
     ----------
@@ -28,9 +28,9 @@ class Budget:
     passed : int
         Steps of the job in this epoch, those of trials included.
     steps : float
-        Of a trial that is not cut short.
+        Steps of a trial that is not cut short.
     standing : float
-        Logarithm of the seconds per step of what stands, by all that is known.
+        Logarithm of the seconds per step of the standing setting, by all trials.
 
     Attributes
     ----------
@@ -71,5 +71,5 @@ class Budget:
         return math.exp(self._standing) * (1.0 + max(may_lose / self._steps, LEAST_LIMIT))
 
     def shares(self, left: int) -> float:
-        """Of each of `left` trials, by how much it may be slower than what stands: a few times what they have each."""
+        """Share by which each of `left` trials may be slower than the standing setting: a few times an equal part."""
         return 3.0 * max(self.spare, 0.02 * self.allowance, 1e-9) / max(left, 3) / self._steps

@@ -18,7 +18,7 @@ from autotune.session import LIMIT, Session, SessionError, decoded, encoded
 
 PR_SET_PDEATHSIG = 1
 NICE = 10
-#: They are for the job as a whole: rank 0 ends, and this process with it.
+#: Signals to the job as a whole: they end rank 0, and this process with it.
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -1,4 +1,4 @@
-"""`python -m autotune.decision LOG`: the knobs that a search has decided for, as JSON. Needs numpy alone."""
+"""`python -m autotune.decision LOG`: the knobs that a search has chosen, as JSON. Needs numpy alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first settings of a search, which give the surrogate something to go by: corners, in which every two knobs meet.
+"""The first settings of a search, from which the surrogate learns: corners of the space, in which every two knobs meet.
 
 Knobs interact: a large threshold may help only together with a long cycle time. Settings that are spread evenly miss
 such a corner easily, and no setting near the default hints at it. In an orthogonal array of strength two every pair of
@@ -20,7 +20,7 @@ from autotune.space import Choice, Knobs, Space
 Array = NDArray[np.float64]
 
 INSIDE = (0.03, 0.15)
-"""How far from the end of its range a number of a corner is: the nearest and the farthest."""
+"""Least and greatest distance of a number of a corner from the end of its range, as shares of it."""
 
 
 def corners(space: Space, most: int, rng: np.random.Generator) -> list[Knobs]:

@@ -1,20 +1,20 @@
-"""Page-Hinkley's test: has what is deployed become slower, or faster, for good?"""
+"""Page-Hinkley's test for drift: whether the deployed setting has become slower, or faster, for good."""
 
 from __future__ import annotations
 
 import math
 
-#: Of one batch, in its standard errors, at most: a single disturbance, however large, is no drift.
+#: Largest deviation that a batch of samples counts for, in its standard errors: one disturbance is no drift.
 MOST = 6.0
-#: What is not counted as a deviation, in standard errors.
+#: Deviation that is expected and not counted, in standard errors.
 SLACK = 0.75
-#: Sum of deviations at which the search is opened again.
+#: Sum of counted deviations at which a drift is reported, and the search opened again.
 LIMIT = 15.0
 #: Smallest change that can matter, in logarithms of seconds: deviations are measured in no less than a third of it.
 LEAST = 0.03
-#: The reference is sure enough when its error is this share of a batch's.
+#: The reference learns from batches until its standard error is this share of a batch's.
 SURE = 0.3
-#: How far it may move from what it was at first, in its standard errors: what is farther away is a drift.
+#: Farthest that the reference moves from its first value, in its standard errors: beyond that lies a drift.
 BELIEVED = 2.0
 
 
@@ -24,7 +24,7 @@ class PageHinkley:
     Parameters
     ----------
     reference, error : float
-        What they are expected to be, and how sure that is: its standard error. The first batches make it surer.
+        Expected logarithm of the seconds per step, and its standard error, which the first batches reduce.
 
     References
     ----------
@@ -37,7 +37,7 @@ class PageHinkley:
         self.slower = self.faster = 0.0
 
     def add(self, log: float, error: float) -> bool:
-        """Take note of a batch and of its standard error; whether there is a drift."""
+        """Count a batch: its logarithm and standard error. Returns whether there is a drift."""
         unit = max(math.hypot(error, self.error), LEAST / 3.0)
         deviation = min(max((log - self.reference) / unit, -MOST), MOST)
         self.slower = max(0.0, self.slower + deviation - SLACK)

@@ -1,4 +1,4 @@
-"""What is known at the end of a search, of what was known on the way."""
+"""Regret of a search in hindsight: by what the surrogate knows at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.replay import tuner_of
 
 
 def after(rows: Sequence[dict[str, Any]]) -> Tuner:
-    """A tuner that knows what a log tells, whatever it would have proposed: its settings are not the log's."""
+    """A tuner that has learnt from a log's trials, with default settings instead of the log's."""
     tuner = tuner_of({**rows[0], "settings": {}})
     tuner.load(rows)
     return tuner

@@ -1,4 +1,4 @@
-"""What the trials of a search have told, in the forms in which the policy needs it."""
+"""The trials of a search so far, in the forms in which the policy needs them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from autotune.trials import Epoch, Told, Trial, key
 
 Array = NDArray[np.float64]
 
-BAD = 0.3
-MOST = 32  # settings that the surrogate is learnt from
+BAD = 0.3  # logarithm of a ratio of times from which on the surrogate is told less than all: see `softened`
+MOST = 32  # observations, each of a setting in an epoch, from which the surrogate learns
 USUAL = 0.05  # standard deviation of one sample's logarithm, as long as nothing is known
 
 
@@ -29,7 +29,7 @@ class History:
     ----------
     space : Space
     seed : int
-        Of the surrogate.
+        Seed of the surrogate.
     """
 
     def __init__(self, space: Space, seed: int) -> None:
@@ -37,7 +37,7 @@ class History:
         self._space, self._seed = space, seed
 
     def add(self, trial: Trial, epoch: Epoch, samples: list[float], status: str) -> None:
-        """Take note of a trial that was made in an epoch."""
+        """Add a trial of an epoch, with its samples."""
         score = Score(samples, self.usual())
         x, standing = self._space.encode(trial.knobs), key(epoch.standing)
         self.told.append(Told(trial, x, epoch.number, samples, status, score, epoch.round, standing))
@@ -51,11 +51,11 @@ class History:
         return list({told.key: told.trial.knobs for told in self.of(epoch)}.values())
 
     def encoded(self, settings: Iterable[Mapping[str, Any]]) -> Array:
-        """Shape (n, width)."""
+        """Encodings of settings: shape (n, width)."""
         return np.array([self._space.encode(knobs) for knobs in settings])
 
     def reference(self, epoch: int) -> float:
-        """What logarithms of an epoch are relative to: what stood at its beginning."""
+        """Logarithm of the seconds per step at the start of an epoch, to which its others are relative."""
         return next(told.score.log for told in self.told if told.epoch == epoch)
 
     def usual(self) -> float:
@@ -63,7 +63,7 @@ class History:
         return float(np.median([told.score.spread for told in self.told])) if self.told else USUAL
 
     def steps(self, epoch: int) -> float:
-        """Of a trial that is not cut short."""
+        """Steps of a trial that is not cut short: the median."""
         return float(np.median([len(told.samples) for told in self.of(epoch) if told.status == "ok"] or [1]))
 
     def lost(self, epoch: int) -> list[float]:
@@ -80,7 +80,7 @@ class History:
         return found
 
     def learn(self, pending: Sequence[Trial], epoch: int) -> Surrogate:
-        """What is believed after all trials; those in flight went as expected.
+        """The surrogate after all trials; those in flight count as if they had gone as expected.
 
         Trials of one setting in one epoch are one observation, their mean: a search repeats few settings often.
         """
@@ -145,7 +145,7 @@ def weighted(several: Sequence[Told]) -> float:
     return float(np.average([told.score.log for told in several], weights=weights))
 
 
-SOFT = 0.004  # noise between trials, as one expects it: no trial counts for infinitely much
+SOFT = 0.004  # expected noise between trials, in logarithms: it bounds how much one trial counts for
 
 
 def pooled_error(several: Sequence[Told]) -> float:

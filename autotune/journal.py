@@ -31,8 +31,8 @@ FIELDS: dict[str, dict[str, type]] = {
     "observe": {"samples": list},
     "decide": {"decision": str, "knobs": dict, "why": str},
 }
-MAYBE: dict[str, type] = {"about": dict, "environment": dict}  # fields that other programs may leave out
-NUMBERS = ("limit", "gap", "deviation", "trials", "steps")  # likewise
+MAYBE: dict[str, type] = {"about": dict, "environment": dict}  # optional fields
+NUMBERS = ("limit", "gap", "deviation", "trials", "steps")  # optional fields that are numbers
 WORDS = {
     "phase": ("default", "design", "search", "confirm"),
     "status": ("ok", "aborted"),
@@ -93,7 +93,7 @@ class Journal:
 
 
 def environment() -> dict[str, str]:
-    """What the exact result of a calculation depends on."""
+    """Versions and processor, on which the last bits of a calculation depend."""
     versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
     return {"python": platform.python_version(), **versions, "machine": platform.machine(), "processor": processor()}
 
@@ -142,7 +142,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 class _Search:
-    """What rows have to fit to: the space, and trials that are waiting to be told."""
+    """The state of a search by which a next row is checked: its space, and the trials without a result."""
 
     def __init__(self, head: Mapping[str, Any]) -> None:
         self._space = Space.from_description(head["space"])
@@ -158,7 +158,7 @@ class _Search:
         self._waiting: set[int] = set()
 
     def follow(self, row: Mapping[str, Any]) -> _Search:
-        """Take note of a row; raises ValueError if it does not follow."""
+        """Go on to the next row; raises ValueError if it cannot follow."""
         kind = row["row"]
         if "knobs" in row:
             self._space.check(row["knobs"], f"the setting of a row {kind!r}")
@@ -176,7 +176,7 @@ class _Search:
 
 
 def _is_number(value: Any) -> bool:
-    """Of JSON, and not too large for a float."""
+    """Whether a value is a number of JSON, and not too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) < 1e300
@@ -240,6 +240,6 @@ def _short(line: bytes) -> str:
 
 
 def _cut(value: object) -> str:
-    """What stands there, if it is not too long."""
+    """A value as an error shows it, shortened."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 1e300 else "a whole number of very many digits"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""What a log tells: trials with their scores, what each decision rested on, and what the search has cost."""
+"""The summary of a log: trials with their scores, decisions with their grounds, and the cost of the search."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Line:
     Attributes
     ----------
     seconds, error : float
-        Per step, or whatever was scored, robustly, and its standard error; NaN as long as nothing was told.
+        Robust time per step, or of another score, and its standard error; NaN before there are samples.
     ratio : float
-        To what stood at the beginning of this search: below 1 is faster.
+        Time relative to the setting at the start of this search: below 1 is faster.
     exposed : float
         Share of a step spent waiting for communication; NaN: not measured.
     lost : float
-        Steps by which it was slower than what stood, as that was measured beside it.
+        Steps lost against the standing setting (`account.losses`).
     """
 
     id: int
@@ -55,9 +55,9 @@ class Story:
     final : dict or None
         The last decision that ended a search; None as long as it goes on.
     lost : float
-        Seconds that trials have taken longer than as many steps with what stood, measured beside; gains not counted.
+        Seconds lost by trials that were slower than as many steps under the standing setting.
     saved : float
-        Likewise, of trials that were faster.
+        Seconds gained by trials that were faster.
     """
 
     lines: list[Line] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Story:
         return best
 
     def lost_so_far(self) -> list[float]:
-        """After each trial, the steps of what stood that trials have taken longer than it: their regret, added up."""
+        """After each trial, the steps lost by all trials up to it."""
         return list(accumulate(line.lost for line in self.lines))
 
 
@@ -85,7 +85,7 @@ def tell(rows: Sequence[dict[str, Any]]) -> Story:
     """The story of the rows of a log."""
     story, asked, epoch = Story(), {}, 0
     standing: dict[int, float] = {}
-    stood: list[Knobs] = []  # of each line, what had to be beaten
+    stood: list[Knobs] = []  # the standing setting of each line
     now: Knobs = rows[0].get("default", {})
     rested = False
     for row in rows:
@@ -125,7 +125,7 @@ def tell(rows: Sequence[dict[str, Any]]) -> Story:
 
 
 def _settle(story: Story, stood: Sequence[Knobs]) -> None:
-    """What each trial has lost, by what stood when it was made."""
+    """Set what each trial has lost against its standing setting."""
     for epoch in {line.epoch for line in story.lines}:
         mine = [k for k, line in enumerate(story.lines) if line.epoch == epoch and line.samples]
         lines = [story.lines[k] for k in mine]

@@ -18,10 +18,10 @@ from autotune.space import Choice, Knob
 
 COLOURS = {"default": "black", "design": "tab:gray", "search": "tab:blue", "confirm": "tab:green"}
 GRID = 48  # points along a knob
-MAPS = 6  # at most
+MAPS = 6  # most maps of two knobs
 COLUMNS = 3
-SIZE = 4.6, 3.6  # inches, of a panel
-OFF = 0.06  # of the range: how far below it a value that is apart is drawn
+SIZE = 4.6, 3.6  # inches: width and height of a panel
+OFF = 0.06  # distance below a knob's range at which its off value is drawn, as a share of the range
 BELIEVED = "believed time, of what stood before"
 
 
@@ -78,7 +78,7 @@ def _trials(axes: Any, story: Story) -> None:
 
 
 def _regret(axes: Any, story: Story, regret: Sequence[float]) -> None:
-    """Of what had measured best, and of the search itself."""
+    """Draw the regret of the best setting measured so far, and the steps that the search has lost."""
     (first,) = axes.step(range(len(regret)), [100 * each for each in regret], where="post", color="tab:orange")
     axes.set(xlabel="trial", ylabel="regret of the best measured so far (%)", title="regret")
     axes.set_ylim(bottom=0.0)
@@ -97,7 +97,7 @@ def _drifts(axes: Any, story: Story) -> None:
 
 
 def _slice(axes: Any, tuner: Tuner, name: str) -> None:
-    """What is believed of one knob, the others as in the setting that is deployed; one value that is apart beside."""
+    """Draw the believed time over one knob, the others as deployed; its off value stands apart."""
     knob, best = tuner.space.knobs[name], tuner.best()
     values = list(knob.values) if isinstance(knob, Choice) else _along(knob)
     off = None if isinstance(knob, Choice) else knob.off
@@ -126,7 +126,7 @@ def _slice(axes: Any, tuner: Tuner, name: str) -> None:
 
 
 def _map(figure: Figure, axes: Any, tuner: Tuner, pair: tuple[str, str]) -> None:
-    """What is believed of two knobs, the others as in the setting that is deployed, and the trials."""
+    """Draw the believed time over two knobs, the others as deployed, and the trials."""
     best = tuner.best()
     along = [_along(tuner.space.knobs[name]) for name in pair]
     knobs = [{**best, pair[0]: a, pair[1]: b} for b in along[1] for a in along[0]]
@@ -162,7 +162,7 @@ def _place(knob: Knob, value: Any) -> float:
 
 
 def _apart(knob: Knob) -> float:
-    """Where the value that is apart is drawn: a little below the least one."""
+    """Where a knob's off value is drawn: a little below the least value."""
     assert not isinstance(knob, Choice)
     if knob.log:
         return float(knob.low * (knob.low / knob.high) ** OFF)

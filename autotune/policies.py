@@ -1,4 +1,4 @@
-"""Policies that can go through a log in the tuner's place, by name, and settings that differ from the log's."""
+"""Policies by name that can answer a log in the tuner's place, and settings that differ from the log's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTERFACE = ("ask", "tell", "done", "best")
 
 
 class Policy(Protocol):
-    """What `Tuner` has of use to a search: a policy of one's own needs no more, and need not derive from this."""
+    """The part of `Tuner` that a search uses: a policy of one's own needs no more, and need not derive from this."""
 
     @property
     def done(self) -> bool:
@@ -31,7 +31,7 @@ class Policy(Protocol):
         """The next trial: something with `id` and `knobs`, and with `limit`, `phase` and `why` if it likes."""
 
     def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok") -> None:
-        """What was measured."""
+        """Take the samples of a trial."""
 
     def best(self) -> Knobs:
         """The setting to deploy."""
@@ -62,11 +62,11 @@ class Random:
         return Trial(k, self._settings[k], phase, "drawn at random" if k else "what everything is compared with")
 
     def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok") -> None:
-        """What was measured."""
+        """Take the samples of a trial."""
         self._seconds[trial_id] = math.exp(location(np.log(samples)))
 
     def best(self) -> Knobs:
-        """What has measured best."""
+        """The setting that has measured best."""
         return dict(self._settings[int(np.argmin(self._seconds))])
 
 
@@ -78,9 +78,9 @@ class Default(Random):
 
 
 POLICIES: dict[str, Factory] = {"random": Random, "default": Default}
-"""Beside `tuner`."""
+"""Policies beside `tuner`, by name."""
 LATER = ("after_drift", "background", "interval", "patience")
-"""Settings of what follows the first search, which is not gone through."""
+"""Settings that only matter after the first search, where a replay ends."""
 
 
 def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> dict[str, Any]:
@@ -103,10 +103,10 @@ def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> d
     row = {**opened, "settings": dict(opened["settings"])}
     allowed: dict[str, float] = {"seed": 0, "max_trials": 1}
     if policy == "tuner":
-        # A whole number is at least 1. Later searches are not gone through.
+        # Least values: 1 for whole numbers, else 0.
         known = {field.name: int(isinstance(field.default, int)) for field in fields(Settings)}
         allowed |= {name: least for name, least in known.items() if name not in LATER}
-        allowed["regret_budget"] = 1e-6  # what is left of it is divided by
+        allowed["regret_budget"] = 1e-6  # a divisor: not 0
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:

@@ -150,12 +150,12 @@ class Tuner:
         return self._issue(knobs, phase, why)
 
     def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok", exposed: float | None = None) -> None:
-        """What was measured.
+        """Take the samples of a trial.
 
         Parameters
         ----------
         trial_id : int
-            Of a trial that was asked for and not told.
+            A trial that `ask` has returned and that has no result yet.
         samples : sequence of float
             Seconds of each step, warm-up left out. At least one.
         status : str
@@ -189,14 +189,14 @@ class Tuner:
         return dict(self._deployed)
 
     def observe(self, samples: Sequence[float], steps: int | None = None) -> bool:
-        """Watch what is deployed, after the search; the samples are of `best()`.
+        """Watch the deployed setting after the search, by samples of `best()`.
 
         Parameters
         ----------
         samples : sequence of float
             Seconds of each step.
         steps : int, optional
-            Of the job, since the last trial or call, if these were more than the samples.
+            Steps of the job since the last trial or call, if they were more than the samples.
 
         Returns
         -------
@@ -217,7 +217,7 @@ class Tuner:
         return not self._done
 
     def believe(self, settings: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
-        """What is expected of settings: mean and standard deviation of log(time / time of what stood), shapes (n,)."""
+        """Expected log(time / time of the first standing setting) of settings: mean and deviation, shapes (n,)."""
         return self._surrogate().mixture(self._history.encoded(settings), self._epoch.number)
 
     def load(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -348,7 +348,7 @@ class Tuner:
         return self._watch.add(score.log, score.error)
 
     def _reopen(self) -> None:
-        """A new epoch: what is deployed is what has to be beaten."""
+        """Begin a new epoch, in which the deployed setting is the standing one."""
         baseline = [self._deployed] + [self.default] * (self.default != self._deployed)
         allowed = min(self.settings.after_drift, self.max_trials)
         self._epoch = Epoch(self._epoch.number + 1, self._deployed, allowed, baseline)
@@ -416,7 +416,7 @@ class Tuner:
         return np.asarray(value - WARNED * np.log1p(self._nearby(x) / self._budget().at_once))
 
     def _nearby(self, x: Array) -> Array:
-        """Steps that the nearest trial has lost, of each setting: the surrogate softens what is terrible."""
+        """Steps lost by the trial nearest to each setting: the surrogate softens large losses."""
         worst = self._history.worst(self._epoch.number)
         if max(worst.values(), default=0.0) <= self._budget().at_once:
             return np.zeros(len(x))
@@ -426,7 +426,7 @@ class Tuner:
         return np.asarray(np.array([worst[key] for key in told])[nearest])
 
     def _budget(self) -> Budget:
-        """What trials may still lose."""
+        """The budget of this epoch, as it is now."""
         epoch = self._epoch
         state = len(self.history), tuple(self._pending), epoch.number, epoch.round, epoch.passed
         if self._balance is None or self._balance[0] != state:
@@ -453,7 +453,7 @@ class Tuner:
             ]
 
     def _pass(self, steps: int) -> None:
-        """Take note of steps without a trial."""
+        """Count steps of the job that were no trial's."""
         self._epoch.passed += steps
         self._epoch.idle += steps
 
@@ -475,7 +475,8 @@ class Tuner:
         return self._epoch.allowed - self._epoch.used
 
 
-WARNED = 2.0  # by this power of what its neighbour has lost, in multiples of what a trial may, a setting is worth less
+# Power of a neighbour's lost steps, in multiples of what one trial may lose, by which a setting's value is divided.
+WARNED = 2.0
 
 
 def _checked(samples: Sequence[float], what: str) -> list[float]:

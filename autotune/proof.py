@@ -1,4 +1,4 @@
-"""When a setting is better: what is worth confirming, for how long, and when it is proven."""
+"""Proof that a setting is better: which one to confirm, with how many trials, and when that is enough."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autotune.space import Knobs
 from autotune.surrogate import Surrogate
 from autotune.trials import Epoch, Settings, Told, key
 
-LEAST_PAIRS = 2  # in turns, to confirm: between two a machine may become slower as a whole
-OUT_OF_REACH = 2.0  # times the trials that there are: a proof that needs more is left to a later round
+LEAST_PAIRS = 2  # fewest pairs of trials, in turns, that prove anything: between two the whole machine may change
+OUT_OF_REACH = 2.0  # a proof that needs more than this many times the trials left is left to a later round
 
 
 class Proof:
-    """What trials say of settings against that which stands.
+    """Comparison of settings with the standing one, by all trials.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Proof:
     def __init__(self, history: History, surrogate: Surrogate, epoch: Epoch, settings: Settings) -> None:
         self._history, self._surrogate, self._epoch, self._settings = history, surrogate, epoch, settings
         self._now = history.of(epoch.number)
-        self._again: dict[str, list[Told]] = {}  # trials that confirm, by setting
+        self._again: dict[str, list[Told]] = {}  # trials of phase `confirm`, by setting
         for told in self._now:
             if told.trial.phase == "confirm":
                 self._again.setdefault(told.key, []).append(told)
@@ -81,7 +81,7 @@ class Proof:
         return self._needed(challenger) <= OUT_OF_REACH * self._affordable()
 
     def turn(self, challenger: Knobs, pending: Sequence[Knobs]) -> Knobs:
-        """Which of the challenger and what stands is to be measured next, of this round."""
+        """Choose the setting of a round to measure next: the challenger or the standing one."""
         turns = [told.key for told in self._now if told.trial.phase == "confirm" and told.round == self._epoch.round]
         turns += map(key, pending)
         standing = self._epoch.standing

@@ -19,7 +19,7 @@ from autotune.trials import Settings
 
 TOLERANCE = 1e-6
 EXACT_IN = ("numpy", "scipy", "machine", "processor")
-#: Written by the journal, not by the policy.
+#: Fields that the journal writes, not the policy.
 STAMPS = {"n", "schema", "time", "environment", "about"}
 
 
@@ -44,7 +44,7 @@ class Replay:
 
 
 def tuner_of(row: dict[str, Any], journal: Any = None) -> Tuner:
-    """A tuner as that which began a log with this row.
+    """The tuner that began a log with this row, made anew.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What searches have found, kept from job to job: a small file of JSON for each kind of job, for people to read too.
+"""Results of searches, kept from job to job: a small file of JSON for each kind of job, for people to read too.
 
 Homes are shared, by unlike machines and by jobs that run at the same time. So a file's name is its key's, it is written
 beside and renamed, and whatever else is found in its place is told once, left alone and does without.
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-MOST = 500  # files; the oldest go
-LARGEST = 1 << 14  # bytes of a file
-SHOWN = 200  # characters of what is wrong with one
-FRUITLESS = 3  # searches in a row that prove nothing, after which what had been proven is forgotten
-STALE = 3600.0  # seconds after which a file that is being written was not
+MOST = 500  # files that are kept; the oldest are removed
+LARGEST = 1 << 14  # bytes of a file; larger ones are refused
+SHOWN = 200  # characters that an error about a file may have
+FRUITLESS = 3  # searches in a row without a proof, after which an earlier proof is forgotten
+STALE = 3600.0  # seconds after which a temporary file is taken for one whose writer was killed
 NAMES = re.compile(r"[0-9a-f]{1,16}-\d+-[0-9a-f]{12}\.json")
 BEING_WRITTEN = re.compile(r"\.[0-9a-f]{1,16}-\d+-[0-9a-f]{12}\..+\.tmp")
 
@@ -35,25 +35,25 @@ Value = int | float | str
 
 @dataclass(frozen=True)
 class Workload:
-    """What knobs are good for. Two jobs are alike if all of it is equal.
+    """A kind of job, for which knobs are good: jobs are alike if all fields are equal.
 
     Attributes
     ----------
     model : str
         Signature of what a step reduces, in hexadecimal digits.
     tensors, bytes : int
-        Of the model, for people and to compare models by.
+        Number and size of the model's tensors: for people, and to compare models.
     ranks, hosts : int
     transport : str
         `shm` within a host.
     processor : str
-        Its model name.
+        Model name of the processor.
     cpus : int
-        That the job may run on.
+        Number of CPUs on which the job may run.
     version : str
-        Of the engine.
+        Version of the engine.
     held : dict
-        Knobs that were not tuned, since the user had chosen them.
+        Knobs that the user has set, which are not tuned.
     """
 
     model: str
@@ -77,7 +77,7 @@ class Workload:
 
     @property
     def machine(self) -> tuple[str, int, str]:
-        """What the same knobs take the same time on."""
+        """The facts on which the time under given knobs depends."""
         return self.processor, self.cpus, self.transport
 
     @property
@@ -89,7 +89,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Known:
-    """What a search has found.
+    """The result of a search.
 
     Attributes
     ----------
@@ -97,16 +97,16 @@ class Known:
     knobs : dict
         The best known: the default, if nothing was proven better.
     gain, sure : float, optional
-        Share of a step's time that it takes less than the default, and at least; None: nothing was proven better.
+        Share of a step's time saved against the default: estimate and lower bound; None: nothing was proven better.
     trials : int
     when : str
         When the search ended: ISO 8601, in UTC.
     versions : dict
-        Of what it was calculated with.
+        Versions of the libraries that computed it.
     log : str, optional
-        Where the search is told.
+        Path of the search's log.
     fruitless : int
-        Searches since, in a row, that have proven nothing.
+        Later searches, in a row, that have proven nothing.
     """
 
     job: Workload
@@ -136,7 +136,7 @@ class Known:
 
     @property
     def found(self) -> str:
-        """What was found, for people."""
+        """The result in words."""
         day = self.when.partition("T")[0]
         if self.gain is None:
             return f"on {day} nothing was proven better than the default"

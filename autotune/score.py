@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 NORMAL_MAD = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
-MOST = 256  # samples of which all pairs are looked at
+MOST = 256  # samples; of more, not every pair is averaged
 
 
 def location(samples: Array) -> float:
@@ -41,7 +41,7 @@ def scale(samples: Array) -> float:
 
 
 class Score:
-    """What the samples of a trial say: logarithm of the seconds per step, and how sure it is.
+    """The score of a trial: logarithm of the seconds per step, and its standard error.
 
     Parameters
     ----------

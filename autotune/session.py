@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 VERSION = 2
 LIMIT = 1 << 16  # bytes of a message
-LOGS = 1000  # of one name, at most
+LOGS = 1000  # most logs with one name, told apart by numbers
 
 
 class SessionError(Exception):
@@ -48,15 +48,15 @@ class SessionError(Exception):
 
 
 class Session:
-    """One search, and what is known of such."""
+    """One search, and the results of earlier ones."""
 
     def __init__(self) -> None:
         self._tuner: Tuner | None = None
         self._journal: Journal | None = None
         self._decision: dict[str, Any] = {}
-        self._again = False  # what ends is not the first search
+        self._again = False  # whether a search has ended before
         self._drift = False
-        self._kept: tuple[Path, result_cache.Workload] | None = None  # where, and for what, the result is to be kept
+        self._kept: tuple[Path, result_cache.Workload] | None = None  # directory and job for which the result is kept
         self._warnings: list[str] = []
 
     def answer(self, data: bytes) -> bytes:

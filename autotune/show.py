@@ -1,4 +1,4 @@
-"""A log for the eyes: tables and curves in the terminal."""
+"""Logs in the terminal, as tables and curves."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from autotune.result_cache import Known
 from autotune.space import Knobs
 from autotune.whatif import WhatIf
 
-BAR = 16  # characters
+BAR = 16  # characters of a bar
 BYTES = ("fusion_threshold", "chunk_bytes")
-# What a sample is, as the log says, and the head of its column.
+# Names of scores in a log, and the head of their column.
 SCORES = {"seconds per step": "ms/step", "seconds per period": "ms/period", "busy seconds per GiB": "busy ms/GiB"}
 # As engine/readable.py has them, which this package does not import: it works without the engine.
 UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
@@ -37,7 +37,7 @@ LEGEND = (
     "promising; confirm, the best so far and what stood, measured again in turns",
     "of default: time of a step as a share of the default's, below 1 is faster; cut: too slow, so only a few steps",
 )
-"""What the words of the table mean."""
+"""Meanings of the words in the table."""
 WIDE = 10_000
 """Columns of output that is not a terminal: whoever reads it there finds each row on one line."""
 
@@ -47,11 +47,11 @@ def console_for(file: TextIO) -> Console:
     return Console(file=file) if file.isatty() else Console(file=file, width=WIDE, soft_wrap=True)
 
 
-APART = ("recalled", "link")  # of what a log is about: has a line of its own
+APART = ("recalled", "link")  # fields of `about` that are shown on a line of their own
 
 
 def plain(text: object) -> str:
-    """What a terminal shows as it is."""
+    """A text without characters that a terminal would act on."""
     return "".join(each if each.isprintable() else "?" for each in str(text))
 
 
@@ -145,7 +145,7 @@ def show_samples(samples: Sequence[horovod_csv.Sample], console: Console) -> Non
 
 
 def _scored(head: Mapping[str, Any]) -> str:
-    """What is scored, by the first row of a log: the head of a column."""
+    """The head of a log's column of scores, by its first row."""
     return SCORES.get(str(head.get("about", {}).get("score")), "ms/step")
 
 

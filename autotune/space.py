@@ -1,4 +1,4 @@
-"""The knobs that can be turned, and where a setting of them lies in the unit cube, where distances are measured."""
+"""The space of settings: the knobs and their values, and coordinates in the unit cube, where distances are measured."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Real:
         return np.stack([np.where(off, 0.0, share), off.astype(np.float64)], axis=1)
 
     def error(self, value: Any) -> str | None:
-        """What is wrong with a value, if anything."""
+        """Why a value is refused; None if it is not."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return f"it is a number, not {value!r}"
         if value != self.off and not self.low <= value <= self.high:
@@ -112,7 +112,7 @@ class Integer(Real):
     off: int | None = None
 
     def error(self, value: Any) -> str | None:
-        """What is wrong with a value, if anything."""
+        """Why a value is refused; None if it is not."""
         if isinstance(value, float) and not value.is_integer():
             return f"it is a whole number, not {value}"
         return super().error(value)
@@ -165,7 +165,7 @@ class Choice:
         return np.where(numbers[:, None] == np.arange(len(self.values)), math.sqrt(0.5), 0.0)
 
     def error(self, value: Any) -> str | None:
-        """What is wrong with a value, if anything."""
+        """Why a value is refused; None if it is not."""
         if repr(value) not in map(repr, self.values):
             return f"it is one of {', '.join(map(repr, self.values))}, not {value!r}"
         return None
@@ -286,7 +286,7 @@ class Space:
         return cls(**knobs)
 
 
-OFF_SHARE = 0.15  # of a design's points at which a knob that has an off value is off
+OFF_SHARE = 0.15  # share of spread points at which a knob that has an off value is off
 
 
 def _plain(value: Any) -> Any:

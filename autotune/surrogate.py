@@ -19,9 +19,9 @@ from scipy.special import ndtri
 Array = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
-DRAWS = 96  # in each round
-KEPT = 12  # that predictions are averaged over, at most
-ENOUGH = 0.98  # of the weight of these: the least likely are left out
+DRAWS = 96  # hyperparameters drawn in each round
+KEPT = 12  # most draws over which predictions are averaged
+ENOUGH = 0.98  # share of the weight that the kept draws have: the least likely are left out
 JITTER = 1e-10
 LARGE = 1e15  # more than the square of anything whitened
 
@@ -30,7 +30,7 @@ LARGE = 1e15  # more than the square of anything whitened
 LENGTHSCALE = (math.log(0.6), 0.75)
 AMPLITUDE = (math.log(0.15), 0.8)
 NOISE = (math.log(0.004), 0.8)
-MEAN_SD = 0.3  # of the constant that the process varies around
+MEAN_SD = 0.3  # standard deviation of the constant around which the process varies
 KINSHIP = 0.6  # correlation of a surface with what it was before a drift
 
 
@@ -62,7 +62,7 @@ def matern(squared: Array) -> Array:
 
 
 class Surrogate:
-    """What is believed of the surface, given observations.
+    """The posterior of the surface, given observations.
 
     Parameters
     ----------

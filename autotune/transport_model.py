@@ -21,14 +21,14 @@ import numpy as np
 
 from autotune.space import Choice, Knobs, Space
 
-LEAST_BATCHES = 8  # to fit a model to
-APART = 4.0  # sizes differ by this factor, at least, or nothing is known of latency and bandwidth apart
+LEAST_BATCHES = 8  # fewest batches to which a model is fitted
+APART = 4.0  # least ratio of the largest to the smallest batch that tells latency and bandwidth apart
 WAITING = 1e-4  # seconds: a shorter cycle time is as good as none
 
 
 @dataclass(frozen=True)
 class Link:
-    """What a batch takes.
+    """Time of a batch: `latency` and its bytes over `bandwidth`.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What the policy goes by and keeps: its settings, trials, and the searches that they belong to."""
+"""Data of the policy: its settings, its trials, and the epochs to which they belong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the policy goes by.
+    """Settings of the policy.
 
     Attributes
     ----------
@@ -33,24 +33,24 @@ class Settings:
     horizon : int
         Steps of the run that the budget is a share of.
     refill : float
-        Share of all further steps that trials may lose, too.
+        Share of all further steps that trials may lose as well.
     worth : float
         Improvement, as a share, below which a setting is not worth deploying.
     proof : float
         Standard deviations by which a setting must be better than the default: those of the surrogate, which knows all
         trials, and those of the measurements made to confirm it, which nothing has selected, added up.
     least : float
-        What each of the two must show by itself.
+        Standard deviations that each of the two must show by itself.
     hope : float
         Expected improvement, as a share, below which searching on is pointless.
     after_drift : int
-        Trials of a search that a drift has opened again, at most.
+        Most trials of a search that a drift has opened again.
     background : int
-        Trials of a round, by which a search that has ended goes on beside the job. 0: it does not.
+        Trials of a background round after the search has ended; 0: there are no rounds.
     interval : int
         Steps from the end of a search to the first round.
     patience : float
-        By how much the next interval is longer, after a round that has changed nothing.
+        Factor by which the interval grows after a round that has changed nothing.
     """
 
     abort_above: float = 1.5
@@ -93,7 +93,7 @@ class Trial:
 
 @dataclass
 class Told:
-    """A trial and what became of it."""
+    """A trial with its result."""
 
     trial: Trial
     x: Array
@@ -102,8 +102,8 @@ class Told:
     status: str
     score: Score
     round: int = 0
-    standing: str = ""  # the key of what stood
-    key: str = field(init=False)  # of its setting
+    standing: str = ""  # key of the setting that it had to beat
+    key: str = field(init=False)  # key of its setting
 
     def __post_init__(self) -> None:
         self.key = key(self.trial.knobs)
@@ -114,17 +114,17 @@ class Epoch:
     """A search, from its first trial to its decision, and the rounds by which it goes on later."""
 
     number: int
-    standing: Knobs  # what has to be beaten
-    allowed: int  # trials
-    baseline: list[Knobs]  # measured first
+    standing: Knobs  # setting that others have to beat
+    allowed: int  # most trials
+    baseline: list[Knobs]  # settings to measure first
     design: list[Knobs] = field(default_factory=list)
     used: int = 0
     round: int = 0
-    passed: int = 0  # steps, those of trials included
-    idle: int = 0  # of these, since the last trial
+    passed: int = 0  # steps of the job in this epoch, those of trials included
+    idle: int = 0  # steps since the last trial
     interval: float = 0.0  # steps without a trial, after which a round begins
-    resting: bool = False  # trials are left, and the budget is spent
-    origin: Knobs = field(init=False)  # what stood at its beginning
+    resting: bool = False  # the search waits until its budget has refilled
+    origin: Knobs = field(init=False)  # the first standing setting
 
     def __post_init__(self) -> None:
         self.origin = self.standing

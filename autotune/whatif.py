@@ -1,4 +1,4 @@
-"""What another policy, or other settings, would have done with what a log has measured.
+"""Estimates of what another policy, or other settings, would have done with the measurements of a log.
 
 A log has samples only of what was tried. A trial of such a setting is answered with these, in the order in which they
 were measured: `log`. When they are used up they are given again, and a trial that was cut short in the log and is
@@ -30,30 +30,30 @@ from autotune.space import Knobs
 from autotune.trials import PolicyError
 
 Source = Literal["log", "again", "model"]
-FIRST = 3  # steps by which a trial is cut short
+FIRST = 3  # steps after which a trial can be cut short
 Ratio = tuple[float, float]
 """Mean and standard deviation of the logarithm of a ratio of times."""
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What another search would have been.
+    """The estimated course of another search.
 
     Attributes
     ----------
     lines : list of Line
         Its trials; ratios are to the log's default.
     sources : list of str
-        For each, where its samples come from.
+        Where the samples of each come from.
     best, logged : dict
-        What it would have deployed, and what the log deployed.
+        The setting that it would have deployed, and the one that the log deployed.
     of_default, of_logged : (float, float)
-        Of the time of `best` to the default's and to that of `logged`, by the model: mean and standard deviation of the
-        logarithm.
+        Time of `best` over that of the default and over that of `logged`, by the model: mean and standard deviation
+        of the logarithm.
     trials_of_best : int
-        Of the log.
+        Trials of `best` that the log has.
     lost, lost_by_model, lost_in_log : float
-        Steps of the default that trials have taken longer than it: of all, those of the model alone, of the log.
+        Steps lost against the default: by all trials, by those that the model answered, by those of the log.
     drifted : bool
         Whether the log goes on, after a drift or in the background.
     """
@@ -81,19 +81,19 @@ class Logged:
 
 
 class Evidence:
-    """What a log knows of the time of a step, as answers to trials.
+    """The times per step that a log knows, as answers to trials.
 
     Parameters
     ----------
     rows : sequence of dict
-        Of a log, up to the first drift.
+        Rows of a log, up to the first drift.
     seed : int
-        Of what the model draws.
+        Seed of the samples that the model draws.
 
     Raises
     ------
     JournalError
-        No trial was told.
+        No trial has a result.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]], seed: int) -> None:
@@ -227,7 +227,7 @@ def first_search(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut(samples: list[float], limit: float) -> tuple[list[float], str]:
-    """What would have been measured of these under a limit."""
+    """The samples that a trial would have had under a limit."""
     if float(np.median(samples[:FIRST])) > limit:
         return samples[:FIRST], "aborted"
     return samples, "ok"

@@ -1,4 +1,4 @@
-"""What the collectives must know about each kind of tensor.
+"""Adapters: how the collectives read, write and make tensors of each kind.
 
 An `Adapter` is a few methods. Here are the one for NumPy and the one for whatever is unknown and lends its memory; a
 framework's package registers its own, and is imported when its first tensor comes.
@@ -17,10 +17,10 @@ from .frameworks.table import binding_of, bound_to
 
 
 class Adapter(Protocol):
-    """What the collectives must know about one kind of tensor."""
+    """How the collectives read, write and make tensors of one kind."""
 
     def input(self, tensor: Any) -> Any:
-        """`tensor`, or an aligned, contiguous copy, as the native engine takes it. Raises if it is nothing for us."""
+        """`tensor`, or an aligned, contiguous copy, as the native engine takes it. Raises for others."""
 
     def target(self, tensor: Any) -> Any:
         """As `input`, to be written in place: `tensor`, or a copy that `store` brings back. Raises if read-only."""
@@ -32,7 +32,7 @@ class Adapter(Protocol):
         """Copy `result` into `tensor`; called when `target` gave a copy."""
 
     def result(self, tensor: Any, output: Any) -> Any:
-        """`output`, which came from `empty`, as something of the framework of `tensor`."""
+        """`output`, which came from `empty`, as a tensor of the framework of `tensor`."""
 
     def rows(self, tensor: Any) -> Any:
         """As `input`, with at least one dimension."""

@@ -332,7 +332,7 @@ def barrier(name: str | None = None, process_set: ProcessSet = global_process_se
 
 
 def join(process_set: ProcessSet = global_process_set) -> int:
-    """Bring nothing more until every rank has called this. Collective.
+    """Submit nothing more until every rank has called this. Collective.
 
     For ranks that have less to do than others, such as fewer batches. Until all have joined, a rank that has joined
     takes part in whatever the others call, and changes nothing: it contributes the identity of a reduction (0 for Sum
@@ -342,12 +342,12 @@ def join(process_set: ProcessSet = global_process_set) -> int:
     Parameters
     ----------
     process_set : ProcessSet, optional
-        Whose ranks join.
+        The process set whose ranks join.
 
     Returns
     -------
     int
-        The rank that joined last, which has done most; equal on all ranks.
+        The rank that joined last, and so had most to do; equal on all ranks.
 
     Raises
     ------
@@ -368,12 +368,12 @@ def synchronize(handle: Handle) -> Any:
 
 
 def number_of(op: int | None) -> int:
-    """The number the native engine knows an operation by; None is `Average`."""
+    """The native engine's number of a reduction operation; None is `Average`."""
     return Average if op is None else op if type(op) is Op else Op(op)
 
 
 def share_of(source: Any, rank: int, size: int) -> Any:
-    """As many rows of `source` as `rank` gets of them by a reduce-scatter: what an output looks like."""
+    """The first rows of `source`, as many as `rank` gets by a reduce-scatter: a model of the output."""
     if not source.ndim:
         return source  # The native engine says what is wrong with it.
     memory.expect_memory(source)  # else the slice is refused by its framework, in words that mean nothing here

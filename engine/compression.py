@@ -1,4 +1,4 @@
-"""How tensors are compressed on their way to the other ranks. `docs/compression.md` tells how to write one's own.
+"""Compression of tensors on their way to the other ranks. `docs/compression.md` tells how to write one's own.
 
 There are three kinds. `Compression.fp16` and `Compression.bf16` only name a dtype: the engine casts while it packs and
 unpacks; `Compression.tuned` leaves that choice to a knob. A *compressor* changes one tensor in Python before it is
@@ -36,7 +36,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """What the reduced tensor stands for."""
+        """The reduced tensor, decompressed."""
         return tensor
 
 
@@ -125,17 +125,17 @@ class Scheme:
 MARKERS: dict[str | None, type[Compressor]] = {
     kind.wire: kind for kind in (NoneCompressor, FP16Compressor, BF16Compressor, TunedCompressor)
 }
-"""The compressors for which Python does nothing, by what the engine does."""
+"""Compressors whose cast the engine does, by its name; Python does nothing for them."""
 
 
 def _does_nothing(method: Any, inherited: Any) -> bool:
-    """Whether a compressor's method is one of those for which Python has nothing to do: the engine does it, if any."""
+    """Whether a compressor's method leaves Python nothing to do: it does nothing, or the engine does it."""
     of_casts = getattr(CastCompressor, inherited.__name__).__func__
     return method is inherited or getattr(method, "__func__", None) is of_casts
 
 
 def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
-    """What the engine does, and what Python has to do.
+    """Divide a compressor's work between the engine and Python.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Every setting of the engine, once: a field of `Config` says all that there is to say of it.
+"""Every setting of the engine, once: a field of `Config` has its default, unit, form, meaning and names.
 
 The launcher's options, the table in the README, what `set_knobs` takes, the space that the tuner searches and the
 gauges of the knobs follow from the fields. This is the one place that reads the environment: a setting `name` is read
@@ -18,10 +18,10 @@ from .forms import Bytes, Number, Whole, Words, cache, level, optional, path, se
 from .host.kubernetes import service_links
 from .setting import Knob, Option, Setting, read, setting, variable
 
-# Horovod's variables that are no other name of a setting (those are given with the setting, as its alias).
-# A switch: the setting that it decides when it is on, and the value.
+# Variables of Horovod that are no alias of a setting.
+# Switches: the setting that one decides when it is on, and the value.
 SWITCHES = {"HOROVOD_STALL_CHECK_DISABLE": ("stall_warning", 0.0)}
-# Nothing here to set.
+# Variables that are accepted and have nothing to set here.
 WITHOUT_EFFECT = (
     *("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "HOROVOD_CACHE_CAPACITY", "HOROVOD_DYNAMIC_PROCESS_SETS"),
     *("HOROVOD_ELASTIC", "HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_LOG_HIDE_TIME"),
@@ -285,7 +285,7 @@ def settings(kind: type[Config] = Config) -> dict[str, Setting]:
 
 
 def knobs(kind: type[Config] = Config) -> dict[str, Setting]:
-    """Those that can be changed while the engine runs."""
+    """The settings that can be changed while the engine runs."""
     return {name: each for name, each in settings(kind).items() if each.knob is not None}
 
 

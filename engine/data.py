@@ -22,7 +22,7 @@ class BaseDataLoader:
     """Batches, one after the other. A subclass defines `_iterate`, and `__len__` if its length is known."""
 
     def __len__(self) -> int:
-        # Of the kind that `list(loader)` takes for an unknown length.
+        # A TypeError, which `list(loader)` takes for an unknown length.
         raise TypeError(f"{type(self).__qualname__} does not say how many batches it has: define __len__")
 
     def _iterate(self) -> Iterator[Any]:
@@ -47,7 +47,7 @@ class AsyncDataLoaderMixin:
     Parameters
     ----------
     async_loader_queue_size : int
-        How many batches may lie ready; 0 makes each when it is asked for, without a thread.
+        Most batches that are made ahead; 0 makes each when it is asked for, without a thread.
     *args, **kwargs
         Of the loader.
 

@@ -1,4 +1,4 @@
-"""Calls that fail on one rank alone, before they have brought anything: the other ranks are told.
+"""Tell the other ranks of calls that failed on this rank alone, before they had submitted anything.
 
 A tensor of the wrong kind, a root that is no rank, a compressor that raises: the rank that makes such a call gets the
 exception. The others have brought the operation, or will. So the rank announces its failure in the place of the
@@ -12,22 +12,22 @@ from .errors import DuplicateNameError, ForkedError, NotInitializedError, WorldE
 from .native import core
 from .process_sets import ProcessSet
 
-# What is no failure of one call: the world's end, which every rank learns of, and a name whose operation is in flight.
+# Errors that are not told: the end of the world, which every rank learns of, and a name that is in flight.
 _OTHERWISE = DuplicateNameError, ForkedError, NotInitializedError, WorldError
 
 
 def announce(among: ProcessSet | core.Engine, kind: str, name: str | None, error: Exception) -> None:
-    """Tell the other ranks of a process set that a call of this rank has failed with `error` and brought nothing.
+    """Tell the other ranks of a process set that a call of this rank has failed with `error` and submitted nothing.
 
     Parameters
     ----------
     among : ProcessSet or core.Engine
     kind : str
-        Of the operation that was called: `allreduce`, `broadcast`, `allgather`, `alltoall` or `reducescatter`.
+        Kind of the operation that was called: `allreduce`, `broadcast`, `allgather`, `alltoall` or `reducescatter`.
     name : str or None
-        That it was called with.
+        Name that it was called with, if any.
     error : Exception
-        The caller raises it.
+        The exception, which the caller raises.
     """
     engine = among if isinstance(among, core.Engine) else getattr(among, "_engine", None)
     if engine is not None and not isinstance(error, _OTHERWISE):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from .host.patience import LONGEST
 
 Form = Callable[[Any], Any]
-LARGEST = 1 << 60  # bytes
+LARGEST = 1 << 60  # largest number of bytes, and of anything counted
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}
 
@@ -28,9 +28,9 @@ class Number:
     ----------
     low, high : float
     noun : str
-        What they are.
+        Noun for errors.
     zero : str
-        What 0 means, where it is no quantity.
+        Meaning of 0, for errors, where it is no quantity.
     """
 
     low: float
@@ -154,7 +154,7 @@ def path(value: Any) -> Path:
 
 
 def cache(value: Any) -> Path | Literal[False] | None:
-    """A directory; None where the engine decides; False for nowhere."""
+    """A directory; None: the engine decides; False: nowhere."""
     text = "auto" if value is None else str(value).strip().lower()
     if text in ("auto", "none"):
         return None if text == "auto" else False

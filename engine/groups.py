@@ -1,4 +1,4 @@
-"""Several tensors in one request: all of them, or none. They may be of several dtypes."""
+"""Grouped collectives: several tensors, of any dtypes, in one request, all or nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Combine several tensors over all ranks in one request. Collective.
 
-    They are reduced together once every rank has brought all of them, or refused together. Much cheaper than as many
+    They are reduced together once every rank has submitted all of them, or refused together. Much cheaper than as many
     calls.
 
     Parameters
@@ -298,7 +298,7 @@ def _scatter(
 
 
 def _compressed(tensors: Sequence[Any], own: Any) -> tuple[Sequence[Any], list[Any]]:
-    """What is brought of each tensor, and what `own`, if there is one, needs to know to decompress it."""
+    """The tensors to submit, and for each what `own`, if there is one, needs in order to decompress it."""
     if own is None:
         return tensors, []
     pairs = [own.compress(tensor) for tensor in tensors]

@@ -12,14 +12,14 @@ class Launcher:
     Attributes
     ----------
     name : str
-        What messages call it.
+        The launcher as messages name it.
     rank, size, local_rank, local_size : str
     job : tuple of str
-        Variables that all ranks of a job have alike, and that differ between jobs.
+        Variables that are equal for all ranks of a job, and differ between jobs.
     others : tuple of str
-        More that tell a process its place, which the engine does not read.
+        More variables that tell a process its place, which the engine does not read.
     strict : bool
-        Whether half an answer is an error. Generic names, such as `RANK`, may be there by chance.
+        Whether a part of the variables is an error. Generic names, such as `RANK`, may be there by chance.
     """
 
     name: str
@@ -66,16 +66,16 @@ OPEN_MPI = Launcher(
 )
 PMI = Launcher("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_ID", "PMI_JOBID"))
 LAUNCHERS = (ENGINERUN, TORCHRUN, OPEN_MPI, PMI)
-"""Those whose answer is four numbers, in the order in which they are asked. Slurm's answer has another form."""
+"""Launchers that give four numbers, in the order in which they are asked. Slurm's variables have another form."""
 
 SLURM_PLACE = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 JOBS = (*(name for each in LAUNCHERS if each is not ENGINERUN for name in each.job), *SLURM_JOB)
-"""What launchers of others give to all ranks of a job alike."""
+"""Variables of other launchers that are equal for all ranks of a job."""
 PLACES = (*(name for each in (OPEN_MPI, PMI) for name in each.place + each.others), *SLURM_PLACE, *TORCHRUN.others)
-"""How launchers of others tell a process its place, torchrun's own four and its address apart."""
+"""Variables of other launchers that tell a process its place, except torchrun's four and its address."""
 AGENT = "TORCHELASTIC_"
-"""How the names of variables of torchrun's agent begin."""
+"""Prefix of the variables of torchrun's agent."""
 TORCHRUN_PLACE = (*TORCHRUN.place, "MASTER_ADDR", "MASTER_PORT")
-"""Torchrun's: place and address, as `RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT`."""
+"""Torchrun's variables: `RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT`."""

@@ -20,9 +20,9 @@ from .failures import announce
 from .native import memory
 from .process_sets import ProcessSet, global_process_set
 
-Described = dict[str, tuple[str, int]]  # by name: what it is, and a checksum of its value where that counts
+Described = dict[str, tuple[str, int]]  # by name: a description, and a checksum of the value, or 0 where it may differ
 _FAILED = b"!"
-_SHOWN = 20  # lines of a report
+_SHOWN = 20  # most differences in a report
 
 
 def broadcast_object(
@@ -163,7 +163,7 @@ def check_consistency(params: Any, name: str | None = None, process_set: Process
             is_tensor = hasattr(value, "dtype")
             described[key] = describe(key, value), memory.checksum(adapter_of(value).input(value)) if is_tensor else 0
     except Exception as error:
-        announce(process_set, "allgather", name, error)  # That is what the others bring to compare.
+        announce(process_set, "allgather", name, error)  # The others submit an allgather here.
         raise
     compare(described, "parameters differ between ranks", name, process_set)
 

@@ -98,11 +98,11 @@ class ProcessSet:
         return f"ProcessSet({list(self._ranks)})"
 
     def __deepcopy__(self, memo: Any) -> ProcessSet:
-        # Who has a copy of a layer means the same ranks.
+        # A copy of a layer has the same ranks.
         return self
 
     def __reduce__(self) -> Any:
-        # What is read elsewhere, or later, is a set that was not added yet.
+        # A set read from a pickle elsewhere, or later, is one that has not been added.
         return ProcessSet, (self._ranks,)
 
     def _check(self) -> core.Engine:
@@ -142,12 +142,12 @@ global_process_set = _GlobalProcessSet()
 
 
 class Registry:
-    """The process sets of one world. What changes it is collective over the world.
+    """The process sets of one world. Adding and removing one is collective over the world.
 
     Parameters
     ----------
     world : core.Engine
-        From its start to its end.
+        The world's engine, from its start to its end.
     timeout : float
         Seconds to finish what is in flight in a set that is removed.
     """
@@ -162,7 +162,7 @@ class Registry:
 
     @property
     def engines(self) -> dict[int, core.Engine]:
-        """Those of the sets that this rank is in, by the set's number."""
+        """Engines of the sets that this rank is in, by the set's number."""
         return {number: each._engine for number, each in list(self._sets.items()) if each._engine is not None}
 
     @property

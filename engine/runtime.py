@@ -56,8 +56,8 @@ class _Running:
 
 
 _lock = threading.RLock()
-_under_way: str | None = None  # what the thread that holds the lock is in the middle of
-_put_off = False  # shutdown() came from a signal handler in the middle of it
+_under_way: str | None = None  # name of the call that holds the lock
+_put_off = False  # whether a signal handler called shutdown() during that call
 _running: _Running | None = None
 _generation = 0
 
@@ -219,7 +219,7 @@ def _memory(world: World, generation: int) -> tuple[int, int]:
 
 
 def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
-    """What the log that rank 0 is to begin with says. A log that cannot be written is an error here, too."""
+    """The knobs of `autotune_from`, on rank 0. A log that cannot be written is an error here, too."""
     if world.rank != 0:
         return {}
     if settings.autotune and settings.autotune_log is not None:
@@ -480,7 +480,7 @@ def knobs() -> dict[str, Any]:
 
 
 def counters() -> dict[str, int]:
-    """What the engine has done since `init`: entries, tensors, bytes, and nanoseconds `wait_ns` and `busy_ns`."""
+    """Counts since `init`: entries, tensors, bytes, and nanoseconds `wait_ns` and `busy_ns`."""
     return engine().counters()
 
 
@@ -494,7 +494,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
         `NAME.json`, for `NAME.rankN.json`; or a directory, for `rank.N.trace.json` in it. Directories are made, files
         that exist are overwritten.
     mark_cycles : bool
-        Show when each batch was closed.
+        Mark when each batch closes.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What is said of a setting, and what follows from it: its variable, its option, whether it is a knob."""
+"""The description of a setting, from which its variable, its option and its knob follow."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def read(parse: Form, value: Any, source: str) -> Any:
 
 @dataclass(frozen=True)
 class Option:
-    """How the launcher takes a setting.
+    """The launcher's option for a setting.
 
     Attributes
     ----------
     value : str
-        What the help calls the value; empty for a switch and for words, which name themselves.
+        Placeholder of the value in the help; empty for a switch, and for words, which are listed.
     names : tuple of str
-        The option, and other names for it; by default the setting's own name.
+        Names of the option; by default one made of the setting's name.
     off : str or None
-        What `--no-NAME` does, as the help says it; empty: it is not shown; None: there is none.
+        Help of `--no-NAME`; empty: it is not shown; None: there is no such option.
     on : bool
-        Whether there is more than `--no-NAME`.
+        Whether there is an option beside `--no-NAME`.
     """
 
     value: str = ""
@@ -48,15 +48,16 @@ class Option:
 
 @dataclass(frozen=True)
 class Knob:
-    """That a setting can be changed while the engine runs, and where the tuner searches if not over all that it may be.
+    """A setting that can be changed while the engine runs: where the tuner searches, if not everywhere.
 
     Attributes
     ----------
     low, high : float or None
-        Of numbers.
+        Search range of a number; None: all that the setting allows.
     off : float or None
-        A number beside that range which means something else.
+        A number outside of the range that switches something off, and is searched too.
     words : tuple of str
+        Words that are searched; empty: all.
     """
 
     low: float | None = None
@@ -67,7 +68,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field of `Config` says.
+    """The metadata of a field of `Config`.
 
     Attributes
     ----------
@@ -75,15 +76,15 @@ class Setting:
     default : Any
     unit, doc : str
     parse : Form
-        Reads a value, or refuses it.
+        Reads a value, or refuses it (`engine.forms`).
     alias : str or None
-        Another variable that is read when ours is not set.
+        Another environment variable, read if the setting's own is not set.
     none : str
-        The word for None.
+        The word for None in the table of settings.
     option : Option or None
-        None where only `init` and the variable set it.
+        None: only `init` and the variable set it.
     knob : Knob or None
-        None for what stays as it is while the engine runs.
+        None: the setting does not change while the engine runs.
     """
 
     name: str
@@ -103,7 +104,7 @@ class Setting:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of the launcher's option, which is there as `option` says."""
+        """The names of the launcher's option, if it has one."""
         return (self.option and self.option.names) or (f"--{self.name.replace('_', '-')}",)
 
     def read(self, value: Any, source: str | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""What one engine needs around it in a Python process: the monitor thread, the exception hook, the signal, the exit.
+"""The surroundings of one engine in a Python process: monitor thread, exception hook, signal handler, exit.
 
 The monitor is a daemon thread. `Watch.start` starts it; it ends when the engine has been closed, and `Watch.stop` waits
 for that. It logs what happens to the world, and writes the files about it.
@@ -29,8 +29,8 @@ from .trace.flight import Recorder, snapshot
 
 _CAUSES = {BY_CAUSE[code]: word for code, word in {1: "died", 2: "raised", 3: "left", 4: "stalled"}.items()}
 TRACEBACK = "traceback.txt"
-TOLD_SECONDS = 2.0  # that a line about an exception waits at most for the one about the failure
-SHOWN = 3  # names in one line of a stall report
+TOLD_SECONDS = 2.0  # longest that a line about an exception waits for the one about the failure
+SHOWN = 3  # most names in one line of a stall report
 
 
 def summary(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:
@@ -51,13 +51,13 @@ def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
     Parameters
     ----------
     pending : list of dict
-        As `Engine.pending` gives it; of the coordinator, without what it reports itself.
+        Operations that `Engine.pending` gives; without those that the coordinator reports itself.
     coordinator : int
-        Its number in the world.
+        This rank, by its number in the world.
     """
     alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for entry in pending:
-        if entry["missing"] != []:  # Brought by all, it only waits for its turn.
+        if entry["missing"] != []:  # Submitted by all ranks, it only waits for its turn.
             key = tuple(entry["missing"] or ()), tuple(entry["brought"]), entry["kind"]
             alike.setdefault(key, []).append(entry)
     lines = []
@@ -80,7 +80,7 @@ class Watch:
         self._recorder = recorder
         self._pid = os.getpid()
         self._reported = threading.Lock()
-        self._told = threading.Event()  # the failure has been reported, by whichever thread came first
+        self._told = threading.Event()  # set once a thread has reported the failure
         self._thread = threading.Thread(target=self._run, name="engine-monitor", daemon=True)
         self._chained: Callable[..., Any] = sys.excepthook
         self._handles_signal = False

@@ -30,11 +30,11 @@ class World:
     local_rank: int
     local_size: int
     job: str
-    """What all ranks of this job, and of no other, have in common."""
+    """Text that is equal on all ranks of this job, and differs from that of other jobs."""
     secret: str | None
-    """What only the job's processes know; None if the launcher gave none."""
+    """Secret of the job's processes; None if the launcher gave none."""
     source: str
-    """The launcher that was believed."""
+    """The launcher whose variables were used."""
 
     def key(self, generation: int) -> str:
         """The job key of the `generation`-th `init` in this process."""

@@ -1,4 +1,4 @@
-"""What `horovod.common.basics` holds."""
+"""The names of `horovod.common.basics`."""
 
 from __future__ import annotations
 

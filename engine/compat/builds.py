@@ -1,4 +1,4 @@
-"""What the engine is made of, for scripts that ask before they choose how to work."""
+"""Features of the build, for scripts that ask before they choose how to work."""
 
 from __future__ import annotations
 

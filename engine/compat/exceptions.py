@@ -1,4 +1,4 @@
-"""What `horovod.common.exceptions` holds: names for `except` clauses."""
+"""The names of `horovod.common.exceptions`, for `except` clauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `horovod`, `horovod.runner`, `horovod.run` and `horovod.version` hold."""
+"""The names of `horovod`, `horovod.runner`, `horovod.run` and `horovod.version`."""
 
 from __future__ import annotations
 

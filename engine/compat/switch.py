@@ -1,4 +1,4 @@
-"""How the switch reaches the processes that a command starts: by a directory on PYTHONPATH.
+"""The switch, which reaches the processes that a command starts by a directory on PYTHONPATH.
 
 In it lies a `sitecustomize`, which every Python imports as it starts, whatever started it: a shell script, a console
 script, `python -m`, a data loader's worker. To put `-m engine.compat` into the command itself would reach none of

@@ -1,4 +1,4 @@
-"""What scripts take from `horovod.common.util`: is there support for a framework, or for its GPU?"""
+"""The names of `horovod.common.util`: whether a framework, or its GPU, is supported."""
 
 from __future__ import annotations
 

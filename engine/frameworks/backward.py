@@ -1,4 +1,4 @@
-"""Which gradients flow through collectives, as far as no framework matters.
+"""The gradients of collectives, Horovod's or mathematical, as far as they are the same for all frameworks.
 
 There are two conventions, and docs/operations.md has a table of both. Horovod's, the default, is that of its
 `horovod.torch`: what comes back through an allgather, a broadcast or a reduce-scatter is an average over ranks. The
@@ -52,7 +52,7 @@ def are_mathematical() -> bool:
 
 
 def combining(mathematical: bool) -> Op:
-    """How what all ranks' outputs ask of a tensor is combined."""
+    """The operation by which the gradients of all ranks' outputs are combined."""
     return Sum if mathematical else Average
 
 

@@ -1,4 +1,4 @@
-"""Tells of models that are not the same on all ranks when training begins, as after a forgotten broadcast.
+"""Warns of models that differ between ranks when training begins, as after a forgotten broadcast.
 
 Ranks average gradients, not parameters: those that begin with different models train as many models, without an error.
 """
@@ -28,7 +28,7 @@ class FirstStep:
     Parameters
     ----------
     prefix : str
-        What the optimizer's operations are named by; equal on all ranks, unique to the optimizer.
+        Prefix of the names of the optimizer's operations; equal on all ranks, unique to the optimizer.
     process_set : ProcessSet
         Whose ranks train one model. This rank is one of them.
     broadcast : str
@@ -64,7 +64,7 @@ class FirstStep:
         try:
             self._handle.wait()
         except EngineError:
-            return True  # The world has failed, or ended: whoever trains in it is told by what he waits for.
+            return True  # The world has failed, or ended: other operations tell the program.
         data, rows = self._handle.gathered
         sums = np.frombuffer(data, np.int64)
         if self._first:
@@ -97,7 +97,7 @@ class FirstStep:
 
 
 def _checksum(parameter: Any) -> int:
-    """Of a parameter's values; 0 of a frozen one that the engine cannot read, as on a device: it need not reduce it."""
+    """Checksum of a parameter's values; 0 of a frozen one that the engine cannot read, as on a device."""
     try:
         return memory.checksum(adapter_of(parameter).input(parameter))
     except UnsupportedTensorError:

@@ -1,4 +1,4 @@
-"""Which gradients have been reduced already, for the operations with which a second reduction would be wrong."""
+"""A record of reduced gradients, for operations by which a second reduction would give a wrong result."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ class Once:
         return self.admit(index, parameter)
 
     def fault(self, index: int) -> EngineError | None:
-        """What is wrong with a gradient to which a backward in `no_sync` has added after it was reduced."""
+        """The error about a gradient to which a backward in `no_sync` has added after it was reduced."""
         name = self._mixed.pop(index, None)
         return None if name is None else self._error(name)
 
     def settle(self, parameters: list[Any]) -> None:
-        """Note what the parameters have after a pass: views in place of gradients, and what came from other ranks."""
+        """Record the gradients after a pass: views in place of gradients, and results that came from other ranks."""
         gradients = ((index, parameter.grad) for index, parameter in enumerate(parameters))
         self._reduced = {index: weakref.ref(gradient) for index, gradient in gradients if gradient is not None}
 
     def use(self, parameters: list[Any]) -> None:
-        """A step has used the gradients."""
+        """Note that a step has used the gradients."""
         gradients = ((index, parameter.grad) for index, parameter in enumerate(parameters))
         self._used = {
             index: (weakref.ref(gradient), version)
@@ -78,7 +78,7 @@ class Once:
         self._mixed.clear()
 
     def forget(self) -> None:
-        """The gradients have been zeroed."""
+        """Note that the gradients have been zeroed."""
         self._reduced.clear()
         self._used.clear()
         self._mixed.clear()

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`, as far as it is the same for all frameworks: what an optimizer gets, and what it remembers.
+"""`DistributedOptimizer`, as far as it is the same for all frameworks: methods and state of a wrapped optimizer.
 
 An optimizer stays the object that it was: its class becomes a subclass of the same name, with the methods of
 `Distributed`, and its `_engine` is a `Wrapping`. A binding derives from both, calls `Wrapping.before_step` and
@@ -25,7 +25,7 @@ _counts: weakref.WeakKeyDictionary[ProcessSet, Iterator[int]] = weakref.WeakKeyD
 
 
 class Distributed:
-    """What the class of a wrapped optimizer has on top of its own. `_engine` is the state of one wrapping."""
+    """Methods that wrapping adds to the class of an optimizer. `_engine` is the state of one wrapping."""
 
     _engine: Any
 
@@ -78,7 +78,7 @@ class Distributed:
 
 
 class Wrapping(ABC):
-    """What a wrapped optimizer remembers.
+    """The state of a wrapped optimizer.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class Wrapping(ABC):
         The optimizer's own class.
     options : Options
     named_parameters : iterable of (str, parameter), optional
-        As the user gave them.
+        Options that the user gave.
 
     Raises
     ------
@@ -109,7 +109,7 @@ class Wrapping(ABC):
         self.reducer.group.passes = options.passes
         self._known: set[int] = set()
         self._parameters: dict[str, Any] = {}
-        self._begun = False  # the first step
+        self._begun = False  # whether the first step has begun
         self._first: FirstStep | None = None
         if options.check_parameters and self.process_set.included():
             self._first = FirstStep(self.prefix, self.process_set, self.broadcast)
@@ -118,10 +118,10 @@ class Wrapping(ABC):
 
     @abstractmethod
     def make(self, options: Options, prefix: str, number: int) -> Any:
-        """What reduces. Ranks agree on the optimizer's number, and on the prefix of its operations' names."""
+        """The reducer. Ranks agree on the optimizer's number, and on the prefix of its operations' names."""
 
     def describe(self, name: str, parameter: Any) -> tuple[str, int]:
-        """What ranks compare of a parameter: a text for messages, and a number for what the text does not tell."""
+        """A parameter as ranks compare it: a text for messages, and a number for what the text leaves out."""
         return objects.describe(name, parameter), 0
 
     def expect_alone(self, named: dict[str, Any]) -> None:  # noqa: B027 (a framework may know of nothing else)
@@ -186,7 +186,7 @@ class Wrapping(ABC):
         return closure
 
     def after_step(self) -> None:
-        """The gradients have been used."""
+        """Note that a step has used the gradients."""
         self.reducer.after_step()
         if self._first is not None and self._first.tell():
             self._first = None

@@ -1,4 +1,4 @@
-"""What a `DistributedOptimizer` was asked for, checked before anything is done."""
+"""Options of a `DistributedOptimizer`, checked before anything is done."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Options:
     ----------
     op : Op
     process_set : ProcessSet
-        Whose ranks reduce with each other.
+        The process set whose ranks reduce with each other.
     compression : object
         A compressor or a `Scheme`.
     passes : int
@@ -101,7 +101,7 @@ class Options:
         )
 
     def __str__(self) -> str:
-        """What ranks compare: they must give equal options."""
+        """The options as ranks compare them: they must be equal."""
         return (
             f"op={self.op.name.title()} compression={_described(self.compression)} "
             f"backward_passes_per_step={self.passes} sparse_as_dense={self.sparse_as_dense} "

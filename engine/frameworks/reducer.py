@@ -56,7 +56,7 @@ from .once import Once
 from .options import Options
 from .scheme_reducer import Rounds, scheme_of
 
-Parameter = Any  # of the framework, with `grad` and `requires_grad`
+Parameter = Any  # a parameter of the framework, with `grad` and `requires_grad`
 Tensor = Any
 
 _live: weakref.WeakSet[Reducer] = weakref.WeakSet()
@@ -103,17 +103,17 @@ class Reducer(ABC):
         self._hooks: list[Any] = []
         self._frozen: dict[str, Parameter] = {}
         self.copies: list[tuple[Tensor, Tensor]] = []
-        self._pass: Any = None  # the one whose end was queued
-        self._due = True  # Nothing was reduced since the last step or zero_grad, or no_sync has accumulated since.
-        self._announced = False  # This rank has brought everything that it has, and still waits for it.
-        self._missing: list[int] = []  # what it had no gradient for
+        self._pass: Any = None  # the backward pass whose end was queued
+        self._due = True  # whether gradients are unreduced: no reduction since step or zero_grad, or no_sync since
+        self._announced = False  # whether all gradients of this rank are submitted, and not yet waited for
+        self._missing: list[int] = []  # parameters without a gradient on this rank
         self._refused: EngineError | None = None
-        self._empty: list[int] = []  # parameters that no rank had a gradient for
+        self._empty: list[int] = []  # parameters without a gradient on any rank
         self._skipping = False
-        self._unused: str | None = None  # the step whose closure was not called yet
+        self._unused: str | None = None  # the step whose closure has not been called yet
         _live.add(self)
 
-    # What a binding brings for its parameters.
+    # Methods that a binding defines for its parameters.
 
     @abstractmethod
     def check(self, tensor: Tensor, what: str) -> None:
@@ -168,15 +168,15 @@ class Reducer(ABC):
         """A tensor in shared memory for the gradient of each parameter. Collective."""
         raise UnsupportedTensorError("this framework's gradients cannot be kept in shared memory")
 
-    # What the native hooks ask: `engine_ext.bindings.gradients.Binding`, with `begin_pass` below.
+    # Methods that the native hooks call: `engine_ext.bindings.gradients.Binding`, with `begin_pass` below.
 
     def memory_of(self, parameter: Parameter) -> Tensor:
-        """What of a parameter lends its memory."""
+        """The object that lends a parameter's memory."""
         return parameter
 
     @abstractmethod
     def replace(self, index: int, parameter: Parameter, gradient: Tensor) -> Any:
-        """What is submitted in place of a gradient that cannot be submitted as it is."""
+        """The tensor, or tensors, to submit in place of a gradient that cannot be submitted as it is."""
 
     @abstractmethod
     def shares_memory(self, gradient: Tensor) -> bool:
@@ -252,7 +252,7 @@ class Reducer(ABC):
         return reduced
 
     def after_step(self) -> None:
-        """The gradients have been used.
+        """Note that a step has used the gradients.
 
         Raises
         ------
@@ -285,13 +285,13 @@ class Reducer(ABC):
         self._thaw()
 
     def forget(self) -> None:
-        """The gradients have been zeroed."""
+        """Note that the gradients have been zeroed."""
         self._due = True
         if self._once is not None:
             self._once.forget()
 
     def renew(self) -> None:
-        """There are no gradients any more: the next pass makes new ones."""
+        """Note that there are no gradients any more: the next pass makes new ones."""
         self.group.fresh = True
 
     def synchronize(self) -> None:
@@ -325,7 +325,7 @@ class Reducer(ABC):
         self._reduce_all(discard=discard)
 
     def _reduce_all(self, only: set[int] | None = None, discard: bool = False) -> None:
-        """Reduce the gradients that this pass has not brought yet, and wait for all. `only`: as for `_announce`."""
+        """Reduce the gradients that this pass has not submitted yet, and wait for all. `only`: as for `_announce`."""
         try:
             self._announce(only)
             brought = self._reduce()
@@ -345,7 +345,7 @@ class Reducer(ABC):
             raise refused
 
     def _announce(self, only: set[int] | None = None) -> None:
-        """Bring what this pass has not: gradients that there are (of `only` these), and word of those that are not."""
+        """Submit what this pass has not: existing gradients (only those in `only`), and that the others are missing."""
         if self._announced:
             return
         self._refused = self._submit_rest(only)
@@ -354,7 +354,7 @@ class Reducer(ABC):
         self._announced = True
 
     def _reduce(self) -> list[tuple[int, Any]]:
-        """Complete what the hooks have brought, then what they have left. See `GradientGroup.finish`."""
+        """Complete what the hooks have submitted, then what they have not. See `GradientGroup.finish`."""
         try:
             brought = self.group.finish()
         except WorldError:
@@ -438,7 +438,7 @@ class Reducer(ABC):
             self.group.fresh = sum(parameter.grad is not None for parameter in self._parameters) <= 1
 
     def end_of_pass(self) -> None:
-        """Complete the pass. Before this optimizer waits, all that take part in it announce what they have not."""
+        """Complete the pass. Before this optimizer waits, all that take part in it announce their missing gradients."""
         if not self.group.active:
             return
         for each in list(_live):

@@ -50,12 +50,12 @@ class Rounds:
     Parameters
     ----------
     reducer : Reducer
-        Knows how the framework fills gradients.
+        The reducer, which knows how the framework fills gradients.
     scheme : Scheme, optional
     options : Options
         A rank that is not in their process set is given no gradients.
     wire : str, optional
-        What the engine casts to on the way.
+        Dtype to which the engine casts on the way.
     """
 
     def __init__(self, reducer: Reducer, scheme: Scheme | None, options: Options, wire: str | None) -> None:

@@ -154,7 +154,7 @@ DOCUMENTATION = {
     """,
 }
 
-# What each collective of the engine is given beside the tensors, in its order.
+# Arguments that each collective of the engine takes beside the tensors, in its order.
 _REDUCTION = "op name prescale_factor postscale_factor process_set"
 _GIVEN = {
     "allreduce": _REDUCTION,
@@ -167,14 +167,14 @@ _GIVEN = {
 
 @dataclass(frozen=True)
 class Tensors:
-    """What a framework says of its tensors.
+    """A framework's description of its tensors.
 
     Attributes
     ----------
     kind : type
-        Their class.
+        Class of its tensors.
     name : str
-        What users call it, such as `torch.Tensor`.
+        Name of the class, as users write it: `torch.Tensor`.
     calls : mapping of str to callable
         What is called in place of the engine's collective of that name, with the same arguments by position: to let
         gradients flow. By default, nothing.
@@ -267,7 +267,7 @@ from ..types import Average
 
 
 def _body(name: str, order: str) -> str:
-    """What a function returns, as an expression: what `_run` gives for what `_admit` lets through."""
+    """The expression that a function returns: `_run` of tensors that `_admit` has checked."""
     match = re.match(r"(grouped_)?([a-z]+)", name)
     assert match is not None
     kind, given = match[2], {parameter.partition("=")[0] for parameter in order.split()}
@@ -284,7 +284,7 @@ def _body(name: str, order: str) -> str:
 def _compress(
     kind: str, compression: Any, admit: Any, run: Callable[..., Any], grouped: bool, sent: Any, *settings: Any
 ) -> Any:
-    """What `run` gives for tensors, between the methods of a compressor: gradients flow through these, too."""
+    """The result of `run`, between the methods of a compressor: gradients flow through these, too."""
     op, name, *_, process_set = settings
     tensors = sent if grouped else [sent]
     try:
@@ -326,7 +326,7 @@ def _choose(average: bool | None, op: int | None, kind: str, name: str | None, p
         raise
 
 
-# What the functions name.
+# Names that the functions refer to.
 _NAMES: dict[str, Any] = {
     "_choose": _choose,
     "_compress": _compress,
@@ -346,7 +346,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
-    """Bring nothing more until every rank has called this; the last that did. `device` has no meaning here.
+    """Submit nothing more until every rank has called this; the last that did. `device` has no meaning here.
 
     Collective. See `engine.join`.
     """

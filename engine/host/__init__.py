@@ -1,4 +1,4 @@
-"""What this host tells of itself: processes, CPUs, clocks, and what its kernel or cluster does differently.
+"""Facts about this host: processes, CPUs, clocks, and peculiarities of its kernel or cluster.
 
 Below the launcher, the metrics and the engine alike; it knows none of them.
 """

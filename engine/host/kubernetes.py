@@ -1,4 +1,4 @@
-"""What Kubernetes puts into the environment of every container, where it looks like a setting of ours.
+"""Variables that Kubernetes puts into the environment of every container, where they look like settings of the engine.
 
 For each Service of a namespace its containers get `NAME_PORT=tcp://ADDRESS:PORT`, so that a Service called
 `engine-metrics` sets `ENGINE_METRICS_PORT`.

@@ -15,7 +15,7 @@ import os
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "loongarch64": 279, "ppc64le": 360, "s390x": 350}
 _PIDFD_OPEN = 434
 _MFD_CLOEXEC = 1
-# What a kernel, a seccomp filter or a security module answers when it does not let a process make a call at all.
+# Errors by which a kernel, a seccomp filter or a security module refuses a call as a whole.
 _REFUSED = (errno.EPERM, errno.ENOSYS, errno.EACCES)
 
 _libc = ctypes.CDLL(None, use_errno=True)

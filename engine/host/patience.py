@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 
-STEP = 1.0  # seconds: the most that counts between two looks
-LONGEST = 1e9  # seconds, 31 years: the most that a setting may say; every clock can add it to its time
+STEP = 1.0  # seconds: most time between two looks that counts as waited
+LONGEST = 1e9  # seconds (31 years): largest duration of a setting; every clock can add it to its time
 
 
 class Patience:
-    """What is left of a time to wait. Whoever waits looks at it at least every half `STEP`.
+    """The rest of a time to wait. Whoever waits looks at it at least every half `STEP`.
 
     Parameters
     ----------

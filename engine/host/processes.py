@@ -1,4 +1,4 @@
-"""Processes as Linux shows them: who descends from the launcher, what they catch, and how to end them."""
+"""Processes as /proc shows them: descendants, signal handlers, and how to end them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Process:
         One letter, as in ps: R running, S asleep, T stopped, Z ended and not yet reaped.
     name : str
     born : int
-        When it was started, in ticks since boot: tells apart processes that have had the same number.
+        Start time in ticks since boot: tells apart processes that have had the same number.
     """
 
     pid: int
@@ -119,7 +119,7 @@ def descendants(ancestor: int, spared: Collection[int] = ()) -> list[Process]:
     Returns
     -------
     list of Process
-        Without the ancestor.
+        The descendants, without the ancestor.
     """
     children: dict[int, list[Process]] = {}
     for process in processes():

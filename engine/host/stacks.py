@@ -1,4 +1,4 @@
-"""Where a rank stands in its program: the stacks of its threads, which it writes when it crashes and when it is asked.
+"""Stacks of a rank's threads, which it writes when it crashes and when it is asked: where it stands in its program.
 
 A rank that was started with a directory of its own keeps a file open there. Python's `faulthandler` writes to it, from
 a signal handler in C, so that it works while native code holds the interpreter's lock. `enginerun` asks a rank that
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAME = "stacks.txt"
-# A signal that nobody else is likely to have a use for. Programs have one for SIGUSR1 and SIGUSR2.
+# A signal that programs are unlikely to use, as they do SIGUSR1 and SIGUSR2.
 SIGNAL = signal.SIGRTMIN + 9
 CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # which `faulthandler` catches
-BYTES = 1 << 18  # of a file that are read
+BYTES = 1 << 18  # most bytes of a file that are read
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')

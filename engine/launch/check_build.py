@@ -1,4 +1,4 @@
-"""`--check-build`: what this installation can do."""
+"""`--check-build`: the features of this installation."""
 
 from __future__ import annotations
 

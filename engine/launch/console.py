@@ -90,9 +90,9 @@ class Console:
     ----------
     descriptor : int
     colour : bool
-        It is a terminal and the user has not set NO_COLOR.
+        Whether it is a terminal and the user has not set NO_COLOR.
     broken : bool
-        Nobody reads any more; what is written is dropped.
+        Whether its reader has gone; what is written is dropped.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -112,7 +112,7 @@ class Console:
 
     @property
     def waiting(self) -> bool:
-        """There is something to write as soon as the reader has room."""
+        """Whether something is left to write as soon as the reader has room."""
         return bool(self._backlog)
 
     def write(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Which CPUs and how many threads a rank gets: a pure function of facts.
+"""CPUs and threads of each rank, as a pure function of facts about the host.
 
 The policy
 ----------
@@ -25,7 +25,7 @@ PLACEMENT = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 @dataclass(frozen=True)
 class Allotment:
-    """What each rank gets.
+    """CPUs and threads of each rank.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Allotment:
     summary : str
         The decision and its reason, one line.
     crowded : bool
-        There are more ranks than CPUs in the affinity set.
+        Whether there are more ranks than CPUs in the affinity set.
     """
 
     threads: int | None
@@ -66,7 +66,7 @@ def allot(
     binding : bool
         False with `--no-binding`.
     cpus_per_rank : int or None
-        What `--cpus-per-rank` asks for.
+        The value of `--cpus-per-rank`, if given.
 
     Returns
     -------

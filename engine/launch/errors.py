@@ -1,4 +1,4 @@
-"""What the launcher raises."""
+"""Exceptions of the launcher."""
 
 from __future__ import annotations
 

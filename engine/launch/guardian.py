@@ -26,7 +26,7 @@ class Guardian:
     job : str
         The value of `ENGINE_JOB`.
     discard : callable
-        What else it does when the launcher was killed: removes files that speak of the job as if it ran.
+        Called as well when the launcher was killed: removes files that would announce the job as running.
     """
 
     def __init__(self, job: str, discard: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Options of `horovodrun` that `enginerun` takes beside its own: what becomes of each, and of its file of settings."""
+"""Options of `horovodrun` that `enginerun` accepts without effect, and the file of settings of `--config-file`."""
 
 from __future__ import annotations
 

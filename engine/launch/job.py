@@ -44,7 +44,7 @@ class JobRun:
     verdict : Verdict or None
         After `run`: who failed first, if one did.
     report : list of str
-        After `run`: what was said about that.
+        After `run`: the report on that, as it was shown.
     """
 
     def __init__(self, options: Options) -> None:
@@ -187,7 +187,7 @@ class JobRun:
         return 0, lines
 
     def _summary(self, pages: Sequence[int], seconds: float, log: object) -> list[str]:
-        """What `--summary` shows; `pages` are the ranks' pages of counters, `log` is the tuner's."""
+        """The lines of `--summary`; `pages` are the ranks' pages of counters, `log` is the tuner's."""
         if not self._options.summary:
             return []
         from ..metrics.report.advice import report

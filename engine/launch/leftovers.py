@@ -1,4 +1,4 @@
-"""What earlier jobs have left on the disk: records in a directory that is used again, and old temporary directories."""
+"""Files of earlier jobs: records in a directory that is used again, and old temporary directories."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from ..host import stacks
 
-PREFIX = "enginerun-"  # of temporary directories of jobs
-RECORDS = ("failure.json", "flight.json", "traceback.txt", stacks.NAME)  # what a rank leaves that speaks of its job
-KEPT = 7 * 24 * 3600.0  # seconds
-CLEARED = 20  # directories that one job clears at most: it has come to do something else
+PREFIX = "enginerun-"  # prefix of the names of jobs' temporary directories
+RECORDS = ("failure.json", "flight.json", "traceback.txt", stacks.NAME)  # files that a rank leaves about its job
+KEPT = 7 * 24 * 3600.0  # seconds for which a temporary directory is kept
+CLEARED = 20  # most directories that one job clears, so that it does not start late
 
 
 def forget_records(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""A job's metrics in the launcher: a page of counters for each rank, and what is told from them."""
+"""A job's metrics in the launcher: makes a page of counters for each rank, and publishes what they say."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Metrics:
-    """What a job's ranks count, and who is told. Used in a `with` statement; make it before the ranks are started.
+    """The pages of a job's ranks, and whatever publishes them. Make it before the ranks; use it in a `with`.
 
     Parameters
     ----------
@@ -51,12 +51,12 @@ class Metrics:
     pages : list of int
         By rank, descriptors that stay readable until the end of the `with` statement; none if nothing is counted.
     settings : dict of str to str
-        What ranks are told, by variable.
+        Environment variables for the ranks.
 
     Raises
     ------
     LaunchError
-        What was asked for cannot be had.
+        Metrics cannot be published as asked for.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Metrics:
             self._service.discard()
 
     def close(self) -> None:
-        """Let the pages go."""
+        """Close the pages."""
         for descriptor in self.pages:
             os.close(descriptor)
         self.pages.clear()

@@ -23,13 +23,13 @@ from .plan import PUBLISHING
 
 COUNT = Whole(1)
 MEBIBYTE = 1 << 20
-GROUPS = {"autotune": "tuning", "metrics": "metrics", "run": "metrics"}  # of options, by the first word of the setting
-MOST_RANKS = 256  # of a host; the shared words of the engine have room for so many (engine_ext/shared/layout.h)
+GROUPS = {"autotune": "tuning", "metrics": "metrics", "run": "metrics"}  # groups of the help, by a setting's first word
+MOST_RANKS = 256  # ranks on a host: the control segment has room for so many (engine_ext/shared/layout.h)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for.
+    """The command line, read and checked.
 
     Attributes
     ----------
@@ -44,10 +44,10 @@ class Options:
     binding : bool
     cpus_per_rank : int or None
     grace : float
-        Seconds between the stages of an ending.
+        Seconds between the stages by which a job is ended.
     timestamps, verbose, quiet : bool
     summary : bool
-        Say at the end what the run was like.
+        Print figures of the run at its end.
     horovod : bool
         `import horovod.torch` gives `engine.torch`.
     torchrun : bool
@@ -326,7 +326,7 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
 
 
 def _form(form: Form) -> Callable[[str], Any]:
-    """Read what is no setting, in the form of one."""
+    """A reader for an option that is no setting, in one of the forms of settings."""
 
     def parse_form(text: str) -> Any:
         try:

@@ -27,9 +27,9 @@ class Lines:
     Parameters
     ----------
     limit : int
-        Bytes of an unfinished line that are held back at most.
+        Most bytes of an unfinished line that are held back.
     clock : callable
-        Seconds; for the interval between signs of life.
+        The clock, in seconds, that times the signs of life of an overwritten line.
     """
 
     def __init__(self, limit: int = LINE_LIMIT, clock: Callable[[], float] = time.monotonic) -> None:

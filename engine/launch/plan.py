@@ -1,4 +1,4 @@
-"""What each rank is started with: a pure function of the job and its settings."""
+"""Environment, CPUs and directory of each rank, as a pure function of the job and its settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = (*map(variable, (*PUBLISHING, "metrics_address", "metrics_linger")), "ENG
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks of a job share.
+    """The facts that all ranks of a job share.
 
     Attributes
     ----------
@@ -35,9 +35,9 @@ class Job:
     settings : mapping of str to str
         Engine settings that options asked for, by variable.
     horovod : bool
-        Ranks run scripts written for Horovod.
+        Whether ranks run scripts written for Horovod.
     torchrun : bool
-        Ranks are given torchrun's variables too.
+        Whether ranks are given torchrun's variables too.
     counters : sequence of str
         Path of each rank's page of counters; none if nothing is counted.
     """
@@ -55,7 +55,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank is started with.
+    """The environment, CPUs and directory of one rank.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class RankPlan:
     directory : Path
         Where its files go.
     crowded : bool
-        There are more ranks than CPUs.
+        Whether there are more ranks than CPUs.
     """
 
     rank: int
@@ -83,7 +83,7 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
     Parameters
     ----------
     job : Job
-        What they share.
+        The facts that they share.
     allotment : Allotment
         Their threads and CPUs.
     environment : mapping of str to str

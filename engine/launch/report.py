@@ -1,4 +1,4 @@
-"""What the user is told when a job has failed: the others in a line each, then the first cause, last on the screen."""
+"""The report on a failed job: the other ranks in a line each, then the first cause, last on the screen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAIL_LINES = 20
 TAIL_BYTES = 1 << 18
 TRACEBACK_LINES = 200
 LINE_CHARACTERS = 2000
-# What the engine's errors put around the account of a failure: who is to blame, and who saw it. The report says both.
+# Words that the engine's errors put around a reason: who is to blame, and who saw it. The report itself says both.
 _FRAME = re.compile(
     r"^rank \d+ (?:died|failed|left while others still need it|stalled): | \(rank \d+ noticed it first\)$"
 )

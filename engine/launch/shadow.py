@@ -1,4 +1,4 @@
-"""A file of the user's own that takes the package's name away from a script."""
+"""Finds a file of the user's that hides the package `engine` from a script."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def raise_descriptor_limit(ranks: int) -> tuple[int, int]:
     Parameters
     ----------
     ranks : int
-        How many ranks will be started.
+        Number of ranks that will be started.
 
     Returns
     -------
@@ -221,7 +221,7 @@ def _leave_terminal() -> None:
 
 
 def _mend(error: Exception) -> str:
-    """Add how to mend what kept a rank from starting."""
+    """The clause that says how to mend an error that kept a rank from starting."""
     if isinstance(error, BlockingIOError):
         return "; there are too many processes: see 'ulimit -u'"
     if isinstance(error, FileNotFoundError):

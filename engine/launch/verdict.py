@@ -1,4 +1,4 @@
-"""Who is to blame: a pure function of how the ranks ended and what they said.
+"""The verdict on a failed job: the rank to blame, as a pure function of how the ranks ended and what they reported.
 
 When a rank dies, the engine makes every other rank raise an error that names it, within milliseconds. So many ranks
 fail nearly at once, and one is the cause. What is known, best first:
@@ -42,7 +42,7 @@ class End:
     time : float
         Seconds, CLOCK_REALTIME.
     by_launcher : bool
-        The launcher had sent it a signal by then.
+        Whether the launcher had sent it a signal by then.
     """
 
     rank: int
@@ -52,12 +52,12 @@ class End:
 
     @property
     def failed(self) -> bool:
-        """It failed, and nobody asked it to end."""
+        """Whether it failed, and nobody asked it to end."""
         return self.code != 0 and not self.by_launcher
 
     @property
     def exit_code(self) -> int:
-        """What a shell would say: 128 + the signal's number for a killed process."""
+        """The exit code as a shell gives it: 128 + the signal's number for a killed process."""
         return 128 - self.code if self.code < 0 else self.code
 
 

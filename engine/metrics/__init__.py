@@ -1,1 +1,1 @@
-"""What a run does, for whoever watches it: counter pages, Prometheus, `enginerun top`, the summary at the end."""
+"""Metrics of a run: pages of counters, Prometheus, `enginerun top`, the summary at the end."""

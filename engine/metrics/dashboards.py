@@ -10,8 +10,8 @@ from pathlib import Path
 
 from .errors import MetricsError
 
-PLACE = "@DIRECTORY@"  # in a file: where the files are
-TARGETS = "runs"  # the directory that prometheus.yml looks into
+PLACE = "@DIRECTORY@"  # stands in a file for the directory of the files
+TARGETS = "runs"  # directory of file_sd files that prometheus.yml reads
 PARTS = ("dashboards", "prometheus.yml", "provisioning", "rules")
 
 

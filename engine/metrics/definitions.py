@@ -8,7 +8,7 @@ from typing import Literal
 from .knobs import GAUGES
 
 Kind = Literal["counter", "gauge", "histogram", "summary", "info"]
-COMMON = ("run", "rank")  # on every series of a rank
+COMMON = ("run", "rank")  # labels of every series of a rank
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,12 @@ class Metric:
     Attributes
     ----------
     name : str
-        As it is exported: counters end in `_total`, units are seconds and bytes.
+        Name as it is exported: counters end in `_total`, units are seconds and bytes.
     kind : str
     about : str
         One line, for the help text and the documentation.
     labels : tuple of str
-        Besides `run` and `rank`.
+        Labels besides `run` and `rank`.
     scope : str
         `rank`: of every rank; `leader`: of rank 0, about the whole job; `tuner`: of rank 0, while it tunes; `host`: of
         the endpoint, without the label `rank`.
@@ -168,8 +168,8 @@ _METRICS = (
 
 METRICS = {metric.name: metric for metric in _METRICS}
 SERIES = {series: metric for metric in _METRICS for series in metric.series}
-KNOBS = tuple(gauge.label for gauge in GAUGES)  # values of `name`
-ERRORS = ("mismatch", "died", "raised", "left", "stalled")  # values of `kind`
+KNOBS = tuple(gauge.label for gauge in GAUGES)  # values of the label `name`
+ERRORS = ("mismatch", "died", "raised", "left", "stalled")  # values of the label `kind`
 # Upper bounds of the exported buckets, in seconds: powers of two of a nanosecond, each the fourfold of the last.
 BUCKETS = tuple(2.0**power * 1e-9 for power in range(14, 34, 2))
 

@@ -1,4 +1,4 @@
-"""What keeps metrics from whoever is to see them."""
+"""The exception of metrics that cannot be published."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ class Gauge:
     ----------
     setting : Setting
     field : str
-        Of the page: bytes, nanoseconds, or the number of a word.
+        Field of the page: bytes, nanoseconds, or the number of a word.
     label : str
     per : float
-        The field has so many for one of the label's unit.
+        Units of the field in one unit of the label.
     """
 
     setting: Setting

@@ -17,11 +17,11 @@ from .page import PageError
 
 VARIABLE = "ENGINE_COUNTERS"  # the path of the page that the launcher has made for this rank
 
-_own: tuple[int, int] | None = None  # its descriptor, and the process that opened it
+_own: tuple[int, int] | None = None  # descriptor of the page, and the process that opened it
 
 
 def wanted(settings: Config) -> bool:
-    """Whether anybody wants this process to count."""
+    """Whether this process has been asked to count."""
     served = settings.metrics_port, settings.metrics_textfile, settings.metrics_file_sd
     return settings.metrics or any(each is not None for each in served)
 
@@ -74,7 +74,7 @@ def _runs(pid: int) -> bool:
 
 
 def begin(descriptor: int, rank: int, size: int, local_rank: int) -> dict[str, int]:
-    """What the page is to say about a rank that starts, by field.
+    """Fields of the page that a rank sets as it starts, by name.
 
     Parameters
     ----------

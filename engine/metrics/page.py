@@ -15,7 +15,7 @@ from functools import lru_cache
 from ..host import linux
 from .knobs import GAUGES
 
-NAME = "enginerun-counters"  # of the memory, in /proc/PID/fd
+NAME = "enginerun-counters"  # name of the memory, in /proc/PID/fd
 BYTES = 8192
 MAGIC = b"ENGCNTR1"
 VERSION = 1
@@ -41,7 +41,7 @@ class PageError(Exception):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a page said.
+    """The contents of a page.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ def _places(table: bytes) -> list[tuple[str, int, int]]:
 
 
 def word(words: tuple[str, ...], number: int) -> str:
-    """What a number in a page means."""
+    """The word for a number in a page."""
     return words[number] if number < len(words) else f"unknown ({number})"
 
 

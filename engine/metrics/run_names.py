@@ -1,4 +1,4 @@
-"""Names of runs, which their metrics carry."""
+"""Names of runs: the label `run` of their metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ranks of one host find each other and exchange descriptors.
+"""The rendezvous: ranks of one host find each other and exchange descriptors.
 
 Rank 0 makes the control segment and the arena, and listens on an abstract Unix socket, which leaves nothing behind.
 Both sides check that the other runs as the same user, and prove by HMAC over the other's nonce that they know the job's

@@ -28,7 +28,7 @@ KINDS = {kind.__name__: kind for kind in (RendezvousError, IncompatibleRanksErro
 
 @dataclass
 class Gathered:
-    """What every rank holds when all have come. The descriptors belong to the receiver."""
+    """The result of the rendezvous, on every rank. The descriptors belong to the receiver."""
 
     control: int
     arena: int

@@ -1,4 +1,4 @@
-"""What the collectives must know about a `torch.Tensor`."""
+"""The adapter of `torch.Tensor`: how the collectives read, write and make such tensors."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class Deltas:
         self._settings = options.prescale, options.postscale, process_set
         self._alone = size == 1 and options.prescale == options.postscale == 1.0
         self._parameters: list[torch.Tensor] = []
-        self._stepped: list[torch.Tensor] = []  # those that the step in progress may change
-        self._starts: dict[torch.Tensor, torch.Tensor] = {}  # what they were before it
+        self._stepped: list[torch.Tensor] = []  # parameters that the step in progress may change
+        self._starts: dict[torch.Tensor, torch.Tensor] = {}  # their values before it
         self.group = SimpleNamespace(passes=1)  # passes only add to the gradients: nobody has to count them
 
     def add(self, named: dict[str, torch.Tensor]) -> None:

@@ -50,12 +50,12 @@ def call_grouped(
 
 
 def _own_rows(total: torch.Tensor, rows: Sequence[int], shape: torch.Size, process_set: ProcessSet) -> torch.Tensor:
-    """What of a gathered tensor's gradient belongs to this rank's input, which had that shape."""
+    """The part of a gathered tensor's gradient that belongs to this rank's input, which had that shape."""
     return total[own_rows(rows, process_set)].reshape(shape)
 
 
 def _combined(gradient: torch.Tensor, mathematical: bool, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-    """What all ranks' outputs ask of a tensor that each of them was given: the sum over ranks, or Horovod's average."""
+    """The gradient of a tensor that all ranks' outputs depend on: their sum over ranks, or Horovod's average."""
     op = combining(mathematical)
     total = call(Allreduce, collectives.allreduce, _real(gradient), op, name, 1.0, 1.0, process_set, None)
     return torch.view_as_complex(total) if gradient.is_complex() else total

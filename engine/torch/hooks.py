@@ -1,4 +1,4 @@
-"""Gradient hooks of torch: what a `Reducer` has to know of autograd, of parameters and of their gradients."""
+"""The `Reducer` of torch: gradient hooks, the end of a backward pass, and memory for gradients."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from . import sparse
 from .adapter import check, tensor_over
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
-NO_PASS = -1  # what torch calls the pass that is running when there is none
+NO_PASS = -1  # torch's number of the running backward pass when there is none
 COMPILER = "torch._dynamo.compiled_autograd"
-COMPILING = "in_compiled_autograd_region", "compiled_autograd_enabled"  # of that module, by the version of torch
+COMPILING = "in_compiled_autograd_region", "compiled_autograd_enabled"  # by the version of torch
 COMPILED = (
     "DistributedOptimizer does not go with compiled autograd, which calls gradient hooks outside of a pass and "
     "goes on before gradients are reduced: leave out torch._dynamo.config.compiled_autograd and "

@@ -20,7 +20,7 @@ from .rivals import expect_no_rival
 
 
 class _Distributed(Distributed):
-    """What the class of a wrapped optimizer of torch has on top of its own."""
+    """Methods that wrapping adds to the class of an optimizer of torch."""
 
     _engine: _Wrapping
 
@@ -48,7 +48,7 @@ class _Distributed(Distributed):
 
 
 class _Wrapping(Wrapping):
-    """What a wrapped optimizer of torch remembers."""
+    """The state of a wrapped optimizer of torch."""
 
     broadcast = "engine.torch.broadcast_parameters(model.state_dict(), root_rank={root})"
 
@@ -204,7 +204,7 @@ def DistributedOptimizer(
 
 
 def _hooked_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What the class of a wrapped optimizer needs so that `step` calls hooks: nothing, or a `step` of its own.
+    """Additions to the class of a wrapped optimizer by which `step` calls hooks: none, or a `step` of its own.
 
     torch 2.2 takes the hooks out of the `step` of every class when something is compiled for the first time, and says
     that they are there.

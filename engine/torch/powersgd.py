@@ -17,10 +17,10 @@ DEPENDENT = 8
 
 @dataclass
 class _State:
-    """What is remembered of one parameter."""
+    """The state of one parameter."""
 
-    right: torch.Tensor  # [columns, rank]: the last right factor, equal on all ranks
-    error: torch.Tensor  # [rows, columns]: what this rank has not sent yet
+    right: torch.Tensor  # [columns, rank]: the last right factor; equal on all ranks
+    error: torch.Tensor  # [rows, columns]: error feedback, the part of this rank's gradients not sent yet
     random: torch.Generator  # equal on all ranks
 
 

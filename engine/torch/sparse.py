@@ -30,7 +30,7 @@ Parts = Sequence[tuple[memoryview, tuple[int, ...], int]]
 Fault = tuple[int, int, int]
 Brought = tuple[torch.Tensor, torch.Tensor, list[int], Fault | None]
 
-# What may be wrong with a tensor: as `FAULT_*` in engine_ext/shared/layout.h.
+# Faults of a sparse tensor: as `FAULT_*` in engine_ext/shared/layout.h.
 INDEX, ORDER = 1, 2
 
 
@@ -114,9 +114,9 @@ def start(
 
 
 def bring(tensor: torch.Tensor, op: Op, what: str) -> Brought:
-    """What a rank sends of a sparse tensor: indices (int64, a row for each value), values, shape, and what is wrong.
+    """The parts of a sparse tensor that a rank sends: indices (int64, a row for each value), values, shape, fault.
 
-    Where something is wrong there are no indices and values.
+    With a fault there are no indices and values.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def bring(tensor: torch.Tensor, op: Op, what: str) -> Brought:
 
 
 def fault_of(tensor: torch.Tensor) -> Fault | None:
-    """What is wrong with a `sparse_coo` tensor, as its first bad dimension or entry has it: kind, dimension and number.
+    """The fault of a `sparse_coo` tensor at its first bad dimension or entry: kind, dimension and number.
 
     That there are as many indices as values, and of how many dimensions, torch sees to itself.
     """
@@ -174,7 +174,7 @@ def fault_of(tensor: torch.Tensor) -> Fault | None:
 def add_up(
     parts: Parts, dtype: torch.dtype, shape: Sequence[int], op: Op, prescale: float = 1.0, postscale: float = 1.0
 ) -> torch.Tensor:
-    """The sum, or average, of what all ranks have brought.
+    """The sum, or average, of the entries of all ranks.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
         if len(described) < len(named):
             raise ValueError("broadcast_parameters: two entries have one name")
     except Exception as error:
-        announce(process_set, "allgather", None, error)  # That is what the others bring to compare.
+        announce(process_set, "allgather", None, error)  # The others submit an allgather here.
         raise
     objects.compare(described, "broadcast_parameters: the ranks do not hold the same model", None, process_set)
     handles = [broadcast_tensor(tensor, root_rank, None, process_set) for _, tensor in named]

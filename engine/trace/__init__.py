@@ -1,1 +1,1 @@
-"""What happened, written down: timelines, flight records, and `python -m engine.trace` to read them."""
+"""Records of a run: timelines, flight records, and `python -m engine.trace` to read them."""

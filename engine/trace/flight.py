@@ -67,11 +67,11 @@ def snapshot(engine: core.Engine, sets: dict[int, core.Engine], reason: str, tim
     Parameters
     ----------
     engine : core.Engine
-        The world's.
+        The world's engine.
     sets : dict of int to core.Engine
-        Those of the process sets that this rank is in, by number.
+        Engines of the process sets that this rank is in, by number.
     reason : str
-        Why it is written: `abort`, `stall` or `signal`.
+        Occasion of the record: `abort`, `stall` or `signal`.
     time : float
         Seconds since the epoch.
     """

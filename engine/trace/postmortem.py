@@ -11,15 +11,15 @@ from typing import Any
 
 from .. import readable
 
-OLD = 60.0  # seconds before the newest record: then it may speak of another failure
+OLD = 60.0  # age in seconds beside the newest record from which one may be of another failure
 PENDING_SHOWN = 8
-SETS_SHOWN = 8  # of a rank, those with the latest news
-STANDSTILL = 1.0  # seconds in an entry: before, it may just be going on
+SETS_SHOWN = 8  # most process sets shown of a rank: those with the latest news
+STANDSTILL = 1.0  # seconds in an entry from which a rank counts as standing still
 
 
 @dataclass
 class Failure:
-    """What one rank says of the world's end."""
+    """One rank's report of how the world ended."""
 
     reporter: int
     rank: int
@@ -53,7 +53,7 @@ class Flight:
         return self.history[-1] if self.history and self.history[-1]["ended"] is None else None
 
     def waiting(self, since: float) -> str:
-        """For how long since a monotonic time, in words; empty for a record that does not tell."""
+        """The time since a monotonic time, in words; empty if the record has none."""
         return "" if self.monotonic is None else f" for {self.monotonic - since:.1f} s"
 
 
@@ -212,7 +212,7 @@ def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str
 
 
 def missing_ranks(flights: dict[int, Flight]) -> dict[str, list[int]]:
-    """By name, in the order of how long it has waited: the ranks that have not brought it.
+    """By name, in the order of how long it has waited: the ranks that have not submitted it.
 
     A rank that knows who is missing says so. For a new name only the coordinator knows; then the ranks whose own
     records do not have it in flight are missing, as far as records agree in time.
@@ -253,7 +253,7 @@ def stuck_in_entry(flights: dict[int, Flight]) -> tuple[list[int], int, dict[str
 
 
 def _how(ranks: list[int], blamed: Failure | None, seconds: float) -> str:
-    """What became of the ranks that others wait for in an entry."""
+    """The fate of the ranks that others wait for in an entry."""
     if blamed is not None and blamed.rank in ranks:
         return {"died": "died", "raised": "failed", "left": "left"}.get(blamed.cause, "stopped")
     return "stopped" if seconds >= STANDSTILL else f"{'is' if len(ranks) == 1 else 'are'} the last"
@@ -294,7 +294,7 @@ def standstill(
         return Standstill(set(ranks), busy - set(ranks), line)
     missing = {name: ranks for name, ranks in missing_ranks(flights).items() if ranks}
     if missing:
-        # Of whoever is blamed, or what has waited longest: a rank may withhold a later tensor because it waits itself.
+        # Of whoever is blamed, or what has waited longest: a rank may lack a later tensor because it waits itself.
         name, ranks = next(
             ((name, ranks) for name, ranks in missing.items() if blamed is not None and blamed.rank in ranks),
             next(iter(missing.items())),
@@ -412,7 +412,7 @@ def _json(flight: Flight, absent: dict[str, list[int]]) -> dict[str, Any]:
 
 
 def _last(flight: Flight) -> str:
-    """What a rank has finished, and what it is in."""
+    """The entries that a rank has finished, and the one that it is in."""
     finished, current = flight.finished, flight.current
     text = "finished nothing" if finished is None else f"finished {entry_name(finished)}"
     if finished is not None and current is None:
@@ -423,7 +423,7 @@ def _last(flight: Flight) -> str:
 
 
 def _waits(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
-    """What a rank waits for, and from whom."""
+    """The tensors that a rank waits for, and the ranks that lack them."""
     lines = []
     for each in flight.pending[:PENDING_SHOWN]:
         ranks = absent.get(each["name"], [])

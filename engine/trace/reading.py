@@ -27,11 +27,11 @@ class Tensor:
     name : str
     entry : int
     submitted, ready, started, ended : float
-        Brought by this rank; brought by all; the entry begun here; the entry done here.
+        Submitted by this rank; submitted by all; the entry begun here; the entry done here.
     last : int or None
-        The rank that brought it last; None: not known.
+        The rank that submitted it last; None: not known.
     late : float
-        Seconds between the first rank and the last.
+        Seconds between the first rank's submission and the last's.
     nbytes : int
     kind : str
     """
@@ -63,7 +63,7 @@ class Entry:
 
 @dataclass
 class Recording:
-    """What one rank recorded, in the world or in a process set.
+    """The recording of one rank, in the world or in a process set.
 
     Attributes
     ----------

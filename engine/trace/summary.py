@@ -1,4 +1,4 @@
-"""What the timelines of a job tell: overlap, waiting, the rank and the tensors that the others wait for."""
+"""The summary of a job's timelines: overlap, waiting, the rank and the tensors that the others wait for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .timeline import among
 TENSORS = 10
 NAME = 34
 SETS_SHOWN = 8
-SELDOM = 8  # a name that comes less often than once in so many of the most frequent one belongs to no step
+SELDOM = 8  # a name that is less frequent than the most frequent one by this factor belongs to no step
 
 Interval = tuple[float, float]
 
@@ -208,7 +208,7 @@ def _cut(name: str, width: int) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What each rank did in one set, or in the world."""
+    """The table of ranks in one set, or in the world."""
     lines = ["rank    in entries       overlapped      callers waited       last with   others waited"]
     for row in rows:
         overlapped = "      -" if row["overlapped"] is None else f"{100 * row['overlapped']:5.1f} %"

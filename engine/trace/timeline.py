@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _P = TypeVar("_P")
 
 VERSION = 2
-RATE = 8000  # lines a second that a rank writes in the mean, at most: about 0.5 % of a processor
-BURST = 5.0  # seconds whose lines may be written at once, at first
+RATE = 8000  # most lines a second that a rank writes on average: about 0.5 % of a processor
+BURST = 5.0  # seconds' worth of lines that may be written at once, at first
 PERIOD = 0.1  # seconds between two looks
 RESERVE = 1 << 16  # bytes of the limit for totals and the end
-TOTALS_EVERY = 1.0  # seconds, at first
+TOTALS_EVERY = 1.0  # seconds between two lines of totals, at first
 PATIENCE = 10.0  # seconds that the end waits for a disk
 PAGE = 4096
-LINE = 150  # bytes, about
+LINE = 150  # bytes of a line, about
 HEAD, SET, TOTALS = "engine_timeline", "engine_process_set", "engine_totals"  # beside the name of a process
 SETS = 1000  # rank 2 is the process 2 of the trace, and in process set 3 it is 3002
 ROWS = {1: "steps", 2: "callers waiting", 3: "entries", 4: "fuse", 5: "reduce", 6: "unpack", 7: "cycles"}  # tracer.pyx
@@ -82,7 +82,7 @@ class _Track:
 
     @property
     def title(self) -> str:
-        """What the viewer calls it."""
+        """The name that the viewer shows."""
         return f"rank {self.rank}" + (f" {among(self.ranks, self.number)}" if self.number else "")
 
 
@@ -97,7 +97,7 @@ class Timeline:
     limit : int
         Bytes that the file may grow to.
     mark_cycles : bool
-        Show when each batch was closed.
+        Mark when each batch closes.
 
     Raises
     ------
@@ -234,7 +234,7 @@ class Timeline:
         self._totals(track)
 
     def _write(self, action: Callable[[_P], None], what: _P) -> None:
-        """What cannot be written ends the timeline, not the program."""
+        """Write to the file; an error ends the timeline, not the program."""
         if self._failed:
             return
         try:
@@ -258,7 +258,7 @@ class Timeline:
         self._put(("," if self._offset else "[") + json.dumps(event, separators=(",", ":")) + "\n")
 
     def _tell(self, track: _Track, key: str, told: dict[str, Any]) -> None:
-        """What `engine.trace` wants to know goes with the name: viewers complain of metadata that they do not know."""
+        """Write the event that names a process, with data for `engine.trace`: viewers complain of unknown events."""
         self._event(track, "process_name", {"name": track.title, key: told})
 
     def _name(self, track: _Track) -> None:
@@ -277,7 +277,7 @@ class Timeline:
 
 
 def _boot() -> str:
-    """What tells whether two files share a clock."""
+    """A text that is equal for files that share a clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,1 +1,1 @@
-"""Tuning while training, on rank 0: measuring and turning knobs. What to try next a process of its own says."""
+"""Tuning while training, on rank 0: steps are measured, and knobs turned, as the tuner's process proposes."""

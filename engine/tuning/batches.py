@@ -1,4 +1,4 @@
-"""What the tuner's model of the transport is fitted to: batches of late, and how long a step's tensors took to come."""
+"""Data to which the tuner fits its model of the transport: recent batches, and their spread over a step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 def traffic(history: Iterable[Mapping[str, Any]], ends: Sequence[float]) -> dict[str, Any]:
-    """Batches and steps that have been seen.
+    """Sizes and times of recent batches, and the spread of batches over a step.
 
     Parameters
     ----------
     history : iterable of dict
-        As `core.Engine.history` gives it.
+        The entries that `core.Engine.history` gives.
     ends : sequence of float
-        When steps have ended, in seconds of the same clock, ascending.
+        Times at which steps ended, in seconds of the same clock, ascending.
 
     Returns
     -------

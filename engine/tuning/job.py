@@ -1,4 +1,4 @@
-"""What a job is known by, so that what is found for it is found again: what it reduces in a step, and how it runs."""
+"""The identity of a job, by which results are found again: what it reduces in a step, and how it runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from .. import __version__
 
-SELDOM = 8  # what is reduced less often than once in so many steps is not of a step: an average for people, a check
-UNNAMED = re.compile(r"[a-z]+\.noname\.\d+")  # the next of 256 names; which of them are in use is chance
-DIGITS = 16  # of a signature
+SELDOM = 8  # a tensor reduced in less than one of so many steps is no part of a step: a logged average, a check
+UNNAMED = re.compile(r"[a-z]+\.noname\.\d+")  # one of 256 names that operations without a name take in turn
+DIGITS = 16  # hexadecimal digits of a signature
 
 
 def job(reduced: Mapping[str, Any], size: int, cpus: int, held: Mapping[str, Any]) -> dict[str, Any]:
@@ -21,14 +21,14 @@ def job(reduced: Mapping[str, Any], size: int, cpus: int, held: Mapping[str, Any
 
 
 def model(definitions: Iterable[Mapping[str, Any]], steps: int) -> dict[str, Any] | None:
-    """What a job reduces in a step, whatever its names, their order, its scales and its ranks.
+    """The tensors that a job reduces in a step, whatever their names, order, scales and ranks.
 
     Parameters
     ----------
     definitions : iterable of dict
-        As `core.Engine.definitions` gives them.
+        The operations that `core.Engine.definitions` gives.
     steps : int
-        That have ended so far.
+        Number of steps that have ended so far.
 
     Returns
     -------

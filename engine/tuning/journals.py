@@ -1,4 +1,4 @@
-"""Logs of searches, as `init` is given them: where one goes, and what one has decided for."""
+"""Logs of searches that `init` is given: the one to write, and the one whose knobs are taken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from .knobs import KNOBS, Knobs, misfit, within
 from .process import program
 
-READING = 60.0  # seconds for the knobs of a log
+READING = 60.0  # seconds that reading the knobs of a log may take
 
 
 def check_log(path: Path) -> None:
@@ -31,7 +31,7 @@ def check_log(path: Path) -> None:
 
 
 def knobs_of(log: Path) -> Knobs:
-    """The knobs that a log has decided for, numbers moved into the ranges of a search.
+    """The knobs that a search has chosen, by its log; numbers are moved into the ranges of a search.
 
     Raises
     ------

@@ -15,7 +15,7 @@ Knobs = dict[str, Any]
 
 
 def axis(setting: Setting) -> dict[str, Any]:
-    """A knob as the tuner describes it (autotune/space.py): where it may search, if not over all that it may be."""
+    """A knob as the tuner describes it (autotune/space.py): its search range, or else its whole range."""
     form, knob = setting.parse, setting.knob or Knob()
     if isinstance(form, Words):
         return {"kind": "Choice", "values": list(knob.words or form.words)}
@@ -46,7 +46,7 @@ def words(knobs: Mapping[str, Any]) -> str:
 
 
 def misfit(name: str, value: Any) -> str:
-    """What the value of a knob has to be, if this is of another kind. Empty: it is of that kind, in range or not."""
+    """The kind that a knob's value must have, if this one has another; empty: it has that kind, in range or not."""
     values = KNOBS[name].get("values")
     if values is not None:
         return "" if value in values else f"one of {', '.join(values)}"

@@ -1,4 +1,4 @@
-"""What a job is to be scored by, from what it does before the first trial.
+"""Choose what a job is scored by, from what it does before the first trial.
 
 Steps of a `DistributedOptimizer` over all ranks, if there are any: of several optimizers those of the rarest, so that a
 whole alternation is one step. Else the traffic: the time from one end of a tensor to its next, if tensors recur in
@@ -16,14 +16,14 @@ from ..native import core
 from .job import UNNAMED
 from .steps import STEPPED, TRAFFIC, Mark, Score, Steps
 
-ACTIVE = 25  # looks in which tensors have passed, and no step has ended: then it is the traffic
-OFTEN = 8  # times that a tensor has passed, to be one that recurs
-SHARE = 0.1  # of the bytes, that the rarest tensors have at least, to be part of what recurs
-PERIODS = 40  # to see whether they are regular
-PAUSES = 0.05  # of the periods, which may be as long as they like
-UNEVEN = 1.3  # mean of the others over their median, at most
-SHORTEST = 0.005  # seconds of a sample: of shorter periods it has several
-HEARD = 32  # times the steps that are needed: marks that are remembered
+ACTIVE = 25  # looks with tensors and without the end of a step after which the traffic is scored
+OFTEN = 8  # times that a tensor has been reduced before it counts as one that recurs
+SHARE = 0.1  # least share of the bytes that the rarest recurring tensors have together
+PERIODS = 40  # periods by which regularity is judged
+PAUSES = 0.05  # share of the periods that may have any length: pauses
+UNEVEN = 1.3  # largest mean of the other periods over their median
+SHORTEST = 0.005  # least seconds of a sample: it takes several periods where they are shorter
+REMEMBERED = 32  # marks that are remembered, for each step that is needed
 
 
 def rarest(marks: Sequence[Mark], needed: int) -> int | None:
@@ -84,10 +84,10 @@ class Listener:
     Parameters
     ----------
     engine : core.Engine
-        Of rank 0.
+        The engine of rank 0.
     steps : Steps
     needed : int
-        Steps of one optimizer, or periods, that are to pass at least.
+        Fewest steps of one optimizer, or periods, to listen to.
     """
 
     def __init__(self, engine: core.Engine, steps: Steps, needed: int) -> None:
@@ -96,10 +96,10 @@ class Listener:
         self._needed = max(needed, STEPPED)
         self._heard: list[Mark] = []
         self._tensors = engine.counters()["tensors"]
-        self._active = 0  # looks in which tensors have passed, and no step has ended
-        self._began = self._window = 0  # tensors before these looks, and of one
+        self._active = 0  # looks in a row with tensors and without the end of a step
+        self._began = self._window = 0  # tensors counted before those looks, and in the last one
         self._anchor: str | None = None
-        self._passed = 0  # ends of the anchor before they were marked
+        self._passed = 0  # ends of the anchor tensor before marks were made of them
         self._ends: list[int] = []
 
     def steps(self, score: Score) -> int:
@@ -114,10 +114,10 @@ class Listener:
         return not self._heard and self._anchor is None
 
     def look(self) -> Score | None:
-        """Look at what is new; what to score by, if that is known. To be called a few times a second."""
+        """Look at new marks, a few times a second. Returns what to score by, once that is known."""
         marks = self._steps.marks()
         stepped = [mark for mark in marks if mark.source != TRAFFIC]
-        self._heard = (self._heard + stepped)[-HEARD * self._needed :]
+        self._heard = (self._heard + stepped)[-REMEMBERED * self._needed :]
         source = rarest(self._heard, self._needed)
         if source is not None:
             self._engine.mark_traffic()

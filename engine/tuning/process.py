@@ -1,4 +1,4 @@
-"""The tuner's process, seen from rank 0: started, asked, and ended. It is a program of its own (`autotune.daemon`).
+"""The tuner's process as rank 0 starts, asks and ends it: a program of its own (`autotune.daemon`).
 
 They talk over a socket pair of which the process inherits one end, so nobody else can connect and nothing is left in
 the file system. A packet is a message: an object of JSON with the protocol's `version` and a `type`.
@@ -23,7 +23,7 @@ from ..host.patience import Patience
 
 VERSION = 2
 LIMIT = 1 << 16  # bytes of a message
-ENDING = 1.0  # seconds for it to end by itself
+ENDING = 1.0  # seconds that the process has to end by itself before it is killed
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 SECRET = "ENGINE_SECRET"
 BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -56,7 +56,7 @@ class TunerProcess:
 
     def __init__(self) -> None:
         try:
-            self._output = linux.memfd_create("autotune")  # what it says as it dies
+            self._output = linux.memfd_create("autotune")  # stderr of the process: its last words
         except OSError as error:
             raise TunerError(
                 f"the tuner's process cannot be started: {linux.refusal('memfd_create', error)}"
@@ -84,7 +84,7 @@ class TunerProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The number of the process."""
         return self._process.pid
 
     def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:

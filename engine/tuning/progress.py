@@ -1,4 +1,4 @@
-"""What the page of counters tells of the tuner: phase, trials, changes, scores."""
+"""The tuner's fields on the page of counters: phase, trials, changes, scores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..native import core
 
 
 class Progress:
-    """Of one job's tuning, over all its searches.
+    """Counts of one job's tuning, over all its searches.
 
     Parameters
     ----------
     engine : core.Engine
-        Of rank 0.
+        The engine of rank 0.
     """
 
     def __init__(self, engine: core.Engine) -> None:

@@ -1,4 +1,4 @@
-"""What a trial is measured by: what lies between two marks of one source."""
+"""Samples of a trial: the time between two marks of one source."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..native import core
 
 TRAFFIC = -1  # source of the marks that no optimizer makes
 GIB = 1 << 30
-OTHERS = 64  # steps of other optimizers without one of the scored, after which that is over
-STEPPED = 12  # steps of an optimizer that show that there is one
+OTHERS = 64  # steps of other optimizers in a row after which the scored optimizer counts as gone
+STEPPED = 12  # steps after which an optimizer counts as one that trains
 
 
 class Changed(Exception):
@@ -30,20 +30,20 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """What a sample is.
+    """The meaning of a sample.
 
     Attributes
     ----------
     unit : str
-        For logs: "seconds per step", "seconds per period", "busy seconds per GiB".
+        Unit as logs name it: "seconds per step", "seconds per period", "busy seconds per GiB".
     subject, spent : str
-        For people: `subject` takes less `spent`.
+        Words for messages: `subject` takes less `spent`.
     source : int
-        An optimizer's number, or `TRAFFIC`.
+        The optimizer's number, or `TRAFFIC`.
     every : int
-        Periods from mark to mark.
+        Number of periods from mark to mark.
     busy : bool
-        A sample is not time, but busy time per byte.
+        Whether a sample is busy time per byte, instead of time.
     """
 
     unit: str = "seconds per step"
@@ -55,8 +55,8 @@ class Score:
 
 
 class Sample(NamedTuple):
-    """Between two marks: a value in the score's unit, the knob version under which all of it ran (None: it has changed
-    in between), and the share of the time for which rank 0's callers were blocked in the engine."""
+    """The time between two marks: its value in the score's unit, the knob version under which all of it ran (None: the
+    version changed), and the share of it for which rank 0's callers were blocked in the engine."""
 
     value: float
     version: int | None
@@ -64,7 +64,7 @@ class Sample(NamedTuple):
 
 
 class Steps:
-    """Marks, as they come."""
+    """Reads marks of rank 0 as they come, and makes samples of them."""
 
     def __init__(self, engine: core.Engine) -> None:
         engine.record_steps()
@@ -74,7 +74,7 @@ class Steps:
         self._others = 0
         self._taken = 0
         self.score = Score()
-        self.before = 0  # steps that had ended when they began to be scored
+        self.before = 0  # steps that had ended before the first sample
 
     def follow(self, score: Score, before: int = 0) -> None:
         """Take samples by this score, from the next mark on."""
@@ -82,7 +82,7 @@ class Steps:
         self.score, self.before, self._last, self._others = score, before, None, 0
 
     def marks(self) -> list[Mark]:
-        """What is new."""
+        """Marks that are new since the last call."""
         first, marks = self._engine.steps(self._next)
         if first != self._next:
             self._last = None  # some are no longer remembered

@@ -1,4 +1,4 @@
-"""Tuning, on rank 0: steps are measured here, knobs are turned here; what to try next the tuner's process says.
+"""The loop of trials on rank 0: turns the knobs that the tuner's process proposes, and measures steps under them.
 
 A daemon thread, made by `Tuning.start` and ended by `stop`, sleeps but for a look five times a second at the steps that
 have ended. Between trials, and whenever the tuner is gone, the best known setting is in force.
@@ -27,14 +27,14 @@ from .progress import Progress
 from .steps import Changed, Sample, Score, Steps
 
 PERIOD = 0.2  # seconds between two looks while searching
-WATCH = 10.0  # seconds between two looks after that
-OBSERVED = 20  # steps of a look after that, at most
+WATCH = 10.0  # seconds between two looks after the search
+OBSERVED = 20  # most steps that a look after the search reports
 SETTLING = 2  # steps after a change that are not measured
-MOST = 256  # steps that a trial is measured by
-ABORT_AFTER = 3  # steps
-STARTING = 60.0  # seconds for the process to start, which imports scipy
-ANSWERING = 20.0  # seconds for an answer; the process has a low priority
-IDLE = 60.0  # seconds without anything to tune by, after which that is said
+MOST = 256  # most steps by which a trial is measured
+ABORT_AFTER = 3  # steps after which a slow trial can be cut short
+STARTING = 60.0  # seconds that the process may take to start: it imports scipy
+ANSWERING = 20.0  # seconds that an answer may take: the process has a low priority
+IDLE = 60.0  # seconds without anything to score after which a warning says so
 
 
 class _Ended(Exception):
@@ -47,16 +47,16 @@ class Tuning:
     Parameters
     ----------
     engine : core.Engine
-        Of rank 0.
+        The engine of rank 0.
     settings : Config
     held : collection of str
         Knobs that are not turned: the user has chosen them.
     cpus : sequence of int
-        Where the tuner's process may run.
+        CPUs on which the tuner's process may run.
     first : mapping
         Knobs to try right after the default; those that it lacks are the default's.
     about : mapping
-        What the log is to say about the job.
+        Facts about the job, for the log.
     sets : Registry, optional
         The world's process sets, which have knobs of their own.
     """
@@ -87,12 +87,12 @@ class Tuning:
         self._steps = Steps(engine)
         self._progress = Progress(engine)
         self._process: TunerProcess | None = None
-        self._turning = threading.Lock()  # knobs, and that this is over
+        self._turning = threading.Lock()  # held while knobs are turned, and while the search is ended
         self._ending = threading.Event()
         self._progress.enter("waiting")
-        self._state = "before the first trial"  # what the job's end would end; empty: nothing
+        self._state = "before the first trial"  # for a warning if the job ends now; empty: there is no search
         self._trials = 0
-        self._concluded: tuple[Knobs, bool] | None = None  # what was said last, and whether the search rests
+        self._concluded: tuple[Knobs, bool] | None = None  # knobs of the last decision, and whether the search rests
         self._thread = threading.Thread(target=self._run, name="engine-tuning", daemon=True)
 
     @property
@@ -120,7 +120,7 @@ class Tuning:
             logger.warning("autotune: the job ended %s; %s %s", unfinished, known, words(self._best))
 
     def leave_knobs(self) -> None:
-        """The program turns the knobs itself from now on."""
+        """End the search because the program turns the knobs itself."""
         self._end()
         self._progress.enter("left")
         if self._state:
@@ -144,12 +144,12 @@ class Tuning:
         except _Ended:
             return
         except EngineError:
-            self._state = ""  # the world has ended, which others say
+            self._state = ""  # others report the end of the world
         except TunerError as error:
             self._give_up(error)
 
     def _give_up(self, error: TunerError) -> None:
-        """Training goes on."""
+        """Deploy the best setting so far and end the search; training goes on."""
         try:
             self._turn(self._best)
         except (_Ended, EngineError):
@@ -159,7 +159,7 @@ class Tuning:
         logger.error("autotune: %s; training goes on with %s", error, words(self._best))
 
     def _survey(self) -> None:
-        """Take up the knobs of which only tensors tell whether they matter."""
+        """Add knobs to the space that matter only for some tensors (compression), once such tensors were reduced."""
         self._space = space_of(self._engine, self._held)
         new = {
             name: value for name, value in self._engine.knobs().items() if name in self._space.keys() - self._default
@@ -170,7 +170,7 @@ class Tuning:
         self._first = [known] if known != self._default else []
 
     def _begin_anew(self, change: Changed) -> None:
-        """What was measured so far cannot be compared with what comes."""
+        """Begin a new search: steps are scored in another way from now on."""
         logger.warning("autotune: from now on %s: the search begins anew", change)
         self._first = [self._best] if self._best != self._default else self._first
         self._best, self._state, self._trials, self._concluded = self._default, "before the first trial", 0, None
@@ -219,7 +219,7 @@ class Tuning:
                 answer = self._ask(tuner, ANSWERING, type="observe", samples=watched, steps=passed)
 
     def _traffic(self, score: Score) -> dict[str, Any] | None:
-        """What a model of the transport is fitted to; None if samples are not seconds of a step, or a period."""
+        """Data for the model of the transport; None if a sample is not the seconds of one step or period."""
         if score.busy or score.every > 1 or "bytes" not in self._about:
             return None
         _, marks = self._engine.steps(0)
@@ -264,7 +264,7 @@ class Tuning:
         return answer
 
     def _listen(self, steps: int) -> Score:
-        """Let the first steps pass: buffers are allocated, the processor's clock changes. What to score by."""
+        """Let the warm-up pass, in which buffers are allocated and clocks change, and choose what to score."""
         listener, began, told = Listener(self._engine, self._steps, steps), time.monotonic(), False
         while (score := listener.look()) is None:
             self._sleep(PERIOD)
@@ -275,7 +275,7 @@ class Tuning:
         return score
 
     def _nothing(self) -> str:
-        """Why there is nothing to tune by yet."""
+        """The warning that nothing can be scored yet, with the reason."""
         if self._sets is not None and self._sets.crowd > 1:
             return (
                 f"no step over all ranks has ended in the first {IDLE:g} s. Process sets, which this job has, are not "
@@ -322,7 +322,7 @@ class Tuning:
         return samples[: max(needed, MOST)], "ok"
 
     def _observe(self) -> list[float]:
-        """Seconds of steps of late under the setting that is deployed; of slow steps as many looks' as it takes."""
+        """Durations of recent steps under the deployed setting. Waits until there are enough."""
         samples: list[float] = []
         while len(samples) < ABORT_AFTER:
             self._sleep(WATCH)
@@ -356,7 +356,7 @@ class Tuning:
         return knobs
 
     def _turn(self, knobs: Knobs) -> None:
-        """Deploy a setting, on every rank from some entry on."""
+        """Put a setting into force: every rank uses it from the same entry of the schedule on."""
         with self._turning:
             if self._ending.is_set():
                 raise _Ended

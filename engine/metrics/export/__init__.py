@@ -1,1 +1,1 @@
-"""A job's metrics for others: an endpoint, files, and the collector that reads every rank's page."""
+"""Export of a job's metrics: an endpoint, files, and the collector that reads every rank's page."""

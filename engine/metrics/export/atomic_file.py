@@ -15,7 +15,7 @@ def replace(path: Path, content: bytes) -> None:
     Parameters
     ----------
     path : Path
-        What it was before is overwritten.
+        The file; earlier content is overwritten.
     content : bytes
 
     Raises

@@ -44,7 +44,7 @@ class RankReading:
     ----------
     rank : int
     up : bool
-        Its process runs.
+        Whether its process runs.
     snapshot : Snapshot or None
         None until its engine has started.
     offset : float
@@ -99,7 +99,7 @@ class Exporter(Collector):
     members : sequence of Member
         Its ranks.
     say : callable
-        Told once of each page that cannot be read.
+        Called once for each page that cannot be read.
     active : callable
         Whether the job runs.
     """
@@ -214,7 +214,7 @@ def _number(field: str, unit: float = 1.0) -> Reader:
 
 
 def _known(field: str, unit: float) -> Reader:
-    """The same, where 0 means that there is nothing yet."""
+    """A field of one word in which 0 means that there is no value yet."""
     return lambda _, snapshot: [((), (snapshot[field] / unit,))] if snapshot[field] else []
 
 

@@ -1,4 +1,4 @@
-"""How Prometheus finds an endpoint: http_sd and file_sd, one document for both."""
+"""Discovery of an endpoint by Prometheus: http_sd and file_sd, one document for both."""
 
 from __future__ import annotations
 

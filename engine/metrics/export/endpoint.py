@@ -29,13 +29,13 @@ from typing import Any
 from ..errors import MetricsError
 from . import discovery
 
-PORTS = 50  # that are tried after the one asked for
+PORTS = 50  # ports that are tried after the one asked for
 CONNECTIONS = 16
 LIFETIME = 10.0  # seconds in which a request must have come, and in which its answer must have gone
-LONGEST_REQUEST = 1 << 20  # bytes
-PAUSE = 0.1  # seconds, when no connection can be taken
+LONGEST_REQUEST = 1 << 20  # most bytes of a refused request that are read
+PAUSE = 0.1  # seconds before the next try, when no connection can be taken
 STOP_LIMIT = 1.0
-ANSWER_LIMIT = 0.3  # seconds that an answer may take after the end
+ANSWER_LIMIT = 0.3  # seconds that an answer may still take after `stop`
 LOOK = 0.005
 BUSY = (
     b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\nRetry-After: 1\r\n\r\n503 too many connections\n"
@@ -98,7 +98,7 @@ class Endpoint:
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """Number of open connections."""
         return len(self._server.open)
 
     def start(self) -> None:

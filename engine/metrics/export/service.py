@@ -1,4 +1,4 @@
-"""What tells the world outside about a run's metrics: an endpoint, a file that points to it, a textfile."""
+"""The service that publishes a run's metrics: an endpoint, a file that points to it, a textfile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was asked for.
+    """The settings of a run's service.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Wanted:
 
     @classmethod
     def by(cls, settings: Config, command: Sequence[str]) -> Self:
-        """What the settings ask for, of a run of a command."""
+        """The settings that concern the service, for a run of a command."""
         name = settings.run_name
         return cls(
             run=default_name(command, os.getpid()) if name is None else clean_name(name),

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import MetricsError
 from . import atomic_file
 
-PERIOD = 15.0  # seconds
+PERIOD = 15.0  # seconds between two writes
 STOP_LIMIT = 2.0
 
 
@@ -21,9 +21,9 @@ class Textfile:
     path : Path
         `*.prom`: node_exporter reads no others.
     text : callable
-        Gives the whole content.
+        Returns the whole content.
     say : callable
-        Told once of what keeps it from writing.
+        Called once with the reason if it cannot write.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What to change after a run: rules over its figures, each with a condition of its own. Pure."""
+"""Advice after a run: rules over its figures, each with a condition of its own. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .rates import Page
 from .summary import FEW_STEPS, Figures, Run, figures, lines
 
 MUCH = 0.10  # share of the time from which communication is worth a change
-MOSTLY = 0.5  # share of the batches
+MOSTLY = 0.5  # share of the batches from which most are meant
 SMALL_BATCH = 4 << 20  # bytes of an allreduce, below which its latency counts
-MANY_MISSES = 0.2  # of the submissions; in a steady job only first uses of a name are
+MANY_MISSES = 0.2  # share of submissions by full request; in a steady job only first uses of a name are
 
 
 def report(pages: Mapping[int, Page], run: Run) -> list[str]:

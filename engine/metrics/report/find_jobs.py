@@ -326,7 +326,7 @@ def _launcher_of(variables: Mapping[str, str]) -> int | None:
 
 
 def _key(owner: Process, variables: Mapping[str, str], page: Page) -> str:
-    """What the ranks of a job have in common that no launcher of ours has started."""
+    """A text that is equal for the ranks of a job that another launcher has started."""
     if isinstance(page, Snapshot) and page["size"] == 1:
         return f"process {owner.pid}"
     names = ("ENGINE_JOB",) if variables.get("ENGINE_JOB") else JOBS

@@ -1,4 +1,4 @@
-"""What a page says, as people read it."""
+"""Contents of a page in words: knobs, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _knob(gauge: Gauge, value: int) -> str:
 
 
 def failure(page: Snapshot) -> str:
-    """What a failed rank's page says about the cause: `rank 2 died`."""
+    """The cause of a failure, by a failed rank's page: `rank 2 died`."""
     who = f"rank {page['culprit'] - 1}" if page["culprit"] else "a rank"
     verbs = dict(zip(CAUSES, ("failed", "died", "raised an error", "left", "stood still"), strict=True))
     return f"{who} {verbs[CAUSES[page['cause']]] if page['cause'] < len(CAUSES) else 'failed'}"

@@ -1,4 +1,4 @@
-"""What happened between two readings of a job's pages. Pure."""
+"""Rates between two readings of a job's pages. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNTERS = (
 )
 # Who is a straggler: later than the first rank by this much in the mean, and by this much more than the other ranks.
 LATE_SECONDS = 1e-3
-LATE_SHARE = 0.05  # of a step
+LATE_SHARE = 0.05  # lateness as a share of a step
 LATE_TIMES = 2.0
 
 
@@ -42,7 +42,7 @@ class JobReading:
 
 @dataclass(frozen=True)
 class Rates:
-    """What one rank did between two readings.
+    """The rates of one rank between two readings.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What an expert would want to know at the end of a run: figures from the ranks' pages, as ten lines. Pure."""
+"""The summary of a run: figures from the ranks' pages, as ten lines. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..page import ALGORITHMS, DURATIONS, OPERATIONS, PHASES, REASONS, PageError
 from . import page_words
 from .rates import Page, straggler
 
-FEW_STEPS = 20  # of fewer, the first ones are too large a part to advise by
+FEW_STEPS = 20  # below this many steps there is no advice: the first ones weigh too much
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the launcher knows of a run.
+    """The launcher's facts about a run.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the pages of a run say. Times are in seconds, shares from 0 to 1, and None what they do not say.
+    """Figures of a run, from its pages. Times are in seconds, shares from 0 to 1; None: not known.
 
     Attributes
     ----------
@@ -332,7 +332,7 @@ def _knobs(told: Figures) -> str:
 
 
 def _tuner(told: Figures) -> str:
-    """What it found. The knobs in force are its best once it watches; while it searches, they may be a trial's."""
+    """The tuner's result. The knobs in force are its best once it watches; while it searches, they may be a trial's."""
     scores = ""
     if told.best_score and told.default_score:
         gain = 1 - told.best_score / told.default_score

@@ -1,4 +1,4 @@
-"""What `enginerun top` shows of a job: a head, a row for each rank, what is wrong, the tuner. Draws with rich."""
+"""The screen of `enginerun top`: a head, a row for each rank, warnings, the tuner. Draws with rich."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NONE = "-"
 
 @dataclass(frozen=True)
 class Frame:
-    """What is to be shown.
+    """The figures to show.
 
     Attributes
     ----------
@@ -174,7 +174,7 @@ def _packed(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _notes(frame: Frame) -> list[str]:
-    """What is wrong, a line for each thing; ranks with the same in one."""
+    """Warnings, in a line each; ranks with the same warning share one."""
     found: dict[str, list[int]] = {}
     for rank, page in frame.reading.pages.items():
         state = frame.state(rank)
