@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("engine", "engine_ext", "tools", "tests/verify", "meson.build", "LICENSE")
+PACKAGES = re.findall(r"^subdir\('(\w+)'\)", (ROOT / "meson.build").read_text(), re.MULTILINE)
+SOURCES = (*PACKAGES, "tools", "tests/verify", "meson.build", "LICENSE")
 PART = 250  # schedules of one process
 
 
