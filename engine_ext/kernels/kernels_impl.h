@@ -9,6 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/kernels_numbers.h"
+#include "platform/fences.h"
 
 #if defined(__clang__)
 #define NO_CARRY _Pragma("clang loop vectorize(assume_safety)")
@@ -281,7 +282,7 @@ static inline void stream_line(char *dst, const char *src) { /* dst is aligned t
 #endif
 }
 
-/* Without the fence. Lines that are not whole are written through the cache. */
+/* Without its end. Lines that are not whole are written through the cache. */
 static void stream(void *dst, const void *src, size_t bytes) {
   char *d = dst;
   const char *s = src;
@@ -296,16 +297,16 @@ static void stream(void *dst, const void *src, size_t bytes) {
   memcpy(d + at, s + at, bytes - at);
 }
 
-static void stream_fence(void) { _mm_sfence(); }
+static void stream_end(void) { stream_fence(FENCE_STREAM); }
 #else
 /* No portable streaming store: cached ones are correct everywhere. */
 static void stream(void *dst, const void *src, size_t bytes) { copy(dst, src, bytes); }
-static void stream_fence(void) {}
+static void stream_end(void) {}
 #endif
 
 static void copy_streaming(void *dst, const void *src, size_t bytes) {
   stream(dst, src, bytes);
-  stream_fence();
+  stream_end();
 }
 
 /* ---- whole reductions ------------------------------------------------------------------------------------------------------ */
@@ -406,7 +407,7 @@ static void reduce(const engine_reduction *r, const void *const *sources, void *
       else copy(other, result, m * type->size);
     }
   }
-  if (r->streaming && r->copies > 1) stream_fence();
+  if (r->streaming && r->copies > 1) stream_end();
 }
 
 static void pack(int dtype, int tensor, double prescale, int streaming, void *dst, const void *src, size_t n) {
@@ -427,7 +428,7 @@ static void pack(int dtype, int tensor, double prescale, int streaming, void *ds
     scale(scaled, (const char *)src + at * wide, prescale, m);
     stream((char *)dst + at * size, scaled, m * size);
   }
-  stream_fence();
+  stream_end();
 }
 
 #include "kernels/kernels_adasum.h"

@@ -6,6 +6,8 @@
 #ifndef ENGINE_PLATFORM_ATOMICS_H
 #define ENGINE_PLATFORM_ATOMICS_H
 
+#include "fences.h"
+
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -42,30 +44,6 @@ static inline void store_pointer(void **p, void *v) { __atomic_store_n(p, v, __A
 static inline void *swap_pointer(void **p, void *v) { return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL); }
 static inline int cas_pointer(void **p, void *old, void *v) {
   return __atomic_compare_exchange_n(p, &old, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-}
-
-/* Orders this thread's earlier stores before its later loads: the two sides of "announce, then look" (docs/architecture/protocol.md, I8).
- * Each use has a name, so that a build can leave one out: tests/verify/mutate.py shows which of them a test would miss. */
-enum {
-  FENCE_WAKE = 1,        /* news published, before the look for sleepers */
-  FENCE_STAGE = 2,       /* the same, for the stages of an entry */
-  FENCE_SUBMIT = 3,      /* the same, for a submission */
-  FENCE_ENGINE = 4,      /* the engine thread's sleep announced, before the look for news */
-  FENCE_CALLER = 5,      /* a caller's sleep announced, before the look for news */
-  FENCE_ROLE = 6,        /* the engine thread's role given up, before the look for waiters */
-  FENCE_GIVE_BACK = 7,   /* a caller's role given back, before the look for news and waiters */
-  FENCE_WAITER = 8,      /* counted as a waiter, before the look at the role */
-  FENCE_DONE = 9,        /* operations completed, before the look for waiters */
-  FENCE_TAKE = 10        /* the engine thread's door read, before the look at the role */
-};
-#ifndef ENGINE_WITHOUT_FENCE
-#define ENGINE_WITHOUT_FENCE 0
-#endif
-static inline void full_fence(int name) {
-  if (name == ENGINE_WITHOUT_FENCE)
-    __atomic_signal_fence(__ATOMIC_SEQ_CST);
-  else
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
 static inline void spin_pause(void) {

@@ -50,7 +50,7 @@ static inline void patience_last(const patience *p, uint64_t *at, uint64_t *seen
     turn = __atomic_load_n(&p->turn, __ATOMIC_ACQUIRE);         /* pairs with patience_look */
     *at = __atomic_load_n(&p->look[turn & 1].at, __ATOMIC_RELAXED);
     *seen = __atomic_load_n(&p->look[turn & 1].seen, __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);                    /* the look before the turn is read again */
+    acquire_fence(FENCE_LOOK);                                  /* the look before the turn is read again */
   } while (__atomic_load_n(&p->turn, __ATOMIC_RELAXED) != turn);
 }
 
@@ -73,7 +73,7 @@ static inline uint64_t patience_look(patience *p) {
     age = age_ns(now, at);
     if (age != 0) {
       next = p->turn + 1;
-      __atomic_thread_fence(__ATOMIC_RELEASE);  /* the turn before these words: who reads one of them sees that it was over */
+      release_fence(FENCE_TURN);                /* the turn before these words: who reads one of them sees that it was over */
       __atomic_store_n(&p->look[next & 1].at, age <= p->step ? now : now + p->step, __ATOMIC_RELAXED);
       __atomic_store_n(&p->look[next & 1].seen, age <= p->step ? seen + age : seen, __ATOMIC_RELAXED);
       __atomic_store_n(&p->turn, next, __ATOMIC_RELEASE);               /* pairs with patience_last: both words are in place */

@@ -3,15 +3,17 @@
 A thread is a list of steps, made by `Code`. What a model decides is which value a load returns:
 
 `Stores` (total store order, x86)
-    A store waits in its thread's buffer until it reaches memory, at any later time. A thread sees its own stores at
-    once. Fences and locked instructions wait until the buffer is empty.
+    A store waits in its thread's buffer until it reaches memory, at any later time, and those past the caches in any
+    order. A thread sees its own stores at once. Full fences and locked instructions wait until the buffer is empty,
+    `sfence` likewise; release and acquire fences are no instructions.
 
 `Views` (C11 without load buffering; weaker than any processor on whose account a release or an acquire is written)
     Every store to a word stays readable by a thread until the thread knows of a later one. What a thread knows is its
     *view*: one position in the history of each word. A release store carries the view of its thread, an acquire load
     takes it over; relaxed ones do so only through fences. Sequentially consistent fences are totally ordered: each
     takes over what the one before it knew. Loads of different words, and loads behind a store, therefore return values
-    in any order that release, acquire and fences do not forbid.
+    in any order that release, acquire and fences do not forbid. Stores past the caches are like others: no processor
+    but x86 is given them.
     After Kang et al., A promising semantics for relaxed-memory concurrency (POPL 2017), without promises.
 
 The kernel compares a futex word in memory with what the caller expects and puts it to sleep in one step.
@@ -24,6 +26,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
+FENCE_KINDS = ("full", "release", "acquire", "stream")
 Registers = dict[str, int]
 Value = int | Callable[[Registers], int]
 
@@ -39,6 +42,7 @@ class Step:
     expected: Value = 0
     ordered: bool = False
     target: str = ""
+    fence: str = ""
 
 
 @dataclass
@@ -72,6 +76,10 @@ class Code:
         if word not in self.constant:
             self.steps.append(Step("store", word, value=value, ordered=release))
 
+    def stream(self, word: str, value: Value) -> None:
+        """A store past the caches."""
+        self.steps.append(Step("stream", word, value=value))
+
     def add(self, word: str, value: int) -> None:
         """Acquire and release, as every read-modify-write of the engine."""
         self.steps.append(Step("add", word, value=value))
@@ -87,10 +95,11 @@ class Code:
         """Compare and swap, polled until it succeeds."""
         self.steps.append(Step("take", word, value=value, expected=expected))
 
-    def fence(self, name: str) -> None:
-        """Sequentially consistent, unless the mutant leaves it out."""
+    def fence(self, name: str, kind: str = "full") -> None:
+        """One of `FENCE_KINDS`, unless the mutant leaves it out."""
+        assert kind in FENCE_KINDS
         if name not in self.without:
-            self.steps.append(Step("fence"))
+            self.steps.append(Step("fence", fence=kind))
 
     def futex_wait(self, word: str, expected: Value) -> None:
         self.steps.append(Step("wait", word, expected=expected))
@@ -153,7 +162,8 @@ class Memory(Protocol):
     ) -> Iterator[tuple[Any, bool]]:
         """Read and write in one step; `change` gives None where it does not write."""
 
-    def fence(self, memory: Any, thread: int) -> Iterator[Any]: ...
+    def stream(self, memory: Any, thread: int, word: int, value: int) -> Any: ...
+    def fence(self, memory: Any, thread: int, kind: str) -> Iterator[Any]: ...
     def seen_by_kernel(self, memory: Any, thread: int, word: int) -> tuple[Any, int]: ...
     def ended(self, memory: Any, thread: int) -> Any: ...
 
@@ -172,13 +182,17 @@ class Stores:
     def background(self, memory: Any) -> Iterator[Any]:
         words, buffers = memory
         for thread, buffer in enumerate(buffers):
-            if buffer:
-                word, value = buffer[0]
-                yield _with(words, word, value), _with(buffers, thread, buffer[1:])
+            waiting = set()  # words of the stores before
+            ordinary = False  # whether one of them goes through the caches
+            for at, (word, value, streamed) in enumerate(buffer):
+                if word not in waiting and not (ordinary and not streamed):
+                    yield _with(words, word, value), _with(buffers, thread, (*buffer[:at], *buffer[at + 1 :]))
+                waiting.add(word)
+                ordinary = ordinary or not streamed
 
     def load(self, memory: Any, thread: int, word: int, ordered: bool) -> Iterator[tuple[Any, int]]:
         words, buffers = memory
-        for stored, value in reversed(buffers[thread]):
+        for stored, value, _ in reversed(buffers[thread]):
             if stored == word:
                 yield memory, value
                 return
@@ -186,7 +200,11 @@ class Stores:
 
     def store(self, memory: Any, thread: int, word: int, value: int, ordered: bool) -> Any:
         words, buffers = memory
-        return words, _with(buffers, thread, (*buffers[thread], (word, value)))
+        return words, _with(buffers, thread, (*buffers[thread], (word, value, False)))
+
+    def stream(self, memory: Any, thread: int, word: int, value: int) -> Any:
+        words, buffers = memory
+        return words, _with(buffers, thread, (*buffers[thread], (word, value, True)))
 
     def modify(
         self, memory: Any, thread: int, word: int, change: Callable[[int], int | None]
@@ -196,8 +214,8 @@ class Stores:
             value = change(words[word])
             yield (memory, False) if value is None else ((_with(words, word, value), buffers), True)
 
-    def fence(self, memory: Any, thread: int) -> Iterator[Any]:
-        if not memory[1][thread]:
+    def fence(self, memory: Any, thread: int, kind: str) -> Iterator[Any]:
+        if kind in ("release", "acquire") or not memory[1][thread]:
             yield memory
 
     def seen_by_kernel(self, memory: Any, thread: int, word: int) -> tuple[Any, int]:
@@ -254,10 +272,19 @@ class Views:
             elif time == last:
                 yield self.store(self._read(memory, thread, word, time, True)[0], thread, word, value, True), True
 
-    def fence(self, memory: Any, thread: int) -> Iterator[Any]:
+    def stream(self, memory: Any, thread: int, word: int, value: int) -> Any:
+        return self.store(memory, thread, word, value, False)
+
+    def fence(self, memory: Any, thread: int, kind: str) -> Iterator[Any]:
         histories, threads, fence = memory
-        known = _join(threads[thread][1], fence)
-        yield self._compact(histories, _with(threads, thread, (known, known, known)), known)
+        now, acquired, released = threads[thread]
+        if kind == "full":
+            fence = now = acquired = released = _join(acquired, fence)
+        elif kind == "release":
+            released = now
+        elif kind == "acquire":
+            now = acquired
+        yield self._compact(histories, _with(threads, thread, (now, acquired, released)), fence)
 
     def seen_by_kernel(self, memory: Any, thread: int, word: int) -> tuple[Any, int]:
         histories, threads, fence = memory
@@ -502,9 +529,11 @@ class Explorer:
             for after, done in model.modify(memory, thread, word, lambda old: value if old == expected else None):
                 if done:
                     yield f"swaps {expected} for {value} in", after, None, False
+        elif step.kind == "stream":
+            yield f"streams {value} to", model.stream(memory, thread, word, value), None, False
         elif step.kind == "fence":
-            for after in model.fence(memory, thread):
-                yield "fence", after, None, False
+            for after in model.fence(memory, thread, step.fence):
+                yield f"{step.fence} fence", after, None, False
         elif step.kind == "wait":
             after, now = model.seen_by_kernel(memory, thread, word)
             yield "need not sleep on", after, None, now == expected

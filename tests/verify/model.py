@@ -547,9 +547,70 @@ def stop_waiter(without: frozenset[str]) -> Scenario:
     )
 
 
+def clock(without: frozenset[str]) -> Scenario:
+    """A thread looks at the process's clock twice, while another asks for the last look (platform/clock.h)."""
+    looking, asking = Thread(without), Thread(without)
+    for turn in (1, 2):  # patience_look
+        looking.fence("TURN", "release")
+        looking.store(f"at{turn % 2}", turn)
+        looking.store(f"seen{turn % 2}", turn)
+        looking.store("turn", turn, release=True)
+    again = asking.fresh()  # patience_last
+    asking.label(again)
+    asking.load("turn", "turn", acquire=True)
+    odd, read = asking.fresh(), asking.fresh()
+    asking.jump_if(lambda r: r["turn"] % 2, odd)
+    asking.load("at", "at0")
+    asking.load("seen", "seen0")
+    asking.jump(read)
+    asking.label(odd)
+    asking.load("at", "at1")
+    asking.load("seen", "seen1")
+    asking.label(read)
+    asking.fence("LOOK", "acquire")
+    asking.load("after", "turn")
+    asking.jump_if(lambda r: r["after"] != r["turn"], again)
+    asking.store("got", lambda r: 10 * r["at"] + r["seen"])
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "" if words["got"] % 11 == 0 else "the two words are not of one look"
+
+    words = {"turn": 0, "at0": 0, "seen0": 0, "at1": 0, "seen1": 0, "got": 0}
+    return Scenario(words, [Program.of("looking", looking), Program.of("asking", asking)], judge)
+
+
+def streamed(without: frozenset[str]) -> Scenario:
+    """A rank packs one slot after the other past the caches and publishes each; another reads what is published."""
+    packing, reading = Thread(without), Thread(without)
+    words = {"packed": 0, "missing": 0}
+    for chunk in (1, 2, 3):
+        for part in ("a", "b"):  # kernels_impl.h: pack
+            words[f"slot{chunk}{part}"] = 0
+            packing.stream(f"slot{chunk}{part}", 1)
+        packing.fence("STREAM", "stream")
+        packing.store("packed", chunk, release=True)  # shm.pyx: publish
+    out = reading.fresh()
+    reading.load("passed", "packed", acquire=True)
+    for chunk in (1, 2, 3):
+        reading.jump_if(lambda r, chunk=chunk: r["passed"] < chunk, out)
+        for part in ("a", "b"):
+            reading.load("there", f"slot{chunk}{part}")
+            reading.let("missing", lambda r: r["missing"] + 1 - r["there"])
+    reading.label(out)
+    reading.store("missing", lambda r: r["missing"])
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "a rank reads a slot before what was packed is there" if words["missing"] else ""
+
+    return Scenario(words, [Program.of("packing", packing), Program.of("reading", reading)], judge)
+
+
 SCENARIOS: dict[str, Callable[[frozenset[str]], Scenario]] = {
     scenario.__name__: scenario
-    for scenario in (entries, call, give_back, two_waiters, role, stages, submissions, cycle, stop, stop_waiter)
+    for scenario in (
+        *(entries, call, give_back, two_waiters, role, stages, submissions, cycle, stop, stop_waiter),
+        *(clock, streamed),
+    )
 }
 # What a mutant leaves out, and the scenarios that have to find it, under one of the memory models at least.
 FENCES = {
@@ -563,6 +624,9 @@ FENCES = {
     "WAITER": ("two_waiters", "role"),
     "DONE": ("stop_waiter",),
     "TAKE": ("give_back",),
+    "TURN": ("clock",),
+    "LOOK": ("clock",),
+    "STREAM": ("streamed",),
 }
 RULES = {
     "LOOK_ENGINE": ("entries", "stages", "submissions"),  # the pass after the announcement

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from ..ranks import ROOT
 from . import model, mutate
 
 
@@ -22,3 +25,17 @@ def test_the_model_misses_what_a_mutant_leaves_out(mutant: str) -> None:
 
 def test_every_fence_of_the_engine_has_a_mutant() -> None:
     assert set(mutate.fences()) == set(model.FENCES)
+
+
+def test_every_fence_of_the_engine_has_a_name() -> None:
+    """All are in fences.h, each is used, and each number is told apart from the others."""
+    used, nameless = set(), []
+    for path in sorted((ROOT / "engine_ext").rglob("*.*")):
+        if path.suffix in (".pyx", ".pxd", ".h", ".c") and path.name != "fences.h":
+            text = path.read_text()
+            used |= set(re.findall(r"_fence\(FENCE_(\w+)\)", text))
+            made = re.findall(r"\w*fence\((?!FENCE_|int name)|\b[lms]fence\b|__sync_synchronize|\bd[ms]b\b", text)
+            nameless += [f"{path.relative_to(ROOT)}: {fence}" for fence in made]
+    assert nameless == []
+    assert used == set(mutate.fences())
+    assert len(set(mutate.fences().values())) == len(mutate.fences())
