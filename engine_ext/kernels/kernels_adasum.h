@@ -42,11 +42,11 @@ static void narrow_from_f64(int dtype, void *dst, const f64 *wide, size_t n) {
   if (dtype == ENGINE_BFLOAT16) finish_bf16(dst, single, 1, 1, n);
 }
 
-/* lanes[k] += a * row k of b. Several rows in one pass: their additions do not wait for one another. */
+/* totals[k] += a * row k of b. Several rows in one pass: their additions do not wait for one another. */
 static inline __attribute__((always_inline)) void add_rows(
-    double *lanes, const f64 *a, const f64 *b, size_t stride, int rows, size_t n) {
+    double *totals, const f64 *a, const f64 *b, size_t stride, int rows, size_t n) {
   octet sums[ROWS_AT_ONCE], x, y;
-  memcpy(sums, lanes, (size_t)rows * sizeof(octet));
+  memcpy(sums, totals, (size_t)rows * sizeof(octet));
   for (size_t i = 0; i < n; i += OCTET) {
     memcpy(&x, a + i, sizeof x);
     for (int k = 0; k < rows; k++) {
@@ -54,17 +54,17 @@ static inline __attribute__((always_inline)) void add_rows(
       sums[k] += x * y;
     }
   }
-  memcpy(lanes, sums, (size_t)rows * sizeof(octet));
+  memcpy(totals, sums, (size_t)rows * sizeof(octet));
 }
 
-static void inner(int dtype, double *lanes, const void *const *rows, int count, size_t n) {
+static void inner(int dtype, double *totals, const void *const *rows, int count, size_t n) {
   _Alignas(64) f64 wide[WIDE];
   size_t element = ENGINE_KERNELS.types[dtype].size;
   size_t most = (size_t)(WIDE / count / OCTET * OCTET);
   if (most > WIDE_ROW) most = WIDE_ROW;
   for (size_t at = 0; at < n; at += most) {
     size_t m = n - at < most ? n - at : most, whole = (m + OCTET - 1) / OCTET * OCTET;
-    double *pair = lanes;
+    double *pair = totals;
     for (int r = 0; r < count; r++) {
       widen_to_f64(dtype, wide + (size_t)r * most, (const char *)rows[r] + at * element, m);
       for (size_t i = m; i < whole; i++) wide[(size_t)r * most + i] = 0;
