@@ -9,7 +9,7 @@ from .adapters import Adapter, adapter_of
 from .compression import resolve
 from .errors import ArgumentError
 from .failures import announce
-from .native import core, memory
+from .native import handles, memory
 from .process_sets import ProcessSet, global_process_set
 from .types import Average, Op
 
@@ -19,7 +19,7 @@ class Handle:
 
     __slots__ = ("_fetch", "_native", "_result")
 
-    def __init__(self, native: core.Handle, result: Any, fetch: Callable[[Any], Any] | None) -> None:
+    def __init__(self, native: handles.Handle, result: Any, fetch: Callable[[Any], Any] | None) -> None:
         self._native = native
         self._result = result
         self._fetch = fetch
@@ -523,13 +523,13 @@ def _scatter(
     return _result(native, adapter, sent, output, own, context)
 
 
-def _result(native: core.Handle, adapter: Adapter, sent: Any, output: Any, own: Any, context: Any) -> Handle:
+def _result(native: handles.Handle, adapter: Adapter, sent: Any, output: Any, own: Any, context: Any) -> Handle:
     """The handle of an operation with a new result, which `own` still has to decompress if there is one."""
     handle = Handle(native, output, lambda output: adapter.result(sent, output))
     return handle if own is None else handle.then(lambda result: own.decompress(result, context))
 
 
-def _in_place(native: core.Handle, adapter: Adapter, tensor: Any, target: Any) -> Handle:
+def _in_place(native: handles.Handle, adapter: Adapter, tensor: Any, target: Any) -> Handle:
     if target is tensor:
         return Handle(native, tensor, None)
     return Handle(native, target, lambda target: _stored(adapter, tensor, target))

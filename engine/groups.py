@@ -9,7 +9,7 @@ from .adapters import adapter_of
 from .collectives import Handle, number_of, share_of
 from .compression import resolve
 from .failures import announce
-from .native import core
+from .native import handles
 from .process_sets import ProcessSet, global_process_set
 from .types import Average
 
@@ -306,7 +306,7 @@ def _compressed(tensors: Sequence[Any], own: Any) -> tuple[Sequence[Any], list[A
 
 
 def _results(
-    native: core.Handle, adapters: list[Any], sent: Sequence[Any], outputs: list[Any], own: Any, contexts: list[Any]
+    native: handles.Handle, adapters: list[Any], sent: Sequence[Any], outputs: list[Any], own: Any, contexts: list[Any]
 ) -> Handle:
     """The handle of an operation with new results, which `own` still has to decompress if there is one."""
 

@@ -21,8 +21,8 @@ def _how_to_build(cause: ImportError) -> str:
 
 try:
     from engine_ext import core, setup, tracer
-    from engine_ext.bindings import gradients, memory
+    from engine_ext.bindings import gradients, handles, memory
 except ImportError as cause:
     raise ImportError(_how_to_build(cause)) from cause
 
-__all__ = ["core", "gradients", "memory", "setup", "tracer"]
+__all__ = ["core", "gradients", "handles", "memory", "setup", "tracer"]

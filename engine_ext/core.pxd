@@ -1,22 +1,9 @@
 from libc.stdint cimport uint64_t
 
+from engine_ext.bindings.handles cimport Handle
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
 from engine_ext.shared.counters cimport counters_page
-
-cdef class Engine
-
-cdef class Handle:
-    cdef Op* op
-    cdef Engine engine
-    cdef readonly str name
-    cdef readonly object output
-    cdef object memory
-    cdef tuple rows
-    cdef list parts                 # of an allgather of a group
-    cdef int waiting                # threads in wait()
-
-    cdef int conclude(self, Op* op) except -1
 
 cdef class Engine:
     cdef State* state
@@ -35,6 +22,5 @@ cdef class Engine:
     cdef list shared                # this rank's parts of the arena
 
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset) except -1
-    cdef int count_into(self, int page) except -1
     cdef Handle start(self, Op* op, object name, bint blocking, object output)
-    cdef void leave_world(self) noexcept
+    cdef int agree(self, str name, uint64_t size) except -1

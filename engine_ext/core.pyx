@@ -1,4 +1,4 @@
-"""Engine and Handle: the one owner of native state, and the border to Python.
+"""Engine: the one owner of native state, and the border to Python.
 
 What a call brings, how it is brought, waited for and refused is in bindings/: functions of the native state, as are those that
 tell of it (snapshots.pyx).
@@ -14,121 +14,53 @@ from engine_ext.bindings.collectives cimport (
     allgather_group_op, allgather_op, allreduce_op, alltoall_op, barrier_op, broadcast_op, reduce_group_op, reducescatter_op,
     size_barrier_op,
 )
-from engine_ext.bindings.failed_calls cimport catch_up, fail_call, release
-from engine_ext.bindings.groups cimport group_parts
+from engine_ext.bindings.counting cimport count, map_page, tell
+from engine_ext.bindings.failed_calls cimport fail_call
+from engine_ext.bindings.handles cimport Handle, begin
 from engine_ext.bindings.marking cimport mark_step, mark_traffic, record_steps
-from engine_ext.bindings.memory cimport Part, take_memory
-from engine_ext.bindings.ownership cimport abandon, bury
-from engine_ext.bindings.refusals cimport disagreement, expect_open, refuse, world_error
-from engine_ext.bindings.submit cimport TICK_NS, submit
-from engine_ext.bindings.waiting cimport wait_for, wait_for_joins
+from engine_ext.bindings.memory cimport Part, grow_arena, map_region, part_of
+from engine_ext.bindings.ownership cimport bury
+from engine_ext.bindings.refusals cimport expect_open, world_error
+from engine_ext.bindings.submit cimport TICK_NS
+from engine_ext.bindings.waiting cimport wait_for_joins
 from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
 from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait
 from engine_ext.control.execute cimport raise_event
-from engine_ext.control.step_marks cimport marks_close
 from engine_ext.control.monitor cimport monitor_wait
-from engine_ext.control.overlap cimport Overlap
+from engine_ext.control.process_sets cimport process_set_enter, process_set_leave
 from engine_ext.control.stall cimport stall_open
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State
+from engine_ext.control.step_marks cimport marks_close
 from engine_ext.control.table cimport table_close, table_open
 from engine_ext.control.trace cimport trace_close
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.kernels.kernels cimport engine_kernels_get
 from engine_ext.knobs cimport knobs_of, knobs_with, set_knobs
-from engine_ext.snapshots cimport counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
-from engine_ext.operations.op cimport OP_DONE, Op, free_op
-from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns, store32_release, store_relaxed
+from engine_ext.operations.op cimport Op
+from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns, store32_release
 from engine_ext.platform.clock cimport age_ns, patience_at, patience_look, seconds_ns
 from engine_ext.platform.posix cimport (
     MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PAGE, PROT_READ, PROT_WRITE, close as close_descriptor, madvise,
-    mmap, munmap, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+    mmap, munmap, pthread_mutex_destroy, pthread_mutex_init,
 )
 from engine_ext.setup cimport kernel_level
-from engine_ext.shared.counters cimport (
-    COUNTED_ENDED, COUNTED_RUNNING, counters_map, counters_page, counters_put, counters_unmap,
-)
+from engine_ext.shared.counters cimport counters_end, counters_unmap
 from engine_ext.shared.layout cimport (
-    CAUSE_RAISED, COORDINATOR, KIND_ALLREDUCE, KIND_BARRIER, KIND_REDUCESCATTER, Status, engine_knobs, segment_bytes,
+    CAUSE_RAISED, COORDINATOR, KIND_ALLREDUCE, KIND_REDUCESCATTER, Status, engine_knobs, segment_bytes,
 )
-from engine_ext.shared.segment cimport abort_world, segment_append, segment_map, segment_unmap, segment_within, wake_others
-from engine_ext.transport.arena cimport (
-    Arena, arena_close, arena_forked, arena_grow, arena_map, arena_open, arena_populate_own, arena_populate_share,
+from engine_ext.shared.segment cimport (
+    abort_world, segment_append, segment_discard, segment_map, segment_unmap, segment_within, wake_others,
 )
+from engine_ext.snapshots cimport counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
+from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
 from engine_ext.transport.shm cimport shared_memory_open
 
 from engine_ext.errors import EngineError, IncompatibleRanksError
-
-cdef extern from "<fcntl.h>" nogil:
-    enum: FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
-    int fallocate(int fd, int mode, long offset, long length)
 
 cdef extern from "<sys/eventfd.h>" nogil:
     enum: EFD_CLOEXEC, EFD_NONBLOCK
     int eventfd(unsigned int initial, int flags)
 
-
-cdef class Handle:
-    """One submitted operation."""
-
-    def __dealloc__(self):
-        if self.op != NULL:
-            abandon(self.op)
-            self.op = NULL
-
-    @property
-    def done(self):
-        return self.op == NULL or load32_acquire(&self.op.flags) & OP_DONE != 0
-
-    @property
-    def gathered(self):
-        if self.memory is None:
-            raise EngineError(f"'{self.name}' has nothing gathered: call wait() first")
-        return memoryview(self.memory), self.rows
-
-    @property
-    def gathered_group(self):
-        if self.parts is None:
-            raise EngineError(f"'{self.name}' has no group gathered: call wait() first")
-        return self.parts
-
-    def wait(self):
-        """Drive the engine until the operation is done; raise what went wrong with it."""
-        cdef Op* op = self.op
-        if op == NULL:
-            return
-        self.waiting += 1           # threads in here: the last one to leave with success lets go of the operation
-        try:
-            wait_for(self.engine.state, op, True)
-            self.conclude(op)
-        finally:
-            self.waiting -= 1
-        if self.waiting == 0:
-            self.op = NULL
-            free_op(op)
-
-    cdef int conclude(self, Op* op) except -1:
-        """The operation is done: take what it brought, or raise what went wrong."""
-        cdef State* e = self.engine.state
-        cdef int status = op.status
-        cdef str text
-        if status == Status.MISMATCH or status == Status.FAILED_CALL:
-            if status == Status.FAILED_CALL and op.meta.root > 0:
-                release(e, op.meta.root - 1, op)
-            text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
-            raise disagreement(status, f"'{self.name}'", text)
-        if status != Status.OK:
-            refuse(e, status, self.name)
-        if op.memory != NULL and op.meta.group:
-            self.parts = self.parts or group_parts(op.memory, op.row_counts, e.segment.size, op.meta.group)
-        elif op.memory != NULL:
-            self.rows = tuple([op.row_counts[r] for r in range(e.segment.size)])
-            self.memory = take_memory(op)
-        elif op.meta.kind == KIND_BARRIER and op.rows:      # others, of the engine's own, agree on a size there
-            catch_up(e, op.meta.dims)
-        return 0
-
-
-# ---- the engine ----------------------------------------------------------------------------------------------------
 
 @cython.no_gc_clear                  # __dealloc__ needs the world
 cdef class Engine:
@@ -177,7 +109,7 @@ cdef class Engine:
         madvise(e.alive, PAGE, MADV_WIPEONFORK)
         e.alive[0] = 1
         if world is None and self.settings["counters"] >= 0:
-            self.count_into(self.settings["counters"])
+            self.page = e.counters_page = map_page(self.settings["counters"])
         memset(&knobs, 0, sizeof(engine_knobs))
         e.wanted = e.seen = knobs = knobs_with(knobs, self.settings["knobs"])
         e.fusion_threshold = knobs.fusion_threshold
@@ -212,41 +144,15 @@ cdef class Engine:
         if status:
             raise OSError(status, "cannot start the engine thread")
         if world is not None:
-            pthread_mutex_lock(&e.world.lock)
-            e.beside, e.world.sets = e.world.sets, e
-            pthread_mutex_unlock(&e.world.lock)
-        return 0
-
-    cdef int count_into(self, int page) except -1:
-        """Count into the memory of a descriptor, which stays the caller's."""
-        cdef int status = counters_map(page, &self.page)
-        if status == -EPROTO:
-            raise IncompatibleRanksError("the page of counters is of another layout than this build's")
-        if status < 0:
-            raise OSError(-status, "cannot map the page of counters")
-        self.state.counters_page = self.page
+            process_set_enter(e)
         return 0
 
     def count(self, bint on):
-        """For benchmarks: count, or do not for a while. Nothing is in flight, and there are no process sets."""
-        cdef State* e = self.state
-        cdef counters_page* page = self.page if on else NULL
         expect_open(self.state)
-        pthread_mutex_lock(&e.lock)
-        e.counters_page = e.coordinator.counters_page = page
-        memset(&e.overlap, 0, sizeof(Overlap))
-        pthread_mutex_unlock(&e.lock)
-        if self.rank == COORDINATOR:
-            store32_release(&e.segment.coordinator.recording, page != NULL)
+        count(self.state, self.page if on else NULL)
 
     def tell(self, **fields):
-        cdef bytes name
-        if self.page == NULL:
-            return
-        for word, value in fields.items():
-            name = word.encode()
-            if counters_put(self.page, name, <uint64_t>value) < 0:
-                raise ValueError(f"{word} is no field of one word on the page of counters")
+        tell(self.page, fields)
 
     def form(self, tuple numbers):
         """An engine for some ranks of the world, among themselves; None on the others. Collective over the world."""
@@ -264,7 +170,7 @@ cdef class Engine:
             status = segment_append(&e.segment, self.control, offset, <int>len(numbers))
         if status < 0:
             raise OSError(-status, f"cannot make the control segment of a process set of {len(numbers)} ranks")
-        self.start(size_barrier_op(<uint64_t>len(numbers)), f"engine.form.{self.formed}", True, None).wait()
+        self.agree(f"engine.form.{self.formed}", <uint64_t>len(numbers))
         if self.rank in numbers:
             part = Engine.__new__(Engine)
             part.settings = self.settings
@@ -278,7 +184,7 @@ cdef class Engine:
             return
         if e.alive != NULL and e.alive[0] == 1:     # not in a forked child: there nothing of this is ours
             if not self.state.closed and e.segment.header != NULL:
-                self.leave_world()
+                process_set_leave(e)
                 driver_stop(e)
             arena_close(&e.arena)
             if e.segment.header != NULL:
@@ -312,10 +218,12 @@ cdef class Engine:
 
     cdef Handle start(self, Op* op, object name, bint blocking, object output):
         """Bring an operation under `name`, or the next of the unnamed. With `blocking`, wait up to a tick for it."""
-        cdef Handle handle = Handle.__new__(Handle)
-        handle.engine, handle.output, handle.op = self, output, op
-        handle.name = submit(self.state, op, name, blocking)
-        return handle
+        return begin(self, self.state, op, name, blocking, output)
+
+    cdef int agree(self, str name, uint64_t size) except -1:
+        """Wait until every rank has come here, with the same size."""
+        self.start(size_barrier_op(size), name, True, None).wait()
+        return 0
 
     # ---- collectives
 
@@ -385,7 +293,7 @@ cdef class Engine:
         cdef Arena* arena = &self.state.arena
         cdef Part part
         cdef str name
-        cdef int status = 0, region
+        cdef int region
         expect_open(self.state)
         if self.world is not None:
             raise EngineError("tensors are shared by all ranks of the world, not by a process set")
@@ -393,22 +301,15 @@ cdef class Engine:
             raise ValueError("a shared region has at least one byte")
         # The coordinator's rank makes the file long enough before it brings the barrier, so every rank finds it so after.
         if self.rank == COORDINATOR:
-            status = arena_grow(arena, nbytes)
-            if status < 0:
-                raise OSError(-status, f"cannot allocate {nbytes} shared bytes for each of {self.size} ranks")
+            grow_arena(arena, nbytes)
         self.regions += 1
         name = f"engine.share.{self.regions}"
-        self.start(size_barrier_op(nbytes), name, True, None).wait()
-        region = arena_map(arena, nbytes)
-        if region < 0:
-            raise OSError(-region, f"cannot map {nbytes} shared bytes of each of {self.size} ranks")
-        with nogil:
-            arena_populate_own(arena, region)
-        self.start(size_barrier_op(nbytes), name, True, None).wait()
+        self.agree(name, nbytes)
+        region = map_region(arena, nbytes)
+        self.agree(name, nbytes)
         with nogil:
             arena_populate_share(arena, region)
-        part = Part.__new__(Part)
-        part.base, part.nbytes = arena.regions[region].bases[self.rank], nbytes
+        part = part_of(arena, region, nbytes)
         self.shared.append(part)
         return memoryview(part)
 
@@ -506,8 +407,8 @@ cdef class Engine:
                 PyErr_CheckSignals()
         finally:
             self.state.closed = True
-            self.leave_world()
             with nogil:
+                process_set_leave(e)
                 driver_stop(e)
             # After the last chunk that this rank passes; pairs with the acquire of whoever needs this rank, and of monitors.
             store32_release(&e.segment.mine.left, 1)
@@ -516,10 +417,8 @@ cdef class Engine:
                 (<Part>part).detached = True
             arena_close(&e.arena)
             self.shared = []
-            if self.world is None and e.counters_page != NULL and load_relaxed(e.counters_page.state) == COUNTED_RUNNING:
-                store_relaxed(e.counters_page.state, COUNTED_ENDED)
-                store_relaxed(e.counters_page.stalled, 0)
             if self.world is None:
+                counters_end(e.counters_page)
                 raise_event(e, EVENT_CLOSED)
                 close_descriptor(self.control)
                 self.control = -1
@@ -528,17 +427,4 @@ cdef class Engine:
     def reclaim(self):
         """Give back the memory of a process set that all its members have closed. One of them does it."""
         if self.world is not None and self.state.closed and not self.world.state.closed:
-            fallocate(self.world.control, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <long>self.offset,
-                      <long>segment_bytes(<uint32_t>self.size))
-
-    cdef void leave_world(self) noexcept:
-        """A process set that ends is not to be woken with its world."""
-        cdef State** link = &self.state.world.sets
-        if self.world is None:
-            return
-        pthread_mutex_lock(&self.state.world.lock)
-        while link[0] != NULL and link[0] != self.state:
-            link = &link[0].beside
-        if link[0] != NULL:
-            link[0] = self.state.beside
-        pthread_mutex_unlock(&self.state.world.lock)
+            segment_discard(self.world.control, self.offset, self.size)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .. import logs
 from ..adapters import adapter_of
 from ..errors import EngineError, NotInitializedError, UnsupportedTensorError
-from ..native import core, memory
+from ..native import handles, memory
 from ..process_sets import ProcessSet
 
 
@@ -42,7 +42,7 @@ class FirstStep:
         self._ranks = process_set.ranks
         self._first = process_set.rank() == 0
         self._joins = self._engine.joins
-        self._handle: core.Handle | None = None
+        self._handle: handles.Handle | None = None
         self._sums: NDArray[np.int64] = np.empty(0, np.int64)
         self._names: list[str] = []
 

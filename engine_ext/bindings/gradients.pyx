@@ -251,13 +251,12 @@ cdef class GradientHook:
     cdef int raise_error(self) except -1:
         """The operation is finished: raise what went wrong with it."""
         cdef Op* op = self.op
-        cdef str text
         self.flying = False
         if op.status == Status.MISMATCH or op.status == Status.FAILED_CALL:
-            text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
+            error = disagreement(op, f"the gradient of '{self.label}'")
             free(op.text)
             op.text = NULL
-            raise disagreement(op.status, f"the gradient of '{self.label}'", text)
+            raise error
         if op.status != Status.OK and op.status != Status.ABSENT:
             refuse(self.engine.state, op.status, self.label)
         return 0

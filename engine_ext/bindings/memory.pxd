@@ -1,6 +1,7 @@
 from libc.stdint cimport uint64_t
 
 from engine_ext.operations.op cimport Op
+from engine_ext.transport.arena cimport Arena
 
 cdef class Memory:
     cdef char* data
@@ -12,3 +13,6 @@ cdef class Part:
     cdef bint detached          # the arena is gone: the mapping is this object's
 
 cdef Memory take_memory(Op* op)
+cdef int grow_arena(Arena* arena, uint64_t nbytes) except -1
+cdef int map_region(Arena* arena, uint64_t nbytes) except -1
+cdef Part part_of(const Arena* arena, int region, uint64_t nbytes)

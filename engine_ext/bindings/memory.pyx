@@ -5,7 +5,7 @@ from libc.stdlib cimport free
 
 from engine_ext.bindings.view cimport View, expect_dense, view_of
 from engine_ext.platform.hash cimport fnv, fnv_begin
-from engine_ext.transport.arena cimport arena_unmap
+from engine_ext.transport.arena cimport arena_grow, arena_map, arena_populate_own, arena_unmap
 
 cdef extern from *:
     """
@@ -41,6 +41,31 @@ cdef Memory take_memory(Op* op):
     memory.data, memory.nbytes = op.memory, op.memory_bytes
     op.memory = NULL
     return memory
+
+
+cdef int grow_arena(Arena* arena, uint64_t nbytes) except -1:
+    """Make room for a region with `nbytes` for each rank: on one rank, before the others map it."""
+    cdef int status = arena_grow(arena, nbytes)
+    if status < 0:
+        raise OSError(-status, f"cannot allocate {nbytes} shared bytes for each of {arena.size} ranks")
+    return 0
+
+
+cdef int map_region(Arena* arena, uint64_t nbytes) except -1:
+    """Map the next region and make the pages of this rank's part: the number of the region."""
+    cdef int region = arena_map(arena, nbytes)
+    if region < 0:
+        raise OSError(-region, f"cannot map {nbytes} shared bytes of each of {arena.size} ranks")
+    with nogil:
+        arena_populate_own(arena, region)
+    return region
+
+
+cdef Part part_of(const Arena* arena, int region, uint64_t nbytes):
+    """This rank's part of a region."""
+    cdef Part part = Part.__new__(Part)
+    part.base, part.nbytes = arena.regions[region].bases[arena.rank], nbytes
+    return part
 
 
 def expect_memory(tensor):

@@ -70,8 +70,9 @@ cdef object world_error(State* e):
     return BY_CAUSE[cause](f"rank {culprit} {CAUSES[cause]}: {text}{why}{seen}", culprit)
 
 
-cdef object disagreement(int status, str what, str text):
+cdef object disagreement(const Op* op, str what):
     """What every rank raises of an operation that cannot be done, though the engine goes on."""
-    if status == Status.FAILED_CALL:
+    text = op.text.decode("utf-8", "replace") if op.text != NULL else ""
+    if op.status == Status.FAILED_CALL:
         return MismatchError(f"{what} was not done: {text}")
     return MismatchError(f"ranks disagree on {what}: {text}")

@@ -58,6 +58,7 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
 
 cdef int counters_map(int fd, counters_page** page) noexcept nogil
 cdef void counters_unmap(counters_page* page) noexcept nogil
+cdef void counters_end(counters_page* page) noexcept nogil
 cdef int counters_put(counters_page* page, const char* name, uint64_t value) noexcept nogil
 cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fusible, uint64_t started, uint64_t ended,
                          uint64_t exposed) noexcept nogil

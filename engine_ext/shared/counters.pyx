@@ -2,7 +2,7 @@
 from libc.errno cimport EINVAL, EPROTO, errno
 from libc.stdint cimport uint64_t
 
-from engine_ext.platform.atomics cimport now_ns, store_relaxed
+from engine_ext.platform.atomics cimport load_relaxed, now_ns, store_relaxed
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport (
     MADV_DONTFORK, MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, madvise, mmap, munmap,
@@ -30,6 +30,13 @@ cdef int counters_map(int fd, counters_page** page) noexcept nogil:
 cdef void counters_unmap(counters_page* page) noexcept nogil:
     if page != NULL:
         munmap(page, COUNTERS_BYTES)
+
+
+cdef void counters_end(counters_page* page) noexcept nogil:
+    """The process ends, and says so unless it has failed before."""
+    if page != NULL and load_relaxed(page.state) == COUNTED_RUNNING:
+        store_relaxed(page.state, COUNTED_ENDED)
+        store_relaxed(page.stalled, 0)
 
 
 cdef int counters_put(counters_page* page, const char* name, uint64_t value) noexcept nogil:

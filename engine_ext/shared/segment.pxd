@@ -24,6 +24,7 @@ cdef struct Segment:
 
 cdef int segment_create(int size, uint32_t generation) noexcept nogil
 cdef int segment_append(const Segment* world, int fd, uint64_t offset, int size) noexcept nogil
+cdef void segment_discard(int fd, uint64_t offset, int size) noexcept nogil
 cdef int segment_map(Segment* segment, int fd, uint64_t offset, int rank, int size) noexcept nogil
 cdef void segment_within(Segment* segment, Segment* world) noexcept nogil
 cdef void segment_unmap(Segment* segment) noexcept nogil

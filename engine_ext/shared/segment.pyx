@@ -17,6 +17,10 @@ from engine_ext.shared.layout cimport (
 cdef extern from "platform/memory.h" nogil:
     int engine_memory_file(const char* name)
 
+cdef extern from "<fcntl.h>" nogil:
+    enum: FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
+    int fallocate(int fd, int mode, long offset, long length)
+
 
 cdef int write_header(int fd, uint64_t offset, int size, uint32_t generation) noexcept nogil:
     """Make the file long enough for a segment at `offset`, and say what it is; 0 or -errno."""
@@ -50,6 +54,11 @@ cdef int segment_append(const Segment* world, int fd, uint64_t offset, int size)
     """A segment for a process set of `size` ranks in the world's file, after all that is there: 0 or -errno. One rank does it,
     before the members map."""
     return write_header(fd, offset, size, world.header.generation)
+
+
+cdef void segment_discard(int fd, uint64_t offset, int size) noexcept nogil:
+    """Give back the memory of an appended segment that all its ranks have left. What lies behind it stays where it is."""
+    fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <long>offset, <long>segment_bytes(<uint32_t>size))
 
 
 cdef int segment_map(Segment* segment, int fd, uint64_t offset, int rank, int size) noexcept nogil:

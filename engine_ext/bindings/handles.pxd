@@ -1,0 +1,17 @@
+from engine_ext.control.state cimport State
+from engine_ext.operations.op cimport Op
+
+cdef class Handle:
+    cdef Op* op
+    cdef State* state
+    cdef object engine              # it owns `state`
+    cdef readonly str name
+    cdef readonly object output
+    cdef object memory
+    cdef tuple rows
+    cdef list parts                 # of an allgather of a group
+    cdef int waiting                # threads in wait()
+
+    cdef int conclude(self, Op* op) except -1
+
+cdef Handle begin(object engine, State* e, Op* op, object name, bint blocking, object output)

@@ -1,0 +1,25 @@
+"""What a call of the engine returns."""
+
+from typing import Any
+
+class Handle:
+    """One submitted operation. It owns its tensors until the engine has let go of them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once. Never blocks; raises nothing."""
+    @property
+    def output(self) -> Any:
+        """The tensor that holds, or will hold, the result; None for allgather and barrier."""
+    @property
+    def gathered(self) -> tuple[memoryview, tuple[int, ...]]:
+        """Allgather, after `wait`: the bytes, writable and owned, and the rows of each rank."""
+    @property
+    def gathered_group(self) -> list[tuple[memoryview, tuple[int, ...], int]]:
+        """Allgather of a group, after `wait`: of each tensor the bytes, writable and owned, the rows of each rank, and
+        the bytes of a row.
+        """
+    def wait(self) -> None:
+        """Drive the engine until the operation is done; raise what went wrong. May be called again."""

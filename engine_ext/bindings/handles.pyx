@@ -1,0 +1,81 @@
+"""Handle: one submitted operation, as Python holds it."""
+from engine_ext.bindings.failed_calls cimport catch_up, release
+from engine_ext.bindings.groups cimport group_parts
+from engine_ext.bindings.memory cimport take_memory
+from engine_ext.bindings.ownership cimport abandon
+from engine_ext.bindings.refusals cimport disagreement, refuse
+from engine_ext.bindings.submit cimport submit
+from engine_ext.bindings.waiting cimport wait_for
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.op cimport OP_DONE, free_op
+from engine_ext.operations.operation cimport SAYS_ALIGNED
+from engine_ext.platform.atomics cimport load32_acquire
+from engine_ext.shared.layout cimport Status
+
+from engine_ext.errors import EngineError
+
+
+cdef class Handle:
+    """One submitted operation."""
+
+    def __dealloc__(self):
+        if self.op != NULL:
+            abandon(self.op)
+            self.op = NULL
+
+    @property
+    def done(self):
+        return self.op == NULL or load32_acquire(&self.op.flags) & OP_DONE != 0
+
+    @property
+    def gathered(self):
+        if self.memory is None:
+            raise EngineError(f"'{self.name}' has nothing gathered: call wait() first")
+        return memoryview(self.memory), self.rows
+
+    @property
+    def gathered_group(self):
+        if self.parts is None:
+            raise EngineError(f"'{self.name}' has no group gathered: call wait() first")
+        return self.parts
+
+    def wait(self):
+        """Drive the engine until the operation is done; raise what went wrong with it."""
+        cdef Op* op = self.op
+        if op == NULL:
+            return
+        self.waiting += 1           # threads in here: the last one to leave with success lets go of the operation
+        try:
+            wait_for(self.state, op, True)
+            self.conclude(op)
+        finally:
+            self.waiting -= 1
+        if self.waiting == 0:
+            self.op = NULL
+            free_op(op)
+
+    cdef int conclude(self, Op* op) except -1:
+        """The operation is done: take what it brought, or raise what went wrong."""
+        cdef State* e = self.state
+        if op.status == Status.MISMATCH or op.status == Status.FAILED_CALL:
+            if op.status == Status.FAILED_CALL and op.meta.root > 0:
+                release(e, op.meta.root - 1, op)
+            raise disagreement(op, f"'{self.name}'")
+        if op.status != Status.OK:
+            refuse(e, op.status, self.name)
+        if op.memory != NULL and op.meta.group:
+            self.parts = self.parts or group_parts(op.memory, op.row_counts, e.segment.size, op.meta.group)
+        elif op.memory != NULL:
+            self.rows = tuple([op.row_counts[r] for r in range(e.segment.size)])
+            self.memory = take_memory(op)
+        elif op.rows and operation_of(&op.meta).says == SAYS_ALIGNED:       # others, of the engine's own, agree on a size there
+            catch_up(e, op.meta.dims)
+        return 0
+
+
+cdef Handle begin(object engine, State* e, Op* op, object name, bint blocking, object output):
+    """Bring an operation under `name`, or the next of the unnamed. With `blocking`, wait up to a tick for it."""
+    cdef Handle handle = Handle.__new__(Handle)
+    handle.engine, handle.state, handle.output, handle.op = engine, e, output, op
+    handle.name = submit(e, op, name, blocking)
+    return handle
