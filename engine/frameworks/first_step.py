@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import logs
+from .. import logs, readable
 from ..adapters import adapter_of
 from ..errors import EngineError, NotInitializedError, UnsupportedTensorError
 from ..native import handles, memory
@@ -85,12 +85,13 @@ class FirstStep:
         ranks = [rank for rank, indices in odd.items() if first in indices]
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         logs.logger.warning(
-            "the ranks' parameters differ in the first step: %r%s; rank%s not what rank %d has. Each rank trains a "
+            "the ranks' parameters differ in the first step: %r%s; %s %s not what rank %d has. Each rank trains a "
             "model of its own: call %s before the "
             "first step. If that is meant, DistributedOptimizer(check_parameters=False) says nothing",
             self._names[first],
             more,
-            f" {ranks[0]} has" if len(ranks) == 1 else f"s {', '.join(map(str, ranks))} have",
+            readable.ranks(ranks),
+            "has" if len(ranks) == 1 else "have",
             self._ranks[0],
             self._broadcast.format(root=self._ranks[0]),
         )

@@ -24,7 +24,7 @@ _FRAME = re.compile(
     r"^rank \d+ (?:died|failed|left while others still need it|stalled): | \(rank \d+ noticed it first\)$"
 )
 _MISMATCH = re.compile(r"(?:[\w.]+\.)?MismatchError: ")
-_SENT = re.compile(r"\branks? ([\d, ]+) sent ")
+_SENT = re.compile(r"\b(?:rank (\d+)|ranks [\d, .-]+) sent ")
 
 
 def read_tail(path: Path) -> list[str]:
@@ -176,8 +176,8 @@ def odd_one_out(lines: Sequence[str]) -> int | None:
     """
     # The engine's own line about the failure may come before or after the exception's.
     last = next((line for line in reversed(lines) if _MISMATCH.match(line)), "")
-    sides = [[int(rank) for rank in re.findall(r"\d+", ranks)] for ranks in _SENT.findall(last)]
-    alone = [side[0] for side in sides if len(side) == 1]
+    sides = _SENT.findall(last)
+    alone = [int(rank) for rank in sides if rank]
     return alone[0] if len(sides) == 2 and len(alone) == 1 else None
 
 

@@ -149,7 +149,7 @@ cdef int expect_root(State* e, Py_ssize_t root) except -1:
         if e.segment.numbers[r] == root:
             return 0
     where = f"this world of {e.segment.size} ranks (0 to {e.segment.size - 1})" if e.world == e else \
-        f"this process set, which has ranks {set_text(e)} of the world"
+        f"this process set, which has {set_text(e)} of the world"
     raise ArgumentError(f"root rank {root} is not in {where}")
 
 

@@ -2,6 +2,7 @@
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
+from engine_ext.operations.describe cimport describe_ranks
 from engine_ext.platform.atomics cimport load_acquire
 from engine_ext.shared.layout cimport CAUSE_LEFT, Status
 
@@ -9,14 +10,19 @@ from engine_ext.errors import (
     BY_CAUSE, DuplicateNameError, EngineError, ForkedError, MismatchError, NotInitializedError,
 )
 
+cdef enum:
+    SET_BYTES = 128
+
 CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
 LEFT_HINT = (". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join() after its "
              "last step")
 
 
 cdef str set_text(State* e):
-    """The ranks of a process set, as the world calls them."""
-    return ", ".join([str(e.segment.numbers[r]) for r in range(e.segment.size)])
+    """The ranks of a process set, as the world calls them: `ranks 0, 2`."""
+    cdef char[SET_BYTES] text
+    describe_ranks(NULL, e.segment.numbers, e.segment.size, text, SET_BYTES)
+    return text.decode()
 
 
 cdef int refuse_closed(State* e) except -1:
@@ -30,7 +36,7 @@ cdef int refuse_closed(State* e) except -1:
         )
     if not e.world.closed:
         raise NotInitializedError(
-            f"the process set of ranks {set_text(e)} was removed; unwrap() a distributed optimizer that belonged to it"
+            f"the process set of {set_text(e)} was removed; unwrap() a distributed optimizer that belonged to it"
         )
     raise NotInitializedError(
         "this engine was shut down; call engine.init() again, and make anew what belonged to it: unwrap() a distributed "

@@ -15,6 +15,7 @@ from engine_ext.control.wait_report cimport Standoff, wait_report_absentee, wait
 from engine_ext.control.state cimport EVENT_STALL, HISTORY, OVERDUE_BYTES, Row, State
 from engine_ext.control.table cimport bit
 from engine_ext.data.executor cimport executor_laggard, executor_passed_by
+from engine_ext.operations.describe cimport describe_ranks, fit
 from engine_ext.operations.op cimport Op
 from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, now_ns, store32_release
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
@@ -24,7 +25,6 @@ from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
-    LATE_BYTES = MAX_RANKS * 8  # the number of each rank
     AGAIN_NS = 100000000        # what is overdue, and nobody's fault yet, is looked at this often
     ANSWER_NS = 300000000       # in which rank 0 says who keeps whom waiting, instead of a rank that knows its own half only
     COUNT_AGAIN_NS = 1000000000     # how old the count of overdue operations may become
@@ -332,14 +332,14 @@ cdef void stall_join(State* e, uint64_t begun) noexcept nogil:
 cdef void report_join(State* e, uint64_t quiet) noexcept nogil:
     """Have it reported that join waits, and for whom."""
     cdef char[OVERDUE_BYTES] text
-    cdef char[LATE_BYTES] late
-    cdef int count = 0, length = 0, r
+    cdef bint[MAX_RANKS] late
+    cdef int count = 0, at, r
     for r in range(e.segment.size):
-        if not away(&e.segment, r):
-            length += snprintf(late + length, LATE_BYTES - length, "%s%d", b", " if count else b"", e.segment.numbers[r])
-            count += 1
+        late[r] = not away(&e.segment, r)
+        count += late[r]
     if count == 0:
         return              # the last one has joined meanwhile
-    snprintf(text, OVERDUE_BYTES, "join has waited %.0f s for rank%s %s, and nothing was brought", <double>quiet / 1e9,
-             b"s" if count > 1 else b"", late)
+    at = fit(0, snprintf(text, OVERDUE_BYTES, "join has waited %.0f s for ", <double>quiet / 1e9), OVERDUE_BYTES)
+    at += describe_ranks(late, e.segment.numbers, e.segment.size, text + at, OVERDUE_BYTES - at)
+    snprintf(text + at, OVERDUE_BYTES - at, ", and nothing was brought")
     stall_tell(e, text)

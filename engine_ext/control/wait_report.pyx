@@ -167,14 +167,11 @@ cdef const char* hint(const Sides* sides, int size) noexcept nogil:
 
 cdef int describe_set(Coordinator* c, char* text, int room) noexcept nogil:
     """`in the process set of ranks 0, 2: `; nothing for the world."""
-    cdef bint[MAX_RANKS] members
-    cdef int at, r
+    cdef int at
     if c.segment.world == c.segment:
         return 0
-    for r in range(c.segment.size):
-        members[r] = True
     at = fit(0, snprintf(text, room, "in the process set of "), room)
-    at += describe_ranks(members, c.segment.numbers, c.segment.size, text + at, room - at)
+    at += describe_ranks(NULL, c.segment.numbers, c.segment.size, text + at, room - at)
     return fit(at, snprintf(text + at, room - at, ": "), room)
 
 

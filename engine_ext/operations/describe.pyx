@@ -9,6 +9,9 @@ from engine_ext.shared.layout cimport (
     DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_INDEX, LAYOUT_SPARSE, MAX_DIMS, WIRE_TUNED, engine_meta,
 )
 
+cdef enum:
+    PARTS = 8                   # of a list of ranks; of more, not all are told
+
 cdef const char** OP_NAMES = ["sum", "average", "min", "max", "product", "adasum"]
 cdef const char** LAYOUT_NAMES = ["", " channels_last", " channels_last_3d", ""]
 cdef const char** DTYPE_NAMES = [
@@ -112,17 +115,37 @@ cdef int describe_factor(const char* what, double factor, char* text, int at, in
     return fit(at, snprintf(text + at, room - at, " %s %s", what, digits), room)
 
 
+cdef int end_of_run(const bint* chosen, const int* numbers, int size, int first) noexcept nogil:
+    """The last index of what is told in one with `first`: of a run of three numbers or more, else `first` itself."""
+    cdef int last = first, r
+    for r in range(first + 1, size):
+        if chosen == NULL or chosen[r]:
+            if numbers[r] != numbers[last] + 1:
+                break
+            last = r
+    return last if numbers[last] > numbers[first] + 1 else first
+
+
 cdef int describe_ranks(const bint* chosen, const int* numbers, int size, char* text, int room) noexcept nogil:
-    """`rank 3`, `ranks 0, 1, 2 and 61 more`, by the world's `numbers`."""
-    cdef int at = 0, count = 0, shown = 0
-    cdef int r
-    for r in range(size):
-        count += chosen[r]
-    at = fit(at, snprintf(text, room, "rank%s ", b"" if count == 1 else b"s"), room)
-    for r in range(size):
-        if chosen[r] and shown < 8:
-            at = fit(at, snprintf(text + at, room - at, "%s%d", b", " if shown else b"", numbers[r]), room)
-            shown += 1
-    if count > shown:
-        at = fit(at, snprintf(text + at, room - at, " and %d more", count - shown), room)
+    """`rank 3`, `ranks 0, 1` or `ranks 0-2, 5`, by the world's `numbers`, which ascend; of more than PARTS, the last one and the
+    first ones: the form of engine/readable.py. NULL: all are chosen."""
+    cdef int at, count = 0, parts = 0, told = 0, r = 0, last
+    while r < size:
+        if chosen == NULL or chosen[r]:
+            last = end_of_run(chosen, numbers, size, r)
+            count, parts, r = count + 1 + last - r, parts + 1, last
+        r += 1
+    at = fit(0, snprintf(text, room, "rank%s ", b"" if count == 1 else b"s"), room)
+    r = 0
+    while r < size:
+        if chosen == NULL or chosen[r]:
+            last = end_of_run(chosen, numbers, size, r)
+            told += 1
+            if parts <= PARTS or told < PARTS or told == parts:
+                at = fit(at, snprintf(text + at, room - at, b"%s%d-%d" if last > r else b"%s%d", b", " if told > 1 else b"",
+                                      numbers[r], numbers[last]), room)
+            elif told == PARTS:
+                at = fit(at, snprintf(text + at, room - at, ", .."), room)
+            r = last
+        r += 1
     return at

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from engine import readable
+
 from ..ranks import run_ranks, start_ranks
 from ..waiting import until
 from . import wait_programs
@@ -33,9 +35,8 @@ def test_what_nobody_waits_for_is_reported_and_ends_the_world(
     # A new name is known to the coordinator alone.
     for rank in brought if name == "known" else members[:1]:
         text = finished.ranks[rank].stderr
-        who = ("rank " if len(brought) == 1 else "ranks ") + ", ".join(map(str, brought))
         assert f"'{name}' (allreduce) has waited " in text, finished
-        assert f" s for rank {victim}; brought by {who}" in text, finished
+        assert f" s for rank {victim}; brought by {readable.ranks(brought)}" in text, finished
     begun = min(value["begun"] for value in finished.values)
     named(finished, finished.values, victim, "RankStalledError", begun, WITHIN)
     for value in finished.values:

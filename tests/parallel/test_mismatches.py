@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine import readable
 from engine.errors import MismatchError
 
 from ..on_ranks import on_ranks
@@ -124,7 +125,7 @@ MISMATCHES: dict[str, tuple[Any, Any, str, str]] = {
 def test_a_mismatch(title: str, known: bool, size: int) -> None:
     """The name can be used after it."""
     odd, common, odd_text, common_text = MISMATCHES[title]
-    others = "rank 0" if size == 2 else "ranks " + ", ".join(str(other) for other in range(size - 1))
+    others = readable.ranks(range(size - 1))
     name = f"mismatch of {title}"
     if known:
         engine.synchronize(common(name))
