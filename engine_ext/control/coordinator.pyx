@@ -8,19 +8,20 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from engine_ext.control.mismatch cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
-from engine_ext.control.lateness cimport lateness_decide, lateness_earliest, lateness_note
+from engine_ext.control.eviction cimport eviction_begin, eviction_end
 from engine_ext.control.fusion cimport close_batches
-from engine_ext.control.names cimport Named, names_add, names_close, names_find, names_open, names_remove
-from engine_ext.control.table cimport bit
+from engine_ext.control.lateness cimport lateness_decide, lateness_earliest, lateness_note
+from engine_ext.control.mismatch cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
+from engine_ext.control.names cimport names_open
+from engine_ext.control.requests cimport requests_clear, requests_close, requests_forget, requests_drain, requests_wait
 from engine_ext.operations.describe cimport describe_ranks, fit
 from engine_ext.operations.kinds cimport operation_of, wire_bytes
 from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation
-from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed, store_release
-from engine_ext.platform.clock cimport after_ns, overdue_ns, patience, patience_at
+from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed
+from engine_ext.platform.clock cimport after_ns, overdue_ns, patience
 from engine_ext.shared.layout cimport (
-    COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS, MAX_RANKS,
-    REQUEST_BYTES, WIRE_TUNED, Status, engine_entry, engine_knobs, engine_meta, engine_request, rank_page,
+    COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS, MAX_RANKS, WIRE_TUNED, Status,
+    engine_entry, engine_knobs, engine_meta,
 )
 from engine_ext.shared.schedule cimport schedule_append, schedule_reserve, schedule_slowest
 from engine_ext.shared.segment cimport elsewhere
@@ -30,7 +31,6 @@ cdef extern from "platform/cpu.h" nogil:
 
 cdef enum:
     LINE = 64                   # bytes of a cache line
-    EVICTION_SAMPLE = 64
 
 
 cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* clock, const engine_knobs* knobs) noexcept nogil:
@@ -59,22 +59,8 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* cloc
     return Status.OK
 
 
-cdef void release(void* coordinator, Named* named) noexcept nogil:
-    """Free what a name holds."""
-    cdef NameState* name = <NameState*>named
-    clear_requests(<Coordinator*>coordinator, name)
-    free(name.requests)
-    free(name.rows)
-
-
-cdef void forget(Coordinator* c, NameState* name) noexcept nogil:
-    """Take a name without open requests out of the table."""
-    release(c, <Named*>name)
-    names_remove(&c.names, <Named*>name)
-
-
 cdef void coordinator_close(Coordinator* c) noexcept nogil:
-    names_close(&c.names, release, c)
+    requests_close(c)
     free(c.by_id)
     free(c.free_ids)
     free(c.phase)
@@ -86,86 +72,6 @@ cdef void coordinator_close(Coordinator* c) noexcept nogil:
     free(c.request_tail)
     free(c.joined)
     memset(c, 0, sizeof(Coordinator))
-
-
-cdef NameState* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexcept nogil:
-    """What is known under that name, made if it is new; NULL without memory."""
-    cdef NameState* name = <NameState*>names_find(&c.names, text, text_bytes)
-    if name == NULL:
-        name = <NameState*>names_add(&c.names, text, text_bytes, sizeof(NameState))
-        if name == NULL:
-            return NULL
-        name.requests = <Request**>calloc(c.segment.size, sizeof(Request*))
-        if name.requests == NULL:
-            names_remove(&c.names, <Named*>name)
-            return NULL
-    return name
-
-
-cdef void clear_requests(Coordinator* c, NameState* name) noexcept nogil:
-    cdef NameState** link
-    cdef int r
-    for r in range(c.segment.size):
-        if name.requests[r] != NULL:
-            free(name.requests[r].text)
-        free(name.requests[r])
-        name.requests[r] = NULL
-    name.brought, name.failures, name.reported = 0, 0, False
-    if name.listed:
-        link = &c.open
-        while link[0] != name:
-            link = &link[0].next
-        link[0] = name.next
-        name.listed = False
-
-
-cdef Request* keep_request(const engine_request* request) noexcept nogil:
-    """A copy of a request, without its name; NULL without memory."""
-    cdef Request* kept = <Request*>calloc(1, sizeof(Request))
-    if kept == NULL:
-        return NULL
-    kept.meta, kept.rows, kept.absent = request.meta, request.rows, request.absent
-    kept.submitted = request.submitted
-    if request.meta.fault == FAULT_CALL:
-        kept.text = <char*>malloc(request.text_bytes + 1)
-        if kept.text == NULL:
-            free(kept)
-            return NULL
-        memcpy(kept.text, <const char*>request + sizeof(engine_request) + request.name_bytes, request.text_bytes)
-        kept.text[request.text_bytes] = 0
-    return kept
-
-
-cdef bint drain(Coordinator* c, int rank) noexcept nogil:
-    """Take in the requests of one rank; whether there were any."""
-    cdef rank_page* page = c.segment.pages[rank]
-    cdef uint64_t head = load_acquire(&page.request_head)           # pairs with write_request
-    cdef uint64_t tail = c.request_tail[rank]
-    cdef engine_request* request
-    cdef Request* kept
-    cdef NameState* name
-    if head == tail:
-        return False
-    while tail < head:
-        request = <engine_request*>(page.requests + tail % REQUEST_BYTES)
-        if request.bytes == 0:
-            tail += REQUEST_BYTES - tail % REQUEST_BYTES
-            continue
-        name = name_of(c, <const char*>request + sizeof(engine_request), request.name_bytes)
-        kept = keep_request(request) if name != NULL else NULL
-        if kept == NULL:                # out of memory: leave it on the ring, and see next time
-            break
-        name.requests[rank] = kept
-        if name.brought == 0:
-            name.next, c.open, name.listed = c.open, name, True
-        if not wanted(name):
-            name.since = patience_at(c.clock, now_ns())
-        name.brought += 1
-        name.failures += kept.text != NULL
-        tail += request.bytes
-    c.request_tail[rank], c.drained = tail, True
-    store_release(&c.segment.coordinator.drained[rank], tail)       # pairs with write_request: the bytes may be reused
-    return True
 
 
 cdef bint append_error(Coordinator* c, NameState* name, const char* text, int text_bytes) noexcept nogil:
@@ -214,11 +120,11 @@ cdef bint settle(Coordinator* c, NameState* name) noexcept nogil:
     if length:
         if not append_error(c, name, text, length):
             return False
-        clear_requests(c, name)
+        requests_clear(c, name)
         if id >= 0:
             c.phase[id >> 6] ^= <uint64_t>1 << (id & 63)
         else:
-            forget(c, name)
+            requests_forget(c, name)
         return True
     for r in range(c.segment.size):
         if not c.joined[r] and sent_by(name, r).shared != meta.shared:
@@ -243,7 +149,7 @@ cdef bint settle(Coordinator* c, NameState* name) noexcept nogil:
     name.id, name.meta = id, meta
     if not enqueue(c, name, first):
         return False
-    clear_requests(c, name)
+    requests_clear(c, name)
     return True
 
 
@@ -300,51 +206,6 @@ cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
     return True
 
 
-cdef NameState* oldest_idle(Coordinator* c) noexcept nogil:
-    """The name that was used longest ago among a sample of those that no rank has brought; NULL: there is none."""
-    cdef NameState* name
-    cdef NameState* oldest = NULL
-    cdef int tried = 0, found = 0, r
-    cdef bint idle
-    while tried < IDS and found < EVICTION_SAMPLE:
-        c.clock_hand = (c.clock_hand + 1) % IDS
-        tried += 1
-        name = c.by_id[c.clock_hand]
-        if name == NULL or name.listed or bit(c.queued, name.id):
-            continue
-        idle = True
-        for r in range(c.segment.size):
-            if bit(c.segment.pages[r].ready, name.id) != bit(c.phase, name.id):
-                idle = False
-                break
-        if idle:
-            found += 1
-            if oldest == NULL or name.used < oldest.used:
-                oldest = name
-    return oldest
-
-
-cdef void evict(Coordinator* c, int wanted) noexcept nogil:
-    """Start to free `wanted` ids, or as many as are idle; nothing while earlier ones are on their way."""
-    cdef engine_entry* entry
-    cdef NameState* name
-    if c.evicting_count:
-        return
-    while c.evicting_count < min(wanted, <int>EVICTIONS):
-        name = oldest_idle(c)
-        entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8) if name != NULL else NULL
-        if entry == NULL:
-            break
-        entry.type, entry.id = ENTRY_EVICT, name.id
-        stamp(c, entry)
-        schedule_append(&c.writer, entry)
-        c.evicting[c.evicting_count], c.evicted_at = name.id, c.writer.tail
-        c.evicting_count += 1
-        c.defined[name.id >> 6] &= ~(<uint64_t>1 << (name.id & 63))
-        c.by_id[name.id] = NULL
-        forget(c, name)
-
-
 cdef bint find_ready(Coordinator* c) noexcept nogil:
     """Queue every defined name whose bit all ranks but those that have joined have toggled; whether there was any."""
     cdef uint64_t[ID_WORDS] fresh
@@ -363,9 +224,10 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             ready &= load_acquire(&c.segment.pages[r].ready[w]) ^ c.phase[w]     # pairs with announce(): rows, absent, data
         fresh[w] = ready
         any_fresh |= ready
-    # A request with changed metadata is on its ring before its bit is set, so drain after the bits are read.
+    # A request with changed metadata is on its ring before its bit is set, so look there after the bits are read.
     for r in range(c.segment.size):
-        drain(c, r)
+        if requests_wait(c, r):
+            requests_drain(c, r)
     if any_fresh == 0:
         return False
     for w in range(c.words):
@@ -474,11 +336,8 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
     if changed:
         c.stuck = False
         see_joined(c)
-        if c.evicting_count and schedule_slowest(&c.writer) >= c.evicted_at:
-            while c.evicting_count:                     # every rank has forgotten them (I5)
-                c.evicting_count -= 1
-                c.free_ids[c.free_count] = c.evicting[c.evicting_count]
-                c.free_count += 1
+        if c.evicting_count:
+            eviction_end(c)
         find_ready(c)
         name = c.open
         while name != NULL:
@@ -489,7 +348,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
                 wanting += c.free_count == 0
             name = after
         if wanting:
-            evict(c, wanting)
+            eviction_begin(c, wanting)
     if c.queue_count and not close_batches(c):
         c.stuck = True
     # Not before the last failure is told: after a join the numbers of unnamed operations mean others.
