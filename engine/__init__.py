@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .collectives import (
-        Handle,
         allgather,
         allgather_async,
         allreduce,
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
         broadcast_async,
         broadcast_async_,
         join,
-        poll,
         reducescatter,
         reducescatter_async,
-        synchronize,
     )
     from .compat.builds import (
         ccl_built,
@@ -54,6 +51,7 @@ if TYPE_CHECKING:
         grouped_reducescatter,
         grouped_reducescatter_async,
     )
+    from .handles import Handle, poll, synchronize
     from .objects import allgather_object, broadcast_object, check_consistency
     from .process_sets import ProcessSet, global_process_set
     from .runner.function import run
@@ -85,15 +83,15 @@ _MODULES = {
         "rocm_built"
     ),
     "collectives": (
-        "Handle allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall "
-        "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ join poll reducescatter "
-        "reducescatter_async synchronize"
+        "allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall alltoall_async "
+        "barrier broadcast broadcast_ broadcast_async broadcast_async_ join reducescatter reducescatter_async"
     ),
     "compression": "Compression Compressor Scheme",
     "groups": (
         "grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_ grouped_allreduce_async "
         "grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async"
     ),
+    "handles": "Handle poll synchronize",
     "runner.function": "run",
     "objects": "allgather_object broadcast_object check_consistency",
     "process_sets": "ProcessSet global_process_set",

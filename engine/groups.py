@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .adapters import adapter_of
-from .collectives import Handle, number_of, share_of
+from .collectives import number_of, share_of
 from .compression import resolve
 from .failures import announce
+from .handles import Handle
 from .native import handles
 from .process_sets import ProcessSet, global_process_set
 from .types import Average

@@ -7,58 +7,29 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import config, logs
-from .errors import ConfigError, EngineError, ForkedError, NotInitializedError, RendezvousError
-from .host import linux, stacks
+from .errors import ConfigError, EngineError, ForkedError, NotInitializedError
+from .host import linux
 from .host.kubernetes import service_links
-from .host.machine import cpu_quota
-from .metrics import own_page
-from .metrics.export.in_process import InProcess, listen
-from .native import core, setup
-from .process_sets import ProcessSet, Registry
-from .rendezvous import Gathered, gather
-from .trace.flight import Recorder
+from .metrics.export.in_process import listen
+from .native import core
+from .process_sets import ProcessSet
+from .running import Running, start
 from .trace.timeline import Timeline
-from .tuning.journals import check_log, knobs_of
-from .tuning.knobs import words
-from .tuning.trial_loop import Tuning
-from .watch import Watch
 from .world import NO_LAUNCHER, World, detect
 
-DEFAULT_SPIN_US = 25.0
-DEFAULT_YIELD_US = 50.0
 _FORKED = (
     "the engine was initialised in process {parent}, and this is its forked child {child}. Use the start method "
     "'spawn' or 'forkserver' for processes that communicate; data-loading workers must not touch the engine."
 )
 
-
-@dataclass
-class _Running:
-    """An initialised engine and what belongs to it."""
-
-    engine: core.Engine
-    world: World
-    settings: config.Config
-    watch: Watch
-    sets: Registry
-    pid: int
-    pids: list[int]
-    timeline: Timeline | None = None
-    tuning: Tuning | None = None
-    serving: InProcess | None = None
-
-
 _lock = threading.RLock()
 _under_way: str | None = None  # name of the call that holds the lock
 _put_off = False  # whether a signal handler called shutdown() during that call
-_running: _Running | None = None
+_running: Running | None = None
 _generation = 0
 
 
@@ -135,7 +106,7 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         _generation += 1
         serving = listen(config.Config(**given), world.local_rank)
         try:
-            _running = _start(world, given, _generation, environ)
+            _running = start(world, given, _generation, environ)
         except BaseException:
             if serving is not None:
                 serving.stop()
@@ -155,118 +126,6 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
     if unused := config.without_effect(environ):
         logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
-
-
-def _start(world: World, given: dict[str, Any], generation: int, environ: Mapping[str, str]) -> _Running:
-    settings = config.Config(**given)
-    setup.use_kernels(settings.kernels)
-    # Before the ranks meet: a timeline that cannot be written is an error while it can be mended.
-    timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
-    known = _knobs_of_a_log(world, settings)
-    page = _page(environ) if own_page.wanted(settings) else -1
-    beginning = own_page.begin(page, world.rank, world.size, world.local_rank) if page >= 0 else {}
-
-    info, create = setup.segment_info(), partial(_memory, world, generation)
-    gathered = gather(world, generation, info, settings.start_timeout, create)
-    # From here on the engine owns the descriptors, whether it succeeds or not.
-    engine = core.Engine(
-        world.rank,
-        world.size,
-        gathered.control,
-        gathered.arena,
-        gathered.peers,
-        knobs={name: getattr(settings, name) for name in config.knobs()},
-        stall_warning=settings.stall_warning,
-        stall_limit=settings.stall_limit,
-        spin_us=_spin(gathered) if settings.spin_us is None else settings.spin_us,
-        yield_us=_yield(gathered) if settings.spin_us is None else 0.0,
-        counters=page,
-    )
-    engine.tell(**beginning)
-    sets = Registry(engine, settings.shutdown_timeout)
-    watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
-    watch.start()
-    stacks.enable(settings.output_dir, world.rank)
-    running = _Running(engine, world, settings, watch, sets, os.getpid(), gathered.pids, timeline)
-    if timeline is not None:
-        timeline.start(engine, sets)
-    if world.rank == 0:
-        _tune(running, known, given, gathered)
-    return running
-
-
-def _page(environ: Mapping[str, str]) -> int:
-    """Open this rank's page of counters."""
-    try:
-        return own_page.open_page(environ)
-    except OSError as error:
-        raise RendezvousError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from None
-
-
-def _memory(world: World, generation: int) -> tuple[int, int]:
-    """Make the memory of a world on rank 0: the descriptors of the control segment and of the arena."""
-    try:
-        control = setup.create_segment(world.size, generation)
-        try:
-            return control, setup.create_arena()
-        except BaseException:
-            os.close(control)
-            raise
-    except OSError as error:
-        raise RendezvousError(
-            f"rank 0 cannot make the memory that the ranks share: {linux.refusal('memfd_create', error)}"
-        ) from None
-
-
-def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
-    """The knobs of `autotune_from`, on rank 0. A log that cannot be written is an error here, too."""
-    if world.rank != 0:
-        return {}
-    if settings.autotune and settings.autotune_log is not None:
-        check_log(settings.autotune_log)
-    return {} if settings.autotune_from is None else knobs_of(settings.autotune_from)
-
-
-def _tune(running: _Running, known: dict[str, Any], given: Collection[str], gathered: Gathered) -> None:
-    """Begin with the knobs of a log, those that the user has chosen excepted; or with a search."""
-    if not running.settings.autotune:
-        chosen = {name: value for name, value in known.items() if name not in given}
-        if chosen:
-            running.engine.set_knobs(**chosen)
-            logs.logger.info("autotune: knobs of %s: %s", running.settings.autotune_from, words(chosen))
-        return
-    cpus = sorted({cpu for cpus in gathered.processors for cpu in cpus})
-    held = {name: value for name, value in running.engine.knobs().items() if name in given}
-    about = {"ranks": running.world.size, "held": held}
-    running.tuning = Tuning(running.engine, running.settings, held, cpus, known, about, running.sets)
-    running.tuning.start()
-
-
-def _spin(gathered: Gathered) -> float:
-    """Spinning pays when every rank has a processor; else it takes the processor from the rank that is waited for."""
-    processors: float = _processors(gathered)
-    try:
-        quota = cpu_quota()
-    except (ArithmeticError, LookupError, OSError, ValueError) as error:
-        # What a file system of control groups says is nobody's promise, and how a wait spins is no reason to fail.
-        logs.logger.debug("the CPU quota cannot be read, and the affinity decides alone: %r", error)
-        quota = None
-    if quota is not None:
-        processors = min(processors, quota)
-    return DEFAULT_SPIN_US if len(gathered.pids) <= processors else 0.0
-
-
-def _yield(gathered: Gathered) -> float:
-    """Yielding pays when ranks share processors: whoever is waited for may be ready on this one.
-
-    Where a quota alone is short, ranks have processors of their own: yielding would be spinning, and spend the quota.
-    """
-    return DEFAULT_YIELD_US if len(gathered.pids) > _processors(gathered) else 0.0
-
-
-def _processors(gathered: Gathered) -> int:
-    """How many processors the ranks may run on, all together."""
-    return len({cpu for cpus in gathered.processors for cpu in cpus})
 
 
 def shutdown() -> None:
@@ -308,12 +167,12 @@ def shutdown() -> None:
                 running.serving.stop()
 
 
-def _check_pid(running: _Running) -> None:
+def _check_pid(running: Running) -> None:
     if os.getpid() != running.pid:
         raise ForkedError(_FORKED.format(parent=running.pid, child=os.getpid()))
 
 
-def _current() -> _Running:
+def _current() -> Running:
     running = _running
     if running is None:
         raise NotInitializedError("call engine.init() first; it has not been called, or engine.shutdown() has")
@@ -525,13 +384,6 @@ def stop_timeline() -> None:
         timeline, running.timeline = running.timeline, None
         if timeline is not None:
             timeline.stop()
-
-
-def _timeline(target: Path, world: World, settings: config.Config) -> Timeline:
-    try:
-        return Timeline(target, world.rank, world.size, settings.timeline_limit, settings.timeline_mark_cycles)
-    except OSError as error:
-        raise ConfigError(f"timeline is {str(target)!r}: {error.strerror} ({error.filename})") from None
 
 
 def abort(reason: str) -> None:

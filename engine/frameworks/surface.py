@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import collectives, groups, runtime
-from ..collectives import Handle
 from ..compression import MARKERS, Compression, resolve
 from ..errors import EngineError
 from ..failures import announce
+from ..handles import Handle
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Average, Op, Sum
 
@@ -258,8 +258,8 @@ from typing import Any
 
 from {package} import {kind}{alias}
 
-from ..collectives import Handle
 from ..compression import Compression
+from ..handles import Handle
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Average
 '''

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..collectives import Handle, poll, synchronize
 from ..compat.builds import (
     ccl_built,
     cuda_built,
@@ -20,6 +19,7 @@ from ..errors import CollectiveError as HorovodInternalError
 from ..frameworks.backward import mathematical_gradients
 from ..frameworks.learning_rate import scale_learning_rate
 from ..frameworks.surface import barrier, init, join
+from ..handles import Handle, poll, synchronize
 from ..objects import allgather_object, broadcast_object, check_consistency
 from ..process_sets import ProcessSet, global_process_set
 from ..runtime import (

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..collectives import Handle
 from ..compression import Compression
+from ..handles import Handle
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Average
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from ..collectives import Handle
 from ..errors import EngineError, UnsupportedTensorError
 from ..failures import announce
+from ..handles import Handle
 from ..native import core
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Average, Op, Sum

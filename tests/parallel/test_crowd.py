@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine import runtime
+from engine import running
 from engine.rendezvous import Gathered
 
 from ..ranks import run_ranks
@@ -63,11 +63,11 @@ def test_ranks_that_share_processors_share_a_session(seen: Any) -> None:
 def test_who_spins_and_who_yields(processors: list[list[int]], spins: bool, yields: bool, monkeypatch: Any) -> None:
     count = len(processors)
     gathered = Gathered(-1, -1, [-1] * count, list(range(count)), processors)
-    monkeypatch.setattr(runtime, "cpu_quota", lambda: None)
-    assert (runtime._spin(gathered) > 0, runtime._yield(gathered) > 0) == (spins, yields)
+    monkeypatch.setattr(running, "cpu_quota", lambda: None)
+    assert (running.spin_us(gathered) > 0, running.yield_us(gathered) > 0) == (spins, yields)
     # A quota that is short leaves each rank its processor: there is nobody to yield to, and what is spun is spent.
-    monkeypatch.setattr(runtime, "cpu_quota", lambda: 0.5)
-    assert (runtime._spin(gathered) > 0, runtime._yield(gathered) > 0) == (False, yields)
+    monkeypatch.setattr(running, "cpu_quota", lambda: 0.5)
+    assert (running.spin_us(gathered) > 0, running.yield_us(gathered) > 0) == (False, yields)
 
 
 def calls(rank: int, count: int) -> dict[str, int]:

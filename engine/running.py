@@ -1,0 +1,177 @@
+"""A running engine: how it is started among the other ranks, and what runs beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from . import config, logs
+from .errors import ConfigError, RendezvousError
+from .host import linux, stacks
+from .host.machine import cpu_quota
+from .metrics import own_page
+from .metrics.export.in_process import InProcess
+from .native import core, setup
+from .process_sets import Registry
+from .rendezvous import Gathered, gather
+from .trace.flight import Recorder
+from .trace.timeline import Timeline
+from .tuning.journals import check_log, knobs_of
+from .tuning.knobs import words
+from .tuning.trial_loop import Tuning
+from .watch import Watch
+from .world import World
+
+DEFAULT_SPIN_US = 25.0
+DEFAULT_YIELD_US = 50.0
+
+
+@dataclass
+class Running:
+    """An initialised engine and what belongs to it."""
+
+    engine: core.Engine
+    world: World
+    settings: config.Config
+    watch: Watch
+    sets: Registry
+    pid: int
+    pids: list[int]
+    timeline: Timeline | None = None
+    tuning: Tuning | None = None
+    serving: InProcess | None = None
+
+
+def start(world: World, given: dict[str, Any], generation: int, environ: Mapping[str, str]) -> Running:
+    """Meet the other ranks and start this one's engine with all that watches it. Collective.
+
+    Parameters
+    ----------
+    world : World
+    given : dict
+        The settings that the user has chosen, by name; the others have their defaults.
+    generation : int
+        How many worlds this process has begun: ranks of different ones do not meet.
+    environ : mapping
+        As from `config.environment()`.
+    """
+    settings = config.Config(**given)
+    setup.use_kernels(settings.kernels)
+    # Before the ranks meet: a timeline that cannot be written is an error while it can be mended.
+    timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
+    known = _knobs_of_a_log(world, settings)
+    page = _page(environ) if own_page.wanted(settings) else -1
+    beginning = own_page.begin(page, world.rank, world.size, world.local_rank) if page >= 0 else {}
+
+    info, create = setup.segment_info(), partial(_memory, world, generation)
+    gathered = gather(world, generation, info, settings.start_timeout, create)
+    # From here on the engine owns the descriptors, whether it succeeds or not.
+    engine = core.Engine(
+        world.rank,
+        world.size,
+        gathered.control,
+        gathered.arena,
+        gathered.peers,
+        knobs={name: getattr(settings, name) for name in config.knobs()},
+        stall_warning=settings.stall_warning,
+        stall_limit=settings.stall_limit,
+        spin_us=spin_us(gathered) if settings.spin_us is None else settings.spin_us,
+        yield_us=yield_us(gathered) if settings.spin_us is None else 0.0,
+        counters=page,
+    )
+    engine.tell(**beginning)
+    sets = Registry(engine, settings.shutdown_timeout)
+    watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
+    watch.start()
+    stacks.enable(settings.output_dir, world.rank)
+    running = Running(engine, world, settings, watch, sets, os.getpid(), gathered.pids, timeline)
+    if timeline is not None:
+        timeline.start(engine, sets)
+    if world.rank == 0:
+        _tune(running, known, given, gathered)
+    return running
+
+
+def _page(environ: Mapping[str, str]) -> int:
+    """Open this rank's page of counters."""
+    try:
+        return own_page.open_page(environ)
+    except OSError as error:
+        raise RendezvousError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from None
+
+
+def _memory(world: World, generation: int) -> tuple[int, int]:
+    """Make the memory of a world on rank 0: the descriptors of the control segment and of the arena."""
+    try:
+        control = setup.create_segment(world.size, generation)
+        try:
+            return control, setup.create_arena()
+        except BaseException:
+            os.close(control)
+            raise
+    except OSError as error:
+        raise RendezvousError(
+            f"rank 0 cannot make the memory that the ranks share: {linux.refusal('memfd_create', error)}"
+        ) from None
+
+
+def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
+    """The knobs of `autotune_from`, on rank 0. A log that cannot be written is an error here, too."""
+    if world.rank != 0:
+        return {}
+    if settings.autotune and settings.autotune_log is not None:
+        check_log(settings.autotune_log)
+    return {} if settings.autotune_from is None else knobs_of(settings.autotune_from)
+
+
+def _tune(running: Running, known: dict[str, Any], given: Collection[str], gathered: Gathered) -> None:
+    """Begin with the knobs of a log, those that the user has chosen excepted; or with a search."""
+    if not running.settings.autotune:
+        chosen = {name: value for name, value in known.items() if name not in given}
+        if chosen:
+            running.engine.set_knobs(**chosen)
+            logs.logger.info("autotune: knobs of %s: %s", running.settings.autotune_from, words(chosen))
+        return
+    cpus = sorted({cpu for cpus in gathered.processors for cpu in cpus})
+    held = {name: value for name, value in running.engine.knobs().items() if name in given}
+    about = {"ranks": running.world.size, "held": held}
+    running.tuning = Tuning(running.engine, running.settings, held, cpus, known, about, running.sets)
+    running.tuning.start()
+
+
+def spin_us(gathered: Gathered) -> float:
+    """Spinning pays when every rank has a processor; else it takes the processor from the rank that is waited for."""
+    processors: float = _processors(gathered)
+    try:
+        quota = cpu_quota()
+    except (ArithmeticError, LookupError, OSError, ValueError) as error:
+        # What a file system of control groups says is nobody's promise, and how a wait spins is no reason to fail.
+        logs.logger.debug("the CPU quota cannot be read, and the affinity decides alone: %r", error)
+        quota = None
+    if quota is not None:
+        processors = min(processors, quota)
+    return DEFAULT_SPIN_US if len(gathered.pids) <= processors else 0.0
+
+
+def yield_us(gathered: Gathered) -> float:
+    """Yielding pays when ranks share processors: whoever is waited for may be ready on this one.
+
+    Where a quota alone is short, ranks have processors of their own: yielding would be spinning, and spend the quota.
+    """
+    return DEFAULT_YIELD_US if len(gathered.pids) > _processors(gathered) else 0.0
+
+
+def _processors(gathered: Gathered) -> int:
+    """How many processors the ranks may run on, all together."""
+    return len({cpu for cpus in gathered.processors for cpu in cpus})
+
+
+def _timeline(target: Path, world: World, settings: config.Config) -> Timeline:
+    try:
+        return Timeline(target, world.rank, world.size, settings.timeline_limit, settings.timeline_mark_cycles)
+    except OSError as error:
+        raise ConfigError(f"timeline is {str(target)!r}: {error.strerror} ({error.filename})") from None
