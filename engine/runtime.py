@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Never
 
 from . import config, logs
 from .errors import ConfigError, EngineError, ForkedError, NotInitializedError
@@ -301,16 +301,24 @@ def is_homogeneous() -> bool:
     return True
 
 
-def set_knobs(**changes: Any) -> int:
+def set_knobs(
+    *,
+    fusion_threshold: int | str | None = None,
+    cycle_time_ms: float | str | None = None,
+    stores: str | None = None,
+    chunk_bytes: int | str | None = None,
+    compression: str | None = None,
+    **unknown: Never,
+) -> int:
     """Change knobs while running. On rank 0 only: every rank sees the change at the same schedule entry.
 
     A search of the tuner ends by it: the knobs are the program's then.
 
     Parameters
     ----------
-    **changes
-        Settings of `engine.config.Config` that are knobs, with values as of `init`; None leaves a knob as it is. The
-        knob `compression` changes the results of tensors with `Compression.tuned`.
+    fusion_threshold, cycle_time_ms, stores, chunk_bytes, compression : optional
+        Those settings of `engine.config.Config` that are knobs, with values as of `init`, such as 65536 or `"64K"`;
+        None leaves a knob as it is. `compression` changes the results of tensors with `Compression.tuned`.
 
     Returns
     -------
@@ -324,6 +332,14 @@ def set_knobs(**changes: Any) -> int:
     ConfigError
         A value that cannot be, or what is no knob.
     """
+    changes = {
+        "fusion_threshold": fusion_threshold,
+        "cycle_time_ms": cycle_time_ms,
+        "stores": stores,
+        "chunk_bytes": chunk_bytes,
+        "compression": compression,
+        **unknown,
+    }
     running = _current()
     if running.world.rank != 0:
         raise EngineError(f"set_knobs was called on rank {running.world.rank}; rank 0 decides, call it there")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine import config
+from engine import config, runtime
 from engine.errors import ConfigError
 from engine.forms import Bytes, Number, Whole, Words, truth
 from engine.launch import options
@@ -116,6 +117,16 @@ def test_the_native_engine_has_the_same_knobs_with_the_same_ranges() -> None:
     assert there == here and list(native.KNOBS) == list(KNOBS) == list(config.knobs())
 
 
+def test_editors_are_shown_what_set_knobs_takes() -> None:
+    *shown, unknown = inspect.signature(runtime.set_knobs).parameters.values()
+    kinds = {each.name: str(each.type) for each in fields(config.Config)}
+    assert {each.name: each.annotation for each in shown} == {
+        name: " | ".join(dict.fromkeys((kinds[name], "str", "None"))) for name in config.knobs()
+    }
+    assert {(each.kind, each.default) for each in shown} == {(inspect.Parameter.KEYWORD_ONLY, None)}
+    assert unknown.annotation == "Never"  # what is no knob is told by `check_knobs`, and by type checkers
+
+
 def test_the_documents_name_every_knob() -> None:
     readme, tuning = ((ROOT / page).read_text() for page in ("README.md", "docs/autotune.md"))
     assert f"engine.set_knobs({', '.join(f'{name}=...' for name in config.knobs())})" in readme
@@ -130,7 +141,7 @@ ALLOWED = {
     "engine/config.py",
     "engine/launch/options.py",  # Horovod's option in another unit, --fusion-threshold-mb
     "engine/metrics/report/advice.py",  # tells a user which option to change
-    "engine/runtime.py",  # an example in a docstring
+    "engine/runtime.py",  # what `set_knobs` takes, so that editors know it: a test compares it with the fields
 }
 
 
