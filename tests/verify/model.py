@@ -280,6 +280,10 @@ class Thread(Code):
         self.forget("asleep", "bit")
 
 
+# Helpers, and the two halves of driver_stop. Every other function of `Thread` is one of the engine.
+WITHOUT_COUNTERPART = {"no_work", "forget", "drive_after_fence", "begin_stop", "end_stop"}
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A window of the protocol."""

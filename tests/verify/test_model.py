@@ -1,4 +1,6 @@
-"""No wake-up is lost in any interleaving of the model, and every fence, look and rule is needed."""
+"""No wake-up is lost in any interleaving of the model, every fence, look and rule is needed, and what the model and the
+mutants name is in the sources.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import re
 import pytest
 
 from ..ranks import ROOT
-from . import model, mutate
+from . import interleave, model, mutate, stress
 
 
 @pytest.mark.parametrize("memory", model.MODELS, ids=lambda memory: memory.name)
@@ -39,3 +41,22 @@ def test_every_fence_of_the_engine_has_a_name() -> None:
     assert nameless == []
     assert used == set(mutate.fences())
     assert len(set(mutate.fences().values())) == len(mutate.fences())
+
+
+def test_every_mutant_of_the_orders_fits_its_source() -> None:
+    """`make interleave` takes minutes, so that nobody runs it after a change of words."""
+    fits = {mutant.name: (ROOT / mutant.file).read_text().count(mutant.old) for mutant in interleave.MUTANTS}
+    assert fits == dict.fromkeys(fits, 1)
+
+
+def test_what_is_hammered_is_there() -> None:
+    assert set(mutate.FOCUS) <= set(mutate.fences())
+    assert set(mutate.FOCUS.values()) <= set(stress.BLOCKS)
+
+
+def test_the_model_writes_the_steps_of_functions_that_the_engine_has() -> None:
+    files = re.findall(r"[\w/]+\.p[xy][xd]\b", model.__doc__ or "")
+    text = "\n".join((ROOT / "engine_ext" / file).read_text() for file in files)
+    written = {name for name in vars(model.Thread) if not name.startswith("_")} - model.WITHOUT_COUNTERPART
+    assert written
+    assert {name for name in written if not re.search(rf"^cdef [^=\n]*\b{name}\(", text, re.MULTILINE)} == set()
