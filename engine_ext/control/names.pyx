@@ -3,7 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
-from engine_ext.platform.hash cimport fnv, fnv_begin
+from engine_ext.platform.hash cimport fnv_begin, fnv_text
 
 cdef enum:
     BUCKETS = 16384
@@ -30,17 +30,9 @@ cdef void names_close(Names* names, void (*release)(void* owner, Named* named) n
     names.buckets = NULL
 
 
-cdef uint64_t hash_of(const char* text, uint32_t text_bytes) noexcept nogil:
-    cdef uint64_t h = fnv_begin()
-    cdef uint32_t i
-    for i in range(text_bytes):
-        h = fnv(h, <unsigned char>text[i])
-    return h
-
-
 cdef Named* names_find(Names* names, const char* text, uint32_t text_bytes) noexcept nogil:
     """NULL: there is none of that name."""
-    cdef uint64_t h = hash_of(text, text_bytes)
+    cdef uint64_t h = fnv_text(fnv_begin(), text, text_bytes)
     cdef Named* named = names.buckets[h % BUCKETS]
     while named != NULL:
         if named.hash == h and named.name_bytes == text_bytes and memcmp(named.name, text, text_bytes) == 0:
@@ -61,7 +53,7 @@ cdef Named* names_add(Names* names, const char* text, uint32_t text_bytes, size_
         return NULL
     memcpy(named.name, text, text_bytes)
     named.name[text_bytes] = 0
-    named.name_bytes, named.hash, named.id = text_bytes, hash_of(text, text_bytes), -1
+    named.name_bytes, named.hash, named.id = text_bytes, fnv_text(fnv_begin(), text, text_bytes), -1
     bucket = &names.buckets[named.hash % BUCKETS]
     named.chain, bucket[0] = bucket[0], named
     names.count += 1
