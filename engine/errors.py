@@ -7,6 +7,7 @@ A `WorldError` ends the world: every later call on every rank raises the first c
 
 from __future__ import annotations
 
+from engine_ext.errors import BY_CAUSE as BY_CAUSE
 from engine_ext.errors import (
     ArgumentError,
     CollectiveError,

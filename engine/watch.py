@@ -17,8 +17,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from engine_ext.errors import BY_CAUSE
-
 from . import readable
 from .errors import WorldError
 from .host.stacks import NOT_THE_USERS
@@ -27,7 +25,6 @@ from .native import core
 from .process_sets import Registry
 from .trace.flight import Recorder, snapshot
 
-_CAUSES = {BY_CAUSE[code]: word for code, word in {1: "died", 2: "raised", 3: "left", 4: "stalled"}.items()}
 TRACEBACK = "traceback.txt"
 TOLD_SECONDS = 2.0  # longest that a line about an exception waits for the one about the failure
 SHOWN = 3  # most names in one line of a stall report
@@ -112,8 +109,9 @@ class Watch:
         failure = self._engine.failure
         if failure is None or not self._reported.acquire(blocking=False):
             return
-        rank = failure.rank if isinstance(failure, WorldError) else self._engine.rank
-        cause = next((word for kind, word in _CAUSES.items() if isinstance(failure, kind)), "raised")
+        rank, cause = self._engine.rank, "raised"
+        if isinstance(failure, WorldError):
+            rank, cause = failure.rank, failure.cause
         content = {"rank": rank, "cause": cause, "message": str(failure), "time": time.time()}
         try:
             path = self._write("failure.json", content)

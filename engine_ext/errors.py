@@ -54,7 +54,13 @@ class WorldError(CollectiveError):
     ----------
     rank : int
         The rank that is to blame.
+    cause : str
+        `died`, `raised`, `left` or `stalled`.
+    did : str
+        The same, as the message says it.
     """
+
+    cause, did = "raised", "failed"
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
@@ -67,6 +73,8 @@ class WorldError(CollectiveError):
 class RankDiedError(WorldError):
     """A rank's process ended without a word: killed, crashed or out of memory."""
 
+    cause = did = "died"
+
 
 class RankRaisedError(WorldError):
     """A rank failed with an exception of its own."""
@@ -75,15 +83,16 @@ class RankRaisedError(WorldError):
 class RankLeftError(WorldError):
     """A rank finished, or shut its engine down, while others still needed it."""
 
+    cause, did = "left", "left while others still need it"
+
 
 class RankStalledError(WorldError):
     """A rank stood still, or withheld a tensor, for longer than the stall limit."""
 
+    cause = did = "stalled"
 
-# The cause in the abort word of the control segment; `shared/layout.h` numbers them.
-BY_CAUSE: dict[int, type[WorldError]] = {
-    1: RankDiedError,
-    2: RankRaisedError,
-    3: RankLeftError,
-    4: RankStalledError,
+
+# By the name of the cause: `shared/names.h` numbers them.
+BY_CAUSE: dict[str, type[WorldError]] = {
+    kind.cause: kind for kind in (RankDiedError, RankRaisedError, RankLeftError, RankStalledError)
 }

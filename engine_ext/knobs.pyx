@@ -7,20 +7,17 @@ from libc.stdint cimport uint32_t, uint64_t
 from engine_ext.control.state cimport State
 from engine_ext.platform.atomics cimport store32_release
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.shared.layout cimport COORDINATOR, SLOT_BYTES, engine_knobs
+from engine_ext.shared.layout cimport COORDINATOR, SLOT_BYTES, STORES, STORES_NAMES, WIRES, WIRE_NAMES, engine_knobs
 
 from engine_ext.errors import EngineError
-
-STORES = ("cached", "streaming", "auto")        # by STORES_*
-COMPRESSIONS = ("none", "fp16", "bf16")         # by engine_meta.wire of an entry
 
 # Of each knob the smallest and the largest value, or its words by number.
 KNOBS = {
     "fusion_threshold": (0, 1 << 60),
     "cycle_time_ms": (0.0, 10_000.0),
-    "stores": STORES,
+    "stores": tuple([STORES_NAMES[number].decode() for number in range(STORES)]),
     "chunk_bytes": (4096, SLOT_BYTES),
-    "compression": COMPRESSIONS,
+    "compression": tuple([WIRE_NAMES[number].decode() for number in range(WIRES)]),
 }
 
 

@@ -3,6 +3,9 @@
 def segment_info() -> dict[str, str | int]:
     """What two ranks must share to work together: `protocol`, `layout`, `kernels`."""
 
+def codes() -> dict[str, tuple[str, ...]]:
+    """What numbers are called, in their order: all that a page of counters tells, and `dtypes` and `reductions`."""
+
 def create_segment(size: int, generation: int) -> int:
     """Make the control segment of a world of `size` ranks; returns its memfd (close-on-exec)."""
 

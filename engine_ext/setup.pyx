@@ -1,8 +1,9 @@
 """Before there is an engine: the kernels of this process, and the memory of a world."""
 from engine_ext.kernels.kernels cimport (
-    ENGINE_LEVELS, engine_kernels_best, engine_kernels_get, engine_kernels_level, engine_kernels_name,
+    ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE_DTYPE_NAMES, ENGINE_LEVELS, ENGINE_OP_NAMES, engine_kernels_best,
+    engine_kernels_get, engine_kernels_level, engine_kernels_name,
 )
-from engine_ext.shared.layout cimport ENGINE_LAYOUT, ENGINE_PROTOCOL, MAX_RANKS
+from engine_ext.shared.layout cimport ENGINE_PROTOCOL, MAX_RANKS, NAMES_TEXT, engine_layout
 from engine_ext.shared.segment cimport segment_create
 
 import os
@@ -39,7 +40,15 @@ cdef int kernel_level() noexcept:
 def segment_info():
     """What two ranks must share to work together."""
     kernels = engine_kernels_name(kernel_level()).decode()
-    return {"protocol": ENGINE_PROTOCOL, "layout": f"{ENGINE_LAYOUT:016x}", "kernels": kernels}
+    return {"protocol": ENGINE_PROTOCOL, "layout": f"{engine_layout():016x}", "kernels": kernels}
+
+
+def codes():
+    """What numbers are called: names in the order of the numbers, by the name of their list."""
+    told = {name: tuple(names) for name, _, *names in map(str.split, NAMES_TEXT.decode().splitlines())}
+    told["dtypes"] = tuple([ENGINE_DTYPE_NAMES[k].decode() for k in range(ENGINE_ALL_DTYPES)])
+    told["reductions"] = tuple([ENGINE_OP_NAMES[k].decode() for k in range(ENGINE_ADASUM + 1)])
+    return told
 
 
 def create_segment(int size, unsigned int generation):

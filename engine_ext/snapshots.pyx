@@ -7,7 +7,6 @@ from libc.string cimport memcpy
 from engine_ext.control.step_marks cimport MARKS, Mark
 from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row, State
 from engine_ext.control.table cimport bit
-from engine_ext.knobs cimport COMPRESSIONS, STORES
 from engine_ext.operations.describe cimport dtype_name, op_name
 from engine_ext.operations.kinds cimport kind_name, operation_of
 from engine_ext.operations.op cimport Op, Record
@@ -15,12 +14,10 @@ from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_rela
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
-    ENTRY_BATCH, ENTRY_PAD, IDS, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS, engine_entry, engine_meta, rank_page,
+    ALGORITHM_NAMES, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD, IDS, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS, STORES_NAMES,
+    WIRE_NAMES, engine_entry, engine_meta, rank_page,
 )
 from engine_ext.shared.segment cimport away
-
-TYPES = ("pad", "batch", "define", "evict", "error", "skip", "joined")
-ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum")
 
 cdef struct Waiting:            # an operation in flight
     char[NAME_BYTES] name
@@ -80,9 +77,11 @@ cdef list history_of(State* e):
         for k in range(end - HISTORY if end > HISTORY else 0, end):
             row = &rows[k % HISTORY]
             told.append({
-                "entry": row.sequence, "type": TYPES[row.type], "kind": kind_name(row.kind).decode(),
-                "algorithm": ALGORITHMS[row.algorithm], "stores": STORES[row.stores], "tensors": row.items,
-                "bytes": row.nbytes, "compression": COMPRESSIONS[row.wire] if row.type == ENTRY_BATCH else None,
+                "entry": row.sequence, "type": ENTRY_NAMES[row.type].decode(),
+                "kind": kind_name(row.kind).decode(),
+                "algorithm": ALGORITHM_NAMES[row.algorithm].decode(), "stores": STORES_NAMES[row.stores].decode(),
+                "tensors": row.items, "bytes": row.nbytes,
+                "compression": WIRE_NAMES[row.wire].decode() if row.type == ENTRY_BATCH else None,
                 "knob_version": row.knob_version, "name": (<bytes>row.name).decode("utf-8", "replace"),
                 "started": row.started / 1e9, "ended": row.ended / 1e9 if row.ended else None,
             })

@@ -19,7 +19,7 @@ from engine_ext.core cimport Engine
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
 from engine_ext.platform.posix cimport PAGE, ftruncate, pthread_mutex_lock, pthread_mutex_unlock, write
-from engine_ext.shared.layout cimport ENTRY_SKIP
+from engine_ext.shared.layout cimport ALGORITHM_NAMES, ENTRY_SKIP, WIRE_NAMES
 from engine_ext.shared.segment cimport coordinates
 
 from engine_ext.errors import EngineError
@@ -39,8 +39,6 @@ cdef enum Row:                  # `tid` of what is no tensor's
     ROW_TENSORS = 16            # plus the name's number
 
 cdef const char** STAGE_NAMES = ["fuse", "reduce", "unpack"]
-cdef const char** ALGORITHM_NAMES = ["one-shot", "two-shot", "shared", "scatter", "adasum"]     # by ALGORITHM_*
-cdef const char** COMPRESSED = ["", ',"compression":"fp16"', ',"compression":"bf16"']           # by engine_meta.wire of an entry
 
 cdef struct Lines:
     char* data
@@ -144,9 +142,11 @@ cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
             <int>Row.ROW_CYCLES, <unsigned long long>(entry.closed // 1000), <unsigned long long>(entry.closed % 1000), sequence))
     n = slice_head(lines, Row.ROW_ENTRIES, what, entry.started, entry.ended)
     n += <size_t>snprintf(lines.data + lines.used + n, LINE - n,
-                          ',"args":{"entry":%llu,"tensors":%u,"bytes":%llu,"algorithm":"%s"%s}}\n', sequence, entry.items,
-                          nbytes, ALGORITHM_NAMES[entry.algorithm], COMPRESSED[entry.wire])
-    end_line(lines, n)
+                          ',"args":{"entry":%llu,"tensors":%u,"bytes":%llu,"algorithm":"%s"', sequence, entry.items,
+                          nbytes, ALGORITHM_NAMES[entry.algorithm])
+    if entry.wire:
+        n += <size_t>snprintf(lines.data + lines.used + n, LINE - n, ',"compression":"%s"', WIRE_NAMES[entry.wire])
+    end_line(lines, n + <size_t>snprintf(lines.data + lines.used + n, LINE - n, "}}\n"))
     for stage in range(3):
         if entry.first[stage]:
             n = slice_head(lines, Row.ROW_STAGES + stage, STAGE_NAMES[stage], entry.first[stage], entry.last[stage])

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from engine.metrics.definitions import COMMON, ERRORS, KNOBS, SERIES
-from engine.metrics.page import ALGORITHMS, OPERATIONS, REASONS
+from engine.metrics.names import ALGORITHMS, OPERATIONS, REASONS
 
 RULES = Path(__file__).parent / "rules"
 # Prometheus' own.

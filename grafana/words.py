@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.metrics.page import COMPRESSIONS, PHASES, STORES
+from engine.metrics.names import COMPRESSIONS, PHASES, STORES
 
 _COLORS = ("text", "blue", "orange", "green", "red", "purple")
 PHASE_WORDS = {code: (name, _COLORS[code]) for code, name in enumerate(PHASES)}

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import readable
+from ..errors import BY_CAUSE
 from ..host import stacks
-from .verdict import CAUSES, Claim, End, Verdict, claim_of, describe, judge, traceback_span
+from .verdict import Claim, End, Verdict, claim_of, describe, judge, traceback_span
 
 QUOTE = "  | "
 TAIL_LINES = 20
@@ -21,7 +22,7 @@ TRACEBACK_LINES = 200
 LINE_CHARACTERS = 2000
 # Words that the engine's errors put around a reason: who is to blame, and who saw it. The report itself says both.
 _FRAME = re.compile(
-    r"^rank \d+ (?:died|failed|left while others still need it|stalled): | \(rank \d+ noticed it first\)$"
+    rf"^rank \d+ (?:{'|'.join(kind.did for kind in BY_CAUSE.values())}): | \(rank \d+ noticed it first\)$"
 )
 _MISMATCH = re.compile(r"(?:[\w.]+\.)?MismatchError: ")
 _SENT = re.compile(r"\b(?:rank (\d+)|ranks [\d, .-]+) sent ")
@@ -75,7 +76,7 @@ def read_claim(path: Path, rank: int) -> Claim | None:
         return Claim(
             rank,
             int(data["rank"]),
-            cause if cause in CAUSES.values() else "",
+            cause if cause in BY_CAUSE else "",
             str(data["message"]),
             float(data["time"]),
         )

@@ -16,14 +16,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..errors import BY_CAUSE
 from ..host.processes import signal_name
 
-CAUSES = {
-    "RankDiedError": "died",
-    "RankRaisedError": "raised",
-    "RankLeftError": "left",
-    "RankStalledError": "stalled",
-}
+CAUSES = {kind.__name__: cause for cause, kind in BY_CAUSE.items()}
 _EXCEPTION = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(CAUSES)}|WorldError)\b:?\s*(.*)")
 _RANK = re.compile(r"\brank (\d+)\b")
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")

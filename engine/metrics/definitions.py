@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .knobs import GAUGES
+from .names import CAUSES
 
 Kind = Literal["counter", "gauge", "histogram", "summary", "info"]
 COMMON = ("run", "rank")  # labels of every series of a rank
@@ -169,7 +170,7 @@ _METRICS = (
 METRICS = {metric.name: metric for metric in _METRICS}
 SERIES = {series: metric for metric in _METRICS for series in metric.series}
 KNOBS = tuple(gauge.label for gauge in GAUGES)  # values of the label `name`
-ERRORS = ("mismatch", "died", "raised", "left", "stalled")  # values of the label `kind`
+ERRORS = ("mismatch", *CAUSES[1:])  # values of the label `kind`
 # Upper bounds of the exported buckets, in seconds: powers of two of a nanosecond, each the fourfold of the last.
 BUCKETS = tuple(2.0**power * 1e-9 for power in range(14, 34, 2))
 

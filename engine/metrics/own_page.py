@@ -13,6 +13,7 @@ from ..config import Config
 from ..host.processes import look
 from ..logs import logger
 from . import page
+from .names import STATES
 from .page import PageError
 
 VARIABLE = "ENGINE_COUNTERS"  # the path of the page that the launcher has made for this rank
@@ -94,5 +95,5 @@ def begin(descriptor: int, rank: int, size: int, local_rank: int) -> dict[str, i
         "cause": 0,
         "culprit": 0,
         "tuner_phase": 0,
-        "state": page.STATES.index("running"),
+        "state": STATES.index("running"),
     }

@@ -1,37 +1,31 @@
 """A rank's page of counters, as others read it (engine_ext/shared/counters.h, which says what each field counts).
 
 The page is memory without a name in any file system: made by the launcher, or by the rank itself, and gone with the
-last process that holds it. It says itself where its fields lie, so a reader needs no extension.
+last process that holds it. It says itself where its fields lie and what their numbers are called, so a reader
+needs no extension.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..host import linux
 from .knobs import GAUGES
+from .names import NAMES
 
 NAME = "enginerun-counters"  # name of the memory, in /proc/PID/fd
 BYTES = 8192
 MAGIC = b"ENGCNTR1"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("=8sQQQ")  # magic, version, bytes of the page, bytes of the table
 TABLE = 64
 
-# What numbers in a page mean, by value.
-STATES = ("new", "running", "ended", "failed")
-CAUSES = ("none", "died", "raised", "left", "stalled")
-OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter")
-ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum")
-REASONS = ("full", "whole_step", "awaited", "cycle_time")  # why a batch was closed
-STORES = ("cached", "streaming", "auto")
-COMPRESSIONS = ("none", "fp16", "bf16")
-WORDS = {"stores": STORES, "compression": COMPRESSIONS}  # of knobs
-PHASES = ("off", "waiting", "searching", "watching", "lost", "left")  # of the tuner
 DURATIONS = 40  # buckets: k counts what took less than 2**k ns, and the last all that is longer
 
 
@@ -48,9 +42,13 @@ class Snapshot:
     fields : dict of str to list of int
         By the names of counters.h. All words are read one by one while the rank writes: each is right, and they need
         not be of one moment.
+    names : mapping of str to tuple of str
+        What its numbers are called, by the lists of names.h. They are those of `NAMES`, unless another build wrote the
+        page, which may have more.
     """
 
     fields: dict[str, list[int]]
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NAMES)
 
     def __getitem__(self, name: str) -> int:
         """A field of one word, or the first of several."""
@@ -59,12 +57,17 @@ class Snapshot:
     @property
     def state(self) -> str:
         """`new` until the rank's engine has started, then `running`, `ended` or `failed`."""
-        return word(STATES, self["state"])
+        return self.word("states", "state")
 
     @property
     def phase(self) -> str:
         """Of the tuner; `off` on other ranks than 0."""
-        return word(PHASES, self["tuner_phase"])
+        return self.word("phases", "tuner_phase")
+
+    def word(self, names: str, name: str) -> str:
+        """What the number in a field of one word is called, by one of the lists of names."""
+        words, number = self.names[names], self[name]
+        return words[number] if number < len(words) else f"unknown ({number})"
 
 
 def make() -> int:
@@ -129,52 +132,65 @@ def _parse(view: memoryview) -> Snapshot | None:
         raise PageError(f"is of version {version}, and this reads version {VERSION}: the rank runs another build")
     if nbytes != BYTES or not 0 < table < BYTES - TABLE:
         raise PageError("has a damaged header")
-    places = _places(bytes(view[TABLE : TABLE + table]))
+    places, names = _table(bytes(view[TABLE : TABLE + table]))
     with view.cast("Q") as words:
-        return Snapshot({name: words[first:end].tolist() for name, first, end in places})
+        return Snapshot({name: words[first:end].tolist() for name, first, end in places}, names)
 
 
 @lru_cache(maxsize=16)
-def _places(table: bytes) -> list[tuple[str, int, int]]:
-    """Where fields lie, in words. All ranks of a job have one table."""
-    places = {}
+def _table(table: bytes) -> tuple[list[tuple[str, int, int]], dict[str, tuple[str, ...]]]:
+    """Where fields lie, in words, and what numbers are called. All ranks of a job have one table."""
+    places, names = {}, {}
     try:
         for line in table.decode("ascii").splitlines():
-            name, *numbers = line.split(" ")
-            first, count = map(int, numbers)
-            if first % 8 or count < 1 or not TABLE + len(table) <= first <= BYTES - 8 * count:
+            name, first, *rest = line.split(" ")
+            if first == "=":
+                names[name] = tuple(rest)
+                continue
+            at, count = int(first), int(*rest)
+            if at % 8 or count < 1 or not TABLE + len(table) <= at <= BYTES - 8 * count:
                 raise ValueError
-            places[name] = (first // 8, first // 8 + count)
-    except ValueError:
+            places[name] = (at // 8, at // 8 + count)
+    except (ValueError, TypeError):
         raise PageError("has a damaged table of fields") from None
+    wrong = [name for name, known in NAMES.items() if not set(known) <= set(names.get(name, ()))]
+    if wrong:
+        raise PageError(f"lacks names of {', '.join(sorted(wrong))}")
     wrong = [
-        name for name, count in EXPECTED.items() if name not in places or places[name][1] - places[name][0] != count
+        name
+        for name, count in expected(names).items()
+        if name not in places or places[name][1] - places[name][0] != count
     ]
     if wrong:
         raise PageError(f"lacks, or has in another form, the fields {', '.join(sorted(wrong))}")
-    return [(name, *place) for name, place in places.items()]
+    return [(name, *place) for name, place in places.items()], names
 
 
-def word(words: tuple[str, ...], number: int) -> str:
-    """The word for a number in a page."""
-    return words[number] if number < len(words) else f"unknown ({number})"
-
-
-# The fields that readers need, and their words. A newer build may add others.
-EXPECTED = {
-    **dict.fromkeys("state pid rank size local_rank worlds started_ns cause culprit".split(), 1),
-    "collectives": len(OPERATIONS) * len(ALGORITHMS),
-    "collective_bytes": len(OPERATIONS) * len(ALGORITHMS),
-    "collective_tensors": len(OPERATIONS),
-    "collective_ns": len(OPERATIONS) * len(ALGORITHMS),
-    "collective_durations": len(OPERATIONS) * DURATIONS,
-    **dict.fromkeys("exposed_ns fused_bytes fusion_capacity queue_ns queued negotiation_ns negotiated".split(), 1),
-    **dict.fromkeys("lag_ns lags completed mismatches last_ns".split(), 1),
-    **dict.fromkeys(("knob_version", *(gauge.field for gauge in GAUGES)), 1),
-    **dict.fromkeys("submitted requests blocked_ns steps step_ns".split(), 1),
-    "step_durations": DURATIONS,
-    "cycles": len(REASONS),
-    **dict.fromkeys("stall_warnings stalled".split(), 1),
-    **dict.fromkeys("tuner_phase tuner_searches tuner_trials tuner_changes tuner_changed_ns".split(), 1),
-    **dict.fromkeys("tuner_score_ps tuner_default_ps tuner_best_ps".split(), 1),
+# The fields of several words that readers need, by the lists that number them, one after the other.
+_NUMBERED = {
+    "collectives": ("operations", "algorithms"),
+    "collective_bytes": ("operations", "algorithms"),
+    "collective_tensors": ("operations",),
+    "collective_ns": ("operations", "algorithms"),
+    "cycles": ("reasons",),
 }
+
+
+def expected(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    """The fields that readers need, and their words. A newer build may add others."""
+    return {
+        **dict.fromkeys("state pid rank size local_rank worlds started_ns cause culprit".split(), 1),
+        **{name: math.prod(len(names[each]) for each in lists) for name, lists in _NUMBERED.items()},
+        "collective_durations": len(names["operations"]) * DURATIONS,
+        **dict.fromkeys("exposed_ns fused_bytes fusion_capacity queue_ns queued negotiation_ns negotiated".split(), 1),
+        **dict.fromkeys("lag_ns lags completed mismatches last_ns".split(), 1),
+        **dict.fromkeys(("knob_version", *(gauge.field for gauge in GAUGES)), 1),
+        **dict.fromkeys("submitted requests blocked_ns steps step_ns".split(), 1),
+        "step_durations": DURATIONS,
+        **dict.fromkeys("stall_warnings stalled".split(), 1),
+        **dict.fromkeys("tuner_phase tuner_searches tuner_trials tuner_changes tuner_changed_ns".split(), 1),
+        **dict.fromkeys("tuner_score_ps tuner_default_ps tuner_best_ps".split(), 1),
+    }
+
+
+EXPECTED = expected(NAMES)

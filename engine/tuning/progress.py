@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ..metrics.page import PHASES
+from ..metrics.names import PHASES
 from ..native import core
 
 

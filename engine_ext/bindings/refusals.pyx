@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 from engine_ext.control.state cimport State
 from engine_ext.operations.describe cimport describe_ranks
 from engine_ext.platform.atomics cimport load_acquire
-from engine_ext.shared.layout cimport CAUSE_LEFT, Status
+from engine_ext.shared.layout cimport CAUSES, CAUSE_LEFT, CAUSE_NAMES, CAUSE_NONE, Status
 
 from engine_ext.errors import (
     BY_CAUSE, DuplicateNameError, EngineError, ForkedError, MismatchError, NotInitializedError,
@@ -13,7 +13,7 @@ from engine_ext.errors import (
 cdef enum:
     SET_BYTES = 128
 
-CAUSES = {1: "died", 2: "failed", 3: "left while others still need it", 4: "stalled"}
+ERRORS = {number: BY_CAUSE[CAUSE_NAMES[number].decode()] for number in range(CAUSE_NONE + 1, CAUSES)}
 LEFT_HINT = (". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join() after its "
              "last step")
 
@@ -73,7 +73,7 @@ cdef object world_error(State* e):
     cdef str text = (<bytes>e.segment.world.pages[reporter].reason).decode("utf-8", "replace")
     seen = "" if reporter == culprit else f" (rank {reporter} noticed it first)"
     why = LEFT_HINT if cause == CAUSE_LEFT else ""
-    return BY_CAUSE[cause](f"rank {culprit} {CAUSES[cause]}: {text}{why}{seen}", culprit)
+    return ERRORS[cause](f"rank {culprit} {ERRORS[cause].did}: {text}{why}{seen}", culprit)
 
 
 cdef object disagreement(const Op* op, str what):

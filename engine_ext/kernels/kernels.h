@@ -22,49 +22,53 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The first ENGINE_DTYPES are reduced, and have kernels. The others are only moved, as bytes: by broadcast, allgather and
- * alltoall. */
-enum engine_dtype {
-  ENGINE_FLOAT16 = 0,
-  ENGINE_BFLOAT16 = 1,
-  ENGINE_FLOAT32 = 2,
-  ENGINE_FLOAT64 = 3,
-  ENGINE_INT8 = 4,
-  ENGINE_UINT8 = 5,
-  ENGINE_INT16 = 6,
-  ENGINE_UINT16 = 7,
-  ENGINE_INT32 = 8,
-  ENGINE_INT64 = 9,
-  ENGINE_BOOL = 10,
-  ENGINE_DTYPES = 11,
-  ENGINE_UINT32 = 11,
-  ENGINE_UINT64 = 12,
-  ENGINE_COMPLEX32 = 13,
-  ENGINE_COMPLEX64 = 14,
-  ENGINE_COMPLEX128 = 15,
-  ENGINE_FLOAT8_E4M3FN = 16,
-  ENGINE_FLOAT8_E4M3FNUZ = 17,
-  ENGINE_FLOAT8_E5M2 = 18,
-  ENGINE_FLOAT8_E5M2FNUZ = 19,
-  ENGINE_FLOAT8_E8M0FNU = 20,
-  ENGINE_ALL_DTYPES = 21
-};
+/* Every dtype: number, name, bytes of one element. Those up to bool are reduced, and have kernels. The others are only moved, as
+ * bytes: by broadcast, allgather and alltoall. */
+#define ENGINE_DTYPE_LIST(ROW)                         \
+  ROW(ENGINE_FLOAT16, "float16", 2)                    \
+  ROW(ENGINE_BFLOAT16, "bfloat16", 2)                  \
+  ROW(ENGINE_FLOAT32, "float32", 4)                    \
+  ROW(ENGINE_FLOAT64, "float64", 8)                    \
+  ROW(ENGINE_INT8, "int8", 1)                          \
+  ROW(ENGINE_UINT8, "uint8", 1)                        \
+  ROW(ENGINE_INT16, "int16", 2)                        \
+  ROW(ENGINE_UINT16, "uint16", 2)                      \
+  ROW(ENGINE_INT32, "int32", 4)                        \
+  ROW(ENGINE_INT64, "int64", 8)                        \
+  ROW(ENGINE_BOOL, "bool", 1)                          \
+  ROW(ENGINE_UINT32, "uint32", 4)                      \
+  ROW(ENGINE_UINT64, "uint64", 8)                      \
+  ROW(ENGINE_COMPLEX32, "complex32", 4)                \
+  ROW(ENGINE_COMPLEX64, "complex64", 8)                \
+  ROW(ENGINE_COMPLEX128, "complex128", 16)             \
+  ROW(ENGINE_FLOAT8_E4M3FN, "float8_e4m3fn", 1)        \
+  ROW(ENGINE_FLOAT8_E4M3FNUZ, "float8_e4m3fnuz", 1)    \
+  ROW(ENGINE_FLOAT8_E5M2, "float8_e5m2", 1)            \
+  ROW(ENGINE_FLOAT8_E5M2FNUZ, "float8_e5m2fnuz", 1)    \
+  ROW(ENGINE_FLOAT8_E8M0FNU, "float8_e8m0fnu", 1)
+#define ENGINE_DTYPE_NUMBER(number, name, bytes) number,
+#define ENGINE_DTYPE_NAME(number, name, bytes) name,
+#define ENGINE_DTYPE_BYTES(number, name, bytes) bytes,
 
-/* Bytes of one element, by dtype. */
-static const uint8_t ENGINE_ITEM_BYTES[] = {2, 2, 4, 8, 1, 1, 2, 2, 4, 8, 1, 4, 8, 4, 8, 16, 1, 1, 1, 1, 1};
-_Static_assert(sizeof ENGINE_ITEM_BYTES == ENGINE_ALL_DTYPES, "every dtype has a size");
+enum engine_dtype { ENGINE_DTYPE_LIST(ENGINE_DTYPE_NUMBER) ENGINE_ALL_DTYPES, ENGINE_DTYPES = ENGINE_BOOL + 1 };
+static const char *const ENGINE_DTYPE_NAMES[] = {ENGINE_DTYPE_LIST(ENGINE_DTYPE_NAME)};
+static const uint8_t ENGINE_ITEM_BYTES[] = {ENGINE_DTYPE_LIST(ENGINE_DTYPE_BYTES)};
 static inline int64_t dtype_bytes(int dtype) { return ENGINE_ITEM_BYTES[dtype]; }
 
-/* ENGINE_OPS counts those that combine element by element; Adasum (operations/adasum.pyx) is made of `inner` and `weigh`. */
-enum engine_op {
-  ENGINE_SUM = 0,
-  ENGINE_AVERAGE = 1,
-  ENGINE_MIN = 2,
-  ENGINE_MAX = 3,
-  ENGINE_PRODUCT = 4,
-  ENGINE_OPS = 5,
-  ENGINE_ADASUM = 5
-};
+/* Every reduction: number and name. ENGINE_OPS counts those that combine element by element; Adasum (operations/adasum.pyx) is
+ * made of `inner` and `weigh`. */
+#define ENGINE_OP_LIST(ROW)      \
+  ROW(ENGINE_SUM, "sum")         \
+  ROW(ENGINE_AVERAGE, "average") \
+  ROW(ENGINE_MIN, "min")         \
+  ROW(ENGINE_MAX, "max")         \
+  ROW(ENGINE_PRODUCT, "product") \
+  ROW(ENGINE_ADASUM, "adasum")
+#define ENGINE_OP_NUMBER(number, name) number,
+#define ENGINE_OP_NAME(number, name) name,
+
+enum engine_op { ENGINE_OP_LIST(ENGINE_OP_NUMBER) ENGINE_OPS = ENGINE_ADASUM };
+static const char *const ENGINE_OP_NAMES[] = {ENGINE_OP_LIST(ENGINE_OP_NAME)};
 
 enum engine_level { ENGINE_PLAIN = 0, ENGINE_AVX2 = 1, ENGINE_AVX512 = 2, ENGINE_LEVELS = 3 };
 

@@ -87,6 +87,9 @@ cdef extern from "kernels/kernels.h" nogil:
             int dtype, void *dst, const void *const *rows, const double *weights, int count, size_t n
         ) noexcept nogil
 
+    const char** ENGINE_DTYPE_NAMES
+    const char** ENGINE_OP_NAMES
+
     int64_t dtype_bytes(int dtype)
     const engine_kernels *engine_kernels_get(int level) noexcept
     int engine_kernels_best() noexcept

@@ -42,7 +42,6 @@ cdef inline int32_t pairs(const Executor* x) noexcept nogil:
 cdef Operation adasum_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
-    row.name = b"allreduce"
     row.reduces = row.moves = row.optional = row.tells_members = True
     row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose, stand_in_tensor, plan
     return row

@@ -28,7 +28,6 @@ cdef Steps SHARED = Steps(pack_shared, reduce_shared, copy_shared, True, True)
 cdef Operation allreduce_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
-    row.name = b"allreduce"
     row.reduces = row.moves = row.optional = True
     row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose, stand_in_tensor, plan
     return row

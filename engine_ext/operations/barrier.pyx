@@ -13,7 +13,7 @@ cdef Steps STEPS = Steps(NULL, NULL, NULL, False, False)
 cdef Operation barrier_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
-    row.name, row.says = b"barrier", SAYS_ALIGNED
+    row.says = SAYS_ALIGNED
     row.bytes, row.choose, row.stand_in, row.plan = no_bytes, choose_two_shot, stand_in, plan
     return row
 

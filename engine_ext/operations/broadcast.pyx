@@ -17,7 +17,6 @@ cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
 cdef Operation broadcast_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
-    row.name = b"broadcast"
     row.moves = row.rooted = True
     row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose_two_shot, stand_in_tensor, plan
     return row

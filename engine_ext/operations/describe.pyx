@@ -2,38 +2,31 @@
 from libc.stdio cimport snprintf
 from libc.stdlib cimport strtod
 
-from engine_ext.kernels.kernels cimport ENGINE_DTYPES
-from engine_ext.operations.kinds cimport operation_of
+from engine_ext.kernels.kernels cimport ENGINE_DTYPE_NAMES, ENGINE_DTYPES, ENGINE_OP_NAMES
+from engine_ext.operations.kinds cimport kind_name, operation_of
 from engine_ext.operations.operation cimport Operation
 from engine_ext.shared.layout cimport (
-    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_INDEX, LAYOUT_SPARSE, MAX_DIMS, WIRE_TUNED, engine_meta,
+    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULT_INDEX, LAYOUT_NAMES, LAYOUT_ROWS, LAYOUT_SPARSE, MAX_DIMS, WIRE_TUNED,
+    engine_meta,
 )
 
 cdef enum:
     PARTS = 8                   # of a list of ranks; of more, not all are told
 
-cdef const char** OP_NAMES = ["sum", "average", "min", "max", "product", "adasum"]
-cdef const char** LAYOUT_NAMES = ["", " channels_last", " channels_last_3d", ""]
-cdef const char** DTYPE_NAMES = [
-    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool",
-    "uint32", "uint64", "complex32", "complex64", "complex128",
-    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-]
-
 
 cdef const char* op_name(int op) noexcept nogil:
-    return OP_NAMES[op]
+    return ENGINE_OP_NAMES[op]
 
 
 cdef const char* dtype_name(int dtype) noexcept nogil:
-    return DTYPE_NAMES[dtype]
+    return ENGINE_DTYPE_NAMES[dtype]
 
 
 cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept nogil:
     cdef int at = 0
     cdef const Operation* operation = operation_of(meta)
     cdef bint sparse = meta.layout == LAYOUT_SPARSE             # an allreduce to whoever calls it, though it is gathered
-    cdef const char* name = operation.name
+    cdef const char* name = kind_name(meta.kind)
     if sparse:
         name = b"sparse allreduce"
     at = fit(at, snprintf(text, room, "%s", name), room)
@@ -42,7 +35,7 @@ cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept n
             at = fit(at, snprintf(text + at, room - at, " of %lld bytes", <long long>meta.dims[0]), room)
         return at
     if operation.reduces or sparse:
-        at = fit(at, snprintf(text + at, room - at, " %s", OP_NAMES[meta.op]), room)
+        at = fit(at, snprintf(text + at, room - at, " %s", ENGINE_OP_NAMES[meta.op]), room)
     elif operation.rooted:
         at = fit(at, snprintf(text + at, room - at, " from root %d", meta.root), room)
     if meta.group and not sparse:
@@ -76,7 +69,7 @@ cdef int describe_group(const engine_meta* meta, char* text, int at, int room) n
     at = fit(at, snprintf(text + at, room - at, ", a group of %u tensors: ", <unsigned int>meta.group), room)
     for d in range(ENGINE_DTYPES):
         if meta.dims[d]:
-            at = fit(at, snprintf(text + at, room - at, "%s %lld elements%s, ", DTYPE_NAMES[d], <long long>meta.dims[d],
+            at = fit(at, snprintf(text + at, room - at, "%s %lld elements%s, ", ENGINE_DTYPE_NAMES[d], <long long>meta.dims[d],
                                   b" in a row" if operation_of(meta).uneven else b""), room)
     if meta.dims[DIM_MOVED]:
         at = fit(at, snprintf(text + at, room - at, "other dtypes %lld elements in a row, ",
@@ -87,13 +80,15 @@ cdef int describe_group(const engine_meta* meta, char* text, int at, int room) n
 cdef int describe_shape(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
     """`float32[3, 4]`; a star for rows that may differ."""
     cdef int d
-    at = fit(at, snprintf(text + at, room - at, " %s[", DTYPE_NAMES[meta.dtype]), room)
+    at = fit(at, snprintf(text + at, room - at, " %s[", ENGINE_DTYPE_NAMES[meta.dtype]), room)
     for d in range(<int>meta.ndim if meta.ndim < MAX_DIMS else MAX_DIMS):
         if d == 0 and meta.layout != LAYOUT_SPARSE and operation_of(meta).uneven:
             at = fit(at, snprintf(text + at, room - at, "*"), room)
         else:
             at = fit(at, snprintf(text + at, room - at, "%s%lld", b", " if d else b"", <long long>meta.dims[d]), room)
-    return fit(at, snprintf(text + at, room - at, "]%s", LAYOUT_NAMES[meta.layout]), room)
+    if meta.layout == LAYOUT_ROWS or meta.layout == LAYOUT_SPARSE:      # of a sparse one, its name tells
+        return fit(at, snprintf(text + at, room - at, "]"), room)
+    return fit(at, snprintf(text + at, room - at, "] %s", LAYOUT_NAMES[meta.layout]), room)
 
 
 cdef int describe_wire(const engine_meta* meta, char* text, int at, int room) noexcept nogil:
@@ -101,7 +96,7 @@ cdef int describe_wire(const engine_meta* meta, char* text, int at, int room) no
         return at
     if meta.wire == WIRE_TUNED:
         return fit(at, snprintf(text + at, room - at, " compressed as tuned"), room)
-    return fit(at, snprintf(text + at, room - at, " compressed to %s", DTYPE_NAMES[meta.wire - 1]), room)
+    return fit(at, snprintf(text + at, room - at, " compressed to %s", ENGINE_DTYPE_NAMES[meta.wire - 1]), room)
 
 
 cdef int describe_factor(const char* what, double factor, char* text, int at, int room) noexcept nogil:

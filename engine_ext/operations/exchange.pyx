@@ -20,7 +20,6 @@ cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
 cdef Operation exchange_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
-    row.name = b"alltoall"
     row.moves = row.alone = row.uneven = True
     row.bytes, row.choose, row.stand_in = bytes_of_row, choose_scatter, stand_in
     row.plan, row.finish = plan, finish

@@ -21,7 +21,7 @@ cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
 cdef Operation gather_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
-    row.name, row.says = b"allgather", SAYS_ROWS
+    row.says = SAYS_ROWS
     row.moves = row.alone = row.uneven = True
     row.bytes, row.choose, row.stand_in, row.plan = bytes_of_row, choose_two_shot, stand_in_rows, plan
     return row

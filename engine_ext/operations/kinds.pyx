@@ -1,6 +1,7 @@
 """The table of operations. Beside the enum and the border to Python, nowhere else is a kind asked for.
 
-An operation is a file here that exports its row, a number in shared/layout.h, and a line below (CONTRIBUTING.md has the recipe).
+An operation is a file here that exports its row, a number with a name in shared/names.h, and a line below (CONTRIBUTING.md has
+the recipe).
 """
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc
@@ -14,7 +15,8 @@ from engine_ext.operations.exchange cimport exchange_row
 from engine_ext.operations.gather cimport gather_row
 from engine_ext.operations.scatter cimport scatter_row
 from engine_ext.shared.layout cimport (
-    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER, KINDS, wire_dtype,
+    KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_NAMES, KIND_REDUCESCATTER, KINDS,
+    wire_dtype,
 )
 
 OPERATIONS = <const Operation**>calloc(KINDS * REDUCTIONS, sizeof(Operation*))
@@ -48,8 +50,9 @@ cdef int expect_rows_of_all() except -1:
     cdef int k
     for k in range(KINDS * REDUCTIONS):
         row = OPERATIONS[k]
-        if row == NULL or row.name == NULL or row.bytes == NULL or row.choose == NULL or row.stand_in == NULL or row.plan == NULL:
-            raise ImportError(f"operation {k // REDUCTIONS} has no whole row in engine_ext/operations/kinds.pyx")
+        if row == NULL or row.bytes == NULL or row.choose == NULL or row.stand_in == NULL or row.plan == NULL:
+            name = kind_name(k // REDUCTIONS).decode()
+            raise ImportError(f"operation {name} has no whole row in engine_ext/operations/kinds.pyx")
     return 0
 
 
@@ -57,7 +60,7 @@ expect_rows_of_all()
 
 
 cdef const char* kind_name(int kind) noexcept nogil:
-    return OPERATIONS[kind * REDUCTIONS].name
+    return KIND_NAMES[kind]
 
 
 cdef int64_t wire_bytes(const engine_meta* meta, int wire) noexcept nogil:

@@ -15,7 +15,6 @@ cdef enum Says:             # what a rank tells the coordinator of each submissi
     SAYS_ALIGNED = 2        # whether ranks align behind it (docs/architecture/protocol.md, "Failed calls")
 
 cdef struct Operation:
-    const char* name
     bint reduces            # values of ranks become one value: factors, compression and the reduction's name mean something
     bint moves              # there are bytes to move
     bint alone              # an entry carries one of it, since its size or its plan is its own

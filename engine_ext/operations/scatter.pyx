@@ -20,7 +20,6 @@ cdef Steps STEPS = Steps(pack, reduce, NULL, False, False)
 cdef Operation scatter_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
-    row.name = b"reducescatter"
     row.reduces = row.moves = row.alone = row.parts = row.tells_members = True
     row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose_scatter, stand_in, plan
     return row

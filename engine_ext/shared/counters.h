@@ -1,11 +1,11 @@
 /* The page of counters: what a rank has done, in memory that its launcher, or whoever attaches, may read at any time, also after
  * the rank has died.
  *
- *   header (64 bytes) | table of fields (text) | fields, 64-bit words
+ *   header (64 bytes) | table of fields and names (text) | fields, 64-bit words
  *
  * Every word is written with relaxed atomics and only ever read by others: no locks, no order between words. The page says itself
  * what lies where, so that a reader shares no layout with us but the header's: the table has a line "name offset words" for each
- * field, the offset in bytes from the page's start. Fields of different writers lie in different cache lines.
+ * field, the offset in bytes from the page's start, and the lines of NAMES_TEXT (names.h): what numbers in the fields mean. Fields of different writers lie in different cache lines.
  */
 #ifndef ENGINE_SHARED_COUNTERS_H
 #define ENGINE_SHARED_COUNTERS_H
@@ -20,15 +20,15 @@
 #define COUNTERS_MAGIC 0x3152544e43474e45u /* "ENGCNTR1" */
 
 enum {
-  COUNTERS_VERSION = 1, /* changes with the header, and with what a field means */
+  COUNTERS_VERSION = 2, /* changes with the header, and with what a field means */
   COUNTERS_BYTES = 8192,
   COUNTERS_TABLE = 64,  /* where the table begins */
   COUNTERS_FIELDS = 2048,
-  ALGORITHMS = 5,
   DURATIONS = 40        /* bucket k counts what took less than 2^k ns and not less than 2^(k-1); the last one all that is longer */
 };
-enum { COUNTED_NEW, COUNTED_RUNNING, COUNTED_ENDED, COUNTED_FAILED }; /* `state` */
-enum { CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_REASONS };
+enum { COUNTED_LIST(AS_NUMBER) };
+enum { CLOSED_LIST(AS_NUMBER) CLOSED_REASONS };
+enum { PHASE_LIST(AS_NUMBER) };
 
 /* LINE begins a new writer's cache lines. */
 #define COUNTERS_LAYOUT(LINE, FIELD)                                                                                         \
@@ -73,7 +73,7 @@ enum { CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED
   LINE(cycles, CLOSED_REASONS)    /* batches closed, by reason. This line: the coordinator */                                \
   LINE(stall_warnings, 1)         /* This line: the monitor */                                                               \
   FIELD(stalled, 1)               /* operations in flight that are overdue */                                                \
-  LINE(tuner_phase, 1)            /* This line: the tuner, on rank 0. PHASES of engine/metrics/page.py; 0: nobody tunes */   \
+  LINE(tuner_phase, 1)            /* This line: the tuner, on rank 0. PHASE_*; 0: nobody tunes */                            \
   FIELD(tuner_searches, 1)                                                                                                   \
   FIELD(tuner_trials, 1)                                                                                                     \
   FIELD(tuner_changes, 1)         /* settings that were put into force */                                                    \
@@ -103,6 +103,7 @@ static inline int counters_format(counters_page *page) {
                          (int)(words));
   COUNTERS_LAYOUT(FIELD, FIELD)
 #undef FIELD
+  at += (size_t)snprintf(page->table + at, sizeof page->table - at, "%s", NAMES_TEXT);
   page->version = COUNTERS_VERSION;
   page->bytes = COUNTERS_BYTES;
   page->table_bytes = at;

@@ -7,7 +7,7 @@ from libc.stdint cimport uint64_t
 from engine_ext.shared.layout cimport engine_entry
 
 cdef extern from "engine_ext/shared/counters.h" nogil:
-    enum: COUNTERS_BYTES, ALGORITHMS, DURATIONS
+    enum: COUNTERS_BYTES, DURATIONS
     enum: COUNTED_NEW, COUNTED_RUNNING, COUNTED_ENDED, COUNTED_FAILED
     enum: CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_REASONS
 

@@ -7,6 +7,7 @@ from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport (
     MADV_DONTFORK, MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, madvise, mmap, munmap,
 )
+from engine_ext.shared.layout cimport ALGORITHMS
 
 cdef extern from "engine_ext/shared/counters.h" nogil:
     int counters_format(counters_page* page)

@@ -3,8 +3,8 @@
  *   header | coordinator | schedule ring | one page group per rank | the slots of every rank
  *
  * The segments of process sets follow in the same file, each laid out as the world's. A memfd is sparse: what nobody
- * touches costs nothing. Any change here changes ENGINE_LAYOUT, and ranks with different
- * layouts refuse each other.
+ * touches costs nothing. Any change of a declaration changes engine_layout(), and ranks with
+ * different layouts refuse each other.
  */
 #ifndef ENGINE_SHARED_LAYOUT_H
 #define ENGINE_SHARED_LAYOUT_H
@@ -13,6 +13,18 @@
 #include <stdint.h>
 
 #include "engine_ext/kernels/kernels.h"
+#include "engine_ext/platform/hash.h"
+#include "engine_ext/shared/names.h"
+
+/* Declares what processes share, and keeps the declaration's own text, macros replaced and comments left out:
+ * engine_layout() is made of it, so nothing that stands inside can be missed. */
+#define SHARED(...)                                              \
+  __VA_ARGS__                                                    \
+  static const char SHARED_TEXT[] = TEXT_OF(__VA_ARGS__);
+#define TEXT_OF(...) TEXT_AS_IT_IS(__VA_ARGS__)
+#define TEXT_AS_IT_IS(...) #__VA_ARGS__
+
+SHARED(
 
 enum {
   ENGINE_PROTOCOL = 10,
@@ -33,20 +45,26 @@ enum {
   FAILURE_BYTES = 384,         /* of what a rank tells of a call that failed there */
   SLOTS = 4,
   SLOT_BYTES = 1 << 20,        /* no chunk is larger */
-  DOORS = 3                    /* 0 unused, 1 the engine thread sleeps, 2 a caller sleeps */
+  DOORS = 3,                   /* 0 unused, 1 the engine thread sleeps, 2 a caller sleeps */
+  COORDINATOR_OFFSET = 4096,   /* where it begins in the segment, in bytes; and the next two */
+  RING_OFFSET = COORDINATOR_OFFSET + 4096,
+  PAGES_OFFSET = RING_OFFSET + RING_WORDS * 8
 };
 
-enum { KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS };
-enum { ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED };
-enum { ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM };
-enum { LAYOUT_ROWS, LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_SPARSE };
+enum { KIND_LIST(AS_NUMBER) KINDS };
+enum { ALGORITHM_LIST(AS_NUMBER) ALGORITHMS };
+enum { ENTRY_LIST(AS_NUMBER) };
+enum { LAYOUT_LIST(AS_NUMBER) };
+enum { STORES_LIST(AS_NUMBER) STORES };
+enum { CAUSE_LIST(AS_NUMBER) CAUSES };
 /* Why an operation cannot be done whatever the others bring, so that every rank is told and nobody waits: what is wrong with a
  * sparse tensor; or that the call failed on this rank before it brought anything, and a text says how. */
 enum { FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS, FAULT_CALL = FAULTS };
-enum { STORES_CACHED, STORES_STREAMING, STORES_AUTO };
-/* engine_meta.wire of a name, never of an entry that moves data: it travels as the knob `compression` says. */
-enum { WIRE_TUNED = 255 };
-enum { CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED };
+enum {
+  WIRE_LIST(AS_NUMBER)         /* 1 + a dtype */
+  WIRES,
+  WIRE_TUNED = 255             /* of a name, never of an entry that moves data: it travels as the knob `compression` says */
+};
 /* rank_page.asleep: which door sleeps, and what would be news to it besides a new entry. */
 enum {
   SLEEP_ENGINE = 1,            /* the engine thread, on door 1 */
@@ -159,27 +177,31 @@ typedef struct rank_page {
   _Alignas(4096) unsigned char requests[REQUEST_BYTES];
 } rank_page;
 
+) /* SHARED */
+
 #define SEGMENT_MAGIC 0x31656e69676e6567u /* "gengine1" */
-#define COORDINATOR_OFFSET 4096u
-#define RING_OFFSET (COORDINATOR_OFFSET + 4096u)
-#define PAGES_OFFSET (RING_OFFSET + RING_WORDS * 8u)
 _Static_assert(sizeof(segment_header) <= 4096 && sizeof(coordinator_page) <= 4096, "header and coordinator have a page each");
 _Static_assert(sizeof(rank_page) % 4096 == 0, "pages of ranks are whole pages");
 _Static_assert(sizeof(engine_entry) % 8 == 0 && sizeof(engine_request) % 8 == 0 && sizeof(engine_meta) % 8 == 0, "words");
 _Static_assert(sizeof(engine_entry) / 8 + BATCH_ITEMS / 2 + MAX_RANKS + BATCH_ITEMS < RING_WORDS / 4, "the largest entry fits the ring");
 
-/* Changes with every size and offset that another process would read. */
-#define MIX(h, x) (((uint64_t)(h) * 1099511628211u) ^ (uint64_t)(x))
-static const uint64_t ENGINE_LAYOUT =
-    MIX(MIX(MIX(MIX(MIX(MIX(MIX(MIX(MIX(MIX(14695981039346656037u, ENGINE_PROTOCOL), sizeof(rank_page)), sizeof(engine_entry)),
-                                    sizeof(engine_request)),
-                                offsetof(rank_page, ready)),
-                            offsetof(rank_page, packed) * 4096 + offsetof(rank_page, need)),
-                        offsetof(rank_page, requests)),
-                    RING_WORDS),
-                SLOTS *(uint64_t)SLOT_BYTES),
-            offsetof(engine_entry, meta) * 4096 + sizeof(engine_knobs) * 64 + (unsigned)KINDS);
+/* Changes with every name, type and place of a field that another process would read, and with every number and constant. The
+ * sizes tell how the compiler lays the text out. */
+static inline uint64_t engine_layout(void) {
+  static const char numbers[] = TEXT_OF(ENGINE_DTYPE_LIST(ENGINE_DTYPE_NUMBER) ENGINE_OP_LIST(ENGINE_OP_NUMBER));
+  uint64_t h = fnv_text(fnv_text(fnv_begin(), SHARED_TEXT, sizeof SHARED_TEXT), numbers, sizeof numbers);
+  return fnv(fnv(fnv(fnv(h, ENGINE_DTYPES), sizeof(rank_page)), sizeof(engine_entry)), sizeof(engine_request));
+}
 
+static const char *const KIND_NAMES[] = {KIND_LIST(AS_NAME)};
+static const char *const ALGORITHM_NAMES[] = {ALGORITHM_LIST(AS_NAME)};
+static const char *const ENTRY_NAMES[] = {ENTRY_LIST(AS_NAME)};
+static const char *const LAYOUT_NAMES[] = {LAYOUT_LIST(AS_NAME)};
+static const char *const STORES_NAMES[] = {STORES_LIST(AS_NAME)};
+static const char *const WIRE_NAMES[] = {WIRE_LIST(AS_NAME)};
+static const char *const CAUSE_NAMES[] = {CAUSE_LIST(AS_NAME)};
+
+_Static_assert((int)WIRE_FP16 == 1 + (int)ENGINE_FLOAT16 && (int)WIRE_BF16 == 1 + (int)ENGINE_BFLOAT16, "a wire is a dtype");
 _Static_assert((int)DIM_MOVED < (int)DIM_DIGEST && (int)DIM_DIGEST < (int)MAX_DIMS, "every dtype");
 _Static_assert((int)KINDS <= (int)MAX_DIMS, "a barrier tells a number for every kind");
 /* The dtype in which a tensor of `dtype` travels, `wire` being an entry's: only what is wider than a half is compressed. */

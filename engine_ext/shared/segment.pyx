@@ -10,7 +10,7 @@ from engine_ext.platform.posix cimport (
     munmap,
 )
 from engine_ext.shared.layout cimport (
-    COORDINATOR, ENGINE_LAYOUT, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, rank_page, segment_bytes, segment_coordinator,
+    COORDINATOR, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, engine_layout, rank_page, segment_bytes, segment_coordinator,
     segment_header, segment_page, segment_schedule,
 )
 
@@ -31,7 +31,7 @@ cdef int write_header(int fd, uint64_t offset, int size, uint32_t generation) no
     header = <segment_header*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, <long>offset)
     if <void*>header == MAP_FAILED:
         return -errno
-    header.magic, header.layout, header.bytes = SEGMENT_MAGIC, ENGINE_LAYOUT, bytes
+    header.magic, header.layout, header.bytes = SEGMENT_MAGIC, engine_layout(), bytes
     header.protocol, header.size, header.generation = ENGINE_PROTOCOL, <uint32_t>size, generation
     munmap(header, PAGE)
     return 0
@@ -72,7 +72,7 @@ cdef int segment_map(Segment* segment, int fd, uint64_t offset, int rank, int si
     if base == MAP_FAILED:
         return -errno
     header = <segment_header*>base
-    if (header.magic != SEGMENT_MAGIC or header.layout != ENGINE_LAYOUT or header.bytes != bytes
+    if (header.magic != SEGMENT_MAGIC or header.layout != engine_layout() or header.bytes != bytes
             or header.protocol != ENGINE_PROTOCOL or header.size != <uint32_t>size):
         munmap(base, bytes)
         return -EPROTO

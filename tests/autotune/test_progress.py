@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.metrics.page import PHASES
+from engine.metrics.names import PHASES
 from engine.tuning.progress import Progress
 
 

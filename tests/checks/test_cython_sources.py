@@ -17,7 +17,7 @@ EXCEPTIONS = {("bindings/gradients", "core")}
 
 # Where the kind of an operation is asked for.
 KINDS_ARE_KNOWN_TO = {
-    *("shared/layout.h", "shared/layout.pxd", "operations/kinds.pyx"),
+    *("shared/names.h", "shared/layout.h", "shared/layout.pxd", "operations/kinds.pyx"),
     *("core.pyx", "bindings/collectives.pyx", "bindings/failed_calls.pyx", "bindings/gradients.pyx"),  # the border
 }
 

@@ -8,9 +8,11 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 
-from engine.metrics import page
+from engine.metrics import names, page
 from engine.metrics.export.collector import Exporter
 from engine.metrics.export.rank_pages import Member
+
+from .written_pages import names_text
 
 FIRST = 2048  # where fields begin
 Fields = Mapping[str, int | Sequence[int]]
@@ -25,19 +27,24 @@ class FakePage:
         Values by name; the others are 0.
     more : mapping of str to int
         Fields of a newer build, and their words.
+    operations : tuple of str
+        Those of a newer build.
     """
 
-    def __init__(self, fields: Fields | None = None, more: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, fields: Fields | None = None, more: Mapping[str, int] | None = None, operations: tuple[str, ...] = ()
+    ) -> None:
+        self.names = {**names.NAMES, "operations": names.OPERATIONS + operations}
         self.descriptor = page.make()
         self._memory = mmap.mmap(self.descriptor, page.BYTES)
         self._words = memoryview(self._memory).cast("Q")
         self._at: dict[str, int] = {}
         table, at = "", FIRST
-        for name, words in {**page.EXPECTED, **(more or {})}.items():
+        for name, words in {**page.expected(self.names), **(more or {})}.items():
             table += f"{name} {at} {words}\n"
             self._at[name] = at // 8
             at += 8 * words
-        text = table.encode()
+        text = (table + names_text(self.names)).encode()
         self._memory[page.TABLE : page.TABLE + len(text)] = text
         self._memory[: page.HEADER.size] = page.HEADER.pack(page.MAGIC, page.VERSION, page.BYTES, len(text))
         for name, value in (fields or {}).items():
@@ -51,6 +58,10 @@ class FakePage:
     def write(self, offset: int, data: bytes) -> None:
         """Damage it."""
         self._memory[offset : offset + len(data)] = data
+
+    def replace(self, old: bytes, new: bytes) -> None:
+        """Damage a word of the table."""
+        self.write(self._memory.find(old), new)
 
     def word(self, offset: int, value: int) -> None:
         """Damage a word of the header."""
@@ -70,15 +81,15 @@ def training(rank: int = 0, size: int = 4) -> dict[str, int | list[int]]:
         table = [0] * page.EXPECTED["collectives"]
         for name, value in values.items():
             operation, algorithm = name.split("_")
-            algorithms = [each.replace("-", "") for each in page.ALGORITHMS]
-            table[page.OPERATIONS.index(operation) * len(page.ALGORITHMS) + algorithms.index(algorithm)] = value
+            algorithms = [each.replace("-", "") for each in names.ALGORITHMS]
+            table[names.OPERATIONS.index(operation) * len(names.ALGORITHMS) + algorithms.index(algorithm)] = value
         return table
 
     durations = [0] * page.EXPECTED["collective_durations"]
     durations[18:24] = [5, 50, 800, 120, 20, 5]
     durations[page.DURATIONS + 20] = 1
     return {
-        "state": page.STATES.index("running"),
+        "state": names.STATES.index("running"),
         "pid": os.getpid(),
         "rank": rank,
         "local_rank": rank,
@@ -117,7 +128,7 @@ def training(rank: int = 0, size: int = 4) -> dict[str, int | list[int]]:
         "cycles": [100, 200, 300, 401],
         **(
             {
-                "tuner_phase": page.PHASES.index("searching"),
+                "tuner_phase": names.PHASES.index("searching"),
                 "tuner_searches": 1,
                 "tuner_trials": 7,
                 "tuner_changes": 5,

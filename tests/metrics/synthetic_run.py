@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from engine.metrics.definitions import BUCKETS, ERRORS, METRICS, Metric
-from engine.metrics.page import REASONS
+from engine.metrics.names import REASONS
 
 NAME = "train-4711"
 SIZE = 4

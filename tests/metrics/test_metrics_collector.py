@@ -21,7 +21,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from engine.metrics import definitions, page
+from engine.metrics import definitions, names, page
 from engine.metrics.export.collector import READERS, Exporter, coarse
 
 from .fake_pages import FIRST, FakePage, full_exposition, member, training
@@ -86,10 +86,10 @@ def test_the_documentation_has_the_table_of_metrics():
 
 def test_the_documentation_names_all_values_of_labels():
     text = " ".join((Path(__file__).parents[2] / "docs" / "metrics.md").read_text().split())
-    values = (*page.OPERATIONS, *page.ALGORITHMS, *page.REASONS, *definitions.KNOBS, *definitions.ERRORS)
+    values = (*names.OPERATIONS, *names.ALGORITHMS, *names.REASONS, *definitions.KNOBS, *definitions.ERRORS)
     assert not [value for value in values if not re.search(rf"\b{value}\b", text)]
-    for name in ("STORES", "COMPRESSIONS"):
-        assert ", ".join(f"{number} {word}" for number, word in enumerate(getattr(page, name))) in text
+    for name in ("stores", "compressions"):
+        assert ", ".join(f"{number} {word}" for number, word in enumerate(names.NAMES[name])) in text
 
 
 def test_a_reader_for_each_metric_of_a_rank():
@@ -158,7 +158,7 @@ def test_errors_begin_at_0_and_tell_the_cause(pages):
     found = samples(exporter(pages))
     assert [value(found, "engine_errors_total", rank="1", kind=kind) for kind in definitions.ERRORS] == [0] * 5
     pages[1].set("mismatches", 3)
-    pages[1].set("cause", page.CAUSES.index("stalled"))
+    pages[1].set("cause", names.CAUSES.index("stalled"))
     found = samples(exporter(pages))
     assert [value(found, "engine_errors_total", rank="1", kind=kind) for kind in definitions.ERRORS] == [3, 0, 0, 0, 1]
 
@@ -198,6 +198,18 @@ def test_a_dead_rank_keeps_its_counters(pages):
     assert value(found, "engine_submissions_total", rank="1") == 20_040
 
 
+def test_a_page_with_more_operations_is_read_with_their_names():
+    newer = FakePage({"state": names.STATES.index("running")}, operations=("rotate", "scan"))
+    table = [0] * (len(newer.names["operations"]) * len(names.ALGORITHMS))
+    table[-len(names.ALGORITHMS)] = 7
+    newer.set("collectives", table)
+    try:
+        found = samples(exporter([newer]))
+        assert value(found, "engine_collectives_total", op="scan", algorithm="one-shot") == 7
+    finally:
+        newer.close()
+
+
 def test_a_newer_page_with_more_fields_is_read():
     newer = FakePage(training(), more={"gpu_ns": 3})
     try:
@@ -208,13 +220,18 @@ def test_a_newer_page_with_more_fields_is_read():
 
 DAMAGES = {
     "magic": (lambda it: it.write(0, b"GARBAGE!"), "it is damaged"),
-    "older": (lambda it: it.word(8, 0), "is of version 0, and this reads version 1: the rank runs another build"),
-    "newer": (lambda it: it.word(8, 2), "is of version 2"),
+    "older": (
+        lambda it: it.word(8, 0),
+        f"is of version 0, and this reads version {page.VERSION}: the rank runs another build",
+    ),
+    "newer": (lambda it: it.word(8, page.VERSION + 1), f"is of version {page.VERSION + 1}"),
     "bytes": (lambda it: it.word(16, 1 << 40), "has a damaged header"),
     "table length": (lambda it: it.word(24, (1 << 64) - 1), "has a damaged header"),
     "table": (lambda it: it.write(page.TABLE, b"\xff\xfe"), "has a damaged table"),
     "offset": (lambda it: it.write(page.TABLE, b"state 9999 1\n"), "has a damaged table"),
     "field gone": (lambda it: it.write(page.TABLE, b"stave"), "lacks, or has in another form, the fields state"),
+    "name gone": (lambda it: it.replace(b"broadcast ", b"broadcost "), "lacks names of operations"),
+    "names gone": (lambda it: it.replace(b"causes =", b"clause ="), "lacks names of causes"),
     "truncated": (lambda it: os.ftruncate(it.descriptor, 100), "is 100 bytes long"),
     "empty": (lambda it: os.ftruncate(it.descriptor, 0), "is 0 bytes long"),
 }

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Mapping
 
 from engine.metrics import page
+from engine.metrics.names import NAMES
 
 FIELDS_AT = 2048
+
+
+def names_text(names: Mapping[str, tuple[str, ...]]) -> str:
+    """The lines that tell names."""
+    return "".join(f"{name} = {' '.join(words)}\n" for name, words in names.items())
 
 
 def content(version: int = page.VERSION, **fields: int | list[int]) -> bytes:
@@ -19,6 +26,7 @@ def content(version: int = page.VERSION, **fields: int | list[int]) -> bytes:
         table += f"{name} {FIELDS_AT + 8 * len(words)} {count}\n"
         words += values + [0] * (count - len(values))
     assert not fields, fields
+    table += names_text(NAMES)
     head = page.HEADER.pack(page.MAGIC, version, page.BYTES, len(table)).ljust(page.TABLE, b"\0")
     body = (head + table.encode()).ljust(FIELDS_AT, b"\0") + struct.pack(f"{len(words)}Q", *words)
     return body.ljust(page.BYTES, b"\0")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import engine
-from engine.metrics import page
+from engine.metrics import names, page
 
 from ..waiting import until, until_files
 
@@ -24,11 +24,15 @@ def pages() -> list[Path]:
     return [link for link in links if os.path.lexists(link) and f"memfd:{page.NAME}" in os.readlink(link)]
 
 
-def own() -> Fields:
+def snapshot() -> page.Snapshot:
     (path,) = pages()
-    snapshot = page.read(path)
-    assert snapshot is not None
-    return snapshot.fields
+    found = page.read(path)
+    assert found is not None
+    return found
+
+
+def own() -> Fields:
+    return snapshot().fields
 
 
 def every_kind() -> dict[str, Any]:
@@ -183,8 +187,8 @@ def bereaved() -> None:
         engine.allreduce(np.ones(4, np.float32), name="tensor")
     except engine.errors.WorldError:
         fields = own()
-        assert fields["state"] == [page.STATES.index("failed")]
-        assert fields["cause"] == [page.CAUSES.index("died")] and fields["culprit"] == [2]
+        assert fields["state"] == [names.STATES.index("failed")]
+        assert fields["cause"] == [names.CAUSES.index("died")] and fields["culprit"] == [2]
         assert fields["submitted"] == fields["completed"]
         Path(f"known.{engine.rank()}").touch()
         raise

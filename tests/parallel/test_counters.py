@@ -8,13 +8,12 @@ import signal
 import pytest
 
 import engine
-from engine.metrics import page
-from engine_ext.bindings import refusals
+from engine.metrics import names, page
 
 from ..ranks import run_ranks, start_ranks
 from . import counters_program
 
-KINDS = page.OPERATIONS
+KINDS = names.OPERATIONS
 
 
 def by_kind(fields: counters_program.Fields, name: str) -> dict[str, int]:
@@ -46,9 +45,9 @@ def test_every_collective_is_counted(size: int) -> None:
             most = sum(n * (1 << b) for b, n in enumerate(counts))
             assert least <= by_kind(fields, "collective_ns")[kind] < most, kind
         assert value["history"] == {
-            f"{kind}, {page.ALGORITHMS[k % len(page.ALGORITHMS)]}": count
+            f"{kind}, {names.ALGORITHMS[k % len(names.ALGORITHMS)]}": count
             for k, count in enumerate(fields["collectives"])
-            for kind in (KINDS[k // len(page.ALGORITHMS)],)
+            for kind in (KINDS[k // len(names.ALGORITHMS)],)
             if count
         }
         total = sum(times.values())
@@ -58,7 +57,7 @@ def test_every_collective_is_counted(size: int) -> None:
         assert 0 <= fields["exposed_ns"][0] <= min(fields["blocked_ns"][0], sum(fields["collective_ns"]))
         assert fields["fused_bytes"] == [2 * (4 << 18) + 3 * 32]
         assert fields["fusion_capacity"] == [5 * (64 << 20)]
-        assert fields["size"] == [size] and fields["state"] == [page.STATES.index("running")]
+        assert fields["size"] == [size] and fields["state"] == [names.STATES.index("running")]
     ranks = [value["after"]["rank"][0] for value in finished.values]
     assert ranks == list(range(size))
     leader, *others = [value["after"] for value in finished.values]
@@ -124,8 +123,8 @@ def test_what_is_overdue_is_counted_until_it_is_done() -> None:
 
 def test_nothing_is_overdue_in_a_world_that_has_failed() -> None:
     fields = run_ranks(2, counters_program.given_up, check=False).values[0]
-    assert fields["state"] == [page.STATES.index("failed")]
-    assert fields["cause"] == [page.CAUSES.index("stalled")] and fields["culprit"] == [2]
+    assert fields["state"] == [names.STATES.index("failed")]
+    assert fields["cause"] == [names.CAUSES.index("stalled")] and fields["culprit"] == [2]
     assert fields["stalled"] == [0] and fields["stall_warnings"][0] >= 1
 
 
@@ -147,14 +146,15 @@ def test_readers_and_the_engine_mean_the_same() -> None:
     engine.init(metrics=True)
     try:
         assert {name: len(words) for name, words in counters_program.own().items()} == page.EXPECTED
+        assert counters_program.snapshot().names == names.NAMES
         with pytest.raises(ValueError, match="no_such is no field"):
             engine.runtime.engine().tell(no_such=1)
         with pytest.raises(ValueError, match="collectives is no field"):
             engine.runtime.engine().tell(collectives=1)
     finally:
         engine.shutdown()
-    for stores, name in enumerate(page.STORES):
-        for wire, compression in enumerate(page.COMPRESSIONS):
+    for stores, name in enumerate(names.STORES):
+        for wire, compression in enumerate(names.COMPRESSIONS):
             engine.init(metrics=True, stores=name, compression=compression)
             try:
                 engine.barrier()
@@ -162,4 +162,3 @@ def test_readers_and_the_engine_mean_the_same() -> None:
             finally:
                 engine.shutdown()
             assert fields["stores"] == [stores] and fields["compression"] == [wire]
-    assert page.CAUSES[1:] == ("died", "raised", "left", "stalled") and set(refusals.CAUSES) == {1, 2, 3, 4}

@@ -226,15 +226,15 @@ def _by_algorithm(field: str, unit: float = 1.0) -> Reader:
     def read(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
         for number, times in enumerate(snapshot.fields["collectives"]):
             if times:
-                operation, algorithm = divmod(number, len(page.ALGORITHMS))
-                labels = (page.OPERATIONS[operation], page.ALGORITHMS[algorithm])
+                operation, algorithm = divmod(number, len(snapshot.names["algorithms"]))
+                labels = (snapshot.names["operations"][operation], snapshot.names["algorithms"][algorithm])
                 yield labels, (snapshot.fields[field][number] / unit,)
 
     return read
 
 
 def _tensors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
-    for operation, tensors in zip(page.OPERATIONS, snapshot.fields["collective_tensors"], strict=True):
+    for operation, tensors in zip(snapshot.names["operations"], snapshot.fields["collective_tensors"], strict=True):
         if tensors:
             yield (operation,), (tensors,)
 
@@ -243,9 +243,9 @@ def _durations(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     counts, times, width = (
         snapshot.fields["collective_durations"],
         snapshot.fields["collective_ns"],
-        len(page.ALGORITHMS),
+        len(snapshot.names["algorithms"]),
     )
-    for number, operation in enumerate(page.OPERATIONS):
+    for number, operation in enumerate(snapshot.names["operations"]):
         of_it = counts[number * page.DURATIONS : (number + 1) * page.DURATIONS]
         if any(of_it):
             yield (operation,), (coarse(of_it), sum(times[number * width : (number + 1) * width]) / 1e9)
@@ -266,7 +266,7 @@ def _errors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
         if kind == "mismatch":
             yield (kind,), (snapshot["mismatches"],)
         else:
-            yield (kind,), (snapshot["cause"] == page.CAUSES.index(kind),)
+            yield (kind,), (snapshot.word("causes", "cause") == kind,)
 
 
 def _info(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
@@ -279,7 +279,7 @@ def _knobs(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _cycles(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
-    return (((reason,), (n,)) for reason, n in zip(page.REASONS, snapshot.fields["cycles"], strict=True))
+    return (((reason,), (n,)) for reason, n in zip(snapshot.names["reasons"], snapshot.fields["cycles"], strict=True))
 
 
 READERS: dict[str, Reader] = {

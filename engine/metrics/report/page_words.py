@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from ...readable import exact
 from ..knobs import GAUGES, Gauge
-from ..page import CAUSES, WORDS, Snapshot, word
+from ..page import Snapshot
+
+_LISTS = {"stores": "stores", "compression": "compressions"}  # of names, by the knob
 
 
 def knobs(page: Snapshot) -> list[tuple[str, str]]:
     """The knobs in force, as options of `enginerun` and their values; none before the first collective."""
     if not any(page[gauge.field] for gauge in GAUGES):
         return []
-    return [(gauge.setting.options[0], _knob(gauge, page[gauge.field])) for gauge in GAUGES]
+    return [(gauge.setting.options[0], _knob(gauge, page)) for gauge in GAUGES]
 
 
-def _knob(gauge: Gauge, value: int) -> str:
+def _knob(gauge: Gauge, page: Snapshot) -> str:
     """A knob as its option takes it."""
-    if gauge.setting.name in WORDS:
-        return word(WORDS[gauge.setting.name], value)
+    if gauge.setting.name in _LISTS:
+        return page.word(_LISTS[gauge.setting.name], gauge.field)
+    value = page[gauge.field]
     return exact(value) if gauge.setting.unit == "bytes" else f"{value / 1e6:.6g}"
 
 
 def failure(page: Snapshot) -> str:
     """The cause of a failure, by a failed rank's page: `rank 2 died`."""
     who = f"rank {page['culprit'] - 1}" if page["culprit"] else "a rank"
-    verbs = dict(zip(CAUSES, ("failed", "died", "raised an error", "left", "stood still"), strict=True))
-    return f"{who} {verbs[CAUSES[page['cause']]] if page['cause'] < len(CAUSES) else 'failed'}"
+    verbs = {"died": "died", "raised": "raised an error", "left": "left", "stalled": "stood still"}
+    return f"{who} {verbs.get(page.word('causes', 'cause'), 'failed')}"

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ... import readable
-from ..page import ALGORITHMS, DURATIONS, OPERATIONS, PHASES, REASONS, PageError, Snapshot
+from ..names import PHASES
+from ..page import DURATIONS, PageError, Snapshot
 from . import page_words
 from .rates import Page, straggler
 
@@ -156,9 +157,8 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
     total = {name: sum(sum(page.fields[name]) for page in ranks) for name in _SUMMED}
     leader = read.get(0)
     buckets = [sum(page.fields["step_durations"][k] for page in ranks) for k in range(DURATIONS)]
-    reduced = len(ALGORITHMS) * OPERATIONS.index("allreduce")
-    batches = sum(sum(page.fields["collectives"][reduced : reduced + len(ALGORITHMS)]) for page in ranks)
-    in_them = sum(sum(page.fields["collective_bytes"][reduced : reduced + len(ALGORITHMS)]) for page in ranks)
+    batches = sum(_of_allreduces(page, "collectives") for page in ranks)
+    in_them = sum(_of_allreduces(page, "collective_bytes") for page in ranks)
     failures: dict[str, list[int]] = {}
     for rank, page in read.items():
         if page.state == "failed":
@@ -184,7 +184,7 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
         batch=_ratio(in_them, batches),
         tensors=_ratio(total["collective_tensors"], total["collectives"]),
         fill=_ratio(total["fused_bytes"], total["fusion_capacity"]),
-        closed={} if leader is None else dict(zip(REASONS, leader.fields["cycles"], strict=True)),
+        closed={} if leader is None else dict(zip(leader.names["reasons"], leader.fields["cycles"], strict=True)),
         misses=_ratio(total["requests"], total["submitted"]),
         knobs=[] if leader is None else page_words.knobs(leader),
         phase=PHASES[0] if leader is None else leader.phase,
@@ -196,6 +196,13 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
         mismatches=max((page["mismatches"] for page in ranks), default=0),
         failures=failures,
     )
+
+
+def _of_allreduces(page: Snapshot, field: str) -> int:
+    """What a field that counts by operation and algorithm says of allreduces."""
+    width = len(page.names["algorithms"])
+    first = width * page.names["operations"].index("allreduce")
+    return sum(page.fields[field][first : first + width])
 
 
 _SUMMED = (

@@ -23,7 +23,7 @@ cdef Op* rotate_op(object tensor, object output) except NULL:
 DECLARED = "cdef Op* rotate_op(object tensor, object output) except NULL\n"
 # By file: what is put behind which text. The two files beside this one come to engine_ext/operations.
 EDITS = {
-    "engine_ext/shared/layout.h": [(" KIND_REDUCESCATTER,", " KIND_ROTATE,")],
+    "engine_ext/shared/names.h": [('ROW(KIND_REDUCESCATTER, "reducescatter")', ' ROW(KIND_ROTATE, "rotate")')],
     "engine_ext/shared/layout.pxd": [(" KIND_REDUCESCATTER,", " KIND_ROTATE,")],
     "engine_ext/operations/kinds.pyx": [
         ("cimport gather_row\n", "from engine_ext.operations.rotate cimport rotate_row\n"),
@@ -42,7 +42,7 @@ EDITS = {
         ("    size_barrier_op,", " rotate_op,"),
         ("allreduce_op(self.state, tensor, output, op, prescale, postscale, wire), name, blocking, output)\n", METHOD),
     ],
-    "engine/metrics/page.py": [('"reducescatter"', ', "rotate"')],
+    "engine/metrics/names.py": [('"reducescatter"', ', "rotate"')],
 }
 
 

@@ -16,7 +16,7 @@ cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
 cdef Operation rotate_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
-    row.name, row.moves = b"rotate", True
+    row.moves = True
     row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose_two_shot, stand_in_tensor, plan
     return row
 

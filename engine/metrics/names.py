@@ -1,0 +1,26 @@
+"""What numbers of a page of counters are called, for those who have no page at hand: dashboards, or a page's writer.
+
+A page tells its own names (`Snapshot.names`). A test compares these with `engine_ext.setup.codes`.
+"""
+
+from __future__ import annotations
+
+STATES = ("new", "running", "ended", "failed")
+CAUSES = ("none", "died", "raised", "left", "stalled")
+OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter")
+ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum")
+REASONS = ("full", "whole_step", "awaited", "cycle_time")  # why a batch was closed
+STORES = ("cached", "streaming", "auto")
+COMPRESSIONS = ("none", "fp16", "bf16")
+PHASES = ("off", "waiting", "searching", "watching", "lost", "left")  # of the tuner
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "states": STATES,
+    "causes": CAUSES,
+    "operations": OPERATIONS,
+    "algorithms": ALGORITHMS,
+    "reasons": REASONS,
+    "stores": STORES,
+    "compressions": COMPRESSIONS,
+    "phases": PHASES,
+}

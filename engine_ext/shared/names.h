@@ -1,0 +1,91 @@
+/* What numbers are called. Each list has its numbers in order, from 0, and beside each its name as counters, timelines, settings
+ * and errors say it. From a list follow an enum, and where C tells the names a table; NAMES_TEXT tells those who read neither.
+ * Names have no spaces. dtypes and reductions are listed in kernels/kernels.h.
+ */
+#ifndef ENGINE_SHARED_NAMES_H
+#define ENGINE_SHARED_NAMES_H
+
+/* Operations. */
+#define KIND_LIST(ROW)                          \
+  ROW(KIND_ALLREDUCE, "allreduce")              \
+  ROW(KIND_BROADCAST, "broadcast")              \
+  ROW(KIND_ALLGATHER, "allgather")              \
+  ROW(KIND_BARRIER, "barrier")                  \
+  ROW(KIND_ALLTOALL, "alltoall")                \
+  ROW(KIND_REDUCESCATTER, "reducescatter")
+/* How an operation moves its bytes. */
+#define ALGORITHM_LIST(ROW)                     \
+  ROW(ALGORITHM_ONE_SHOT, "one-shot")           \
+  ROW(ALGORITHM_TWO_SHOT, "two-shot")           \
+  ROW(ALGORITHM_SHARED, "shared")               \
+  ROW(ALGORITHM_SCATTER, "scatter")             \
+  ROW(ALGORITHM_ADASUM, "adasum")
+/* Entries of the schedule. */
+#define ENTRY_LIST(ROW)                         \
+  ROW(ENTRY_PAD, "pad")                         \
+  ROW(ENTRY_BATCH, "batch")                     \
+  ROW(ENTRY_DEFINE, "define")                   \
+  ROW(ENTRY_EVICT, "evict")                     \
+  ROW(ENTRY_ERROR, "error")                     \
+  ROW(ENTRY_SKIP, "skip")                       \
+  ROW(ENTRY_JOINED, "joined")
+/* The order of a tensor's elements in memory. */
+#define LAYOUT_LIST(ROW)                        \
+  ROW(LAYOUT_ROWS, "rows")                      \
+  ROW(LAYOUT_CHANNELS_LAST, "channels_last")    \
+  ROW(LAYOUT_CHANNELS_LAST_3D, "channels_last_3d") \
+  ROW(LAYOUT_SPARSE, "sparse")
+/* How results are written. */
+#define STORES_LIST(ROW)                        \
+  ROW(STORES_CACHED, "cached")                  \
+  ROW(STORES_STREAMING, "streaming")            \
+  ROW(STORES_AUTO, "auto")
+/* engine_meta.wire of an entry, as the knob `compression` calls it. */
+#define WIRE_LIST(ROW)                          \
+  ROW(WIRE_NONE, "none")                        \
+  ROW(WIRE_FP16, "fp16")                        \
+  ROW(WIRE_BF16, "bf16")
+/* Why a world has failed. */
+#define CAUSE_LIST(ROW)                         \
+  ROW(CAUSE_NONE, "none")                       \
+  ROW(CAUSE_DIED, "died")                       \
+  ROW(CAUSE_RAISED, "raised")                   \
+  ROW(CAUSE_LEFT, "left")                       \
+  ROW(CAUSE_STALLED, "stalled")
+/* What the engine of a page of counters does. */
+#define COUNTED_LIST(ROW)                       \
+  ROW(COUNTED_NEW, "new")                       \
+  ROW(COUNTED_RUNNING, "running")               \
+  ROW(COUNTED_ENDED, "ended")                   \
+  ROW(COUNTED_FAILED, "failed")
+/* Why a batch was closed. */
+#define CLOSED_LIST(ROW)                        \
+  ROW(CLOSED_FULL, "full")                      \
+  ROW(CLOSED_WHOLE_STEP, "whole_step")          \
+  ROW(CLOSED_AWAITED, "awaited")                \
+  ROW(CLOSED_CYCLE_TIME, "cycle_time")
+/* What the tuner does. */
+#define PHASE_LIST(ROW)                         \
+  ROW(PHASE_OFF, "off")                         \
+  ROW(PHASE_WAITING, "waiting")                 \
+  ROW(PHASE_SEARCHING, "searching")             \
+  ROW(PHASE_WATCHING, "watching")               \
+  ROW(PHASE_LOST, "lost")                       \
+  ROW(PHASE_LEFT, "left")
+
+/* What becomes of a row: a member of an enum, an entry of a table, a word of a line. */
+#define AS_NUMBER(number, name) number,
+#define AS_NAME(number, name) name,
+#define AS_WORD(number, name) " " name
+
+/* A line "list = name name ..." for each list that a page of counters needs. */
+#define NAMES_TEXT                              \
+  "states =" COUNTED_LIST(AS_WORD) "\n"            \
+  "causes =" CAUSE_LIST(AS_WORD) "\n"              \
+  "operations =" KIND_LIST(AS_WORD) "\n"           \
+  "algorithms =" ALGORITHM_LIST(AS_WORD) "\n"      \
+  "reasons =" CLOSED_LIST(AS_WORD) "\n"            \
+  "stores =" STORES_LIST(AS_WORD) "\n"             \
+  "compressions =" WIRE_LIST(AS_WORD) "\n"         \
+  "phases =" PHASE_LIST(AS_WORD) "\n"
+#endif
