@@ -2,10 +2,12 @@
 
 import os
 import signal
+from itertools import chain
 
 import pytest
 
 from .shared_jobs import Jobs, parts, rank, ranks, size
+from .time_table import time_table
 
 __all__ = ["parts", "rank", "ranks", "size"]
 
@@ -36,3 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests run on ranks that they share."""
     config.pluginmanager.register(Jobs(), "shared jobs")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say where the time of a whole run went."""
+    if table := time_table(chain.from_iterable(terminalreporter.stats.values())):
+        terminalreporter.section("time by directory")
+        for line in table:
+            terminalreporter.write_line(line)

@@ -1,0 +1,31 @@
+"""The table of time that a whole run of the tests ends with."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..time_table import WHOLE, time_table
+
+
+def reports(directory: str, tests: int, seconds: float) -> list[object]:
+    """What pytest knows of tests of which each part takes so long."""
+    return [
+        pytest.TestReport(
+            f"{directory}/test_a.py::test[{number}-a/b]", ("", 0, ""), {}, "passed", None, when, (), seconds
+        )
+        for number in range(tests)
+        for when in ("setup", "call", "teardown")
+    ]
+
+
+def test_the_directory_that_takes_longest_comes_first() -> None:
+    few, many = reports("tests/b", 10, 10.0), reports("tests/longer", WHOLE - 10, 0.1)
+    assert time_table([*many, *few, pytest.CollectReport("tests/b", "passed", None, [])]) == [
+        "tests/b          10 tests    300.0 s   50%",
+        "tests/longer    990 tests    297.0 s   50%",
+        "all            1000 tests    597.0 s  100%",
+    ]
+
+
+def test_a_part_of_the_tests_has_no_table() -> None:
+    assert time_table(reports("tests/a", WHOLE - 1, 1.0)) == []
