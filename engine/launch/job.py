@@ -101,12 +101,14 @@ class JobRun:
             )
             if not options.quiet:
                 self._say(allotment.summary)
-            started = time.time()
+            unix_offset, began = time.time() - time.monotonic(), time.monotonic()
             outcome = self._supervise(job, plan(job, allotment, os.environ), program, descriptors, metrics)
-            code, lines = self._conclude(outcome, directory, started)
+            seconds = time.monotonic() - began
+            # The clock of the day may have been set since: what has ended is told by how it stands now.
+            code, lines = self._conclude(outcome, directory, time.time() - seconds)
             leftovers.forget_empty(directory)
             log = job.settings.get(variable("autotune_log")) or chosen.get("autotune_log")
-            lines = self._summary(metrics.pages, time.time() - started, log) + lines
+            lines = self._summary(metrics.pages, seconds, unix_offset, log) + lines
         self._out.drain()
         for line in lines:
             self._say(line)
@@ -186,8 +188,8 @@ class JobRun:
             return 128 + outcome.signum, lines
         return 0, lines
 
-    def _summary(self, pages: Sequence[int], seconds: float, log: object) -> list[str]:
-        """The lines of `--summary`; `pages` are the ranks' pages of counters, `log` is the tuner's."""
+    def _summary(self, pages: Sequence[int], seconds: float, unix_offset: float, log: object) -> list[str]:
+        """The lines of `--summary`, from the ranks' pages of counters, how long the job took, and the tuner's log."""
         if not self._options.summary:
             return []
         from ..metrics.report.advice import report
@@ -198,7 +200,7 @@ class JobRun:
             seconds=seconds,
             size=self._options.size,
             processors=machine.facts().usable,
-            unix_offset=time.time() - time.monotonic(),
+            unix_offset=unix_offset,
             tuner_log=None if log is None else str(log),
         )
         return report({rank: look_into(descriptor) for rank, descriptor in enumerate(pages)}, run)

@@ -136,7 +136,7 @@ def failure_lines(verdict: Verdict, ends: Sequence[End], directory: Path, starte
     directory : Path
         The job's.
     started : float
-        When the ranks were started, CLOCK_REALTIME.
+        When the ranks were started, as CLOCK_REALTIME stands now.
 
     Returns
     -------

@@ -81,3 +81,19 @@ def test_nothing_can_be_written_but_the_output_directory(machine: Machine) -> No
     assert "no directory for the job's files" in run.stderr and "choose one with --output-dir" in run.stderr
     assert "Traceback" not in run.stderr
     assert (machine.home / "out/kept/rank.0/stdout").read_text() == DONE[0] + "\n"
+
+
+def test_full_file_systems_and_next_to_no_shared_memory(machine: Machine) -> None:
+    full = machine.home / "full"
+    full.mkdir()
+    setup = b"mount -t proc proc /proc; mount -t tmpfs -o size=4k tmpfs /dev/shm\n"
+    setup += f"mount -t tmpfs -o size=64k tmpfs {shlex.quote(str(full))}; cd {shlex.quote(str(full))}\n".encode()
+    setup += b"head -c 100000 /dev/zero > everything 2> /dev/null || true\n"
+    options = ["--output-dir", "out", "--timeline", "t.json", "--autotune", "--autotune-log-file", "log.jsonl"]
+    # What cannot be kept is said, and training goes on.
+    run = machine.run(inside(setup, [*LAUNCH, *options, sys.executable, JOB]), env={"TMPDIR": str(full)})
+    assert lines(run) == DONE
+    for rank in range(2):
+        assert f"out/rank.{rank}/stdout is not complete: No space left on device" in run.stderr, run.stderr
+        assert f"t.rank{rank}.json ends here: [Errno 28] No space left on device" in run.stderr, run.stderr
+    assert "Traceback" not in run.stderr

@@ -28,7 +28,7 @@ class Run:
     processors : int
         That its ranks could keep busy at once.
     unix_offset : float
-        Unix time less CLOCK_MONOTONIC, in seconds.
+        Unix time less CLOCK_MONOTONIC when the ranks were started, in seconds.
     tuner_log : str or None
         Where the tuner's log is, if that is known.
     """
