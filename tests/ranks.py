@@ -14,6 +14,7 @@ with start_ranks(2, source) as job:            # to act while it runs
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .waiting import MARK, Found, NotWithin, marked, until
+from .waiting import MARK, Found, NotWithin, let_pass, marked, until
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = 6000  # characters of a rank's stream in a failure's text
@@ -91,7 +92,7 @@ class Job:
         np: int,
         program: str | Callable[..., Any],
         *args: Any,
-        timeout: float = 60.0,
+        timeout: float = 100.0,
         env: Mapping[str, str] | None = None,
         options: Iterable[str] = (),
         prefix: Iterable[str] = (),
@@ -179,7 +180,7 @@ class Job:
                 os.kill(int(path.read_text() or 0), DUMP)
             except (ProcessLookupError, ValueError):
                 continue
-        time.sleep(0.3)  # For the writing; there is no state to wait for.
+        let_pass(0.3)  # for the writing, of which no state tells
 
     def result(self) -> Finished:
         """What there is so far."""
@@ -233,16 +234,16 @@ class Job:
 
     def kill(self) -> None:
         """End every process of the job at once."""
-        for _ in range(100):
+
+        def none_left() -> bool:
             pids = marked(self.mark)
             for pid in pids:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            if not pids:
-                break
-            time.sleep(0.01)
+            return not pids
+
+        with contextlib.suppress(NotWithin):  # what the kernel does not let go of
+            until(none_left, "all are dead", 10.0, pause=0.01)
         self.process.wait()
 
     def __enter__(self) -> Job:
@@ -272,7 +273,7 @@ def run_ranks(np: int, program: str | Callable[..., Any], *args: Any, check: boo
     check : bool
         Raise unless the exit code is 0.
     timeout : float
-        Seconds (60); then every process is killed.
+        Seconds (100, for a machine that does much else); then every process is killed.
     env : mapping
         Variables beside the caller's own, from which settings of the engine are removed.
     options : iterable of str

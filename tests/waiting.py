@@ -1,4 +1,4 @@
-"""Waiting for a state, in tests and in the programs of ranks."""
+"""Waiting for a state, in tests and in the programs of ranks; and the few ways in which they let time pass."""
 
 from __future__ import annotations
 
@@ -45,6 +45,40 @@ def until(condition: Callable[[], Found], what: str, seconds: float = 30.0, paus
             raise NotWithin(f"not within {seconds} s: {what}")
         time.sleep(pause)
     return found
+
+
+def be_late(seconds: float) -> None:
+    """Do something else for so long, as a rank that is late: nothing is waited for."""
+    time.sleep(seconds)
+
+
+def linger(seconds: float = 600.0) -> None:
+    """Stay until somebody ends this process, or a signal's handler raises."""
+    time.sleep(seconds)
+
+
+def let_pass(seconds: float) -> None:
+    """Let time pass that is looked at itself: what is used meanwhile, and what stays as it is."""
+    time.sleep(seconds)
+
+
+def measured(measure: Callable[[], object], times: int = 3) -> None:
+    """Measure, and once more where what was measured is not as it should be: others use the machine, too.
+
+    Parameters
+    ----------
+    measure : callable
+        Measures, and asserts. Only that is repeated: a job that fails, or a state that does not come, does so at once.
+    times : int
+        After so many the last failure counts.
+    """
+    for left in reversed(range(times)):
+        try:
+            measure()
+            return
+        except AssertionError as error:
+            if type(error) is not AssertionError or not left:
+                raise
 
 
 def until_files(*paths: Path | str, seconds: float = 30.0) -> None:

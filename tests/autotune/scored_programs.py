@@ -15,7 +15,7 @@ import engine
 from engine.tuning import listener
 from engine.tuning import trial_loop as tuning
 
-from ..waiting import until
+from ..waiting import be_late, until
 from .tuned_programs import native_mark, steps_until, tuner
 
 SHORT, LONG = 0.002, 0.006  # seconds that a step of a discriminator and of a generator takes at least
@@ -42,7 +42,7 @@ def unnamed_traffic() -> dict[str, Any]:
 
     def reduce() -> None:
         handles = [engine.allreduce_async(np.ones(length, np.float32)) for length in (3, 1000, 40_000)]
-        time.sleep(0.004)
+        be_late(0.004)
         for handle in handles:
             engine.synchronize(handle)
 
@@ -80,7 +80,7 @@ def alternation() -> float:
         for parameter, optimizer, seconds, passes in (discriminator, discriminator, generator):
             optimizer.zero_grad()
             for _ in range(passes):
-                time.sleep(seconds)
+                be_late(seconds)
                 parameter.sum().backward()
             optimizer.step()
         times.append(time.monotonic())
@@ -105,7 +105,7 @@ def late_ranks() -> dict[str, tuple[list[float], list[float]]]:
         since = native.steps(1 << 60)[0]
         for step in range(STEPS):
             if late(step) == engine.rank():
-                time.sleep(LATE)
+                be_late(LATE)
             engine.allreduce(np.ones(1000, np.float32), name="gradient")
             native_mark()
         _, marks = native.steps(since)

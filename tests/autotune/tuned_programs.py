@@ -13,7 +13,7 @@ import numpy as np
 import engine
 from engine.tuning import trial_loop as tuning
 
-from ..waiting import until
+from ..waiting import be_late, until
 
 SLOW = 0.004  # seconds more for a step with a cycle time of more than 2 ms, as is the default
 
@@ -35,7 +35,7 @@ def one_step(number: int) -> None:
     for handle, part in zip(handles, parts, strict=True):
         np.testing.assert_array_equal(engine.synchronize(handle), part.sum(axis=0))
     if engine.knobs()["cycle_time_ms"] > 2.0:
-        time.sleep(SLOW)
+        be_late(SLOW)
 
 
 def steps_until(over: Callable[[], bool], mark: Callable[[], object], seconds: float = 60.0) -> int:
@@ -98,7 +98,7 @@ def compressed_step(number: int) -> str:
     np.testing.assert_array_equal(plain, exact)
     travelled = "none" if np.array_equal(tuned, exact) else "bf16" if np.array_equal(tuned, halves) else "neither"
     if engine.knobs()["compression"] == "none":
-        time.sleep(SLOW)
+        be_late(SLOW)
     return travelled
 
 

@@ -11,6 +11,8 @@ TESTS = Path(__file__).parents[1]
 SOURCES = {str(path.relative_to(TESTS)): ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
 # Where the import path may be changed: in what a test starts as another process.
 PATHS = {"ranks.py", "strange/uptime.py"}
+# Where time is let pass. What a test writes out as a program that has none of our modules may sleep, too.
+SLEEPS = {"waiting.py", "launch/launch_jobs.py", "autotune/test_session.py"}
 
 
 def functions(name: str) -> list[str]:
@@ -50,3 +52,9 @@ def test_no_test_changes_the_import_path() -> None:
         if isinstance(node, (ast.Call, ast.Assign)) and ast.unparse(node).startswith(changes)
     }
     assert found <= PATHS
+
+
+def test_nothing_sleeps_to_wait_for_a_state() -> None:
+    """Whatever lets time pass says why, by the function of `waiting` that it calls; programs in strings as well."""
+    found = {module for module in SOURCES if "time" + ".sleep(" in (TESTS / module).read_text()}
+    assert found <= SLEEPS

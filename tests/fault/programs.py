@@ -16,7 +16,7 @@ import numpy as np
 
 import engine
 
-from ..waiting import until, until_files
+from ..waiting import be_late, let_pass, linger, until, until_files
 
 LONG = 120.0
 BIG = 4 << 20  # elements of float32: 16 MiB, many chunks
@@ -30,13 +30,6 @@ def touch(name: str) -> None:
 def wait_for(*names: str) -> None:
     """Wait for files that the test or other ranks make."""
     until_files(*names)
-
-
-def linger() -> None:
-    """Stay until somebody ends this process."""
-    end = time.monotonic() + LONG
-    while time.monotonic() < end:
-        time.sleep(0.05)
 
 
 def observe(call: Callable[[], Any]) -> dict[str, Any]:
@@ -194,7 +187,7 @@ def stopped(victim: int, moment: str) -> Any:
     seen["changed"] = int((shared != 7).sum())
     seen["again"] = observe(lambda: engine.barrier())["type"]
     busy = time.process_time()
-    time.sleep(0.3)  # a measurement, not a wait: a failed world uses no processor
+    let_pass(0.3)  # a failed world uses no processor
     seen["busy"] = time.process_time() - busy
     return seen
 
@@ -209,7 +202,7 @@ def chain(limit: float) -> Any:
         engine.allreduce_async(ones(), name="first")
         return observe(lambda: engine.allreduce(ones(), name="second"))
     if rank == 1:
-        time.sleep(limit / 4)  # so that rank 0 has waited for longer when the limit comes
+        be_late(limit / 4)  # so that rank 0 has waited for longer when the limit comes
         return observe(lambda: engine.allreduce(ones(), name="first"))
     linger_until_failure()
     return observe(engine.barrier)

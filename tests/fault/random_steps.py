@@ -18,7 +18,7 @@ import numpy as np
 
 import engine
 
-from ..waiting import until
+from ..waiting import NotWithin, be_late, until
 
 KINDS = ("allreduce", "allreduce", "allreduce", "broadcast", "allgather", "barrier")
 MANNERS = ("blocking", "blocking", "waiting", "waiting", "polling", "threads")
@@ -151,13 +151,13 @@ class Steps:
         """Be late, mostly a little, now and then by much; asleep or busy."""
         draw = chance.random()
         if draw < 0.3:
-            time.sleep(chance.random() * 0.001)
+            be_late(chance.random() * 0.001)
         elif draw < 0.4:
             end = time.monotonic() + chance.random() * 0.0003
             while time.monotonic() < end:
                 pass
         elif draw < 0.41:
-            time.sleep(chance.random() * 0.03)
+            be_late(chance.random() * 0.03)
 
     def bring(self, operation: Operation) -> Any:
         if operation.kind == "barrier":
@@ -234,12 +234,10 @@ def tight_steps(seed: int, rounds: int, limit: float) -> list[str]:
             while time.perf_counter() < after:
                 pass
             later = engine.allreduce_async_(second, name="second")
-        begun = time.monotonic()
-        while not later.done:
-            if time.monotonic() - begun > limit:
-                slow.append(f"round {number}: not done within {limit} s")
-                break
-            time.sleep(0)
+        try:
+            until(lambda done=later: done.done, f"round {number} is done", limit, pause=0)
+        except NotWithin as error:
+            slow.append(str(error))
         later.wait()
         if number % size != rank:
             sooner.wait()

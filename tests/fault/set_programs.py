@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import engine
 
-from ..waiting import until
-from .programs import linger, observe, ones, stream, touch, wait_for
+from ..waiting import be_late, linger, until
+from .programs import observe, ones, stream, touch, wait_for
 
 
 def in_a_set(victim: int, moment: str) -> Any:
@@ -22,12 +21,12 @@ def in_a_set(victim: int, moment: str) -> Any:
     if rank == victim:
         touch(f"ready.{rank}")
         if moment == "withheld":
-            time.sleep(1.5)
+            be_late(1.5)
             return observe(engine.barrier)
         linger()
     if rank == 0:
         touch(f"ready.{rank}")
-        time.sleep(1.5 if moment == "withheld" else 0.0)  # The set is overdue first.
+        be_late(1.5 if moment == "withheld" else 0.0)  # The set is overdue first.
         return observe(engine.barrier)
     waiting = engine.allreduce_async(ones(), name="known", process_set=part)
     touch(f"ready.{rank}")

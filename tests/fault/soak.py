@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 
 from ..ranks import start_ranks
-from ..waiting import until
+from ..waiting import let_pass, until
 from . import soak_program
 from .faults import WITHIN, abstract_sockets, named, others, ready
 
@@ -49,13 +49,13 @@ def late(seed: int, size: int, seconds: float, tally: Tally) -> None:
     with start_ranks(size, soak_program.late, seed, seconds, timeout=seconds * 5 + 60) as job:
         ready(job)
         while not any((job.directory / f"trained.{rank}").exists() for rank in range(size)):
-            time.sleep(dice.random() * 0.3)
+            let_pass(dice.random() * 0.3)
             if job.process.poll() is not None:
                 break
             rank = dice.randrange(size)
             with contextlib.suppress(ProcessLookupError):  # It has finished in this moment.
                 os.kill(job.pid(rank), signal.SIGSTOP)
-                time.sleep(dice.choice((0.0, 0.01, 0.15, 0.4)))
+                let_pass(dice.choice((0.0, 0.01, 0.15, 0.4)))
                 os.kill(job.pid(rank), signal.SIGCONT)
             tally.stops += 1
         finished = job.finish()

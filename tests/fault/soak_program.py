@@ -15,6 +15,7 @@ import numpy as np
 
 import engine
 
+from ..waiting import be_late
 from .programs import observe, touch
 
 SHAPES = ((1,), (17,), (300, 7), (64, 64), (5,), (40_000,), (2, 3, 4))
@@ -37,7 +38,7 @@ class Training:
         handles = {}
         for k in order:
             if dice.random() < 0.05:
-                time.sleep(dice.random() * 0.002)
+                be_late(dice.random() * 0.002)
             handles[k] = engine.allreduce_async_(gradients[k], engine.Sum, f"gradient.{k}")
         for k in dice.sample(order, len(order)):
             handles[k].wait()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 
 import pytest
 
 from ..ranks import start_ranks
+from ..waiting import let_pass
 from . import set_programs
 from .faults import WITHIN, named, others, ready, send, stop
 
@@ -71,7 +71,7 @@ def test_who_waits_is_not_blamed_for_not_joining() -> None:
     with start_ranks(3, set_programs.joining, 0, "alone", env=STALL) as job:
         ready(job)
         stopped = stop(job, 0)
-        time.sleep(LIMIT / 4)  # so that rank 1 has waited for longer when the limit comes
+        let_pass(LIMIT / 4)  # so that rank 1 has waited for longer when the limit comes
         (job.directory / "stopped").touch()
         job.wait_for("../value.1", "../value.2")
         send(job, 0, signal.SIGKILL)

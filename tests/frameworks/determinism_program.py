@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,8 @@ from torch import nn
 
 import engine
 import engine.torch
+
+from ..waiting import be_late
 
 STEPS = 3
 BRANCHES = 4
@@ -41,7 +42,7 @@ class Delay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         if ctx.seconds:
-            time.sleep(ctx.seconds)
+            be_late(ctx.seconds)
         return gradients[0], None
 
 

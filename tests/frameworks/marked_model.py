@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..waiting import NotWithin, until
 from . import toy
 
 _passed: Callable[[], object]  # what the backward of the last marked model calls
@@ -72,9 +73,8 @@ class Marked(nn.Module):
         _passed, self._before = self._wait, toy.reduced()
 
     def _wait(self) -> None:
-        end = time.monotonic() + self._patience
-        while toy.reduced() < self._before + self._wait_for and time.monotonic() < end:
-            time.sleep(0.001)  # Nothing here calls the engine to wait.
+        with contextlib.suppress(NotWithin):  # `counts` says so; nothing here calls the engine to wait
+            until(lambda: toy.reduced() >= self._before + self._wait_for, "enough is reduced", self._patience)
         self.counts.append(toy.reduced() - self._before)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -11,13 +11,14 @@ pytest.importorskip("torch", reason="needs torch")
 from ..ranks import run_ranks
 
 ONE_IN_EVALUATION = """
-import time, torch, engine, engine.torch as hvd
+import torch, engine, engine.torch as hvd
+from tests.waiting import be_late
 engine.init()
 net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
 net = hvd.SyncBatchNorm.convert_sync_batchnorm(torch.nn.ModuleDict({"body": net}))
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
 net.train(engine.rank() != 1)
-time.sleep(engine.rank() == 1)  # Both wait for each other: who waits longer names the other.
+be_late(engine.rank() == 1)  # Both wait for each other: who waits longer names the other.
 net["body"](torch.ones(3, 4)).sum().backward()
 """
 

@@ -14,7 +14,7 @@ import engine
 
 from ..waiting import MARK, marked, until, until_files
 
-DEADLINE = 20.0
+DEADLINE = 40.0
 SETTINGS = ("ENGINE_", "HOROVOD_", "OMP_", "PYTHONUNBUFFERED", "NO_COLOR")
 
 
@@ -60,17 +60,19 @@ class Launcher:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def script(self, text: str, name: str = "rank.py") -> str:
-        """Write a rank's program; `rank`, `here`, `touch` and `wait_for` are there."""
+        """Write a rank's program; `rank`, `here`, `touch`, `linger`, `until` and `wait_for` are there."""
         prelude = """
             import os, pathlib, signal, subprocess, sys, time
             rank = int(os.environ["RANK"]); size = int(os.environ["WORLD_SIZE"])
             here = pathlib.Path(os.environ["HERE"])
             def touch(name): (here / name).touch()
-            def wait_for(*names):
+            def linger(): time.sleep(600)
+            def until(condition):
                 end = time.monotonic() + 20
-                while not all((here / name).exists() for name in names):
+                while not condition():
                     if time.monotonic() > end: sys.exit(99)
                     time.sleep(0.002)
+            def wait_for(*names): until(lambda: all((here / name).exists() for name in names))
         """
         path = self.home / name
         path.write_text(textwrap.dedent(prelude) + textwrap.dedent(text))

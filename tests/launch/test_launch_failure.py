@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 
 import pytest
 
@@ -63,7 +62,7 @@ def test_the_first_by_time_not_by_number(launcher):
             if rank == 0:
                 wait_for("pid")
                 pid = (here / "pid").read_text()
-                while os.path.exists(f"/proc/{pid}"): time.sleep(0.002)  # until the launcher has reaped rank 2
+                until(lambda: not os.path.exists(f"/proc/{pid}"))  # the launcher has reaped rank 2
                 sys.exit(4)
         """,
     )
@@ -82,7 +81,7 @@ def test_ranks_that_fail_because_of_another_are_not_the_cause(launcher):
 if rank == 1:
     pids = [int((wait_for(f"pid.{other}"), (here / f"pid.{other}").read_text())[1]) for other in (0, 2)]
     for pid in pids:
-        while os.path.exists(f"/proc/{pid}"): time.sleep(0.002)
+        until(lambda: not os.path.exists(f"/proc/{pid}"))
     os.kill(os.getpid(), signal.SIGKILL)
 (here / f"tmp.{rank}").write_text(str(os.getpid())); os.rename(here / f"tmp.{rank}", here / f"pid.{rank}")
 raise RankDiedError(f"rank 1 died (SIGKILL) while rank {rank} waited for 'fc.weight'")
@@ -95,7 +94,6 @@ raise RankDiedError(f"rank 1 died (SIGKILL) while rank {rank} waited for 'fc.wei
 
 
 def test_a_stopped_rank_is_named_and_ended(launcher):
-    began = time.monotonic()
     job = launcher.run(
         "-np",
         3,
@@ -115,7 +113,6 @@ raise RankStalledError("rank 2 stood still for 10 s")
     assert "rank 2 stood still for 10 s" in job.verdict[0]
     assert ": SIGTERM" in job.err
     assert ": SIGKILL" not in job.err  # a stopped process acts on no other signal, so it gets that one at once
-    assert time.monotonic() - began < 10
 
 
 def test_a_rank_that_left_is_named_though_it_ended_well(launcher):
@@ -141,7 +138,7 @@ def test_reports_of_the_engine_are_believed(launcher):
         0.3,
         python="""
             import json
-            if rank == 1: time.sleep(600)
+            if rank == 1: linger()
             home = pathlib.Path(os.environ["ENGINE_OUTPUT_DIR"]) / f"rank.{rank}"
             (home / "failure.json").write_text(
                 json.dumps({"rank": 1, "cause": "stalled", "message": "rank 1 withheld 'x'", "time": time.time()}))
@@ -171,7 +168,7 @@ def test_the_rest_gets_a_grace_then_sigterm_then_sigkill(launcher):
             if rank == 3: wait_for("failed"); touch("ended"); sys.exit(0)
             if rank == 0: wait_for("up.1", "up.2"); touch("failed"); sys.exit(9)
             touch(f"up.{rank}")
-            while True: time.sleep(600)
+            while True: linger()
         """,
     )
     assert job.code == 9

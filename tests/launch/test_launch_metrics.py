@@ -113,8 +113,8 @@ def test_who_has_scraped_a_job_may_see_it_fail(launcher, seconds, then):
     elif then == "SIGTERM":
         until(lambda: LINGERS in (launcher.home / "err").read_text(), "the launcher waits")
         process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 3
-    assert time.monotonic() - began < 15
+    assert process.wait(30) == 3
+    assert time.monotonic() - began < 30
     assert (LINGERS in (launcher.home / "err").read_text()) == (then != "nothing")
     assert os.listdir(launcher.home / "sd") == []
 
@@ -151,7 +151,7 @@ def test_who_would_not_wait_for_the_end_does_not_wait_for_a_scrape(launcher):
     process.send_signal(signal.SIGINT)
     job = launcher.finish(process)
     assert job.code == 3 and LINGERS not in job.err
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 12, "metrics are served for 15 s more"
 
 
 def test_one_program_after_the_other_counts_into_the_ranks_page(launcher):
@@ -175,7 +175,7 @@ def test_a_failure_that_nobody_looks_for_ends_at_once(launcher):
     process = launcher.start("-np", 1, "--metrics-port", 0, python="sys.exit(3)")
     job = launcher.finish(process)
     assert job.code == 3 and LINGERS not in job.err
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 12, "metrics are served for 15 s more"
 
 
 def test_a_stale_file_is_overwritten_and_another_jobs_is_left(launcher):
@@ -220,8 +220,8 @@ def test_the_launcher_acts_on_the_variables_and_ranks_do_not_see_them(launcher):
             descriptor = os.open(page, os.O_RDWR)
             print(*names, os.environ["ENGINE_METRICS"], os.environ["ENGINE_RUN_NAME"], os.readlink(page).split()[0])
             print(os.fstat(descriptor).st_size, os.fstat(descriptor).st_ino)
-        """
-        + WAIT,
+            touch(f"up.{rank}"); wait_for("end")
+        """,
     )
     assert target(launcher).startswith("127.0.0.2:")
     (launcher.home / "end").touch()
@@ -252,7 +252,7 @@ def test_an_idle_client_does_not_delay_the_end(launcher):
         began = time.monotonic()
         (launcher.home / "end").touch()
         assert launcher.finish(process).code == 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 8, "a request that has not come is waited for for 10 s"
         assert client.recv(1) == b""
 
 
@@ -277,11 +277,10 @@ def test_engine_run_serves_as_well(launcher):
     launcher.environment["ENGINE_METRICS_FILE_SD"] = "sd"
     script = launcher.home / "call.py"
     script.write_text(
-        "import engine, os, sys, time\n"
+        "import engine, os, sys\n"
+        "from tests.waiting import until\n"
         "def look():\n"
-        "    end = time.monotonic() + 20\n"
-        "    while not (found := os.listdir('sd')) and time.monotonic() < end: time.sleep(0.01)\n"
-        "    return found, 'ENGINE_COUNTERS' in os.environ\n"
+        "    return until(lambda: os.listdir('sd'), 'a file'), 'ENGINE_COUNTERS' in os.environ\n"
         "if __name__ == '__main__':\n"
         "    sys.path.insert(0, os.getcwd()); import call\n"
         "    print(engine.run(call.look, np=1), os.listdir('sd'))\n"

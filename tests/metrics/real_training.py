@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import torch
 
 import engine.torch as hvd
+
+from ..waiting import be_late
 
 COMPUTING = 0.02  # seconds a step, asleep: four ranks share the machine's processors
 
@@ -25,7 +26,7 @@ def train() -> int:
     while True:
         optimizer.zero_grad()
         loss = model(torch.randn(16, 64)).square().mean()
-        time.sleep(COMPUTING + (0.1 if slow.exists() else 0.0))
+        be_late(COMPUTING + (0.1 if slow.exists() else 0.0))
         loss.backward()
         optimizer.step()
         steps += 1

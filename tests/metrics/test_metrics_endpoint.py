@@ -16,7 +16,7 @@ from engine.metrics.errors import MetricsError
 from engine.metrics.export import endpoint
 from engine.metrics.export.endpoint import Endpoint
 
-from ..waiting import until
+from ..waiting import let_pass, until
 
 TEXT = b"engine_world_size 4.0\n" * 1000
 Make = Callable[..., Endpoint]
@@ -131,7 +131,7 @@ def test_a_request_may_come_in_pieces(make):
         for piece in (b"GET /metrics HTTP/1.1\r", b"\nHost: x\r\n", b"\r", b"\n"):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.sendall(piece)
-            time.sleep(0.01)  # so that each is read by itself
+            let_pass(0.01)  # so that each is read by itself
         assert b"".join(iter(lambda: client.recv(65536), b"")).endswith(TEXT)
 
 
@@ -219,7 +219,7 @@ def test_stop_waits_for_no_client_and_no_scrape(make):
         assert scraping.wait(10)
         began = time.monotonic()
         it.stop()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5, "the scrape takes 20 s"
         assert idle.recv(1) == b""
         go_on.set()
         assert client.recv(4096) == b""  # nothing, rather than half

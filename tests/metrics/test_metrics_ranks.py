@@ -12,16 +12,15 @@ from ..ranks import start_ranks
 from ..waiting import until
 
 PROGRAM = """
-import os, pathlib, time
+import pathlib
 import numpy as np
 import engine
+from tests.waiting import until_files
 engine.init()
 for step in range(20):
     engine.allreduce(np.ones(1000, np.float32), name="gradient")
 pathlib.Path(f"ready.{engine.rank()}").touch()
-end = time.monotonic() + 30
-while time.monotonic() < end and not os.path.exists("end"):
-    time.sleep(0.01)
+until_files("end")
 """
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import engine
 from engine.metrics import names, page
 
-from ..waiting import until, until_files
+from ..waiting import be_late, linger, until, until_files
 
 Fields = dict[str, list[int]]
 
@@ -65,7 +65,7 @@ def late(slow: int, delay: float, steps: int) -> Fields:
     for _ in range(steps):
         engine.barrier()
         if engine.rank() == slow:
-            time.sleep(delay)
+            be_late(delay)
         engine.allreduce(np.ones(100, np.float32), name="tensor")
     return own()
 
@@ -75,7 +75,7 @@ def late_without_names(slow: int, delay: float, steps: int) -> Fields:
     engine.init(metrics=True)
     for step in range(steps):
         if engine.rank() == slow:
-            time.sleep(delay)
+            be_late(delay)
         engine.allreduce(np.ones(100, np.float32), name=f"step.{step}")
     return own()
 
@@ -88,9 +88,9 @@ def steps(count: int, seconds: float) -> dict[str, Any]:
     native.mark_step()
     began = time.monotonic()
     for _ in range(count):
-        time.sleep(seconds / 2)
+        be_late(seconds / 2)
         if engine.rank() == 0:
-            time.sleep(seconds / 2)
+            be_late(seconds / 2)
         engine.allreduce(np.ones(1000, np.float32), name="tensor")
         native.mark_step()
     return {"fields": own(), "seconds": time.monotonic() - began}
@@ -182,7 +182,7 @@ def bereaved() -> None:
     engine.allreduce(np.ones(4, np.float32), name="tensor")
     Path(f"ready.{engine.rank()}").touch()
     if engine.rank() == 1:
-        time.sleep(600)
+        linger()
     try:
         engine.allreduce(np.ones(4, np.float32), name="tensor")
     except engine.errors.WorldError:

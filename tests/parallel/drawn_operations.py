@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +19,7 @@ import numpy as np
 import engine
 
 from ..adasum_reference import adasum
+from ..waiting import be_late
 from .adasum_vectors import check_rounded, vector
 from .arrays import check_equal, numbers
 from .halves import compressed
@@ -556,7 +556,7 @@ class Walk:
             layout = "C" if plain else dice.choice(LAYOUTS)
             blocking = not plain and k == order[-1] and dice.random() < 0.5
             if not plain:
-                time.sleep(dice.choice(PAUSES))
+                be_late(dice.choice(PAUSES))
             flight = self.bring(f"{number}.{k}", phase.operations[k], layout, blocking, phase.joined)
             flight.due = number if plain or blocking else number + dice.choice((0, 0, 1, 2))
             if not plain and flight.operation.name is None and dice.random() < 0.1:

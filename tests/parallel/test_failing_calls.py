@@ -16,6 +16,7 @@ import engine
 from engine.errors import DuplicateNameError, MismatchError
 
 from ..on_ranks import on_ranks
+from ..waiting import be_late
 from .arrays import refused
 
 pytestmark = on_ranks(2, 3)
@@ -384,9 +385,9 @@ def test_a_rank_with_a_second_thread_is_not_thought_to_have_left_anything_out() 
     else:
 
         def second() -> None:
-            time.sleep(0.5)  # Not for a state: so long this rank's only thread waits.
+            be_late(0.5)  # So long this rank's only thread waits.
             common("two threads")
-            time.sleep(0.5)  # And so long the other rank's.
+            be_late(0.5)  # And so long the other rank's.
             assert common(None).tolist() == [engine.size()] * 3
 
         thread = threading.Thread(target=second)

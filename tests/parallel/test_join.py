@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import engine
 
 from ..on_ranks import Parts, on_ranks
+from ..waiting import be_late
 from .arrays import check_equal, refused, small_numbers
 from .halves import KINDS, MARKERS, compressed
 from .operation_table import Array, expected
@@ -36,7 +36,7 @@ def test_ranks_with_less_and_less_to_do(turn: int, parts: Parts, rank: int, size
 def test_nothing_but_join(parts: Parts, rank: int, size: int) -> None:
     for turn in range(30):
         if (rank + turn) % size == 0:
-            time.sleep(0.001)  # A late rank; nothing is waited for.
+            be_late(0.001)
         last = engine.join()
         with parts.part(turn):
             assert 0 <= last < size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ import numpy as np
 import engine
 from engine.trace.reading import events_of
 from engine.trace.timeline import path_of
+
+from ..waiting import be_late, let_pass
 
 STEPS = 12
 SET_STEPS = 4
@@ -25,7 +26,7 @@ def ones(count: int = 100) -> np.ndarray[Any, Any]:
 
 def step(late: float = 0.0) -> None:
     """Some tensors at once, after `late` seconds, and one by a blocking call."""
-    time.sleep(late)
+    be_late(late)
     handles = [engine.allreduce_async(ones(), name=name) for name in NAMES]
     for handle in handles:
         engine.synchronize(handle)
@@ -51,7 +52,7 @@ def overlapping(seconds: float) -> None:
     engine.start_timeline("a.json")
     for _ in range(5):
         handle = engine.allreduce_async(ones(500_000), name="known.large")
-        time.sleep(seconds)  # what a timeline is to see: time in which nobody waits
+        be_late(seconds)  # what a timeline is to see: nobody waits meanwhile
         engine.synchronize(handle)
     engine.stop_timeline()
     engine.barrier()
@@ -86,7 +87,7 @@ def twice() -> None:
         path = path_of(name, rank)
         before = path.read_bytes()
         step()
-        time.sleep(0.25)  # two looks of a thread that should be gone
+        let_pass(0.25)  # two looks of a thread that should be gone
         assert path.read_bytes() == before, "it goes on"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         counts.append(len(events_of(path, [])))
@@ -108,7 +109,7 @@ def endless() -> None:
     ready = Path(f"ready.{engine.rank()}")
     while True:
         step()
-        time.sleep(0.001)
+        be_late(0.001)
         if not ready.exists() and path.stat().st_size > 20_000:
             ready.touch()
 
@@ -157,7 +158,7 @@ def in_sets() -> dict[int, dict[str, int]]:
         for turn in range(SET_STEPS):
             for chosen in sets if number == 2 else sets[2:]:
                 if chosen.included():
-                    time.sleep(0.02 if engine.rank() == size - 1 and turn % 2 else 0.0)
+                    be_late(0.02 if engine.rank() == size - 1 and turn % 2 else 0.0)
                     handles = [engine.allreduce_async(ones(), name=name, process_set=chosen) for name in NAMES]
                     for handle in handles:
                         engine.synchronize(handle)
@@ -199,7 +200,7 @@ def endless_in_sets() -> None:
         step()
         if part.included():
             engine.allreduce(ones(), name="part", process_set=part)
-        time.sleep(0.001)
+        be_late(0.001)
         if not ready.exists() and path.stat().st_size > 20_000:
             ready.touch()
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import engine
 
-from ..waiting import until
+from ..waiting import be_late, until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
 LATE = 0.25  # seconds by which rank 1 is late: more than a wait lasts before it looks who is to blame
@@ -71,7 +71,7 @@ def train_until_tuned(trials: int) -> int:
     optimizer = engine.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5))
     steps, flag, end = 0, np.zeros(1, np.float32), time.monotonic() + 40.0
     while not flag[0]:
-        time.sleep(0.005)  # computes elsewhere: the tuner's process, of low priority, has a processor meanwhile
+        be_late(0.005)  # computes elsewhere: the tuner's process, of low priority, has a processor meanwhile
         optimizer.zero_grad()
         parameter.sum().backward()
         optimizer.step()

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ..waiting import NotWithin, until
+
 LATE = 0.09  # s: a tick lasts 0.1
 LOST = 0.5  # s until a poller gives up on the engine thread, and waits instead
 SUM, SAME = 1, 1.0
@@ -119,11 +121,10 @@ class _Rank:
     def poll(self, handle: Any, key: str) -> None:
         """Until the engine threads have done it; in case they never do, `wait` drives."""
         begun = time.monotonic()
-        while not handle.done:
-            if time.monotonic() > begun + LOST:
-                self.report.lost_polls.append((key, begun))
-                break
-            time.sleep(2e-5)
+        try:
+            until(lambda: handle.done, key, LOST, pause=2e-5)
+        except NotWithin:
+            self.report.lost_polls.append((key, begun))
         self.wait(handle, key, time.monotonic())
 
 
