@@ -80,7 +80,7 @@ class Metrics:
         self._seconds = settings.metrics_linger
         if wanted.port is None and wanted.file_sd is None and variable("metrics_address") in options.settings:
             raise LaunchError("--metrics-address: nothing is served there; give --metrics-port as well")
-        published = any(variable(name) in options.settings for name in PUBLISHING)
+        published = any(variable(name) in options.settings and chosen.get(name) is not None for name in PUBLISHING)
         counted = published or chosen.get("metrics", True)
         if wanted.anything and not counted:
             say("metrics: nothing is served, because ENGINE_METRICS=0 says that nothing is counted")

@@ -316,10 +316,13 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
     settings: dict[str, str] = dict(given.settings)
     if given.stall_check is False:
         settings |= dict.fromkeys((variable("stall_warning"), variable("stall_limit")), "0")
-    log = settings.get(variable("autotune_from"))
-    if log is not None and not Path(log).is_file():
-        raise LaunchError(f"--autotune-from: there is no file {log!r}")
-    asked = [name for name in PUBLISHING if variable(name) in settings]
+    known = config.settings()
+    # What the options say in the word for nothing, such as `none`, they do not ask for.
+    values = {name: each.read(settings[each.variable]) for name, each in known.items() if each.variable in settings}
+    log = values.get("autotune_from")
+    if log is not None and not log.is_file():
+        raise LaunchError(f"--autotune-from: there is no file {str(log)!r}")
+    asked = [name for name in PUBLISHING if values.get(name) is not None]
     if asked and settings.get(variable("metrics")) == "0":
         raise LaunchError(f"--no-metrics leaves nothing for --{asked[0].replace('_', '-')}: drop one of them")
     return settings

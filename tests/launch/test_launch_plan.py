@@ -10,7 +10,7 @@ import pytest
 from engine.launch.cpu_binding import Allotment
 from engine.launch.errors import LaunchError
 from engine.launch.hosts import parse_hosts, read_hostfile, slots_here
-from engine.launch.options import parse
+from engine.launch.options import load, parse
 from engine.launch.plan import Job, plan
 
 pytestmark = pytest.mark.quick
@@ -132,6 +132,27 @@ def test_without_options_the_environment_decides():
 def test_a_log_to_begin_with_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="--autotune-from: there is no file"):
         parse(["-np", "2", "--autotune-from", str(tmp_path / "log.jsonl"), "true"])
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("--autotune-from none", "autotune_from"),
+        ("--timeline dynamic", "timeline"),
+        ("--timeline-filename DYNAMIC", "timeline"),
+        ("--metrics-port none --no-metrics", "metrics_port"),
+    ],
+)
+def test_the_word_for_nothing_asks_for_nothing(line: str, name: str) -> None:
+    """Whatever the environment says: options go before it."""
+    environment = {"ENGINE_AUTOTUNE_FROM": "/log", "HOROVOD_TIMELINE": "/t", "ENGINE_METRICS_PORT": "1"}
+    assert load(parse(["-np", "2", "true"]), environment).get(name) is not None
+    assert load(parse(["-np", "2", *line.split(), "true"]), environment).get(name) is None
+
+
+def test_no_metrics_leaves_nothing_to_serve() -> None:
+    with pytest.raises(LaunchError, match="--no-metrics leaves nothing for --metrics-port: drop one of them"):
+        parse("-np 2 --no-metrics --metrics-port 0 true".split())
 
 
 def test_no_stall_check():
