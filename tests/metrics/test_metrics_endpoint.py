@@ -172,6 +172,32 @@ def test_a_client_that_does_not_read_is_ended(make, monkeypatch):
         until(lambda: not it.connections, "the connection is closed", 10)
 
 
+def refused_post(to: Endpoint) -> socket.socket:
+    """A client that has its whole answer before it has sent the body."""
+    client = connect(to)
+    client.sendall(b"POST /metrics HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n")
+    answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.0 405 ") and answer.endswith(b" is not allowed: GET and HEAD are\n")
+    return client
+
+
+def test_who_sends_a_body_slowly_is_not_reset(make):
+    with refused_post(make()) as client:
+        for _ in range(10):
+            client.sendall(b"a" * 10_000)  # to a connection that is closed: a reset, and the next one fails
+            time.sleep(0.01)
+
+
+def test_who_keeps_sending_after_the_answer_is_ended(make, monkeypatch):
+    monkeypatch.setattr(endpoint, "REST_LIMIT", 60.0)
+    it, body = make(), bytes(20 * endpoint.LONGEST_REQUEST)
+    with refused_post(it) as client, pytest.raises(ConnectionError):
+        client.sendall(body)
+    monkeypatch.setattr(endpoint, "REST_LIMIT", 0.1)
+    with refused_post(it):
+        until(lambda: not it.connections, "the connection is closed", 10)
+
+
 def test_too_many_connections_are_refused_until_some_end(make, monkeypatch):
     monkeypatch.setattr(endpoint, "CONNECTIONS", 2)
     it = make()

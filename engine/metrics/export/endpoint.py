@@ -33,6 +33,7 @@ PORTS = 50  # ports that are tried after the one asked for
 CONNECTIONS = 16
 LIFETIME = 10.0  # seconds in which a request must have come, and in which its answer must have gone
 LONGEST_REQUEST = 1 << 20  # most bytes of a refused request that are read
+REST_LIMIT = 2.0  # seconds in which a client that has its answer may send the rest of what it wanted to say
 PAUSE = 0.1  # seconds before the next try, when no connection can be taken
 STOP_LIMIT = 1.0
 ANSWER_LIMIT = 0.3  # seconds that an answer may still take after `stop`
@@ -196,13 +197,21 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         assert isinstance(self.server, _Server)
         self._endpoint = self.server.endpoint
+        self._whole = False  # whether the client has sent all that it wanted to, as far as its headers say
         self.rfile = io.BytesIO(_request(self.connection))
         self.connection.settimeout(LIFETIME)  # of `sendall`: for all of an answer
+
+    def finish(self) -> None:
+        """The answer has gone. Listen for a while to a client that may still be sending, as the body of a POST."""
+        super().finish()
+        if not self._whole:
+            _drain(self.connection)
 
     def parse_request(self) -> bool:
         """Refuse all methods but GET and HEAD."""
         if not super().parse_request():
             return False
+        self._whole = not (self._header("Content-Length") or self._header("Transfer-Encoding"))
         if self.command not in ("GET", "HEAD"):
             text = f"405 {self.command!r} is not allowed: GET and HEAD are\n"
             self._reply(HTTPStatus.METHOD_NOT_ALLOWED, text, {"Allow": "GET, HEAD"})
@@ -293,6 +302,18 @@ def _request(connection: socket.socket) -> bytes:
         if ended and not _VERSION.search(line):
             break
     return bytes(read)
+
+
+def _drain(connection: socket.socket) -> None:
+    """Say that nothing more comes, and read on to the client's end, or it may see a reset instead of its answer."""
+    read, end = 0, time.monotonic() + REST_LIMIT
+    with contextlib.suppress(OSError):  # the client is gone, or too slow
+        connection.shutdown(socket.SHUT_WR)
+        while read < LONGEST_REQUEST and (left := end - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not (part := connection.recv(65536)):
+                break
+            read += len(part)
 
 
 def _listen(endpoint: Endpoint, address: str, port: int) -> _Server:
