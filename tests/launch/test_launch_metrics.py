@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -11,12 +12,14 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from engine.launch import cli
+from engine.launch import cli, metrics
 from engine.launch.errors import LaunchError
-from engine.launch.options import parse
+from engine.launch.options import load, parse
 from engine.metrics import page
 
 from ..waiting import until
@@ -117,6 +120,40 @@ def test_who_has_scraped_a_job_may_see_it_fail(launcher, seconds, then):
     assert time.monotonic() - began < 30
     assert (LINGERS in (launcher.home / "err").read_text()) == (then != "nothing")
     assert os.listdir(launcher.home / "sd") == []
+
+
+class Clock:
+    """Stands for `time` and `select`: waiting takes no time, and is counted."""
+
+    POLLIN = select.POLLIN
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def poll(self, milliseconds: float | None = None) -> Any:
+        if milliseconds is None:
+            return SimpleNamespace(register=lambda *_: None, poll=self.poll)
+        self.now += milliseconds / 1e3
+        return []
+
+
+@pytest.mark.parametrize(("chosen", "seconds"), [((), 15), (("--metrics-linger", "100"), 100)])
+def test_a_failure_can_be_scraped_for_as_long_as_said(monkeypatch, chosen, seconds):
+    options, said, clock = parse(["-np", "1", "--metrics-port", "0", *chosen, "true"]), [], Clock()
+    for name in ("time", "select"):
+        monkeypatch.setattr(metrics, name, clock)
+    with metrics.Metrics(options, load(options, {}), {}, said.append) as served, socket.socket() as wakeup:
+        served.start(SimpleNamespace(hear=lambda *_: None))
+        served.linger(wakeup)
+        assert clock.now == 0  # nobody has scraped it
+        scrape(said[0].removeprefix("metrics: http://").removesuffix("/metrics"))
+        until(served._service.end, "the endpoint knows that its answer has gone")
+        served.linger(wakeup)
+    assert clock.now == pytest.approx(seconds)
+    assert said[-1] == f"metrics: the failure can be scraped for {seconds} s; a signal ends that"
 
 
 def test_a_job_that_could_not_start_leaves_the_file_of_its_namesake(launcher):
