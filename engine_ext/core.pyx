@@ -14,7 +14,7 @@ from engine_ext.bindings.collectives cimport (
     allgather_group_op, allgather_op, allreduce_op, alltoall_op, barrier_op, broadcast_op, reduce_group_op, reducescatter_op,
     size_barrier_op,
 )
-from engine_ext.bindings.counting cimport count, map_page, tell
+from engine_ext.bindings.counting cimport map_page, tell
 from engine_ext.bindings.failed_calls cimport fail_call
 from engine_ext.bindings.handles cimport Handle, begin
 from engine_ext.bindings.marking cimport mark_step, mark_traffic, record_steps
@@ -27,12 +27,11 @@ from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
 from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.monitor cimport monitor_wait
+from engine_ext.control.observers cimport observers_close, observers_count, observers_open
 from engine_ext.control.process_sets cimport process_set_enter, process_set_leave
 from engine_ext.control.stall cimport stall_open
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State
-from engine_ext.control.step_marks cimport marks_close
 from engine_ext.control.table cimport table_close, table_open
-from engine_ext.control.trace cimport trace_close
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.kernels.kernels cimport engine_kernels_get
 from engine_ext.knobs cimport knobs_of, knobs_with, set_knobs
@@ -109,7 +108,7 @@ cdef class Engine:
         madvise(e.alive, PAGE, MADV_WIPEONFORK)
         e.alive[0] = 1
         if world is None and self.settings["counters"] >= 0:
-            self.page = e.counters_page = map_page(self.settings["counters"])
+            self.page = map_page(self.settings["counters"])
         memset(&knobs, 0, sizeof(engine_knobs))
         e.wanted = e.seen = knobs = knobs_with(knobs, self.settings["knobs"])
         e.fusion_threshold = knobs.fusion_threshold
@@ -131,15 +130,13 @@ cdef class Engine:
             for r in range(size):
                 e.segment.numbers[r] = numbers[r]
             segment_within(&e.segment, &world.state.segment)
-            self.world, e.world, e.counters_page = world, world.state, world.state.counters_page
+            self.world, e.world = world, world.state
         if (table_open(&e.table, &e.segment, e.clock) != Status.OK
                 or executor_open(&e.executor, rank, size, shared_memory_open(&e.transport, &e.segment), &e.arena,
                                  engine_kernels_get(kernel_level()), e.clock) != Status.OK
                 or (rank == COORDINATOR and coordinator_open(&e.coordinator, &e.segment, e.clock, &knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
-        e.coordinator.trace, e.coordinator.counters_page = &e.trace, e.counters_page
-        if rank == COORDINATOR and e.counters_page != NULL:
-            store32_release(&e.segment.coordinator.recording, 1)
+        observers_open(e, self.page if world is None else world.state.counters_page)
         status = driver_start(e)
         if status:
             raise OSError(status, "cannot start the engine thread")
@@ -149,7 +146,7 @@ cdef class Engine:
 
     def count(self, bint on):
         expect_open(self.state)
-        count(self.state, self.page if on else NULL)
+        observers_count(self.state, self.page if on else NULL)
 
     def tell(self, **fields):
         tell(self.page, fields)
@@ -191,7 +188,6 @@ cdef class Engine:
                 table_close(&e.table)
                 executor_close(&e.executor)
                 coordinator_close(&e.coordinator)
-                trace_close(&e.trace)
                 pthread_mutex_destroy(&e.lock)
             segment_unmap(&e.segment)
             for r in range(self.size if e.peers != NULL else 0):
@@ -205,7 +201,7 @@ cdef class Engine:
         free(e.peers)
         free(e.batch)
         free(e.told)
-        marks_close(&e.marks)
+        observers_close(e)
         free(e)
         self.state = NULL
 

@@ -1,13 +1,8 @@
 """Whether a process counts, and into which page (shared/counters.h)."""
 from libc.errno cimport EPROTO
 from libc.stdint cimport uint64_t
-from libc.string cimport memset
 
-from engine_ext.control.overlap cimport Overlap
-from engine_ext.platform.atomics cimport store32_release
-from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.counters cimport counters_map, counters_put
-from engine_ext.shared.segment cimport coordinates
 
 from engine_ext.errors import IncompatibleRanksError
 
@@ -21,17 +16,6 @@ cdef counters_page* map_page(int fd) except NULL:
     if status < 0:
         raise OSError(-status, "cannot map the page of counters")
     return page
-
-
-cdef int count(State* e, counters_page* page) except -1:
-    """Count into `page` from now on; NULL: nowhere. Nothing is in flight, and there are no process sets."""
-    pthread_mutex_lock(&e.lock)
-    e.counters_page = e.coordinator.counters_page = page
-    memset(&e.overlap, 0, sizeof(Overlap))
-    pthread_mutex_unlock(&e.lock)
-    if coordinates(&e.segment):
-        store32_release(&e.segment.coordinator.recording, page != NULL)
-    return 0
 
 
 cdef int tell(counters_page* page, dict fields) except -1:

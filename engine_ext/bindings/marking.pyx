@@ -4,31 +4,19 @@ from libc.stdint cimport uint32_t
 from engine_ext.bindings.arguments cimport expect_name
 from engine_ext.bindings.refusals cimport expect_open
 from engine_ext.control.driver cimport driver_pin, driver_unpin
-from engine_ext.control.step_marks cimport marks_add, marks_open
+from engine_ext.control.observers cimport observe_step
+from engine_ext.control.step_marks cimport marks_open
 from engine_ext.control.state cimport State
-from engine_ext.control.trace cimport trace_step
 from engine_ext.operations.op cimport Record
-from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns, store32_release, store_release
+from engine_ext.platform.atomics cimport store32_release, store_release
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.shared.counters cimport counters_step
 
 
 cdef int mark_step(State* e, int number) except -1:
     """A step of optimizer `number` has ended."""
     expect_open(e)
     store_release(&e.segment.mine.steps, e.segment.mine.steps + 1)      # pairs with coordinator_step
-    if load32_relaxed(&e.trace.on):
-        pthread_mutex_lock(&e.lock)
-        trace_step(&e.trace, now_ns())
-        pthread_mutex_unlock(&e.lock)
-    if e.counters_page != NULL:
-        pthread_mutex_lock(&e.lock)
-        e.step_begun = counters_step(e.counters_page, e.step_begun)
-        pthread_mutex_unlock(&e.lock)
-    if e.marks.ring != NULL:    # set once, under the GIL
-        pthread_mutex_lock(&e.lock)
-        marks_add(&e.marks, number, e.seen.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
-        pthread_mutex_unlock(&e.lock)
+    observe_step(e, number)
     return 0
 
 

@@ -10,7 +10,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.control.eviction cimport eviction_begin, eviction_end
 from engine_ext.control.fusion cimport close_batches
-from engine_ext.control.lateness cimport lateness_decide, lateness_earliest, lateness_note
+from engine_ext.control.lateness cimport observe_batch_opens, observe_found, observe_ready
 from engine_ext.control.mismatch cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
 from engine_ext.control.names cimport names_open
 from engine_ext.control.requests cimport requests_clear, requests_close, requests_forget, requests_drain, requests_wait
@@ -193,12 +193,8 @@ cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
             name.absent += absent(c, name, r)
     if c.queue_count == 0:
         c.queue_since = now_ns()
-        lateness_decide(c, c.queue_since)
-    name.ready, name.earliest = 0, 0
-    if first and c.counters_page != NULL:
-        name.earliest = lateness_earliest(c, name)
-    if c.recording:
-        lateness_note(c, name)
+        observe_batch_opens(c)
+    observe_ready(c, name, first)
     c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)
     c.queue[c.queue_count] = name.id
     c.queue_count += 1
@@ -236,9 +232,7 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             id = w * 64 + count_trailing_zeros(ready)
             ready &= ready - 1
             name = c.by_id[id]
-            if c.counters_page != NULL:
-                for r in range(c.segment.size):
-                    engine_prefetch_read(&c.segment.pages[r].brought[id], 8)        # for lateness_count
+            observe_found(c, id)
             alike = name.brought == 0 and (c.joined_count == 0 or not operation_of(&name.meta).rooted)
             if not (enqueue(c, name, False) if alike else settle(c, name)):
                 c.stuck = True

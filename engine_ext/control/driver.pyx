@@ -12,14 +12,15 @@ from libc.string cimport memset
 
 from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
 from engine_ext.control.execute cimport fail_everything, run_schedule, wake_waiters
-from engine_ext.control.step_marks cimport marks_busy
-from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
+from engine_ext.control.observers cimport (
+    observe_call_begins, observe_late_wake, observe_readiness, observe_sleep, observe_submission, observe_wait_begins,
+    observe_wait_ends, observe_yield,
+)
 from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State
 from engine_ext.control.table cimport bit, table_await, table_brought_by_all, table_record, table_release, table_submit
-from engine_ext.control.trace cimport trace_wait_begins, trace_wait_ends
 from engine_ext.data.executor cimport executor_needs
-from engine_ext.operations.op cimport OP_DONE, Op, Record, fails
+from engine_ext.operations.op cimport OP_DONE, Op, Record
 from engine_ext.platform.atomics cimport (
     FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas32, count_up,
     full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns,
@@ -30,7 +31,6 @@ from engine_ext.platform.posix cimport (
     SIG_SETMASK, pthread_create, pthread_join, pthread_mutex_lock, pthread_mutex_unlock, pthread_sigmask, sigfillset,
     sigset_t,
 )
-from engine_ext.shared.counters cimport tally
 from engine_ext.shared.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, Status, rank_page,
 )
@@ -51,11 +51,6 @@ cdef enum:
 
 
 # ---- a pass -----------------------------------------------------------------------------------------------------------------
-
-cdef inline bint something_ready(State* e) noexcept nogil:
-    """Rank 0: whether a tensor that all ranks have brought is not done. The caller holds the role."""
-    return e.coordinator.queue_count != 0 or load_relaxed(&e.segment.mine.cursor) != e.coordinator.writer.tail
-
 
 cdef bint drive_once(State* e) noexcept nogil:
     """All that can be done now, without waiting; whether it was anything. The caller holds the role."""
@@ -81,8 +76,7 @@ cdef bint drive_once(State* e) noexcept nogil:
         elif e.coordinator.drained:
             wake_others(&e.segment, 0)
         e.coordinator.drained = False
-        if load32_relaxed(&e.marks.timed) and something_ready(e):
-            marks_busy(&e.marks, True)
+        observe_readiness(e)
         # What announce_sleep publishes has changed: announce again before sleeping on it.
         moved |= e.coordinator.queue_count != waiting or e.coordinator.stuck != stuck
     drained = load_acquire(&e.segment.coordinator.drained[e.segment.rank])      # pairs with the coordinator's drain
@@ -90,8 +84,7 @@ cdef bint drive_once(State* e) noexcept nogil:
         e.drained = drained
         wake_waiters(e)
     moved |= run_schedule(e)
-    if coordinates(&e.segment) and load32_relaxed(&e.marks.timed):
-        marks_busy(&e.marks, something_ready(e))
+    observe_readiness(e)
     return moved
 
 
@@ -198,13 +191,13 @@ cdef void driver_stop(State* e) noexcept nogil:
 cdef int submit(State* e, const Target* target, Op* op, int32_t* id, uint64_t now, uint32_t* recording) noexcept nogil:
     """Bring an operation; the id it travels under, -1 for a request. On success it may be done and gone at once.
 
-    With `recording` the caller is blocked from `now` on; it is what end_wait wants to know. Else `now` may be 0.
+    With `recording` the caller is blocked from `now` on; it is what observe_wait_ends wants to know. Else `now` may be 0.
     """
     cdef Record* record = target.record
     cdef int status
     pthread_mutex_lock(&e.lock)
     if recording != NULL:
-        recording[0] = note_wait(e, now)
+        recording[0] = observe_call_begins(e, now)
     if load32_relaxed(&e.failed):
         status = Status.FAILED_WORLD
     elif e.joined:
@@ -215,10 +208,7 @@ cdef int submit(State* e, const Target* target, Op* op, int32_t* id, uint64_t no
         status = table_submit(&e.table, record, op, now) if record != NULL else Status.NO_MEMORY
         if status == Status.OK:
             id[0] = record.id
-            if e.counters_page != NULL and not fails(op):
-                tally(e.counters_page.submitted, 1)
-                if op.requested:
-                    tally(e.counters_page.requests, 1)
+            observe_submission(e, op)
     pthread_mutex_unlock(&e.lock)
     return status
 
@@ -278,7 +268,7 @@ cdef int driver_call(State* e, const Target* target, Op* op, uint64_t ns) noexce
     The role is taken before the bit is set, so that the coordinator finds this rank awake and wakes nobody.
     """
     cdef uint64_t tick = now_ns() + ns
-    cdef uint64_t theirs, now
+    cdef uint64_t theirs
     cdef uint32_t recording
     cdef Goal goal
     cdef int32_t id = -1
@@ -298,9 +288,7 @@ cdef int driver_call(State* e, const Target* target, Op* op, uint64_t ns) noexce
         give_back(e)
         add32(&e.waiters, <uint32_t>-1)
         engine_float_leave(theirs)
-        now = now_ns()
-        count_up(&e.counters.wait_ns, now - (tick - ns))
-        end_wait(e, recording, now)
+        observe_wait_ends(e, recording, tick - ns, now_ns())
     else:
         add32(&e.waiters, <uint32_t>-1)
         status = driver_submit(e, target, op)
@@ -327,33 +315,6 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
     if goal.joins:
         return load32_acquire(&e.joins) >= goal.joins           # pairs with end_join
     return load_acquire(&e.segment.coordinator.drained[e.segment.rank]) > goal.drained
-
-
-cdef inline uint32_t begin_wait(State* e, uint64_t now) noexcept nogil:
-    """For the timeline and the counters: a caller is blocked from `now` on. Returns what end_wait wants to know."""
-    cdef uint32_t recording = 0
-    if load32_relaxed(&e.trace.on) or e.counters_page != NULL:
-        pthread_mutex_lock(&e.lock)
-        recording = note_wait(e, now)
-        pthread_mutex_unlock(&e.lock)
-    return recording
-
-
-cdef inline uint32_t note_wait(State* e, uint64_t now) noexcept nogil:
-    """As begin_wait. The caller holds the lock."""
-    if e.counters_page != NULL:
-        overlap_wait_begins(&e.overlap, now)
-    return trace_wait_begins(&e.trace, now)
-
-
-cdef inline void end_wait(State* e, uint32_t recording, uint64_t now) noexcept nogil:
-    if recording or e.counters_page != NULL:
-        pthread_mutex_lock(&e.lock)
-        if recording:
-            trace_wait_ends(&e.trace, recording, now)
-        if e.counters_page != NULL:
-            tally(e.counters_page.blocked_ns, overlap_wait_ends(&e.overlap, now))
-        pthread_mutex_unlock(&e.lock)
 
 
 cdef void give_back(State* e) noexcept nogil:
@@ -410,7 +371,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
             if spin_end == 0:
                 spin_end = now_ns() + e.yield_ns
             yield_processor()
-            count_up(&e.counters.yields, 1)
+            observe_yield(e)
             if now_ns() < spin_end:
                 continue
         spin_end = 0
@@ -423,24 +384,24 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
                 return
             stall_check(e)
             when = deadline(e)
-            count_up(&e.counters.sleeps, 1)
+            observe_sleep(e)
             futex_wait(&mine.door[DOOR_WAITER], door, until(tick if when == NEVER else min(when, tick)))
             store32_relaxed(&mine.asleep, 0)
             if now_ns() >= tick and load32_acquire(&mine.door[DOOR_WAITER]) == door and drive_once(e):
-                count_up(&e.counters.late, 1)          # nobody rang, and yet there was something to do
+                observe_late_wake(e)            # nobody rang, and yet there was something to do
         else:
             store32_relaxed(&mine.asleep, 0)
 
 
 cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
     """Wait for the goal, at most `ns`: OK when it is met, whatever came of it, or TICK."""
-    cdef uint64_t begun, tick, theirs, now
+    cdef uint64_t begun, tick, theirs
     cdef uint32_t door, recording
     if met(e, goal):
         return Status.OK
     begun = now_ns()
     tick = begun + ns
-    recording = begin_wait(e, begun)
+    recording = observe_wait_begins(e, begun)
     theirs = engine_float_enter()
     add32(&e.waiters, 1)
     while not met(e, goal):
@@ -456,9 +417,7 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
             break
     add32(&e.waiters, <uint32_t>-1)
     engine_float_leave(theirs)
-    now = now_ns()
-    count_up(&e.counters.wait_ns, now - begun)
-    end_wait(e, recording, now)
+    observe_wait_ends(e, recording, begun, now_ns())
     return Status.OK if met(e, goal) else Status.TICK
 
 

@@ -1,27 +1,27 @@
 """Read the schedule in order; execute its entries; complete operations. The caller holds the driver's role."""
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset, strncpy
+from libc.string cimport memcpy
 
-from engine_ext.control.step_marks cimport SOURCE_TRAFFIC, marks_add, marks_pass
 from engine_ext.control.joined_groups cimport members_heard, members_tell
-from engine_ext.control.overlap cimport overlap_entry_begins, overlap_entry_ends
-from engine_ext.control.state cimport EVENT_ABORT, EVENT_STALL, HISTORY, HISTORY_NAME, Role, Row, State
+from engine_ext.control.observers cimport (
+    observe_completions, observe_entry_begins, observe_entry_ends, observe_failure, observe_mismatch, observe_submission,
+    observes_stages,
+)
+from engine_ext.control.state cimport EVENT_ABORT, Role, State
 from engine_ext.control.store_choice cimport stores_measured
 from engine_ext.control.table cimport (
     table_define, table_dismiss, table_evict, table_finish, table_record, table_release, table_stand_in, table_toggle,
 )
-from engine_ext.control.trace cimport trace_entry, trace_entry_begins, trace_entry_ends
 from engine_ext.data.executor cimport executor_progress
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_STAND_IN, Op, Record, fails
 from engine_ext.operations.operation cimport Operation, operation_begin
 from engine_ext.platform.atomics cimport (
-    FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_acquire, load_pointer, load_relaxed,
-    now_ns, or32, store32_release, store_relaxed, store_release,
+    FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_acquire, load_pointer, now_ns,
+    or32, store32_release, store_relaxed, store_release,
 )
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, write
-from engine_ext.shared.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, tally
 from engine_ext.shared.layout cimport (
     ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED,
     ENTRY_MEMBERS, ENTRY_SKIP, FAULT_CALL, SLEEP_STUCK, Status, engine_entry, entry_ids,
@@ -34,8 +34,6 @@ from engine_ext.transport.arena cimport arena_privatise
 cdef void raise_event(State* e, int event) noexcept nogil:
     """Give the monitor thread, of which there is one for a world and its process sets, something to do."""
     cdef uint64_t one = 1
-    if event == EVENT_STALL and e.counters_page != NULL:
-        tally(e.counters_page.stall_warnings, 1)
     or32(&e.world.events, <unsigned int>event)
     write(e.world.events_fd, &one, 8)
 
@@ -85,13 +83,7 @@ cdef void fail_everything(State* e) noexcept nogil:
             futex_wake(&part.segment.mine.door[door], 1 << 30)
         part = part.beside
     pthread_mutex_unlock(&e.lock)
-    if e.counters_page != NULL:
-        tally(e.counters_page.completed, failed)
-        if word and e.world == e:
-            store_relaxed(e.counters_page.culprit, word & 0xFFFF)
-            store_relaxed(e.counters_page.cause, word >> 16 & 0xFFFF)
-            store_relaxed(e.counters_page.state, COUNTED_FAILED)
-            store_relaxed(e.counters_page.stalled, 0)
+    observe_failure(e, word, failed)
     wake_waiters(e)
     raise_event(e, EVENT_ABORT)
 
@@ -111,10 +103,8 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
         e.batch, e.batch_room = batch, <int32_t>entry.items
     for i in range(<int32_t>entry.items):
         record = e.table.by_id[ids[i]]
-        if record != NULL and record.inflight == NULL and e.joined:
-            table_stand_in(&e.table, record)
-            if e.counters_page != NULL:
-                tally(e.counters_page.submitted, 1)
+        if record != NULL and record.inflight == NULL and e.joined and table_stand_in(&e.table, record):
+            observe_submission(e, record.inflight)
         if record == NULL or record.inflight == NULL:
             whole = False
             break
@@ -140,7 +130,7 @@ cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
 cdef bint plan_batch(State* e, const engine_entry* entry) noexcept nogil:
     """Start the operation of a BATCH, whose members are there. False without memory."""
     return operation_begin(operation_of(&entry.meta), &e.executor, e.batch, entry, place_of(&e.segment, entry.meta.root),
-                           entry.closed != 0 and load32_relaxed(&e.trace.on))
+                           observes_stages(e, entry))
 
 
 cdef const char* end_batch(State* e, const engine_entry* entry) noexcept nogil:
@@ -151,22 +141,13 @@ cdef const char* end_batch(State* e, const engine_entry* entry) noexcept nogil:
 
 cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil:
     """Complete every operation in `batch`."""
-    cdef Op* last = e.batch[entry.items - 1]
     cdef int32_t i
-    if e.counters_page != NULL:
-        tally(e.counters_page.completed, entry.items)
-        if entry.earliest and not load32_relaxed(&last.flags) & OP_STAND_IN:
-            counters_arrival(e.counters_page, entry, last.submitted, e.history[(e.rows - 1) % HISTORY].started)
     pthread_mutex_lock(&e.lock)
-    if entry.closed and load32_relaxed(&e.trace.on):
-        trace_entry(&e.trace, entry, e.batch, &e.executor, e.history[(e.rows - 1) % HISTORY].started)
-    if e.marks.ring != NULL:
-        marks_pass(&e.marks, e.batch, entry.items)
+    observe_completions(e, entry)
     for i in range(<int32_t>entry.items):
         if entry.flags & ENTRY_ALIGN:
             e.batch[i].meta.dims = entry.meta.dims      # for whoever waits for the barrier
         table_finish(&e.table, e.batch[i], status)
-    count_up(&e.counters.tensors, entry.items)
     pthread_mutex_unlock(&e.lock)
     for i in range(<int32_t>entry.items):
         complete(e, e.batch[i])
@@ -198,9 +179,7 @@ cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
     elif record != NULL:
         table_release(&e.table, record)             # made above, for a rank that has joined
     pthread_mutex_unlock(&e.lock)
-    if e.counters_page != NULL:
-        tally(e.counters_page.mismatches, 1)
-        tally(e.counters_page.completed, counts)
+    observe_mismatch(e, counts)
     if op != NULL:
         complete(e, op)
         wake_waiters(e)
@@ -217,70 +196,23 @@ cdef void end_join(State* e, const engine_entry* entry) noexcept nogil:
     wake_waiters(e)
 
 
-cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
-    """A row of the history, open until the entry is done."""
-    cdef Row* row = &e.history[e.rows % HISTORY]
-    cdef Record* record
-    memset(row, 0, sizeof(Row))
-    row.sequence, row.type, row.kind = entry.sequence, entry.type, entry.kind
-    row.algorithm, row.stores, row.items, row.nbytes = entry.algorithm, entry.stores, entry.items, entry.bytes
-    row.knob_version, row.wire, row.started = entry.knobs.version, entry.meta.wire, now_ns()
-    if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
-        record = e.table.by_id[entry_ids(entry)[0]]
-        if record != NULL:
-            strncpy(row.name, record.name, HISTORY_NAME - 1)
-    elif entry.name_bytes:
-        memcpy(row.name, <const char*>entry + sizeof(engine_entry), min(entry.name_bytes, <int32_t>HISTORY_NAME - 1))
-    e.rows += 1
-
-
 cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
+    """What an entry says of the knobs in force. The caller holds the lock."""
     if entry.knobs.version != e.seen.version:
         e.seen_entry = entry.sequence
     e.seen = entry.knobs
     store_relaxed(&e.fusion_threshold, entry.knobs.fusion_threshold)
-    if e.counters_page != NULL and e.world == e:
-        count_knobs(e)
-
-
-cdef void count_knobs(State* e) noexcept nogil:
-    store_relaxed(e.counters_page.knob_version, e.seen.version)
-    store_relaxed(e.counters_page.fusion_threshold, e.seen.fusion_threshold)
-    store_relaxed(e.counters_page.cycle_time_ns, <uint64_t>(e.seen.cycle_time_ms * 1e6))
-    store_relaxed(e.counters_page.stores, e.seen.stores)
-    store_relaxed(e.counters_page.chunk, e.seen.chunk_bytes)
-    store_relaxed(e.counters_page.compression, e.seen.compression)
-
-
-cdef inline bint fusible(const engine_entry* entry) noexcept nogil:
-    """Whether the fusion threshold was meant for it."""
-    cdef const Operation* operation = operation_of(&entry.meta)
-    return operation.reduces and not operation.alone
 
 
 cdef void leave(State* e, engine_entry* entry) noexcept nogil:
-    """Done with an entry: the last words about it, and on to the next."""
-    cdef Row* row = &e.history[(e.rows - 1) % HISTORY]
-    cdef uint64_t exposed = 0
+    """Done with an entry: on to the next."""
+    cdef uint64_t now
     pthread_mutex_lock(&e.lock)
-    row.ended = now_ns()
-    if e.counters_page != NULL and entry.type == ENTRY_BATCH:
-        exposed = overlap_entry_ends(&e.overlap, row.ended)
-    if entry.type == ENTRY_BATCH and load32_relaxed(&e.trace.on):
-        trace_entry_ends(&e.trace, entry, row.ended)
+    now = now_ns()
+    observe_entry_ends(e, entry, now)
     pthread_mutex_unlock(&e.lock)
-    count_up(&e.counters.entries, 1)
-    if entry.type == ENTRY_BATCH:
-        count_up(&e.counters.nbytes, entry.bytes)
-        count_up(&e.counters.busy_ns, row.ended - row.started)
-        if e.counters_page != NULL:
-            counters_entry(e.counters_page, entry, fusible(entry), row.started, row.ended, exposed)
-        if coordinates(&e.segment) and entry.algorithm == ALGORITHM_TWO_SHOT:
-            stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores, row.ended - row.started)
-    if e.marks.due:                     # written by the role's holder alone
-        pthread_mutex_lock(&e.lock)
-        marks_add(&e.marks, SOURCE_TRAFFIC, e.seen.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
-        pthread_mutex_unlock(&e.lock)
+    if coordinates(&e.segment) and entry.type == ENTRY_BATCH and entry.algorithm == ALGORITHM_TWO_SHOT:
+        stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores, now - e.entry_begun)
     e.entry = NULL
     schedule_advance(&e.segment, entry)
 
@@ -340,11 +272,8 @@ cdef bint run_schedule(State* e) noexcept nogil:
             if entry == NULL:
                 break
             pthread_mutex_lock(&e.lock)
-            remember(e, entry)
-            if load32_relaxed(&e.trace.on):
-                trace_entry_begins(&e.trace, now_ns())
-            if e.counters_page != NULL:
-                overlap_entry_begins(&e.overlap, e.history[(e.rows - 1) % HISTORY].started)
+            e.entry_begun = now_ns()
+            observe_entry_begins(e, entry)
             note_knobs(e, entry)
             collected = (entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP) and collect(e, entry)
             pthread_mutex_unlock(&e.lock)

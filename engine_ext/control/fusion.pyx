@@ -8,14 +8,14 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy
 
 from engine_ext.control.mismatch cimport bringer
-from engine_ext.control.lateness cimport lateness_append, lateness_count
+from engine_ext.control.lateness cimport observe_append, observe_batch_closes, observed_words
 from engine_ext.control.coordinator cimport Coordinator, NameState, cycle_ns, stamp, wire_now
 from engine_ext.control.store_choice cimport stores_choose
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
-from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP, tally
+from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP
 from engine_ext.shared.layout cimport (
     ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_MEMBERS,
     ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, entry_ids, entry_rows,
@@ -105,9 +105,9 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
     cdef const Operation* operation = operation_of(&name.meta)
     cdef uint32_t id_words = <uint32_t>(items + 1) // 2
     cdef uint32_t row_words = <uint32_t>c.segment.size if operation.says == SAYS_ROWS else 0
-    cdef uint32_t recorded = <uint32_t>items if name.ready else 0
+    cdef uint32_t observed = observed_words(name, items)
     cdef engine_entry* entry = schedule_reserve(
-        &c.writer, <uint32_t>sizeof(engine_entry) // 8 + id_words + row_words + recorded)
+        &c.writer, <uint32_t>sizeof(engine_entry) // 8 + id_words + row_words + observed)
     cdef int32_t i
     if entry == NULL:
         return False
@@ -133,10 +133,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         name.used = c.writer.sequence
         c.phase[ids[i] >> 6] ^= <uint64_t>1 << (ids[i] & 63)
         c.queued[ids[i] >> 6] &= ~(<uint64_t>1 << (ids[i] & 63))
-    if recorded:
-        lateness_append(c, entry, ids)
-    if c.counters_page != NULL and entry.type == ENTRY_BATCH:
-        lateness_count(c, entry, name)
+    observe_append(c, entry, ids, observed)
     c.queue_bytes -= nbytes
     c.step_items += <uint64_t>items
     stamp(c, entry)
@@ -176,6 +173,5 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
             return False
         memcpy(c.queue, c.rest, <size_t>kept * sizeof(int32_t))
         c.queue_count = kept
-    if c.counters_page != NULL:
-        tally(&c.counters_page.cycles[reason], 1)
+    observe_batch_closes(c, reason)
     return True

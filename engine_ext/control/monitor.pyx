@@ -8,9 +8,10 @@ from libc.errno cimport EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from engine_ext.control.observers cimport observe_overdue
 from engine_ext.control.stall cimport stall_watch
 from engine_ext.control.state cimport EVENT_CLOSED, State
-from engine_ext.platform.atomics cimport load32_acquire, store_relaxed
+from engine_ext.platform.atomics cimport load32_acquire
 from engine_ext.platform.clock cimport age_ns, patience_look
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, read
 from engine_ext.shared.layout cimport CAUSE_DIED
@@ -47,9 +48,7 @@ cdef int look_after(State* e) noexcept nogil:
         overdue += part.overdue_count
         part = part.beside
     pthread_mutex_unlock(&e.lock)
-    if e.counters_page != NULL:
-        store_relaxed(e.counters_page.stalled, overdue)
-    again = age_ns(again, seen)
+    again = age_ns(min(again, observe_overdue(e, overdue, seen)), seen)
     if e.look_ns:
         again = min(again, e.look_ns)
     return <int>min(again // 1000000 + 1, <uint64_t>LONGEST_MS)

@@ -11,12 +11,13 @@ from libc.string cimport strcmp, strcpy, strlen
 
 from engine_ext.control.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
 from engine_ext.control.execute cimport raise_event
+from engine_ext.control.observers cimport observe_warning
 from engine_ext.control.wait_report cimport Standoff, wait_report_absentee, wait_report_describe, wait_report_overdue
-from engine_ext.control.state cimport EVENT_STALL, HISTORY, OVERDUE_BYTES, Row, State
+from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES, State
 from engine_ext.control.table cimport bit
 from engine_ext.data.executor cimport executor_laggard, executor_passed_by
 from engine_ext.operations.describe cimport describe_ranks, fit
-from engine_ext.operations.op cimport Op
+from engine_ext.operations.op cimport Op, Record
 from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, now_ns, store32_release
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -25,9 +26,9 @@ from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
+    SHOWN = 63                  # bytes of a name in the middle of a text
     AGAIN_NS = 100000000        # what is overdue, and nobody's fault yet, is looked at this often
     ANSWER_NS = 300000000       # in which rank 0 says who keeps whom waiting, instead of a rank that knows its own half only
-    COUNT_AGAIN_NS = 1000000000     # how old the count of overdue operations may become
     GRACE_NS = 1000000000       # in which it says who has not requested a new name, which no other rank knows
     JOIN_GRACE_NS = 2000000000      # beyond what another rank's wait can last
     SHORTEST_STEP_NS = 250000000    # of the time that a process sees pass: longer than the tick of a blocking call
@@ -43,6 +44,12 @@ cdef void stall_open(State* e) noexcept nogil:
     e.look_ns = min(max(least // 8, <uint64_t>SHORTEST_STEP_NS // 2), <uint64_t>LONGEST_STEP_NS // 2) if least else 0
 
 
+cdef void warn(State* e) noexcept nogil:
+    """Have Python report what is overdue."""
+    observe_warning(e)
+    raise_event(e, EVENT_STALL)
+
+
 cdef void stall_tell(State* e, const char* line) noexcept nogil:
     """Have a line reported."""
     cdef size_t told
@@ -50,7 +57,7 @@ cdef void stall_tell(State* e, const char* line) noexcept nogil:
     told = strlen(e.overdue)            # and not read yet
     snprintf(e.overdue + told, OVERDUE_BYTES - told, "%s\n", line)
     pthread_mutex_unlock(&e.lock)
-    raise_event(e, EVENT_STALL)
+    warn(e)
 
 
 cdef void stall_check(State* e) noexcept nogil:
@@ -79,10 +86,11 @@ cdef void check_entry(State* e) noexcept nogil:
     cdef char[TEXT_BYTES] text
     cdef int culprit = who_left_it(e)
     cdef uint64_t stood
-    cdef Row* row = &e.history[(e.rows - 1) % HISTORY]
+    cdef const Record* first = e.batch[0].record        # in flight until the entry is done
+    cdef int shown = <int>min(first.name_bytes, <uint32_t>SHOWN)
     if culprit >= 0:
         snprintf(text, TEXT_BYTES, "'%.*s' was under way (schedule entry %llu), and it did not take part to its end",
-                 <int>sizeof(row.name), row.name, <unsigned long long>e.entry.sequence)
+                 shown, first.name, <unsigned long long>e.entry.sequence)
         abort_world(&e.segment, culprit, CAUSE_LEFT, text)
         return
     culprit = executor_laggard(&e.executor)
@@ -94,8 +102,7 @@ cdef void check_entry(State* e) noexcept nogil:
     elif e.stall_warning_ns and stood >= e.stall_warning_ns and e.stall_reported != e.entry.sequence + 1:
         e.stall_reported = e.entry.sequence + 1
         snprintf(text, TEXT_BYTES, "schedule entry %llu ('%.*s') has stood still for %.0f s for rank %d",
-                 <unsigned long long>e.entry.sequence, <int>sizeof(row.name), row.name, <double>stood / 1e9,
-                 e.segment.numbers[culprit])
+                 <unsigned long long>e.entry.sequence, shown, first.name, <double>stood / 1e9, e.segment.numbers[culprit])
         stall_tell(e, text)
 
 
@@ -152,7 +159,7 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
         strcpy(e.account, text)
         stall_tell(e, text)
     elif mine:
-        raise_event(e, EVENT_STALL)
+        warn(e)
 
 
 cdef inline bint withholds(State* e, int rank, int32_t id) noexcept nogil:
@@ -286,7 +293,7 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     e.overdue_count = overdue
     if news:
         if not coordinates(&e.segment):
-            raise_event(e, EVENT_STALL)
+            warn(e)
         # Rank 0, which may know more, reports what it has in flight when it has looked.
         wake(&e.segment, e.segment.leader, 0)
     if oldest and overdue_ns(seen, oldest, e.stall_limit_ns):
@@ -296,8 +303,6 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
         again = after_ns(unreported if unreported else seen, e.stall_warning_ns)
     if e.stall_limit_ns:
         again = min(again, after_ns(oldest if oldest else seen, e.stall_limit_ns))
-    if overdue and e.counters_page != NULL:
-        again = min(again, after_ns(seen, COUNT_AGAIN_NS))
     return max(again, after_ns(seen, AGAIN_NS))
 
 

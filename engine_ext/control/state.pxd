@@ -81,6 +81,7 @@ cdef struct State:
     pthread_t thread
     # the entry in progress, owned by whoever holds the role
     engine_entry* entry
+    uint64_t entry_begun        # nanoseconds: when this rank began the last entry
     Op** batch
     int32_t batch_room
     bint telling                # its groups are being told; the operation itself comes then

@@ -25,7 +25,7 @@ cdef int table_submit(Table* table, Record* record, Op* op, uint64_t now) noexce
 cdef void table_await(Table* table, Op* op, bint on) noexcept nogil
 cdef void table_finish(Table* table, Op* op, int status) noexcept nogil
 cdef void table_toggle(Table* table, int32_t id) noexcept nogil
-cdef void table_stand_in(Table* table, Record* record) noexcept nogil
+cdef bint table_stand_in(Table* table, Record* record) noexcept nogil
 cdef void table_dismiss(Op* op) noexcept nogil
 cdef void table_define(Table* table, int32_t id, const char* name, uint32_t name_bytes, const engine_meta* meta) noexcept nogil
 cdef int table_evict(Table* table, int32_t id) noexcept nogil

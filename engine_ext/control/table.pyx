@@ -135,11 +135,11 @@ cdef void table_toggle(Table* table, int32_t id) noexcept nogil:
     store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ <uint64_t>1 << (id & 63))
 
 
-cdef void table_stand_in(Table* table, Record* record) noexcept nogil:
-    """Bring, for a rank that has joined, what changes nothing: an absent tensor, or no rows. Without memory nothing happens."""
+cdef bint table_stand_in(Table* table, Record* record) noexcept nogil:
+    """Bring, for a rank that has joined, what changes nothing: an absent tensor, or no rows. False without memory."""
     cdef Op* op = <Op*>calloc(1, sizeof(Op))
     if op == NULL:
-        return
+        return False
     op.record, op.flags, op.meta = record, OP_STAND_IN, record.meta
     op.submitted = now_ns()
     op.since = patience_at(table.clock, op.submitted)
@@ -148,6 +148,7 @@ cdef void table_stand_in(Table* table, Record* record) noexcept nogil:
     if not record.fresh:
         table_toggle(table, record.id)
     list_inflight(table, op)
+    return True
 
 
 cdef void table_dismiss(Op* op) noexcept nogil:

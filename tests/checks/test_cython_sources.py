@@ -21,6 +21,17 @@ KINDS_ARE_KNOWN_TO = {
     *("core.pyx", "bindings/collectives.pyx", "bindings/failed_calls.pyx", "bindings/gradients.pyx"),  # the border
 }
 
+# What observers keep and do, and which sources of `control` and `bindings` look at it: the doors and the observers.
+OBSERVER = re.compile(
+    r"[.](?:counters|counters_page|history|marks|overlap|trace)\b"
+    r"|\b(?:counters|lateness|marks|overlap|trace)_\w+[(]|\btally[(]"
+)
+OBSERVERS_ARE_KNOWN_TO = {
+    *("control/observers", "control/lateness"),  # what a rank tells, and what the coordinator tells
+    *("control/trace", "control/overlap", "control/step_marks"),
+    *("bindings/counting", "bindings/marking"),  # which page is counted into, and what a step is
+}
+
 FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import[ \t]+(?:\(([^)]*)\)|([^\n]*))", re.MULTILINE)
 PLAIN = re.compile(r"^[ \t]*c?import[ \t]+([^\n]*)", re.MULTILINE)
 
@@ -85,6 +96,16 @@ def test_kinds_are_asked_for_in_the_table_and_at_the_border_alone() -> None:
     """What else depends on the operation is in its row."""
     asking = {str(path.relative_to(ROOT / "engine_ext")) for path in SOURCES + HEADERS if "KIND_" in path.read_text()}
     assert asking == KINDS_ARE_KNOWN_TO
+
+
+def test_observers_are_reached_through_their_doors_alone() -> None:
+    """A new observer is a change of control/observers: the protocol around it does not know who watches."""
+    looking = set()
+    for path in SOURCES:
+        code = FROM.sub("", re.sub(r"#[^\n]*", "", path.read_text()))
+        if path.parent.name in {"control", "bindings"} and OBSERVER.search(code):
+            looking.add(str(path.relative_to(ROOT / "engine_ext").with_suffix("")))
+    assert looking == OBSERVERS_ARE_KNOWN_TO
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,0 +1,118 @@
+"""The one door to what watches the engine without changing it: flight record, timeline, counters, marks of steps.
+
+The engine tells an event here, by one call, and nothing that is told changes what it does. An observer that nobody has switched
+on costs one branch; hooks of submissions, waits and passes are inline for that. Each hook names its caller and says whether
+the engine's lock is held.
+
+A new observer keeps its state in State, and listens here and in observers.pyx. What the coordinator's observers are told stands
+in lateness.pxd, since the coordinator knows no State.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+
+from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
+from engine_ext.control.state cimport State
+from engine_ext.control.step_marks cimport marks_busy
+from engine_ext.control.trace cimport trace_wait_begins, trace_wait_ends
+from engine_ext.operations.op cimport Op, fails
+from engine_ext.platform.atomics cimport count_up, load32_relaxed, load_relaxed
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.shared.counters cimport counters_page, tally
+from engine_ext.shared.layout cimport engine_entry
+from engine_ext.shared.segment cimport coordinates
+
+# ---- an engine's life: called by Engine, without the lock -------------------------------------------------------------------
+
+cdef void observers_open(State* e, counters_page* page) noexcept nogil      # before the engine's thread is started
+cdef void observers_count(State* e, counters_page* page) noexcept nogil     # while nothing is in flight
+cdef void observers_close(State* e) noexcept nogil                          # when nobody uses the engine any more
+
+# ---- an entry of the schedule: called by run_schedule, under the lock -------------------------------------------------------
+
+cdef void observe_entry_begins(State* e, const engine_entry* entry) noexcept nogil
+cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogil
+cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) noexcept nogil
+
+cdef inline bint observes_stages(const State* e, const engine_entry* entry) noexcept nogil:
+    """Whether the timeline shows `entry`, and wants the times of its stages. Called without the lock, too."""
+    return entry.closed != 0 and load32_relaxed(&e.trace.on)
+
+# ---- failures and stalls: called without the lock ---------------------------------------------------------------------------
+
+cdef void observe_mismatch(State* e, bint completed) noexcept nogil                         # by report_mismatch
+cdef void observe_failure(State* e, uint64_t word, uint64_t completed) noexcept nogil       # by fail_everything
+cdef void observe_warning(State* e) noexcept nogil                                          # by whoever finds a stall
+cdef uint64_t observe_overdue(State* e, uint64_t operations, uint64_t seen) noexcept nogil  # by the monitor thread
+
+# ---- a step -----------------------------------------------------------------------------------------------------------------
+
+cdef void tell_step(State* e, int source) noexcept nogil
+
+cdef inline void observe_step(State* e, int source) noexcept nogil:
+    """The optimizer `source` has ended a step. Called by mark_step under the GIL, without the lock."""
+    if load32_relaxed(&e.trace.on) or e.counters_page != NULL or e.marks.ring != NULL:
+        tell_step(e, source)
+
+# ---- submissions ------------------------------------------------------------------------------------------------------------
+
+cdef inline void observe_submission(State* e, const Op* op) noexcept nogil:
+    """This rank has brought `op`, itself or as a stand-in. Called by submit and collect under the lock."""
+    if e.counters_page != NULL and not fails(op):
+        tally(e.counters_page.submitted, 1)
+        if op.requested:
+            tally(e.counters_page.requests, 1)
+
+# ---- waits ------------------------------------------------------------------------------------------------------------------
+
+cdef inline bint observes_waits(const State* e) noexcept nogil:
+    return load32_relaxed(&e.trace.on) or e.counters_page != NULL
+
+cdef inline uint32_t observe_call_begins(State* e, uint64_t now) noexcept nogil:
+    """A caller submits and waits, since `now`. Returns what observe_wait_ends wants to know. Called by submit under the lock."""
+    if not observes_waits(e):
+        return 0
+    if e.counters_page != NULL:
+        overlap_wait_begins(&e.overlap, now)
+    return trace_wait_begins(&e.trace, now)
+
+cdef inline uint32_t observe_wait_begins(State* e, uint64_t now) noexcept nogil:
+    """As observe_call_begins, of a caller that has submitted before. Called by driver_wait without the lock."""
+    cdef uint32_t recording = 0
+    if observes_waits(e):
+        pthread_mutex_lock(&e.lock)
+        recording = observe_call_begins(e, now)
+        pthread_mutex_unlock(&e.lock)
+    return recording
+
+cdef inline void observe_wait_ends(State* e, uint32_t recording, uint64_t begun, uint64_t now) noexcept nogil:
+    """A caller's wait since `begun` is over. Called by driver_call and driver_wait without the lock."""
+    count_up(&e.counters.wait_ns, now - begun)
+    if recording or e.counters_page != NULL:
+        pthread_mutex_lock(&e.lock)
+        if recording:
+            trace_wait_ends(&e.trace, recording, now)
+        if e.counters_page != NULL:
+            tally(e.counters_page.blocked_ns, overlap_wait_ends(&e.overlap, now))
+        pthread_mutex_unlock(&e.lock)
+
+# ---- the driver: called by the role's holder, without the lock --------------------------------------------------------------
+
+cdef inline bint something_ready(const State* e) noexcept nogil:
+    """Rank 0: whether a tensor that all ranks have brought is not done."""
+    return e.coordinator.queue_count != 0 or load_relaxed(&e.segment.mine.cursor) != e.coordinator.writer.tail
+
+cdef inline void observe_readiness(State* e) noexcept nogil:
+    """What is ready on all ranks, and not done, may have changed. Called by drive_once, on every rank."""
+    if load32_relaxed(&e.marks.timed) and coordinates(&e.segment):
+        marks_busy(&e.marks, something_ready(e))
+
+cdef inline void observe_yield(State* e) noexcept nogil:
+    """A caller yields the processor."""
+    count_up(&e.counters.yields, 1)
+
+cdef inline void observe_sleep(State* e) noexcept nogil:
+    """A caller that drives sleeps."""
+    count_up(&e.counters.sleeps, 1)
+
+cdef inline void observe_late_wake(State* e) noexcept nogil:
+    """A tick has ended a caller's sleep, and yet there was something to do."""
+    count_up(&e.counters.late, 1)

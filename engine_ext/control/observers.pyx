@@ -1,0 +1,171 @@
+"""What the observers do with an event. Who tells it, and whether the lock is held, stands in observers.pxd."""
+from libc.stdint cimport int32_t, uint64_t
+from libc.string cimport memcpy, memset, strncpy
+
+from engine_ext.control.overlap cimport Overlap, overlap_entry_begins, overlap_entry_ends
+from engine_ext.control.state cimport HISTORY, HISTORY_NAME, Row
+from engine_ext.control.step_marks cimport SOURCE_TRAFFIC, marks_add, marks_close, marks_pass
+from engine_ext.control.trace cimport trace_close, trace_entry, trace_entry_begins, trace_entry_ends, trace_step
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.op cimport OP_STAND_IN, Record
+from engine_ext.operations.operation cimport Operation
+from engine_ext.platform.atomics cimport now_ns, store32_release, store_relaxed
+from engine_ext.platform.clock cimport after_ns
+from engine_ext.shared.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, counters_step
+from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_SKIP, engine_knobs, entry_ids
+
+cdef enum:
+    COUNT_AGAIN_NS = 1000000000     # how old the count of overdue operations may become
+
+
+# ---- an engine's life -------------------------------------------------------------------------------------------------------
+
+cdef void observers_open(State* e, counters_page* page) noexcept nogil:
+    """Begin to observe, counting into `page`; NULL: nothing is counted."""
+    e.coordinator.trace = &e.trace
+    observers_count(e, page)
+
+
+cdef void observers_count(State* e, counters_page* page) noexcept nogil:
+    """Count into `page` from now on; NULL: nothing is counted."""
+    pthread_mutex_lock(&e.lock)
+    e.counters_page = e.coordinator.counters_page = page
+    memset(&e.overlap, 0, sizeof(Overlap))
+    pthread_mutex_unlock(&e.lock)
+    if coordinates(&e.segment):
+        store32_release(&e.segment.coordinator.recording, page != NULL)
+
+
+cdef void observers_close(State* e) noexcept nogil:
+    """Free what the observers hold."""
+    trace_close(&e.trace)
+    marks_close(&e.marks)
+
+
+# ---- an entry of the schedule -----------------------------------------------------------------------------------------------
+
+cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
+    """A row of the flight record, open until the entry ends."""
+    cdef Row* row = &e.history[e.rows % HISTORY]
+    cdef Record* record
+    memset(row, 0, sizeof(Row))
+    row.sequence, row.type, row.kind = entry.sequence, entry.type, entry.kind
+    row.algorithm, row.stores, row.items, row.nbytes = entry.algorithm, entry.stores, entry.items, entry.bytes
+    row.knob_version, row.wire, row.started = entry.knobs.version, entry.meta.wire, e.entry_begun
+    if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
+        record = e.table.by_id[entry_ids(entry)[0]]
+        if record != NULL:
+            strncpy(row.name, record.name, HISTORY_NAME - 1)
+    elif entry.name_bytes:
+        memcpy(row.name, <const char*>entry + sizeof(engine_entry), min(entry.name_bytes, <int32_t>HISTORY_NAME - 1))
+    e.rows += 1
+
+
+cdef void count_knobs(counters_page* page, const engine_knobs* knobs) noexcept nogil:
+    store_relaxed(page.knob_version, knobs.version)
+    store_relaxed(page.fusion_threshold, knobs.fusion_threshold)
+    store_relaxed(page.cycle_time_ns, <uint64_t>(knobs.cycle_time_ms * 1e6))
+    store_relaxed(page.stores, knobs.stores)
+    store_relaxed(page.chunk, knobs.chunk_bytes)
+    store_relaxed(page.compression, knobs.compression)
+
+
+cdef void observe_entry_begins(State* e, const engine_entry* entry) noexcept nogil:
+    """This rank begins an entry of any type, at `entry_begun`."""
+    remember(e, entry)
+    if load32_relaxed(&e.trace.on):
+        trace_entry_begins(&e.trace, e.entry_begun)
+    if e.counters_page != NULL:
+        overlap_entry_begins(&e.overlap, e.entry_begun)
+        if e.world == e:
+            count_knobs(e.counters_page, &entry.knobs)
+
+
+cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogil:
+    """The operations in `batch` are done, and about to lose their names."""
+    cdef const Op* last = e.batch[entry.items - 1]
+    count_up(&e.counters.tensors, entry.items)
+    if e.counters_page != NULL:
+        tally(e.counters_page.completed, entry.items)
+        if entry.earliest and not load32_relaxed(&last.flags) & OP_STAND_IN:
+            counters_arrival(e.counters_page, entry, last.submitted, e.entry_begun)
+    if observes_stages(e, entry):
+        trace_entry(&e.trace, entry, e.batch, &e.executor, e.entry_begun)
+    if e.marks.ring != NULL:
+        marks_pass(&e.marks, e.batch, entry.items)
+
+
+cdef inline bint fusible(const engine_entry* entry) noexcept nogil:
+    """Whether the fusion threshold was meant for it."""
+    cdef const Operation* operation = operation_of(&entry.meta)
+    return operation.reduces and not operation.alone
+
+
+cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) noexcept nogil:
+    """This rank is done with an entry of any type."""
+    e.history[(e.rows - 1) % HISTORY].ended = now
+    count_up(&e.counters.entries, 1)
+    if entry.type == ENTRY_BATCH:
+        count_up(&e.counters.nbytes, entry.bytes)
+        count_up(&e.counters.busy_ns, now - e.entry_begun)
+        if load32_relaxed(&e.trace.on):
+            trace_entry_ends(&e.trace, entry, now)
+        if e.counters_page != NULL:
+            counters_entry(e.counters_page, entry, fusible(entry), e.entry_begun, now, overlap_entry_ends(&e.overlap, now))
+    if e.marks.due:                     # written by the role's holder alone
+        mark(e, SOURCE_TRAFFIC)
+
+
+# ---- failures and stalls ----------------------------------------------------------------------------------------------------
+
+cdef void observe_mismatch(State* e, bint completed) noexcept nogil:
+    """An operation has failed on every rank; `completed`: one that waited for it has ended here."""
+    if e.counters_page != NULL:
+        tally(e.counters_page.mismatches, 1)
+        tally(e.counters_page.completed, completed)
+
+
+cdef void observe_failure(State* e, uint64_t word, uint64_t completed) noexcept nogil:
+    """The engine ends, so many operations with it: the world has failed as the abort word says, or is left, which is 0."""
+    if e.counters_page == NULL:
+        return
+    tally(e.counters_page.completed, completed)
+    if word and e.world == e:
+        store_relaxed(e.counters_page.culprit, word & 0xFFFF)
+        store_relaxed(e.counters_page.cause, word >> 16 & 0xFFFF)
+        store_relaxed(e.counters_page.state, COUNTED_FAILED)
+        store_relaxed(e.counters_page.stalled, 0)
+
+
+cdef void observe_warning(State* e) noexcept nogil:
+    """Something is overdue, and Python is about to report it."""
+    if e.counters_page != NULL:
+        tally(e.counters_page.stall_warnings, 1)
+
+
+cdef uint64_t observe_overdue(State* e, uint64_t operations, uint64_t seen) noexcept nogil:
+    """How many operations of this process are overdue at the time `seen`. When that has to be told again; the end of time: when
+    it has changed."""
+    if e.counters_page == NULL:
+        return <uint64_t>-1
+    store_relaxed(e.counters_page.stalled, operations)
+    return after_ns(seen, COUNT_AGAIN_NS) if operations else <uint64_t>-1
+
+
+# ---- a step -----------------------------------------------------------------------------------------------------------------
+
+cdef void mark(State* e, int source) noexcept nogil:
+    """For the tuner. The caller holds the lock."""
+    marks_add(&e.marks, source, e.seen.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
+
+
+cdef void tell_step(State* e, int source) noexcept nogil:
+    """Somebody watches steps, and one has ended."""
+    pthread_mutex_lock(&e.lock)
+    if load32_relaxed(&e.trace.on):
+        trace_step(&e.trace, now_ns())
+    if e.counters_page != NULL:
+        e.step_begun = counters_step(e.counters_page, e.step_begun)
+    if e.marks.ring != NULL:            # set once, under the GIL
+        mark(e, source)
+    pthread_mutex_unlock(&e.lock)
