@@ -185,7 +185,7 @@ def test_who_sends_a_body_slowly_is_not_reset(make):
     with refused_post(make()) as client:
         for _ in range(10):
             client.sendall(b"a" * 10_000)  # to a connection that is closed: a reset, and the next one fails
-            time.sleep(0.01)
+            let_pass(0.01)
 
 
 def test_who_keeps_sending_after_the_answer_is_ended(make, monkeypatch):
