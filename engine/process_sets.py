@@ -233,7 +233,7 @@ class Registry:
                 name = bytes(data[start : start + count]).decode("utf-8", "replace")
                 raise EngineError(
                     f"{process_set} cannot be removed: rank {rank} has waited {self._timeout:.0f} s for {name!r} in "
-                    "it, which other ranks have not brought"
+                    "it, which other ranks have not submitted"
                 )
             start += count
 

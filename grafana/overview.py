@@ -62,7 +62,7 @@ HEALTH = (
     Panel(
         "stat",
         "Stalled operations",
-        "Operations that are overdue: some rank has not brought its part.",
+        "Operations that are overdue: some rank has not submitted its part.",
         "short",
         (Query(f"sum(engine_stalled_tensors{{{RUN}}})", "stalled", 0, 0),),
         width=3,

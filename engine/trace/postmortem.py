@@ -301,7 +301,7 @@ def standstill(
         )
         more = sum(ranks == other for other in missing.values()) - 1
         what = f"{name!r}" + (f" and {more} more" if more else "") + where
-        line = f"{readable.ranks(ranks)} {_has(ranks)} not brought {what}; {_wait(ranks, everybody)}"
+        line = f"{readable.ranks(ranks)} {_has(ranks)} not submitted {what}; {_wait(ranks, everybody)}"
         return Standstill(set(ranks), busy - set(ranks), line)
     return None
 
@@ -427,7 +427,7 @@ def _waits(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
     lines = []
     for each in flight.pending[:PENDING_SHOWN]:
         ranks = absent.get(each["name"], [])
-        who = f"{readable.ranks(ranks)} {_has(ranks)} not brought it" if ranks else "all have brought it"
+        who = f"{readable.ranks(ranks)} {_has(ranks)} not submitted it" if ranks else "all have submitted it"
         lines.append(f"  waits for {each['name']!r} ({each['kind']}) for {each['seconds']:.1f} s: {who}")
     if len(flight.pending) > PENDING_SHOWN:
         lines.append(f"  and for {len(flight.pending) - PENDING_SHOWN} more")

@@ -47,14 +47,14 @@ def test_the_records_of_a_stalled_job_name_who_stands_still(size: int, victim: i
             # Wherever it was stopped: within an entry, or before it had brought its part of the next.
             stopped, withheld = (
                 f"verdict: rank {victim} stopped in entry ",
-                f"verdict: rank {victim} has not brought 'shared'",
+                f"verdict: rank {victim} has not submitted 'shared'",
             )
             until(lambda: verdict().startswith((stopped, withheld)), "the standstill lasts a second")
             last = verdict()
             assert last.endswith(f"; {waiting} for it") and "'shared'" in last, last
         else:
             last = verdict()
-            assert last == f"verdict: rank {victim} has not brought 'known'; {waiting} for it"
+            assert last == f"verdict: rank {victim} has not submitted 'known'; {waiting} for it"
         assert f"\nrank {victim}: no flight record" in "\n" + told(job)
         job.wait_for(*(f"failed.{rank}" for rank in survivors))
         until(lambda: (job.output / f"rank.{survivors[0]}" / "failure.json").exists(), "the failure was written down")
@@ -77,6 +77,6 @@ def test_the_records_name_who_stands_still_in_a_process_set(stopped: bool) -> No
         os.kill(job.process.pid, signal.SIGUSR1)
         until(lambda: all(path.exists() for path in records), "the records are written")
         text = told(job)
-    assert text.splitlines()[-1] == "verdict: rank 2 has not brought 'known' among ranks 1, 2; rank 1 waits for it"
+    assert text.splitlines()[-1] == "verdict: rank 2 has not submitted 'known' among ranks 1, 2; rank 1 waits for it"
     assert "\n  among ranks 1, 2: finished entry " in text, text
     assert "\n    waits for 'known' (allreduce) for " in text, text

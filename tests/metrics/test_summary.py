@@ -145,7 +145,7 @@ def test_advice_is_given_where_its_condition_holds(words: str, run: Run | None, 
 def test_one_late_rank_is_named_with_how_late_it_is() -> None:
     found = advice.advise(figures({0: rank(0), 1: rank(1, lag_ns=100 * 12 * MS)}, RUN))
     assert len(found) == 1 and found[0].startswith(
-        "look at rank 1: it brings its tensors 12 ms after the first rank, 24"
+        "look at rank 1: it submits its tensors 12 ms after the first rank, 24"
     )
 
 

@@ -43,7 +43,7 @@ def test_a_run_is_summarised_with_its_late_rank(tmp_path: Path) -> None:
         assert code == 0
         assert re.search(r"steps: +60, of [1-9]\d(\.\d)? ms", text), text
         assert re.search(r"communication: +blocked for \d+\.\d % of the time", text), text
-        assert "look at rank 1: it brings its tensors" in text
+        assert "look at rank 1: it submits its tensors" in text
         assert "--fusion-threshold 64M --cycle-time-ms 5" in text
 
     measured(measure)

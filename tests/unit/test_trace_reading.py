@@ -306,15 +306,15 @@ def test_who_has_not_brought_a_tensor(tmp_path: Path) -> None:
     keep(tmp_path, 0, "flight.json", record(0, 3, pending=[pending("known", 5, [1, 2]), pending("later", 1, [2])]))
     keep(tmp_path, 1, "flight.json", record(1, 3, pending=[pending("own", 4, [0, 2])]))
     shown, data = report(tmp_path)
-    assert data["verdict"] == "ranks 1, 2 have not brought 'known'; rank 0 waits for it"
-    assert "waits for 'later' (allreduce) for 1.0 s: rank 2 has not brought it" in shown
+    assert data["verdict"] == "ranks 1, 2 have not submitted 'known'; rank 0 waits for it"
+    assert "waits for 'later' (allreduce) for 1.0 s: rank 2 has not submitted it" in shown
 
 
 def test_a_new_name_is_missing_where_no_record_has_it(tmp_path: Path) -> None:
     for rank in range(3):
         waiting = [pending("new", 5, None)] if rank != 1 else []
         keep(tmp_path, rank, "flight.json", record(rank, 3, pending=waiting))
-    assert report(tmp_path)[1]["verdict"] == "rank 1 has not brought 'new'; ranks 0, 2 wait for it"
+    assert report(tmp_path)[1]["verdict"] == "rank 1 has not submitted 'new'; ranks 0, 2 wait for it"
 
 
 def test_the_first_cause_comes_first(tmp_path: Path) -> None:
@@ -340,10 +340,10 @@ def test_a_rank_that_waits_in_a_set_is_not_the_cause(tmp_path: Path) -> None:
     keep(tmp_path, 1, "flight.json", record(1, 3, process_sets=[part([0, 1]), waiting]))
     keep(tmp_path, 2, "flight.json", record(2, 3, process_sets=[part([1, 2])]))
     shown, data = report(tmp_path)
-    assert data["verdict"] == "rank 2 has not brought 'known' among ranks 1, 2; rank 1 waits for it"
+    assert data["verdict"] == "rank 2 has not submitted 'known' among ranks 1, 2; rank 1 waits for it"
     assert data["ranks"][1]["process_sets"][1]["pending"][0]["missing"] == [2]
     assert "\n  among ranks 1, 2: finished entry 7 'part' (allreduce) 2.5 s before\n" in shown
-    assert "\n    waits for 'known' (allreduce) for 6.0 s: rank 2 has not brought it\n" in shown
+    assert "\n    waits for 'known' (allreduce) for 6.0 s: rank 2 has not submitted it\n" in shown
     assert "among ranks 0, 1" not in shown
 
 
@@ -351,8 +351,8 @@ def test_a_rank_that_waits_in_the_world_is_not_the_cause_of_a_wait_in_a_set(tmp_
     keep(tmp_path, 0, "flight.json", record(0, 3, pending=[pending("barrier", 5, [2])]))
     keep(tmp_path, 1, "flight.json", record(1, 3, process_sets=[part([0, 1], pending=[pending("x", 6, [0])])]))
     shown, data = report(tmp_path)
-    assert data["verdict"] == "rank 2 has not brought 'barrier'; ranks 0, 1 wait for it"
-    assert "waits for 'x' (allreduce) for 6.0 s: rank 0 has not brought it" in shown
+    assert data["verdict"] == "rank 2 has not submitted 'barrier'; ranks 0, 1 wait for it"
+    assert "waits for 'x' (allreduce) for 6.0 s: rank 0 has not submitted it" in shown
 
 
 def test_a_standstill_within_an_entry_of_a_set(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_who_is_blamed_goes_before_who_is_waited_for(tmp_path: Path) -> None:
     keep(tmp_path, 0, "flight.json", record(0, 3, pending=[pending("barrier", 5, [2])]))
     keep(tmp_path, 1, "flight.json", record(1, 3, process_sets=[part([0, 1], pending=[pending("x", 6, [0])])]))
     keep(tmp_path, 1, "failure.json", {"rank": 0, "cause": "stalled", "message": "rank 0 stalled", "time": NOW})
-    assert report(tmp_path)[1]["verdict"] == "rank 0 has not brought 'x' among ranks 0, 1; rank 1 waits for it"
+    assert report(tmp_path)[1]["verdict"] == "rank 0 has not submitted 'x' among ranks 0, 1; rank 1 waits for it"
 
 
 def test_nothing_is_wrong(tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_a_file_that_cannot_be_used_is_named_and_the_rest_is_read(tmp_path: Path
     shown, data = report(tmp_path)
     assert [note for note in data["notes"] if note.startswith(str(path)) and why in note], data["notes"]
     assert f"note: {tmp_path / 'rank.0' / 'failure.json'}: broken: " in shown
-    assert data["verdict"] == "rank 2 has not brought 'known'; ranks 0, 1, 3 wait for it"
+    assert data["verdict"] == "rank 2 has not submitted 'known'; ranks 0, 1, 3 wait for it"
 
 
 def test_a_record_of_before_ranks_were_in_it_is_read(tmp_path: Path) -> None:

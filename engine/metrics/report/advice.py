@@ -76,7 +76,7 @@ def stalled(told: Figures) -> str | None:
     """Something was overdue."""
     if not told.warnings:
         return None
-    return "the job stood still at times: the warnings name the tensors and the ranks that did not bring them"
+    return "the job stood still at times: the warnings name the tensors and the ranks that did not submit them"
 
 
 def crowded(told: Figures) -> str | None:
@@ -95,7 +95,7 @@ def late(told: Figures) -> str | None:
     of_step = f", {readable.share(told.lags[rank] / told.step)} of a step" if told.step else ""
     of_step += " (stalls included)" if told.warnings else ""
     return (
-        f"look at rank {rank}: it brings its tensors {readable.short(told.lags[rank])} after the first rank{of_step}; "
+        f"look at rank {rank}: it submits its tensors {readable.short(told.lags[rank])} after the first rank{of_step}; "
         "is its share of the data larger, does it write files, does something else run on its processors?"
     )
 

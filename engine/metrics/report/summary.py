@@ -306,7 +306,7 @@ def _throughput(told: Figures) -> str:
 
 def _slowest(told: Figures) -> str:
     if len(told.lags) < 2:
-        return "not known: fewer than two ranks have brought what others wait for"
+        return "not known: fewer than two ranks have submitted what others wait for"
     latest = max(told.lags, key=lambda rank: told.lags[rank])
     others = statistics.median(lag for rank, lag in told.lags.items() if rank != latest)
     by = f"{readable.short(told.lags[latest])} after the first in the mean, the others {readable.short(others)}"
