@@ -62,7 +62,7 @@ def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
         names = ", ".join(repr(entry["name"]) for entry in entries[:SHOWN])
         more = f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else ""
         who = readable.ranks(missing) if missing else f"ranks unknown here (rank {coordinator} knows)"
-        told = f"; brought by {readable.ranks(brought)}" if brought else ""
+        told = f"; submitted by {readable.ranks(brought)}" if brought else ""
         have = "has" if len(entries) == 1 else "have"
         lines.append(f"{names}{more} ({kind}) {have} waited {entries[0]['seconds']:.0f} s for {who}{told}")
     return lines

@@ -109,7 +109,7 @@ class Engine:
     ) -> Handle: ...
     def barrier(self, name: str | None, blocking: bool = False) -> Handle: ...
     def join(self) -> int:
-        """Collective: bring nothing, and stand in for what others bring, until all have joined; the last to join."""
+        """Collective: submit nothing, and contribute zeros or no rows, until all have joined; the last to join."""
     @property
     def joined(self) -> bool:
         """Whether this rank has joined, and not all have yet."""
@@ -124,11 +124,11 @@ class Engine:
         Raises ValueError or TypeError for what cannot be.
         """
     def fail(self, kind: str, name: str | None, reason: str) -> None:
-        """This rank's call of an operation of that kind and name has failed before it brought anything: tell every
+        """This rank's call of an operation of that kind and name has failed before it submitted anything: tell every
         rank, when it comes to that operation. It takes its place, and its number where it has no name. Raises nothing.
         """
     def knobs(self) -> dict[str, Any]:
-        """As stamped on the last entry this rank executed, by name; with version, and entry, which brought it."""
+        """As stamped on the last entry this rank executed, by name; with version, and the entry with which it came into force."""
     @property
     def compressible(self) -> bool:
         """On the coordinator: whether tensors have been defined that travel as the knob `compression` says."""
@@ -139,7 +139,7 @@ class Engine:
     def steps(self, since: int) -> tuple[int, list[tuple[int, int, int, int, int, int]]]:
         """Of each mark from number `since` on its time in nanoseconds, the knob version of the last entry, the number
         of its optimizer (-1: of the traffic), and as sums from the start: nanoseconds that callers were blocked in the
-        engine; nanoseconds in which a tensor that all ranks had brought was not done (0 unless `mark_traffic` has a
+        engine; nanoseconds in which a tensor that all ranks had submitted was not done (0 unless `mark_traffic` has a
         window); bytes. Before them the number of the first, which is larger than `since` if some are no longer
         remembered.
         """
@@ -168,7 +168,7 @@ class Engine:
         """
     def overdue(self) -> list[str]:
         """Lines for a stall report since the last call: an entry that stands still, a join that others do not come to.
-        On the coordinator also new names that have become overdue, with the ranks that withhold them, and an account
+        On the coordinator also new names that have become overdue, with the ranks that have not submitted them, and an account
         of ranks that keep each other waiting.
         """
     def monitor(self) -> str:

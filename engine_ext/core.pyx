@@ -1,6 +1,6 @@
 """Engine: the one owner of native state, and the border to Python.
 
-What a call brings, how it is brought, waited for and refused is in bindings/: functions of the native state, as are those that
+What a call submits, how it is submitted, waited for and refused is in bindings/: functions of the native state, as are those that
 tell of it (snapshots.pyx).
 """
 cimport cython
@@ -110,7 +110,7 @@ cdef class Engine:
         if world is None and self.settings["counters"] >= 0:
             self.page = map_page(self.settings["counters"])
         memset(&knobs, 0, sizeof(engine_knobs))
-        e.wanted = e.seen = knobs = knobs_with(knobs, self.settings["knobs"])
+        e.wanted = e.knobs = knobs = knobs_with(knobs, self.settings["knobs"])
         e.fusion_threshold = knobs.fusion_threshold
         e.spin_ns = <uint64_t>(<double>self.settings["spin_us"] * 1e3)
         e.yield_ns = <uint64_t>(<double>self.settings["yield_us"] * 1e3)
@@ -162,7 +162,7 @@ cdef class Engine:
             raise EngineError("process sets are formed by the world's engine")
         self.end += segment_bytes(<uint32_t>len(numbers))
         self.formed += 1
-        # The coordinator's rank makes the segment before it brings the barrier, so every member finds it after.
+        # The coordinator's rank makes the segment before it submits the barrier, so every member finds it after.
         if self.rank == COORDINATOR:
             status = segment_append(&e.segment, self.control, offset, <int>len(numbers))
         if status < 0:
@@ -200,7 +200,7 @@ cdef class Engine:
             munmap(e.alive, PAGE)
         free(e.peers)
         free(e.batch)
-        free(e.told)
+        free(e.member_shapes)
         observers_close(e)
         free(e)
         self.state = NULL
@@ -266,7 +266,7 @@ cdef class Engine:
         return self.start(barrier_op(self.state, name, blocking), name, blocking, None)
 
     def fail(self, str kind, name, str reason):
-        """Bring word that this rank's call has failed, in the place of the operation that it would have brought: so every rank
+        """Announce that this rank's call has failed, in the place of the operation that it would have submitted: so every rank
         hears of it when it comes to that operation, and the numbers of unnamed ones stay in step."""
         if self.state.alive != NULL and self.state.alive[0] == 1 and not self.state.closed:
             fail_call(self.state, kind, name, reason)
@@ -295,7 +295,7 @@ cdef class Engine:
             raise EngineError("tensors are shared by all ranks of the world, not by a process set")
         if nbytes == 0:
             raise ValueError("a shared region has at least one byte")
-        # The coordinator's rank makes the file long enough before it brings the barrier, so every rank finds it so after.
+        # The coordinator's rank makes the file long enough before it submits the barrier, so every rank finds it so after.
         if self.rank == COORDINATOR:
             grow_arena(arena, nbytes)
         self.regions += 1

@@ -28,7 +28,7 @@ class UnsupportedOperationError(ArgumentError, NotImplementedError):
 
 
 class MismatchError(CollectiveError, ValueError):
-    """Ranks disagree on one operation, or one brought what none can use. Every rank gets this; the engine goes on."""
+    """Ranks disagree on one operation, or one submitted what none can use. Every rank gets this; the engine goes on."""
 
 
 class DuplicateNameError(CollectiveError, ValueError):
@@ -87,7 +87,7 @@ class RankLeftError(WorldError):
 
 
 class RankStalledError(WorldError):
-    """A rank stood still, or withheld a tensor, for longer than the stall limit."""
+    """A rank stood still, or did not submit a tensor, for longer than the stall limit."""
 
     cause = did = "stalled"
 

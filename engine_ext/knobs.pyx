@@ -54,12 +54,12 @@ cdef uint32_t set_knobs(State* e, dict changes) except? 0:
 
 
 cdef dict knobs_of(State* e):
-    """The knobs on the last entry that this rank has executed, their version, and the entry that brought it."""
+    """The knobs on the last entry that this rank has executed, their version, and the entry with which it came into force."""
     cdef engine_knobs seen
     cdef uint64_t entry
     cdef dict values
     pthread_mutex_lock(&e.lock)
-    seen, entry = e.seen, e.seen_entry
+    seen, entry = e.knobs, e.knobs_entry
     pthread_mutex_unlock(&e.lock)
     values = seen
     told = {"version": seen.version, "entry": entry}

@@ -25,10 +25,10 @@ from engine_ext.shared.segment cimport coordinates
 from engine_ext.errors import EngineError
 
 cdef enum:
-    LINE = 512                  # no line is longer, but for a name's
-    NAME_LINE = PAGE            # nor that
-    NAME_TEXT = 3500            # of which the name, escaped; the rest is cut off
-    FLUSH = 1 << 18             # bytes formatted before they are written
+    LINE = 512                  # most bytes of a line, except one that gives a name
+    NAME_LINE = PAGE            # most bytes of a line that gives a name
+    NAME_TEXT = 3500            # most bytes of an escaped name in it; the rest is cut off
+    FLUSH = 1 << 18             # bytes that are formatted before they are written
 
 cdef enum Row:                  # `tid` of what is no tensor's
     ROW_STEPS = 1
@@ -133,7 +133,7 @@ cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
     cdef size_t n
     cdef uint32_t i
     cdef int stage
-    if entry.type == ENTRY_SKIP:        # no rank brought a tensor: nothing was moved
+    if entry.type == ENTRY_SKIP:        # no rank submitted a tensor: nothing was moved
         what = b"skip"
     if lines.cycles:
         end_line(lines, <size_t>snprintf(

@@ -1,4 +1,4 @@
-"""The operation that each collective brings, made from the arguments of its call."""
+"""The operation that each collective submits, made from the arguments of its call."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State

@@ -1,7 +1,7 @@
-"""The operation that each collective brings, made from the arguments of its call.
+"""The operation that each collective submits, made from the arguments of its call.
 
 Each of these raises what is wrong with the arguments, and makes an operation that keeps alive whatever memory it points to. The
-caller brings it (submit.pyx).
+caller submits it (submit.pyx).
 """
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport malloc
@@ -94,7 +94,7 @@ cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double
 
 cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op, double prescale, double postscale,
                          object wire) except NULL:
-    """One operation on several tensors: scheduled when every rank has brought it, or not at all."""
+    """One operation on several tensors: scheduled when every rank has submitted it, or not at all."""
     cdef View source, target
     cdef Op* brought
     cdef list keepers = []
@@ -220,7 +220,7 @@ cdef Op* barrier_op(State* e, object name, bint blocking) except NULL:
     cdef Op* brought = new_op()
     note_thread(e)
     brought.meta.kind = KIND_BARRIER
-    brought.rows = name is None and blocking and not e.several      # whether ranks come together behind it
+    brought.rows = name is None and blocking and not e.many_threads      # whether ranks come together behind it
     return brought
 
 

@@ -1,4 +1,4 @@
-"""Calls that a rank brings as failed."""
+"""Failed calls that a rank announces."""
 from libc.stdint cimport int64_t
 
 from engine_ext.control.state cimport State

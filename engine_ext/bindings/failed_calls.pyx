@@ -1,4 +1,4 @@
-"""Calls that a rank brings as failed: those that raised before they brought anything, and unnamed ones that it has left out.
+"""Failed calls that a rank announces: those that raised before they submitted anything, and unnamed ones that it has left out.
 
 So every rank hears of it, and the numbers of unnamed operations stay in step (docs/architecture/protocol.md, "Failed calls").
 """
@@ -26,14 +26,14 @@ KIND_NUMBERS = {kind_name(number).decode(): number for number in range(KINDS)}
 
 
 cdef int fail_call(State* e, str kind, object name, str reason) except -1:
-    """Bring word that this rank's call has failed, in the place of the operation that it would have brought."""
+    """Announce that this rank's call has failed, in the place of the operation that it would have submitted."""
     first_line = reason.partition("\n")[0]
     bring_failure(e, KIND_NUMBERS[kind], name, f"failed at {place()}: {first_line}", False)
     return 0
 
 
 cdef int bring_failure(State* e, int kind, object name, str text, bint waits) except -1:
-    """Whether it was brought. `waits`: for the ranks that have brought the operation, and they for this one."""
+    """Whether it was submitted. `waits`: for the ranks that have submitted the operation, and they for this one."""
     cdef bytes told = text.encode("utf-8", "replace")[:FAILURE_BYTES]
     cdef Op* op = new_op()
     op.meta.kind, op.meta.fault, op.meta.root = <unsigned char>kind, FAULT_CALL, waits
@@ -45,14 +45,14 @@ cdef int bring_failure(State* e, int kind, object name, str text, bint waits) ex
     try:
         submit(e, op, name, False)
     except (EngineError, TypeError, ValueError):
-        return 0        # it cannot be brought, nor could the operation: no world, a rank that has joined, no such name
+        return 0        # it cannot be submitted, nor could the operation: no world, a rank that has joined, no such name
     finally:
         abandon(op)
     return 1
 
 
 cdef int catch_up(State* e, const int64_t* counts) except -1:
-    """Behind a barrier: bring failures for the unnamed operations that other ranks brought before it and this one did not."""
+    """Behind a barrier: submit failures for the unnamed operations that other ranks submitted before it and this one did not."""
     cdef int kind
     for kind in range(KINDS):
         if kind != KIND_BARRIER and e.unnamed[kind] < <uint64_t>counts[kind]:
@@ -61,10 +61,10 @@ cdef int catch_up(State* e, const int64_t* counts) except -1:
 
 
 cdef int skip(State* e, int kind, uint64_t count, str why, bint waits) except -1:
-    """Bring failures for unnamed operations that this rank has left out, until it has brought `count` of that kind."""
+    """Submit failures for unnamed operations that this rank has left out, until it has submitted `count` of that kind."""
     cdef str where = place()
     LOGGER.warning(
-        "rank %d has brought %d unnamed operations of kind %s, other ranks %d: it %s, at %s. What it has left out fails on "
+        "rank %d has submitted %d unnamed operations of kind %s, other ranks %d: it %s, at %s. What it has left out fails on "
         "every rank", e.segment.numbers[e.segment.rank], e.unnamed[kind], kind_name(kind).decode(), count, why, where)
     while e.unnamed[kind] < count and bring_failure(e, kind, None, f"{why}, at {where}", waits):
         pass            # else this rank is gone, or has joined: another thread of it has gone on
@@ -74,12 +74,12 @@ cdef int skip(State* e, int kind, uint64_t count, str why, bint waits) except -1
 cdef int release_stuck(State* e, Op* op) except -1:
     """The only thread of this rank waits for `op`, and has done so for longer than a tick.
 
-    Another rank whose only thread waits for an unnamed operation that this rank has not brought, and which itself has not
-    brought `op`, would wait for this one for ever, and this one for it. So this rank tells that it has left that operation
+    Another rank whose only thread waits for an unnamed operation that this rank has not submitted, and which itself has not
+    submitted `op`, would wait for this one for ever, and this one for it. So this rank tells that it has left that operation
     out, and the other one does the same. A barrier is spared: there the ranks are to come together.
     """
     cdef int r
-    for r in range(e.segment.size if not e.several else 0):
+    for r in range(e.segment.size if not e.many_threads else 0):
         if r != e.segment.rank and load_acquire(&e.segment.pages[r].stuck) and withholds(e, r, op):
             release(e, r, op)
     return 0
@@ -91,13 +91,13 @@ cdef int release(State* e, int rank, Op* op) except -1:
     cdef uint64_t stuck = load_acquire(&e.segment.pages[rank].stuck)
     cdef uint64_t number = stuck & ((<uint64_t>1 << STUCK_SHIFT) - 1)
     cdef int kind = <int>(stuck >> STUCK_SHIFT) - 1
-    if stuck and not e.several and kind != KIND_BARRIER and e.unnamed[kind] <= number:
-        skip(e, kind, number + 1, f"waits for {name_of(e, op)}, which rank {e.segment.numbers[rank]} has not brought", True)
+    if stuck and not e.many_threads and kind != KIND_BARRIER and e.unnamed[kind] <= number:
+        skip(e, kind, number + 1, f"waits for {name_of(e, op)}, which rank {e.segment.numbers[rank]} has not submitted", True)
     return 0
 
 
 cdef bint withholds(State* e, int rank, Op* op) noexcept:
-    """Whether another rank is known not to have brought an operation of this one. Of a new name only rank 0 knows it."""
+    """Whether another rank is known not to have submitted an operation of this one. Of a new name only rank 0 knows it."""
     cdef bint missing = False
     if op.number:
         return load_acquire(&e.segment.pages[rank].unnamed[op.meta.kind]) < op.number

@@ -32,7 +32,7 @@ class GradientHook:
     def __call__(self, parameter: Any, /) -> None: ...
     @property
     def due(self) -> bool:
-        """Whether the next call brings the gradient, or waits for more passes to be added to it."""
+        """Whether the next call submits the gradient, or waits for more passes to be added to it."""
     def found_in(self, hooks: dict[int, Any]) -> None:
         """Tell where the framework will find this hook: that is fetched into the cache ahead of the call."""
 
@@ -69,7 +69,7 @@ class GradientGroup:
     active: bool
     """True from the first hook of a backward pass, or `announce`, to the end of `finish`."""
     def missing(self) -> list[int]:
-        """Indices of the parameters whose gradient was not brought in this pass."""
+        """Indices of the parameters whose gradient was not submitted in this pass."""
     def announce(self) -> None:
         """Submit *absent* for what got no gradient, without waiting."""
     def finish(self) -> list[tuple[int, Any]]:

@@ -53,7 +53,7 @@ cdef class GradientHook:
     cdef PyObject* after            # the hook that followed in the last pass, borrowed from the group's list
     cdef HookPlace found            # where the framework finds this hook: only ever prefetched
     cdef int passed                 # passes since the last reduction
-    cdef bint flying                # brought in this pass
+    cdef bint flying                # submitted in this pass
     cdef bint sparse                # its gradient is, in this pass
     cdef bint apart                 # its gradient shares memory with others: it is copied before it is reduced in place
     cdef bint usual                 # the operation's metadata is the parameter's: it need not be copied again
@@ -99,7 +99,7 @@ cdef class GradientHook:
 
     @property
     def due(self):
-        """Whether the next call brings the gradient."""
+        """Whether the next call submits the gradient."""
         return self.group.urgent or self.passed + 1 >= self.group.passes
 
     def found_in(self, hooks):
@@ -188,7 +188,7 @@ cdef class GradientHook:
         return self.submit()
 
     cdef list take_parts(self):
-        """What all ranks have brought of a sparse gradient: indices and values; None of a dense one."""
+        """What all ranks have submitted of a sparse gradient: indices and values; None of a dense one."""
         cdef list parts = None
         if self.op.status == Status.OK and self.op.row_counts != NULL:
             parts = group_parts(self.op.memory, self.op.row_counts, self.engine.state.segment.size, 2)
@@ -243,7 +243,7 @@ cdef class GradientHook:
             if status == Status.OK:
                 self.flying = True
                 return 0
-            self.op.flags = OP_DONE         # as long as it is not brought: a signal may end the wait for room
+            self.op.flags = OP_DONE         # as long as it is not submitted: a signal may end the wait for room
             if status != Status.NO_ROOM and status != Status.AFTER_FAILURE:
                 refuse(e, status, self.label)
             make_room(e, &self.target, status)
@@ -371,7 +371,7 @@ cdef class GradientGroup:
         self.touched = False
 
     def missing(self):
-        """Indices of the parameters whose gradient was not brought in this pass."""
+        """Indices of the parameters whose gradient was not submitted in this pass."""
         cdef GradientHook hook
         return [hook.index for hook in self.hooks if not hook.flying]
 

@@ -45,7 +45,7 @@ cdef int refuse_closed(State* e) except -1:
 
 
 cdef int refuse(State* e, int status, str name) except -1:
-    """Raise why the operation `name` was not brought, or not done."""
+    """Raise why the operation `name` was not submitted, or not done."""
     if status == Status.FAILED_WORLD:
         raise world_error(e)
     if status == Status.DUPLICATE:
@@ -55,7 +55,7 @@ cdef int refuse(State* e, int status, str name) except -1:
         )
     if status == Status.JOINED:
         raise EngineError(
-            f"rank {e.segment.numbers[e.segment.rank]} brought '{name}' after join(): it brings nothing until every rank has "
+            f"rank {e.segment.numbers[e.segment.rank]} submitted '{name}' after join(): it submits nothing until every rank has "
             "joined; call join() after all else, and wait for it"
         )
     if status == Status.NO_MEMORY:

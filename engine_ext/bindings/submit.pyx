@@ -1,4 +1,4 @@
-"""How an operation is brought: under its name or the next of the unnamed, when there is room for it."""
+"""Submission of an operation: under its name or the next of the unnamed, when there is room for it."""
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport uint32_t, uint64_t
@@ -22,7 +22,7 @@ from engine_ext.errors import DuplicateNameError
 cdef str submit(State* e, Op* op, object name, bint blocking):
     """Bring an operation under `name`, or the next of the unnamed; what it is called. With `blocking`, wait up to a tick for it.
 
-    If this raises, nothing was brought, and `op` is its maker's to free.
+    If this raises, nothing was submitted, and `op` is its maker's to free.
     """
     cdef char[64] buffer
     cdef Target target
@@ -45,7 +45,7 @@ cdef str submit(State* e, Op* op, object name, bint blocking):
     try:
         bring(e, &target, op, blocking, label)
     except BaseException:
-        if e.unnamed[kind] == number + 1:       # nothing was brought, and no other thread has gone on from there
+        if e.unnamed[kind] == number + 1:       # nothing was submitted, and no other thread has gone on from there
             count_unnamed(e, kind, number)
         raise
     return label
@@ -117,7 +117,7 @@ cdef int between_ticks(State* e, Op* op) except -1:
 
 
 cdef void count_unnamed(State* e, int kind, uint64_t count) noexcept:
-    """Before the operation is brought: who sees that, or `stuck`, sees the number too."""
+    """Before the operation is submitted: who sees that, or `stuck`, sees the number too."""
     e.unnamed[kind] = count
     store_relaxed(&e.segment.mine.unnamed[kind], count)
 
@@ -127,6 +127,6 @@ cdef void note_thread(State* e) noexcept:
     cdef unsigned long thread = <unsigned long>PyThread_get_thread_ident()
     if e.caller == 0:
         e.caller = thread
-    if e.caller != thread and not e.several:
-        e.several = True
+    if e.caller != thread and not e.many_threads:
+        e.many_threads = True
         store_release(&e.segment.mine.stuck, 0)    # said by the first thread, of a rank with no other

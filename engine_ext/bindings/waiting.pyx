@@ -32,8 +32,8 @@ cdef int wait_for(State* e, Op* op, bint urgent) except -1:
         return 0
     count_blocked(e, 1)
     note_thread(e)
-    if op.number and not e.several:
-        # After the numbers of what this rank has brought: pairs with the acquire in release_stuck, which then reads those.
+    if op.number and not e.many_threads:
+        # After the numbers of what this rank has submitted: pairs with the acquire in release_stuck, which then reads those.
         store_release(&e.segment.mine.stuck, <uint64_t>(op.meta.kind + 1) << STUCK_SHIFT | (op.number - 1))
     try:
         while status == Status.TICK:
@@ -80,7 +80,7 @@ cdef int wait_for_joins(State* e) except -1:
             status = driver_wait(e, &goal, TICK_NS)
     if load32_acquire(&e.joins) < goal.joins:
         refuse(e, Status.FAILED_WORLD, "join")
-    # The ranks have brought different numbers of unnamed operations: count anew, together.
+    # The ranks have submitted different numbers of unnamed operations: count anew, together.
     for kind in range(KINDS):
         count_unnamed(e, kind, 0)
     return 0

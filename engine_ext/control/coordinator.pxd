@@ -13,78 +13,78 @@ from engine_ext.shared.schedule cimport Writer
 from engine_ext.shared.segment cimport Segment
 
 cdef enum:
-    EVICTIONS = 256             # ids freed at a time: each time costs a round of all ranks
+    EVICTIONS = 256             # most ids that are freed at a time: each time costs a round of all ranks
 
-cdef struct Request:
+cdef struct Request:            # one rank's open request for a name: fields as in engine_request
     engine_meta meta
     int64_t rows
-    uint64_t submitted          # nanoseconds
-    bint absent
-    char* text                  # malloc'ed: how the rank's call failed; NULL: it did not
+    uint64_t submitted          # nanoseconds, monotonic; 0: the rank did not say
+    bint absent                 # whether it was submitted without a tensor
+    char* text                  # malloc'ed: the error of a call that failed on that rank; NULL: it did not fail
 
-cdef struct NameState:
-    NameState* chain                 # this and the next four as in Named
+cdef struct NameState:          # what the coordinator knows of a name. A round lasts from a name's first submission to its entry
+    NameState* chain            # this and the next four as in Named
     char* name
     uint32_t name_bytes
     int32_t id
     uint64_t hash
-    NameState* next                  # list of names with open requests
-    bint listed
-    engine_meta meta            # as defined, when id >= 0
-    uint64_t nbytes             # of the round that is queued
-    int absent                  # ranks that bring no tensor to it
-    int64_t* rows               # allgather: rows of each rank in it
-    uint64_t used               # entry that last carried it: the oldest is evicted first
-    Request** requests          # by rank; NULL where that rank has none open
-    int brought                 # how many ranks have
-    int failures                # in how many of those requests the rank's call has failed: they wait for nothing
-    bint aligns                 # a barrier behind which ranks have brought the same operations without a name
-    uint64_t since              # nanoseconds, as rank 0 has seen time pass: when the first open request came that is no failure
-    bint reported               # as overdue
-    uint64_t ready              # nanoseconds: when all had brought it, in a round that is recorded; or 0
-    uint64_t arrival            # then, who was last: see lateness.pyx
-    uint64_t closed             # when it last travelled in a recorded entry
-    uint64_t earliest           # nanoseconds: when the first rank brought it, in a round that requests have brought; else 0
+    NameState* next             # the next in the list of names with open requests (Coordinator.open), newest first
+    bint listed                 # whether this name is in that list
+    engine_meta meta            # as the DEFINE entry gave it; valid while id >= 0
+    uint64_t nbytes             # bytes of the operation in the queued round
+    int absent                  # number of ranks without a tensor in the queued round
+    int64_t* rows               # malloc'ed, allgather: rows by rank in the queued round
+    uint64_t used               # sequence of the entry that last carried it: the oldest name is evicted first
+    Request** requests          # by rank; NULL: that rank has no open request
+    int brought                 # number of open requests
+    int failures                # number of them that announce a failed call: those ranks wait for nothing
+    bint aligns                 # whether it is a barrier behind which ranks make their numbers of unnamed operations equal
+    uint64_t since              # arrival of the first open request without a failure: nanoseconds of seen time (clock.h)
+    bint reported               # whether it has been reported as overdue in this round
+    uint64_t ready              # nanoseconds, monotonic: when all ranks had submitted it; 0: this round is not recorded
+    uint64_t arrival            # the rank that was last in a recorded round, and its lateness, packed: see lateness.pxd
+    uint64_t closed             # nanoseconds, monotonic: when its last recorded entry was closed
+    uint64_t earliest           # nanoseconds: earliest submission over ranks in a round that came as requests; else 0
 
 cdef struct Coordinator:
     Segment* segment
     const patience* clock
     Writer writer
-    engine_knobs knobs          # in force
-    uint64_t tuned              # atomic: definitions of names with WIRE_TUNED
-    StoreChooser[2] choosers    # for batches that travel as they are, and for compressed ones
-    Names names
-    NameState** by_id
-    NameState* open                  # names with open requests
-    int32_t* free_ids           # a stack
-    int32_t free_count
-    int32_t[EVICTIONS] evicting     # ids between their EVICT entries and the last cursor passing the last of them
+    engine_knobs knobs          # in force: stamped on every entry
+    uint64_t tuned              # atomic: number of definitions with WIRE_TUNED
+    StoreChooser[2] choosers    # [0] for uncompressed batches, [1] for compressed ones
+    Names names                 # NameState by text
+    NameState** by_id           # NULL: the id is free
+    NameState* open             # first of the list of names with open requests
+    int32_t* free_ids           # stack of ids to give
+    int32_t free_count          # ids on it
+    int32_t[EVICTIONS] evicting     # ids whose EVICT entries some rank has not executed yet
     int evicting_count
-    uint64_t evicted_at
-    int32_t clock_hand
-    uint64_t* phase             # bits
-    uint64_t* queued
-    uint64_t* defined
-    int32_t words               # bit words in use
-    int32_t* queue              # ids ready on all ranks, not yet scheduled, in order of discovery
-    int32_t* rest               # scratch of the same size
+    uint64_t evicted_at         # schedule position of the last EVICT entry: ids are free when every cursor has passed it
+    int32_t clock_hand          # id at which the last search for names to evict ended
+    uint64_t* phase             # bit by id: the value of readiness bits that means not submitted
+    uint64_t* queued            # bit by id: in `queue`
+    uint64_t* defined           # bit by id: given to a name, by a DEFINE entry
+    int32_t words               # words in use of these and of the ranks' bit words
+    int32_t* queue              # the open batch: ids ready on all ranks, not yet scheduled, in order of discovery
+    int32_t* scratch            # of the size of `queue`, for splitting it
     int32_t queue_count
-    uint64_t queue_bytes
-    uint64_t queue_since        # nanoseconds
-    uint64_t* seen              # arrivals + waits of each rank at the last scan
-    uint64_t* request_tail      # bytes drained of each rank's request ring
-    bint drained                # requests were taken in: their ranks may wait for room
-    bint stuck                  # something could not be appended: try again at the next step
-    bint* joined                # by rank: it brings nothing, and takes part all the same
-    int joined_count
-    uint64_t resume_at          # position behind the last JOINED entry: until all cursors have passed it, nothing is looked at
-    uint64_t step               # rank 0's steps at the last look
-    uint64_t step_items         # tensors scheduled since it
+    uint64_t queue_bytes        # bytes of the tensors in the open batch
+    uint64_t queue_since        # nanoseconds, monotonic: when its first tensor was ready on all ranks
+    uint64_t* scanned           # by rank: arrivals + waits of its page at the last scan
+    uint64_t* request_tail      # by rank: bytes read from its request ring since the start
+    bint drained                # whether requests were read since the last pass: ranks may wait for room in their rings
+    bint append_again           # the schedule was full for something: the next step tries again
+    bint* joined                # by rank: whether it has joined, so that it counts as having submitted everything
+    int joined_count            # number of ranks that have
+    uint64_t resume_at          # schedule position behind a JOINED entry: no bits are read until all cursors pass it; 0: none
+    uint64_t step               # number of optimizer steps of the coordinator's rank at the last look
+    uint64_t step_items         # tensors scheduled in this step
     uint64_t usual_items        # tensors scheduled in the step before
-    const Trace* trace          # rank 0's, from which it learns how much to record
-    counters_page* counters_page  # rank 0's, or NULL
-    Budget recorded             # lines of the timeline
-    bint recording              # what becomes ready now
+    const Trace* trace          # the timeline of the coordinator's rank, which says how much to record
+    counters_page* counters_page  # that of the coordinator's rank; NULL: nothing is counted
+    Budget recorded             # lines that the timeline may still take
+    bint recording              # whether tensors that become ready now are recorded
 
 cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* clock, const engine_knobs* knobs) noexcept nogil
 cdef void coordinator_close(Coordinator* c) noexcept nogil
@@ -96,7 +96,7 @@ cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uin
 cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, char* text, int room) noexcept nogil
 
 cdef inline bint withheld(Coordinator* c, NameState* name, int rank) noexcept nogil:
-    """Whether `rank` has not brought a name that may be in flight on others."""
+    """Whether `rank` has not submitted a name that may be in flight on others."""
     return name.requests[rank] == NULL and not c.joined[rank] and (
         name.id < 0 or bit(c.segment.pages[rank].ready, name.id) == bit(c.phase, name.id))
 
@@ -109,11 +109,11 @@ cdef inline bint wanted(const NameState* name) noexcept nogil:
     return name.brought > name.failures
 
 cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:
-    """The knobs in force, on every entry: all ranks see a change at the same one."""
+    """Write the knobs in force on an entry: all ranks see a change at the same one."""
     entry.knobs = c.knobs
 
 cdef inline uint8_t wire_now(const Coordinator* c, const engine_meta* meta) noexcept nogil:
-    """`wire` of an entry that is appended now: the metadata's, or the knob's. What is gathered is never compressed."""
+    """`wire` of an entry that is appended now: the metadata's, or the knob's. Only reductions compress."""
     if not operation_of(meta).reduces:
         return 0
     return c.knobs.compression if meta.wire == WIRE_TUNED else meta.wire

@@ -1,7 +1,7 @@
 """The coordinator. It reads readiness and requests, closes batches and appends entries; it never waits and never fails.
 
 Whoever holds rank 0's driver role calls it; its state needs no lock. When the schedule is full it appends nothing, sets
-`stuck`, and readiness stays where it is: in the bits and in the names with open requests.
+`append_again`, and readiness stays where it is: in the bits and in the names with open requests.
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -45,12 +45,12 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* cloc
     c.queued = <uint64_t*>calloc(ID_WORDS, 8)
     c.defined = <uint64_t*>calloc(ID_WORDS, 8)
     c.queue = <int32_t*>malloc(IDS * sizeof(int32_t))
-    c.rest = <int32_t*>malloc(IDS * sizeof(int32_t))
-    c.seen = <uint64_t*>calloc(segment.size, 8)
+    c.scratch = <int32_t*>malloc(IDS * sizeof(int32_t))
+    c.scanned = <uint64_t*>calloc(segment.size, 8)
     c.request_tail = <uint64_t*>calloc(segment.size, 8)
     c.joined = <bint*>calloc(segment.size, sizeof(bint))
     if (not names_open(&c.names) or c.by_id == NULL or c.free_ids == NULL or c.phase == NULL or c.queued == NULL
-            or c.defined == NULL or c.queue == NULL or c.rest == NULL or c.seen == NULL or c.request_tail == NULL
+            or c.defined == NULL or c.queue == NULL or c.scratch == NULL or c.scanned == NULL or c.request_tail == NULL
             or c.joined == NULL):
         return Status.NO_MEMORY
     for i in range(IDS):
@@ -67,8 +67,8 @@ cdef void coordinator_close(Coordinator* c) noexcept nogil:
     free(c.queued)
     free(c.defined)
     free(c.queue)
-    free(c.rest)
-    free(c.seen)
+    free(c.scratch)
+    free(c.scanned)
     free(c.request_tail)
     free(c.joined)
     memset(c, 0, sizeof(Coordinator))
@@ -110,7 +110,7 @@ cdef bint append_definition(Coordinator* c, NameState* name, const engine_meta* 
 
 
 cdef bint settle(Coordinator* c, NameState* name) noexcept nogil:
-    """Every rank has brought `name`, at least one by a request: define and queue it, or complain. False: try again later."""
+    """Every rank has submitted `name`, at least one by a request: define and queue it, or complain. False: try again later."""
     cdef char[COMPLAINT_BYTES] text
     cdef engine_meta meta = first_present(c, name)[0]
     cdef int length = complain(c, name, &meta, text)
@@ -159,7 +159,7 @@ cdef inline int64_t said(Coordinator* c, const NameState* name, int rank, bint f
 
 
 cdef bint count_rows(Coordinator* c, NameState* name, bint first) noexcept nogil:
-    """How many rows each rank brings, and how many bytes these are. False without memory."""
+    """Store the rows of each rank, and their bytes. False without memory."""
     cdef int64_t rows = 0
     cdef int r
     if name.rows == NULL:
@@ -174,7 +174,7 @@ cdef bint count_rows(Coordinator* c, NameState* name, bint first) noexcept nogil
 
 
 cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
-    """Put a name that every rank has brought into the open batch, with what varies per call.
+    """Put a name that every rank has submitted into the open batch, with what varies per call.
 
     The `first` time it comes from the requests, since no rank knew the id; then from the ranks' pages.
     """
@@ -235,7 +235,7 @@ cdef bint find_ready(Coordinator* c) noexcept nogil:
             observe_found(c, id)
             alike = name.brought == 0 and (c.joined_count == 0 or not operation_of(&name.meta).rooted)
             if not (enqueue(c, name, False) if alike else settle(c, name)):
-                c.stuck = True
+                c.append_again = True
     return True
 
 cdef extern from * nogil:
@@ -249,7 +249,7 @@ cdef bint coordinator_unseen(Coordinator* c) noexcept nogil:
     """Whether some rank has submitted, or begun to wait, since the last step."""
     cdef int r
     for r in range(c.segment.size):
-        if load_acquire(&c.segment.pages[r].arrivals) + load_acquire(&c.segment.pages[r].waits) != load_relaxed(&c.seen[r]):
+        if load_acquire(&c.segment.pages[r].arrivals) + load_acquire(&c.segment.pages[r].waits) != load_relaxed(&c.scanned[r]):
             return True
     return False
 
@@ -266,7 +266,7 @@ cdef inline bint brought_by_all(const Coordinator* c, const NameState* name) noe
 
 
 cdef void see_joined(Coordinator* c) noexcept nogil:
-    """Which ranks have joined. What a rank brought before that is visible after this: all of it is done."""
+    """Which ranks have joined. What a rank submitted before that is visible after this: all of it is done."""
     cdef int r
     c.joined_count = 0
     for r in range(c.segment.size):
@@ -275,7 +275,7 @@ cdef void see_joined(Coordinator* c) noexcept nogil:
 
 
 cdef bint append_joined(Coordinator* c) noexcept nogil:
-    """All have joined: let them go, and look at nothing that they bring until every one of them knows."""
+    """All have joined: let them go, and look at no submission of theirs until every one of them knows."""
     cdef engine_entry* entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8)
     cdef uint64_t since
     cdef int r
@@ -308,19 +308,19 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
     """Do all that can be done now; whether anything was appended. Never waits."""
     cdef Segment* segment = c.segment
     cdef uint64_t tail = c.writer.tail, seen, steps
-    cdef bint changed = c.stuck
+    cdef bint changed = c.append_again
     cdef NameState* name
     cdef NameState* after
     cdef int r, wanting = 0
     if c.resume_at:
         if schedule_slowest(&c.writer) < c.resume_at:
-            c.stuck = True              # a cursor that passes wakes it
+            c.append_again = True              # a cursor that passes wakes it
             return False
         c.resume_at, changed = 0, True
     for r in range(segment.size):
         seen = load_acquire(&segment.pages[r].arrivals) + load_acquire(&segment.pages[r].waits)     # pairs with announce()
-        if seen != c.seen[r]:
-            store_relaxed(&c.seen[r], seen)             # others than the role's holder look, in coordinator_unseen
+        if seen != c.scanned[r]:
+            store_relaxed(&c.scanned[r], seen)             # others than the role's holder look, in coordinator_unseen
             changed = True
             engine_prefetch_read(segment.pages[r].ready, LINE)      # what it has written since, in the usual case of few names
             engine_prefetch_read(segment.pages[r].awaited, LINE)
@@ -328,7 +328,7 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
     if steps != c.step:
         c.step, c.usual_items, c.step_items = steps, c.step_items, 0
     if changed:
-        c.stuck = False
+        c.append_again = False
         see_joined(c)
         if c.evicting_count:
             eviction_end(c)
@@ -338,17 +338,17 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
             after = name.next
             # When all have joined, what is left are failures: no rank is told of them after it has gone on.
             if ((name.id < 0 or c.joined_count == segment.size) and brought_by_all(c, name)) and not settle(c, name):
-                c.stuck = True
+                c.append_again = True
                 wanting += c.free_count == 0
             name = after
         if wanting:
             eviction_begin(c, wanting)
     if c.queue_count and not close_batches(c):
-        c.stuck = True
+        c.append_again = True
     # Not before the last failure is told: after a join the numbers of unnamed operations mean others.
     if (c.joined_count == segment.size and c.queue_count == 0 and c.open == NULL and not c.resume_at
             and not append_joined(c)):
-        c.stuck = True
+        c.append_again = True
     return c.writer.tail != tail
 
 
@@ -358,8 +358,8 @@ cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil:
 
 
 cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil:
-    """When the first of the names that some rank withholds becomes overdue, as this process sees time pass; 0: none. A limit of 0
-    is none."""
+    """When the first name that some rank has not submitted becomes overdue, as this process sees time pass; 0: none. A limit of
+    0 is none."""
     cdef const NameState* name = c.open
     cdef uint64_t when = <uint64_t>-1
     while name != NULL:
@@ -374,8 +374,8 @@ cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uin
 cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, char* text, int room) noexcept nogil:
     """A rank that has not requested what another requested `limit_ns` before `seen`; -1: none. `text` says what is missing.
 
-    The request that has waited longest counts: who withholds a later one may itself be waiting for that. With a limit of 0 only
-    ranks that have left count.
+    The request that has waited longest counts: the rank that lacks a later one may itself wait for that one. With a limit of 0
+    only ranks that have left count.
     """
     cdef bint[MAX_RANKS] missing
     cdef NameState* name = c.open
@@ -391,7 +391,7 @@ cdef int coordinator_absentee(Coordinator* c, uint64_t seen, uint64_t limit_ns, 
                     first = r
         if first >= 0:
             culprit, longest = first, name.since
-            at = fit(0, snprintf(text, room, "'%.*s' was not brought by ", <int>name.name_bytes, name.name), room)
+            at = fit(0, snprintf(text, room, "'%.*s' was not submitted by ", <int>name.name_bytes, name.name), room)
             describe_ranks(missing, c.segment.numbers, c.segment.size, text + at, room - at)
         name = name.next
     return culprit

@@ -1,17 +1,17 @@
-"""Who drives the engine, and the one place where it waits."""
+"""The driver's role, and the one place where the engine waits."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op, Record
 
-cdef struct Goal:           # what a caller waits for: one of
-    Op* op                  # its operation is done
-    Record* record          # nothing is in flight under a name (pinned)
-    bint idle               # nothing is in flight on this rank
-    uint32_t joins          # so many joins have ended
-    uint64_t drained        # the coordinator has taken in more requests than this
+cdef struct Goal:           # what a caller waits for: one field is set
+    Op* op                  # until this operation is done
+    Record* record          # until nothing is in flight under this name, which is pinned
+    bint idle               # until nothing is in flight on this rank
+    uint32_t joins          # until so many joins have ended
+    uint64_t drained        # until the coordinator has read more bytes than this of the request ring
 
-cdef struct Target:           # a record that is pinned, or the text to find or make it by
+cdef struct Target:         # the name of a submission: a pinned record, or else the text by which to find or make it
     Record* record
     const char* text
     uint32_t text_bytes

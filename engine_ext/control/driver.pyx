@@ -68,7 +68,7 @@ cdef bint drive_once(State* e) noexcept nogil:
             coordinator_turn(&e.coordinator, &e.wanted)
             store32_relaxed(&e.wanted_new, 0)
             pthread_mutex_unlock(&e.lock)
-        tail, waiting, stuck = e.coordinator.writer.tail, e.coordinator.queue_count, e.coordinator.stuck
+        tail, waiting, stuck = e.coordinator.writer.tail, e.coordinator.queue_count, e.coordinator.append_again
         coordinator_step(&e.coordinator)
         if e.coordinator.writer.tail != tail:
             wake_others(&e.segment, 0)
@@ -78,7 +78,7 @@ cdef bint drive_once(State* e) noexcept nogil:
         e.coordinator.drained = False
         observe_readiness(e)
         # What announce_sleep publishes has changed: announce again before sleeping on it.
-        moved |= e.coordinator.queue_count != waiting or e.coordinator.stuck != stuck
+        moved |= e.coordinator.queue_count != waiting or e.coordinator.append_again != stuck
     drained = load_acquire(&e.segment.coordinator.drained[e.segment.rank])      # pairs with the coordinator's drain
     if drained != e.drained:                                # no entry says so to a waiter that does not drive
         e.drained = drained
@@ -105,7 +105,7 @@ cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
         executor_needs(&e.executor)
         asleep |= SLEEP_IN_ENTRY
     if coordinates(&e.segment):
-        if e.coordinator.stuck:
+        if e.coordinator.append_again:
             asleep |= SLEEP_STUCK
         if e.coordinator.queue_count:
             asleep |= SLEEP_CYCLE
@@ -319,7 +319,7 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
 
 cdef void give_back(State* e) noexcept nogil:
     """Return the role to the sleeping engine thread; wake it only if something is left to do."""
-    cdef bint busy = e.entry != NULL or (coordinates(&e.segment) and (e.coordinator.queue_count or e.coordinator.stuck))
+    cdef bint busy = e.entry != NULL or (coordinates(&e.segment) and (e.coordinator.queue_count or e.coordinator.append_again))
     cdef uint64_t cursor = e.segment.mine.cursor
     cdef uint32_t count = load32_acquire(&e.segment.mine.door[DOOR_ENGINE])
     # The engine thread sleeps at this count, or at an earlier one and then it is on its way. Or at a later one, when a ring
@@ -451,7 +451,7 @@ cdef int driver_join(State* e, uint32_t* join) noexcept nogil:
     else:
         join[0] = load32_relaxed(&e.joins) + 1
         e.joined = True
-        # Release: all that this rank has brought, which is done, comes before; pairs with see_joined.
+        # Release: all that this rank has submitted, which is done, comes before; pairs with see_joined.
         store_release(&e.segment.mine.joined, now_ns())
         store_release(&e.segment.mine.waits, e.segment.mine.waits + 1)
     pthread_mutex_unlock(&e.lock)

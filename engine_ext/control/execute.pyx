@@ -81,7 +81,7 @@ cdef void fail_everything(State* e) noexcept nogil:
         for door in range(1, DOORS):
             add32(&part.segment.mine.door[door], 1)
             futex_wake(&part.segment.mine.door[door], 1 << 30)
-        part = part.beside
+        part = part.next_set
     pthread_mutex_unlock(&e.lock)
     observe_failure(e, word, failed)
     wake_waiters(e)
@@ -123,8 +123,8 @@ cdef int place_of(const Segment* segment, int number) noexcept nogil:
 
 cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     """Start a BATCH whose operations are in `batch`. False when memory is missing."""
-    e.telling = entry.flags & ENTRY_MEMBERS != 0
-    return members_tell(e, entry) if e.telling else plan_batch(e, entry)
+    e.sending_members = entry.flags & ENTRY_MEMBERS != 0
+    return members_tell(e, entry) if e.sending_members else plan_batch(e, entry)
 
 
 cdef bint plan_batch(State* e, const engine_entry* entry) noexcept nogil:
@@ -175,7 +175,7 @@ cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
             op.meta.root = entry.meta.root
         table_finish(&e.table, op, Status.FAILED_CALL if entry.meta.fault == FAULT_CALL else Status.MISMATCH)
     elif e.joined and entry.id >= 0:
-        table_toggle(&e.table, entry.id)            # as if this rank had brought it
+        table_toggle(&e.table, entry.id)            # as if this rank had submitted it
     elif record != NULL:
         table_release(&e.table, record)             # made above, for a rank that has joined
     pthread_mutex_unlock(&e.lock)
@@ -198,9 +198,9 @@ cdef void end_join(State* e, const engine_entry* entry) noexcept nogil:
 
 cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
     """What an entry says of the knobs in force. The caller holds the lock."""
-    if entry.knobs.version != e.seen.version:
-        e.seen_entry = entry.sequence
-    e.seen = entry.knobs
+    if entry.knobs.version != e.knobs.version:
+        e.knobs_entry = entry.sequence
+    e.knobs = entry.knobs
     store_relaxed(&e.fusion_threshold, entry.knobs.fusion_threshold)
 
 
@@ -255,8 +255,8 @@ cdef bint run_schedule(State* e) noexcept nogil:
             if e.executor.active:
                 return moved
             entry = e.entry
-            if e.telling:
-                e.telling, moved = False, True
+            if e.sending_members:
+                e.sending_members, moved = False, True
                 if members_heard(e, entry) and plan_batch(e, entry):
                     continue
                 abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for a group of tensors")

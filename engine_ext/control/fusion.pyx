@@ -2,7 +2,7 @@
 
 A batch never mixes what cannot be reduced by one pass: kind, dtype, compression, operation, root, scales, shared or private.
 Where compression is tuned, the knob that is in force when an entry is appended is what its tensors travel as.
-Tensors that no rank brought are told so in a SKIP entry and move no data.
+Tensors that no rank submitted are told so in a SKIP entry and move no data.
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy
@@ -78,7 +78,7 @@ cdef bint fuses(Coordinator* c, const NameState* a, const NameState* b) noexcept
 
 
 cdef void align(Coordinator* c, engine_entry* entry) noexcept nogil:
-    """Tell on a barrier's entry how many operations without a name, of each kind, the rank with the most of them has brought.
+    """Tell on a barrier's entry how many operations without a name, of each kind, the rank with the most of them has submitted.
     The ranks' only threads wait in the barrier, so the numbers stand still."""
     cdef int r, kind
     entry.flags |= ENTRY_ALIGN
@@ -157,7 +157,7 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
         first = c.by_id[c.queue[0]]
         kept = items = 0
         nbytes = 0
-        # Members to the front of the queue, the others to `rest`; both keep their order.
+        # Members to the front of the queue, the others to `scratch`; both keep their order.
         for i in range(c.queue_count):
             name = c.by_id[c.queue[i]]
             if items == 0 or (fuses(c, first, name) and items < BATCH_ITEMS
@@ -166,12 +166,12 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
                 items += 1
                 nbytes += name.nbytes
             else:
-                c.rest[kept] = c.queue[i]
+                c.scratch[kept] = c.queue[i]
                 kept += 1
         if not append(c, c.queue, items, nbytes):
-            memcpy(c.queue + items, c.rest, <size_t>kept * sizeof(int32_t))
+            memcpy(c.queue + items, c.scratch, <size_t>kept * sizeof(int32_t))
             return False
-        memcpy(c.queue, c.rest, <size_t>kept * sizeof(int32_t))
+        memcpy(c.queue, c.scratch, <size_t>kept * sizeof(int32_t))
         c.queue_count = kept
     observe_batch_closes(c, reason)
     return True

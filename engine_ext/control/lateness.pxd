@@ -1,4 +1,4 @@
-"""The coordinator's door to its observers: who brought a tensor last, which entries a timeline shows, why batches close.
+"""The coordinator's door to its observers: who submitted a tensor last, which entries a timeline shows, why batches close.
 
 As in observers.pxd, nothing that is told changes what the coordinator does, and each hook names its caller. That holds rank 0's
 driver role, and not the lock.
@@ -12,7 +12,7 @@ from engine_ext.shared.layout cimport ENTRY_BATCH, engine_entry
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch_read(const void* memory, size_t nbytes)
 
-# An arrival is a word: the rank that was last, plus 1 (12 bits; 0: not known); microseconds from when all ranks had brought
+# An arrival is a word: the rank that was last, plus 1 (12 bits; 0: not known); microseconds from when all ranks had submitted
 # the tensor to when its batch was closed (20 bits, saturating); microseconds from the first rank to the last (32 bits).
 cdef enum:
     ARRIVAL_LAST_BITS = 12

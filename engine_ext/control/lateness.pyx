@@ -1,4 +1,4 @@
-"""Which entries a timeline records, who brought each of their tensors last, and what is counted of arrivals.
+"""Which entries a timeline records, who submitted each of their tensors last, and what is counted of arrivals.
 
 A rank says when it submitted in its request, or beside its bit while `recording` is set; the clock is the host's. Entries are
 recorded as long as rank 0's budget of lines lasts, the same ones on every rank. The caller holds rank 0's driver role.
@@ -21,7 +21,7 @@ cdef void lateness_decide(Coordinator* c, uint64_t now) noexcept nogil:
 
 
 cdef void lateness_note(Coordinator* c, NameState* name) noexcept nogil:
-    """All ranks have brought `name`; requests that brought it are still open."""
+    """All ranks have submitted `name`; requests that announced it are still open."""
     cdef uint64_t earliest = <uint64_t>-1, latest = 0, late, when
     cdef rank_page* page
     cdef int r, last = -1
@@ -62,7 +62,7 @@ cdef void lateness_append(Coordinator* c, engine_entry* entry, const int32_t* id
 
 
 cdef uint64_t lateness_earliest(const Coordinator* c, const NameState* name) noexcept nogil:
-    """When the first rank brought `name`, as its open requests say, or else what stands beside its bit; 0: no rank did."""
+    """When the first rank submitted `name`, as its open requests say, or else what stands beside its bit; 0: no rank did."""
     cdef uint64_t earliest = <uint64_t>-1
     cdef int r
     for r in range(c.segment.size):
@@ -76,7 +76,7 @@ cdef uint64_t lateness_earliest(const Coordinator* c, const NameState* name) noe
 
 
 cdef void lateness_count(Coordinator* c, engine_entry* entry, const NameState* last) noexcept nogil:
-    """Say on an entry when the first rank brought the last of its members: each rank counts by how much it was later."""
+    """Say on an entry when the first rank submitted the last of its members: each rank counts by how much it was later."""
     entry.earliest = last.earliest if last.earliest else lateness_earliest(c, last)
     if entry.earliest:
         tally(c.counters_page.negotiation_ns, age_ns(now_ns(), entry.earliest))

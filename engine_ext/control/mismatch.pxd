@@ -10,17 +10,17 @@ cdef const engine_meta* first_present(Coordinator* c, NameState* name) noexcept 
 cdef int complain(Coordinator* c, NameState* name, const engine_meta* present, char* text) noexcept nogil
 
 cdef inline const engine_meta* sent_by(NameState* name, int rank) noexcept nogil:
-    """What `rank` brought: its open request, or by its bit the metadata on file."""
+    """The metadata that `rank` submitted: that of its open request, or for a bit the defined one."""
     return &name.requests[rank].meta if name.requests[rank] != NULL else &name.meta
 
 cdef inline bint absent(Coordinator* c, NameState* name, int rank) noexcept nogil:
-    """Whether `rank` has no tensor: it brought that, or it has joined."""
+    """Whether `rank` has no tensor: it submitted none, or it has joined."""
     if c.joined[rank]:
         return True
     return name.requests[rank].absent if name.requests[rank] != NULL else bit(c.segment.pages[rank].absent, name.id)
 
 cdef inline int bringer(Coordinator* c) noexcept nogil:
-    """The first rank that has not joined. There is one while any name is brought by all."""
+    """The first rank that has not joined. There is one while any name is submitted by all."""
     cdef int r
     for r in range(c.segment.size):
         if not c.joined[r]:

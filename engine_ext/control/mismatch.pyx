@@ -16,7 +16,7 @@ cdef bint same(const engine_meta* a, const engine_meta* b) noexcept nogil:
 
 
 cdef const engine_meta* first_present(Coordinator* c, NameState* name) noexcept nogil:
-    """What the first rank with a tensor brought; without any, what the first would have."""
+    """The metadata that the first rank with a tensor submitted; without any, that of the first rank."""
     cdef int r
     for r in range(c.segment.size):
         if not absent(c, name, r):
@@ -25,7 +25,7 @@ cdef const engine_meta* first_present(Coordinator* c, NameState* name) noexcept 
 
 
 cdef const engine_meta* counts_as(Coordinator* c, NameState* name, int rank, const engine_meta* present) noexcept nogil:
-    """What `rank` brought. Who has no gradient cannot know that the others' is sparse: then theirs is what it would have."""
+    """The metadata that counts as `rank`'s. A rank without a gradient cannot know that the others' is sparse: theirs counts."""
     cdef const engine_meta* sent = sent_by(name, rank)
     cdef engine_meta x
     if present.layout != LAYOUT_SPARSE or not absent(c, name, rank):

@@ -46,7 +46,7 @@ cdef int look_after(State* e) noexcept nogil:
     while part != NULL:
         again = min(again, stall_watch(part, seen))
         overdue += part.overdue_count
-        part = part.beside
+        part = part.next_set
     pthread_mutex_unlock(&e.lock)
     again = age_ns(min(again, observe_overdue(e, overdue, seen)), seen)
     if e.look_ns:
@@ -62,7 +62,7 @@ cdef void wake_drivers(State* e) noexcept nogil:
     part = e.sets
     while part != NULL:
         wake(&part.segment, part.segment.rank, 0)
-        part = part.beside
+        part = part.next_set
     pthread_mutex_unlock(&e.lock)
 
 

@@ -55,7 +55,7 @@ cdef inline void observe_step(State* e, int source) noexcept nogil:
 # ---- submissions ------------------------------------------------------------------------------------------------------------
 
 cdef inline void observe_submission(State* e, const Op* op) noexcept nogil:
-    """This rank has brought `op`, itself or as a stand-in. Called by submit and collect under the lock."""
+    """This rank has submitted `op`, itself or as a stand-in. Called by submit and collect under the lock."""
     if e.counters_page != NULL and not fails(op):
         tally(e.counters_page.submitted, 1)
         if op.requested:
@@ -97,7 +97,7 @@ cdef inline void observe_wait_ends(State* e, uint32_t recording, uint64_t begun,
 # ---- the driver: called by the role's holder, without the lock --------------------------------------------------------------
 
 cdef inline bint something_ready(const State* e) noexcept nogil:
-    """Rank 0: whether a tensor that all ranks have brought is not done."""
+    """Rank 0: whether a tensor that all ranks have submitted is not done."""
     return e.coordinator.queue_count != 0 or load_relaxed(&e.segment.mine.cursor) != e.coordinator.writer.tail
 
 cdef inline void observe_readiness(State* e) noexcept nogil:

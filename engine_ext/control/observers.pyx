@@ -156,7 +156,7 @@ cdef uint64_t observe_overdue(State* e, uint64_t operations, uint64_t seen) noex
 
 cdef void mark(State* e, int source) noexcept nogil:
     """For the tuner. The caller holds the lock."""
-    marks_add(&e.marks, source, e.seen.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
+    marks_add(&e.marks, source, e.knobs.version, load_relaxed(&e.counters.wait_ns), load_relaxed(&e.counters.nbytes))
 
 
 cdef void tell_step(State* e, int source) noexcept nogil:

@@ -1,4 +1,4 @@
-"""Who keeps this rank from going on, and when that has lasted too long (docs/architecture/protocol.md, "Failure").
+"""Stalls: ranks that keep this one from going on, and when that has lasted too long (docs/architecture/protocol.md, "Failure").
 
 An entry that stands still is watched by whoever drives; an operation that is not scheduled, by the thread that waits for it, and
 by the monitor thread, which also watches what nobody waits for.
@@ -51,7 +51,7 @@ cdef void warn(State* e) noexcept nogil:
 
 
 cdef void stall_tell(State* e, const char* line) noexcept nogil:
-    """Have a line reported."""
+    """Add a line to the next stall report, and wake the monitor thread to log it."""
     cdef size_t told
     pthread_mutex_lock(&e.lock)
     told = strlen(e.overdue)            # and not read yet
@@ -62,8 +62,8 @@ cdef void stall_tell(State* e, const char* line) noexcept nogil:
 
 cdef void stall_check(State* e) noexcept nogil:
     """Called by whoever drives. Ends the world when a rank has left in the middle of an entry, or when the entry has stood still
-    for the stall limit: the fault of whoever has passed least of it. On the coordinator also when a name has been withheld for
-    that long, or by a rank that has left."""
+    for the stall limit: the fault of the rank that has passed least of it. On the coordinator also when some rank has not
+    submitted a name for that long, or has left without it."""
     if load32_relaxed(&e.failed):
         return
     if e.entry != NULL:
@@ -107,7 +107,7 @@ cdef void check_entry(State* e) noexcept nogil:
 
 
 cdef void check_names(State* e) noexcept nogil:
-    """On the coordinator: what is withheld. Of new names it sees that itself, of others when a rank says so."""
+    """On the coordinator: look for names that some rank has not submitted. New ones it sees itself; of others a rank tells it."""
     cdef Coordinator* c = &e.coordinator
     cdef char[TEXT_BYTES] text
     cdef char[TEXT_BYTES] all
@@ -116,7 +116,7 @@ cdef void check_names(State* e) noexcept nogil:
     cdef bint spoken = False
     cdef int culprit = -1, r
     for r in range(e.segment.size):
-        spoken |= load32_relaxed(&e.segment.pages[r].overdue) >> 1 != e.heard[r]
+        spoken |= load32_relaxed(&e.segment.pages[r].overdue) >> 1 != e.overdue_seen[r]
         spoken |= load32_relaxed(&e.segment.pages[r].overdue) & 1
     if not spoken and c.open == NULL:
         return
@@ -140,7 +140,7 @@ cdef void check_names(State* e) noexcept nogil:
 
 
 cdef void report_names(State* e, uint64_t seen) noexcept nogil:
-    """Have what some rank withholds reported: other ranks cannot know who does while a name is new, nor why."""
+    """Report names that some rank has not submitted: while a name is new, other ranks know neither who lacks it nor why."""
     cdef char[OVERDUE_BYTES] text
     cdef uint32_t word
     cdef bint news = False, mine = False
@@ -151,10 +151,10 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
         stall_tell(e, text)
     for r in range(e.segment.size):
         word = load32_acquire(&e.segment.pages[r].overdue) >> 1
-        if word != e.heard[r]:
+        if word != e.overdue_seen[r]:
             news |= word != 0
             mine |= word != 0 and r == e.segment.rank
-        e.heard[r] = word
+        e.overdue_seen[r] = word
     if news and wait_report_describe(&e.coordinator, -1, text, TEXT_BYTES) == Standoff.MUTUAL and strcmp(text, e.account) != 0:
         strcpy(e.account, text)
         stall_tell(e, text)
@@ -163,12 +163,12 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
 
 
 cdef inline bint withholds(State* e, int rank, int32_t id) noexcept nogil:
-    """Whether `rank`, which has not joined, has not brought `id` as often as this rank."""
+    """Whether `rank`, which has not joined, has not submitted `id` as often as this rank."""
     return not away(&e.segment, rank) and bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id)
 
 
 cdef Op* longest_waiting(State* e) noexcept nogil:
-    """What this rank brought first of all it has in flight; NULL: nothing is. The caller holds the lock."""
+    """The operation in flight that this rank submitted first; NULL: there is none. The caller holds the lock."""
     cdef Op* op = e.table.inflight
     while op != NULL and op.next != NULL:
         op = op.next
@@ -197,7 +197,7 @@ cdef uint64_t stall_deadline(State* e) noexcept nogil:
 
 
 cdef int who_left(State* e, const Op* op) noexcept nogil:
-    """A rank that has left without bringing `op`, or without scheduling it; or -1."""
+    """A rank that has left without submitting `op`, or without scheduling it; or -1."""
     cdef int32_t id = op.record.id
     cdef int r
     for r in range(e.segment.size):
@@ -208,7 +208,7 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
 
 
 cdef void say_overdue(State* e, const Op* op, bint limit) noexcept nogil:
-    """Tell the coordinator, which is rung afterwards; of a new name it knows without. The caller holds the lock."""
+    """Tell the coordinator of an overdue operation with an id; new names it knows. The caller holds the lock, and wakes it."""
     if op.record.id >= 0:
         store32_release(&e.segment.mine.overdue, <uint32_t>(op.record.id + 1) << 1 | limit)
 
@@ -222,7 +222,7 @@ cdef bint asked(State* e, const Op* op, uint64_t seen) noexcept nogil:
 
 
 cdef int who_withholds(State* e, const Op* op, uint64_t seen) noexcept nogil:
-    """Who keeps the overdue `op` from being done, or -1: it is not for this rank to tell, or not yet."""
+    """The rank to blame for the overdue `op`; -1: rank 0 has not had time to answer yet."""
     cdef int32_t id = op.record.id
     cdef int culprit = -1, r
     if not asked(e, op, seen):
@@ -231,13 +231,13 @@ cdef int who_withholds(State* e, const Op* op, uint64_t seen) noexcept nogil:
         for r in range(e.segment.size):
             if withholds(e, r, id) and (culprit < 0 or (elsewhere(&e.segment, culprit) and not elsewhere(&e.segment, r))):
                 culprit = r
-        return culprit if culprit >= 0 else COORDINATOR     # nobody: everybody has brought it and nothing is scheduled
+        return culprit if culprit >= 0 else COORDINATOR     # none lacks it, and it is not scheduled
     return COORDINATOR              # a new name: only the coordinator knows who has not requested it. It does not answer
 
 
 cdef void stall_look_after(State* e, Op* op) noexcept nogil:
     """Called between two ticks of a wait for `op`; NULL: for whichever has waited longest. Ends the world when a rank that it
-    needs has left, or when some rank withholds `op` for longer than the stall limit."""
+    needs has left, or when some rank has not submitted `op` for longer than the stall limit."""
     cdef char[TEXT_BYTES] text
     cdef uint64_t seen = patience_look(e.clock)
     cdef int culprit = -1, cause = CAUSE_LEFT
@@ -246,18 +246,18 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
     if watched(e, &op) and load_acquire(&e.segment.mine.cursor) == load_acquire(&e.segment.coordinator.tail):
         culprit = who_left(e, op)
         if culprit < 0 and overdue_ns(seen, op.since, e.stall_limit_ns):
-            # Whoever withholds `op` may itself be waiting for what a third rank withholds: that was brought here earlier.
+            # The rank that lacks `op` may itself wait for one that a third rank lacks: that one was submitted here earlier.
             op = longest_waiting(e)
             culprit, cause = who_withholds(e, op, seen), CAUSE_STALLED
         if culprit >= 0:
             snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
                      b"scheduled" if culprit == COORDINATOR and (op.record.id < 0 or not withholds(e, culprit, op.record.id))
-                     else b"brought")
+                     else b"submitted")
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0:
         abort_world(&e.segment, culprit, cause, text)
     else:
-        # Rank 0 knows who withholds a name, and looks when it is woken. As for the others: a wake-up that was lost after all
+        # Rank 0 knows which ranks lack a name, and looks when it is woken. As for the others: a wake-up that was lost after all
         # would cost them a tick, not the stall limit.
         wake_others(&e.segment, 0)
         if coordinates(&e.segment) and load32_relaxed(&e.segment.mine.overdue):
@@ -298,7 +298,7 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
         wake(&e.segment, e.segment.leader, 0)
     if oldest and overdue_ns(seen, oldest, e.stall_limit_ns):
         stall_look_after(e, NULL)
-    # What is brought from now on cannot be overdue sooner than this.
+    # An operation submitted from now on cannot be overdue sooner than this.
     if e.stall_warning_ns:
         again = after_ns(unreported if unreported else seen, e.stall_warning_ns)
     if e.stall_limit_ns:
@@ -326,7 +326,7 @@ cdef void stall_join(State* e, uint64_t begun) noexcept nogil:
     if at_fault < 0 and quiet >= after_ns(after_ns(e.stall_limit_ns, e.stall_limit_ns), JOIN_GRACE_NS):
         at_fault = missing
     if at_fault >= 0 and e.stall_limit_ns and quiet >= e.stall_limit_ns:
-        snprintf(text, TEXT_BYTES, "has not joined, and brought nothing, for %.1f s", <double>quiet / 1e9)
+        snprintf(text, TEXT_BYTES, "has not joined, and submitted nothing, for %.1f s", <double>quiet / 1e9)
         abort_world(&e.segment, at_fault, CAUSE_STALLED, text)
     elif missing >= 0 and e.stall_warning_ns and quiet >= e.stall_warning_ns and not e.joins_reported:
         e.joins_reported = True
@@ -335,7 +335,7 @@ cdef void stall_join(State* e, uint64_t begun) noexcept nogil:
 
 
 cdef void report_join(State* e, uint64_t quiet) noexcept nogil:
-    """Have it reported that join waits, and for whom."""
+    """Report that join waits, and for which ranks."""
     cdef char[OVERDUE_BYTES] text
     cdef bint[MAX_RANKS] late
     cdef int count = 0, at, r

@@ -1,4 +1,4 @@
-"""All that one rank's engine holds, outside of Python."""
+"""The state of one rank's engine, outside of Python."""
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.coordinator cimport Coordinator
@@ -16,122 +16,122 @@ from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.arena cimport Arena
 from engine_ext.transport.shm cimport SharedMemory
 
-cdef enum Role:             # who drives: one word
+cdef enum Role:             # who holds the driver's role: one word
     ENGINE_ASLEEP = 0       # the engine thread, asleep on its door: a waiter may take the role by compare-and-swap
     ENGINE = 1              # the engine thread, in a pass
     WAITER = 2              # a thread in a blocking call
 
-cdef enum:                  # for the monitor thread
+cdef enum:                  # bits of `events`, which wake the monitor thread
     EVENT_ABORT = 1
     EVENT_SIGNAL = 2
     EVENT_STALL = 4
     EVENT_CLOSED = 8
 
 cdef enum:
-    HISTORY = 512           # entries remembered
-    HISTORY_NAME = 64
-    OVERDUE_BYTES = 8192
+    HISTORY = 512           # entries that are remembered
+    HISTORY_NAME = 64       # bytes of a name in the history; longer ones are cut
+    OVERDUE_BYTES = 8192    # bytes of the lines for the next stall report
 
-cdef struct Row:            # of the history
+cdef struct Row:            # one schedule entry in the history; the fields as in engine_entry
     uint64_t sequence
     uint8_t type
     uint8_t kind
     uint8_t algorithm
     uint8_t stores
-    uint8_t wire            # as in engine_meta, of an entry
+    uint8_t wire            # 1 + the dtype in which tensors travelled, or 0
     uint32_t items
     uint64_t nbytes
     uint32_t knob_version
     uint64_t started        # nanoseconds, monotonic
-    uint64_t ended          # 0: not yet
-    char[HISTORY_NAME] name  # of its first member
+    uint64_t ended          # nanoseconds, monotonic; 0: the entry is in progress
+    char[HISTORY_NAME] name  # the first tensor's, not terminated if it fills the field
 
-cdef struct Counters:
-    uint64_t entries
-    uint64_t tensors
-    uint64_t nbytes
-    uint64_t wait_ns        # callers blocked in the engine
-    uint64_t busy_ns        # from the start to the end of entries
-    uint64_t sleeps         # of callers that drive, on their door
-    uint64_t yields         # of the processor, by callers that drive
-    uint64_t late           # waits that a tick ended although there was something to do: lost or very late wake-ups
+cdef struct Counters:       # since the engine's start, counted by whoever holds the driver's role; read without the lock
+    uint64_t entries        # schedule entries executed, of any type
+    uint64_t tensors        # operations of this rank that batches carried
+    uint64_t nbytes         # bytes of these batches
+    uint64_t wait_ns        # nanoseconds in which callers were blocked in the engine, added up over callers
+    uint64_t busy_ns        # nanoseconds from the start to the end of entries
+    uint64_t sleeps         # times that a caller with the role slept on its door
+    uint64_t yields         # times that a caller with the role yielded its processor
+    uint64_t late           # sleeps that ended by their tick although there was something to do: lost or very late wake-ups
 
-cdef struct Told:            # a tensor of a group, to ranks that have joined (joined_groups.pyx)
+cdef struct MemberShape:    # a tensor of a group, as ranks that have joined are told of it (joined_groups.pyx)
     int64_t rows
     int64_t row_bytes
     int64_t dtype
 
 cdef struct State:
     Segment segment
-    State* world                # of a process set; else itself
-    State* sets                 # of a world: those of its process sets, under its lock
-    State* beside               # the next of them
+    State* world                # of a process set: the world's engine; of the world: itself
+    State* sets                 # of the world: list of its process sets' engines, under the world's lock; NULL: none
+    State* next_set             # of a process set: the next in that list
     Table table
     Arena arena
     SharedMemory transport
     Executor executor
-    Coordinator coordinator     # rank 0
-    pthread_mutex_t lock        # table, knobs to come, history
+    Coordinator coordinator     # used on the coordinator's rank alone
+    pthread_mutex_t lock        # guards table, wanted knobs, history, and what says so below
     # the driver's role
-    uint32_t role               # atomic
+    uint32_t role               # atomic: Role
     uint32_t waiters            # atomic: threads in a blocking call
-    uint32_t local_door         # event count of waiters that do not drive
-    uint32_t stop               # atomic: the engine thread is to end
-    bint threaded
-    pthread_t thread
+    uint32_t local_door         # event count (futex) on which callers without the role sleep
+    uint32_t stop               # atomic: 1 once the engine thread has to end
+    bint threaded               # whether `thread` was started
+    pthread_t thread            # the engine thread
     # the entry in progress, owned by whoever holds the role
-    engine_entry* entry
-    uint64_t entry_begun        # nanoseconds: when this rank began the last entry
-    Op** batch
-    int32_t batch_room
-    bint telling                # its groups are being told; the operation itself comes then
-    Told* told                  # malloc'ed
-    uint64_t told_room
-    uint64_t brought_bytes      # since this rank last woke the leader
-    uint64_t drained            # bytes of this rank's request ring that its waiters know to be free
-    engine_knobs seen           # as stamped on the last entry
-    uint64_t fusion_threshold   # atomic: of `seen`; submissions look without the lock
-    uint64_t seen_entry         # the entry that brought this version
-    engine_knobs wanted         # rank 0: to be used from the next step on
-    uint32_t wanted_new         # atomic
+    engine_entry* entry         # in the schedule's ring; NULL: none is in progress
+    uint64_t entry_begun        # nanoseconds, monotonic: when this rank began its last entry
+    Op** batch                  # malloc'ed: this rank's operations in the entry, in its order
+    int32_t batch_room          # operations for which `batch` has room
+    bint sending_members        # it is broadcasting `member_shapes`; the operation itself follows
+    MemberShape* member_shapes  # malloc'ed: of every tensor of its groups, in order
+    uint64_t member_room        # bytes of it
+    uint64_t brought_bytes      # bytes that this rank has submitted since it last woke the leader
+    uint64_t drained            # bytes of this rank's request ring that the coordinator had read when a waiter last looked
+    engine_knobs knobs          # as stamped on the last entry that this rank executed
+    uint64_t fusion_threshold   # atomic: that of `knobs`, for submissions, which read it without the lock
+    uint64_t knobs_entry        # sequence of the entry with which this version came into force
+    engine_knobs wanted         # rank 0: knobs that the program or the tuner has set, for the coordinator; under the lock
+    uint32_t wanted_new         # atomic: 1 while `wanted` is not yet in force
     # join
-    bint joined                 # this rank brings nothing, and stands in for what it would bring; under the lock
-    uint32_t joins              # atomic: joins that have ended
-    int last_joined             # the last rank to join the last of them
-    bint joins_reported         # that others do not join has been reported
+    bint joined                 # whether this rank has joined: it submits nothing until all have; under the lock
+    uint32_t joins              # atomic: number of joins that have ended on all ranks
+    int last_joined             # the rank that joined last in the most recent of them
+    bint joins_reported         # whether this wait for other ranks to join has been reported
     # calls, under the GIL
-    bint closed                 # this rank's engine was shut down
-    uint64_t[KINDS] unnamed     # operations without a name that this rank has brought, by kind
-    unsigned long caller        # the first thread that has used this engine; 0: none has
-    bint several                # other threads have used it, too
+    bint closed                 # whether this rank's engine has been shut down
+    uint64_t[KINDS] unnamed     # number of operations without a name that this rank has submitted, by kind
+    unsigned long caller        # Python's identifier of the first thread that called this engine; 0: none has
+    bint many_threads           # whether other threads have called it, too
     # failure and the monitor
-    uint32_t failed             # atomic
-    int events_fd
-    uint32_t events             # atomic
-    int* peers                  # pidfds
-    uint64_t spin_ns            # how long a caller spins before it sleeps
-    uint64_t yield_ns           # how long it yields instead, in a small operation, where ranks share processors; 0: not at all
-    # limits on progress, and times that are compared with them: as this process has seen time pass
-    patience own_clock          # of a world
-    patience* clock             # of the process; a process set has its world's
-    uint64_t look_ns            # how often the monitor looks, at least; 0: there is no limit
-    uint64_t stall_warning_ns
-    uint64_t stall_limit_ns
-    uint64_t reported           # what was brought before this has been reported, if it was overdue; the monitor's
-    uint64_t asked_for          # when the operation was brought about which rank 0 was last asked; under the lock
-    uint64_t asked_at           # since when
-    void* deferred_free       # atomic stack of operations that are done and abandoned
+    uint32_t failed             # atomic: 1 once the world's failure has been taken note of here
+    int events_fd               # eventfd that wakes the monitor thread
+    uint32_t events             # atomic: EVENT_* that it has not taken yet
+    int* peers                  # pidfds by rank; below 0: that rank's end has been noticed
+    uint64_t spin_ns            # nanoseconds that a caller spins before it sleeps
+    uint64_t yield_ns           # nanoseconds that it yields instead, in a small operation, where ranks share processors; 0: none
+    # limits on progress, and times compared with them: nanoseconds of the time that this process has seen pass (clock.h)
+    patience own_clock          # the process's clock, in its world's engine
+    patience* clock             # points to it, also from a process set's engine
+    uint64_t look_ns            # longest time between two looks of the monitor thread; 0: there is no limit to watch
+    uint64_t stall_warning_ns   # the setting `stall_warning`; 0: never
+    uint64_t stall_limit_ns     # the setting `stall_limit`; 0: never
+    uint64_t reported           # time of the last report: overdue operations submitted before it are in it; monitor thread only
+    uint64_t asked_for          # `submitted` of the operation about which rank 0 was last asked; under the lock
+    uint64_t asked_at           # when it was asked
+    void* deferred_free         # atomic: stack of operations that are done and abandoned, for a thread with the GIL to free
     char[OVERDUE_BYTES] overdue  # lines for the next stall report; under the lock
-    uint32_t[MAX_RANKS] heard   # rank 0: what each rank has said to be overdue, as id + 1; 0: nothing
-    char[REASON_BYTES] account  # rank 0: the last account of who waits for whom
-    uint64_t stall_reported     # 1 + the entry whose standing still has been reported
-    uint64_t* alive             # a page that a forked child finds zero
+    uint32_t[MAX_RANKS] overdue_seen    # rank 0: by rank, 1 + the id in its `overdue` word at the last look; 0: none
+    char[REASON_BYTES] account  # rank 0: the last report of who waits for whom, so that it is not repeated
+    uint64_t stall_reported     # 1 + sequence of the last entry reported as stalled; 0: none
+    uint64_t* alive             # a page of its own, 1 in this process and wiped in a forked child
     Counters counters
-    Row[HISTORY] history
-    uint64_t rows
-    Trace trace                 # written under the lock
-    Marks marks                 # rank 0
-    counters_page* counters_page  # of the process; NULL: nothing is counted
-    Overlap overlap             # while there is a page; under the lock
-    uint64_t step_begun         # the same
+    Row[HISTORY] history        # ring; under the lock
+    uint64_t rows               # number of rows ever written: the last is at (rows - 1) % HISTORY
+    Trace trace                 # the timeline's records; written under the lock
+    Marks marks                 # ends of steps for the tuner; rank 0 alone
+    counters_page* counters_page  # the process's page of counters; NULL: nothing is counted
+    Overlap overlap             # kept while there is a page of counters; under the lock
+    uint64_t step_begun         # likewise: nanoseconds, the end of the last step; 0: no step has ended
     uint32_t overdue_count      # operations in flight that were overdue at the monitor's last look

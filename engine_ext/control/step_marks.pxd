@@ -1,34 +1,34 @@
-"""What the tuner measures by, on rank 0: marks at the ends of steps. All of it is under the engine's lock but for `timed` and
-what follows it, which belong to the driver's role."""
+"""Marks at the ends of steps, on rank 0, by which the tuner measures. Under the engine's lock, except `timed` and the fields
+after it, which belong to the driver's role."""
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.operations.op cimport Op, Record
 
 
 cdef enum:
-    MARKS = 4096                # remembered
-    SOURCE_TRAFFIC = -1         # of a mark that no optimizer has made
+    MARKS = 4096                # marks that are remembered
+    SOURCE_TRAFFIC = -1         # source of a mark that the traffic has made, and no optimizer
 
 cdef struct Mark:
     uint64_t time               # nanoseconds, monotonic
-    uint64_t waited             # nanoseconds that callers have been blocked in the engine, up to then
-    uint64_t busy               # nanoseconds in which something was ready on all ranks and not done; 0: nobody counts
-    uint64_t nbytes             # of all entries so far
-    uint32_t knob_version       # of the last entry before it
-    int32_t source              # the optimizer whose step has ended
+    uint64_t waited             # nanoseconds for which callers were blocked in the engine, since its start
+    uint64_t busy               # nanoseconds in which a tensor was ready on all ranks and not done, while `timed`; else 0
+    uint64_t nbytes             # bytes of all batches since the engine's start
+    uint32_t knob_version       # version of the knobs on the last entry before the mark
+    int32_t source              # number of the optimizer whose step has ended, or SOURCE_TRAFFIC
 
 cdef struct Marks:
-    Mark* ring                  # NULL: nobody tunes
-    uint64_t count              # marks that went into it
-    # Of the traffic, when no optimizer tells what a step is; at most one of the next two.
-    Record* anchor              # pinned: the end of this tensor is a mark
-    uint32_t window             # so many tensors are a mark
-    uint32_t every              # so many ends of the anchor are one
-    uint32_t passed             # of either, since the last mark
-    bint due                    # the entry in progress ends with a mark
-    uint32_t timed              # atomic: `busy` is counted
-    uint64_t busy               # of what is over
-    uint64_t since              # when it became busy; 0: it is not
+    Mark* ring                  # malloc'ed, MARKS of them; NULL: nobody tunes
+    uint64_t count              # marks ever written: the last is at (count - 1) % MARKS
+    # Marks of the traffic, where no optimizer marks steps: at most one of `anchor` and `window` is set.
+    Record* anchor              # pinned: every `every`-th end of this tensor is a mark; NULL: none is
+    uint32_t window             # every so many tensors there is a mark; 0: there is none
+    uint32_t every
+    uint32_t passed             # ends of the anchor, or tensors, since the last mark
+    bint due                    # whether the entry in progress ends with a mark
+    uint32_t timed              # atomic: whether busy time is counted
+    uint64_t busy               # nanoseconds of busy periods that are over
+    uint64_t since              # nanoseconds, monotonic: when the current busy period began; 0: there is none
 
 cdef int marks_open(Marks* m) noexcept nogil
 cdef void marks_close(Marks* m) noexcept nogil

@@ -130,7 +130,7 @@ cdef void list_inflight(Table* table, Op* op) noexcept nogil:
 
 
 cdef void table_toggle(Table* table, int32_t id) noexcept nogil:
-    """Bring the bit of `id` to the phase that an entry has given it, for a rank that has brought nothing."""
+    """Bring the bit of `id` to the phase that an entry has given it, for a rank that has submitted nothing."""
     cdef rank_page* page = table.segment.mine
     store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ <uint64_t>1 << (id & 63))
 

@@ -1,4 +1,4 @@
-"""What a rank records for its timeline: a ring of records in the process's own memory, and totals.
+"""The records of a rank's timeline: a ring in the process's own memory, and totals.
 
 Written under the engine's lock, read without it (tracer.pyx) by one thread at a time.
 """
@@ -10,67 +10,67 @@ from engine_ext.operations.op cimport Op
 from engine_ext.shared.layout cimport engine_entry
 
 cdef enum:
-    TRACE_RING = 1 << 21        # bytes
-    TRACE_LINES_ENTRY = 8       # lines of a file that an entry may take, without its tensors
-    TRACE_LINES_TENSOR = 3
+    TRACE_RING = 1 << 21        # bytes of the ring
+    TRACE_LINES_ENTRY = 8       # most lines of the file that an entry takes, without its tensors
+    TRACE_LINES_TENSOR = 3      # most lines that each of its tensors takes
 
 cdef enum RecordType:
-    RECORD_PAD = 0              # to the ring's start
-    RECORD_NAME = 1             # number, then the text
-    RECORD_ENTRY = 2            # then its tensors
-    RECORD_WAIT = 3
-    RECORD_STEP = 4
+    RECORD_PAD = 0              # the reader goes on at the ring's start
+    RECORD_NAME = 1             # NameRecord, then the text
+    RECORD_ENTRY = 2            # EntryRecord, then its TensorRecords
+    RECORD_WAIT = 3             # SpanRecord: some caller was blocked
+    RECORD_STEP = 4             # SpanRecord: from the end of one step to the next
 
 cdef struct RecordHead:
-    uint32_t bytes              # of the whole record, a multiple of 8
-    uint32_t type
+    uint32_t bytes              # length of the whole record, a multiple of 8
+    uint32_t type               # RecordType
 
 cdef struct NameRecord:
     RecordHead head
     uint32_t number, name_bytes
 
-cdef struct SpanRecord:         # WAIT: some caller was blocked. STEP: since the step before
+cdef struct SpanRecord:
     RecordHead head
-    uint64_t begun, ended       # nanoseconds, as all times here
+    uint64_t begun, ended       # nanoseconds, monotonic, as all times in this file
 
 cdef struct EntryRecord:
     RecordHead head
     uint64_t sequence, nbytes, closed, started, ended
-    uint64_t[3] first, last, spent      # of the stages; 0 for a stage that had nothing to do
+    uint64_t[3] first, last, spent      # by stage, as stage_first .. of Executor; 0 for a stage that had nothing to do
     uint32_t items
     uint8_t type, kind, algorithm, wire
 
 cdef struct TensorRecord:       # `items` of them follow an EntryRecord
     uint64_t submitted, nbytes
-    uint64_t arrival            # as in the entry: lateness.pyx
+    uint64_t arrival            # the rank that was last, and its lateness, packed: see lateness.pxd
     uint32_t name, unused
 
 cdef struct Budget:             # a token bucket
-    double level                # lines in hand; below 0: a debt
-    uint64_t filled             # nanoseconds: when it was last refilled
+    double level                # lines that may be written now; below 0: a debt
+    uint64_t filled             # when it was last refilled
 
-cdef struct Totals:             # of the recording
+cdef struct Totals:             # of a recording, whether all of it has lines in the file or not
     uint64_t entries, tensors, nbytes, steps
-    uint64_t busy_ns            # in entries
-    uint64_t blocked_ns         # some caller waited
-    uint64_t exposed_ns         # both
+    uint64_t busy_ns            # time in entries
+    uint64_t blocked_ns         # time in which some caller was blocked
+    uint64_t exposed_ns         # time in which both held
     uint64_t dropped            # records for which the ring had no room
 
 cdef struct Trace:
-    uint32_t on                 # atomic: the recording's number, or 0
-    uint32_t recordings
-    uint64_t since              # when it began
-    uint64_t saved_since        # lines have been saved up since then
-    uint64_t rate               # atomic: lines a second
-    char* ring
-    uint64_t head               # atomic: bytes written since the start; the reader acquires
-    uint64_t tail               # atomic: bytes read; the writer acquires
-    uint32_t names              # numbers given
-    uint32_t names_before       # of which in earlier recordings
-    Totals totals               # without the times, which are in `overlap`
+    uint32_t on                 # atomic: number of the recording in progress; 0: there is none
+    uint32_t recordings         # recordings that were ever begun
+    uint64_t since              # when this one began
+    uint64_t saved_since        # time from which unused lines have been saved up
+    uint64_t rate               # atomic: lines a second that may be written on average
+    char* ring                  # TRACE_RING bytes; NULL: no recording was ever begun
+    uint64_t head               # atomic: bytes ever written; the reader acquires
+    uint64_t tail               # atomic: bytes ever read; the writer acquires
+    uint32_t names              # numbers ever given to names
+    uint32_t names_before       # of these, numbers given in earlier recordings
+    Totals totals               # the times in it are 0: `overlap` has them
     Overlap overlap             # since this recording began
-    uint64_t step_begun
-    Budget spans                # waits and steps
+    uint64_t step_begun         # when the last step ended, or the recording began
+    Budget spans                # lines for waits and steps
 
 cdef int trace_start(Trace* t, uint64_t now, uint64_t rate, uint64_t saved) noexcept nogil
 cdef void trace_stop(Trace* t, uint64_t now) noexcept nogil

@@ -1,9 +1,9 @@
-"""Who waits for what, and for whom, as the coordinator sees it. The caller holds rank 0's driver role.
+"""Reports of who waits for what, and for whom, as the coordinator sees it. The caller holds rank 0's driver role.
 
 A rank that waits knows its own half. When ranks call different collectives each waits for the others, and only the coordinator,
 which has all bits and all requests, can say so in one place.
 
-Names that the same ranks have brought, and the same ranks have not, are one *side*.
+Names that the same ranks have submitted, and the same ranks have not, are one *side*.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
@@ -19,19 +19,19 @@ from engine_ext.shared.layout cimport MAX_RANKS
 from engine_ext.shared.segment cimport elsewhere
 
 cdef enum:
-    SIDES = 8               # more are not told
-    SHOWN = 160             # bytes of a name
-    HINT_BYTES = 256
+    SIDES = 8               # most sides in a report
+    SHOWN = 160             # most bytes of a name that are shown
+    HINT_BYTES = 256        # room that is kept for the hint at a report's end
 
 cdef struct Side:
-    bint[MAX_RANKS] brought
-    bint[MAX_RANKS] missing
-    const NameState* name        # one that somebody waits for, else the one that was brought first
-    bint awaited
-    int kind
-    uint64_t since          # nanoseconds: when the first of them was requested; the end of time: all travel as bits, no telling
-    int names
-    bint gradients          # of a distributed optimizer
+    bint[MAX_RANKS] brought  # by rank: whether it has submitted the names of this side
+    bint[MAX_RANKS] missing  # by rank: whether it has not, and is waited for
+    const NameState* name   # the name to show: one that a thread waits for, else the one that was submitted first
+    bint awaited            # whether a thread waits for `name`
+    int kind                # KIND_* of `name`
+    uint64_t since          # first request of any of the names: nanoseconds of seen time; all travel as bits: 2^64 - 1, not known
+    int names               # number of names
+    bint gradients          # whether gradients of a DistributedOptimizer are among them
 
 cdef struct Sides:
     Side[SIDES] side
@@ -49,7 +49,7 @@ cdef bint is_gradient(const NameState* name) noexcept nogil:
 
 
 cdef void add(Coordinator* c, Sides* sides, NameState* name) noexcept nogil:
-    """Count `name` to its side, unless nobody withholds it."""
+    """Count `name` to its side, unless no rank lacks it."""
     cdef bint[MAX_RANKS] brought
     cdef bint[MAX_RANKS] missing
     cdef int size = c.segment.size, lacking = 0, bringing = 0, r, k
@@ -133,7 +133,7 @@ cdef int describe_names(const Side* side, char* text, int room) noexcept nogil:
 
 
 cdef int describe_side(Coordinator* c, const Side* side, char* text, int room) noexcept nogil:
-    """`ranks 0, 2 wait for 'metric', which rank 1 has not brought`; without a wait of all of them, `have brought`."""
+    """`ranks 0, 2 wait for 'metric', which rank 1 has not submitted`; `have submitted`, unless all of them wait."""
     cdef int at, r, bringing = 0, lacking = 0
     cdef bint wait = True
     for r in range(c.segment.size):
@@ -143,15 +143,15 @@ cdef int describe_side(Coordinator* c, const Side* side, char* text, int room) n
             wait = False
     at = describe_ranks(side.brought, c.segment.numbers, c.segment.size, text, room)
     at = fit(at, snprintf(text + at, room - at, " %s ", (b"waits for" if bringing == 1 else b"wait for") if wait else
-                          (b"has brought" if bringing == 1 else b"have brought")), room)
+                          (b"has submitted" if bringing == 1 else b"have submitted")), room)
     at += describe_names(side, text + at, room - at)
     at = fit(at, snprintf(text + at, room - at, ", which "), room)
     at += describe_ranks(side.missing, c.segment.numbers, c.segment.size, text + at, room - at)
-    return fit(at, snprintf(text + at, room - at, " %s not brought", b"has" if lacking == 1 else b"have"), room)
+    return fit(at, snprintf(text + at, room - at, " %s not submitted", b"has" if lacking == 1 else b"have"), room)
 
 
 cdef const char* hint(const Sides* sides, int size) noexcept nogil:
-    """What the defect may be, for ranks that keep each other waiting; NULL: they do not."""
+    """A hint at the defect, for ranks that keep each other waiting; NULL: they do not."""
     cdef const char* found = NULL
     cdef int a, b
     for a in range(sides.count):
@@ -176,7 +176,7 @@ cdef int describe_set(Coordinator* c, char* text, int room) noexcept nogil:
 
 
 cdef int describe_elsewhere(Coordinator* c, const Sides* sides, char* text, int room) noexcept nogil:
-    """`; rank 1 waits in another process set`: which ranks withhold something and wait where this coordinator does not see it."""
+    """`; rank 1 waits in another process set`: ranks that lack a name here, and wait where this coordinator does not see."""
     cdef bint[MAX_RANKS] away
     cdef int at = 0, count = 0, r, k
     memset(away, 0, sizeof(away))
@@ -193,9 +193,9 @@ cdef int describe_elsewhere(Coordinator* c, const Sides* sides, char* text, int 
 
 
 cdef Standoff wait_report_describe(Coordinator* c, int culprit, char* text, int room) noexcept nogil:
-    """All that some ranks have brought and others withhold, what `culprit` withholds first (-1: nobody's).
+    """Describe all names that some ranks have submitted and others have not, those that `culprit` lacks first (-1: in any order).
 
-    NONE, and no text, if nobody withholds anything, or `culprit` nothing.
+    NONE, and no text, if no rank lacks a name, or `culprit` none.
     """
     cdef Sides sides
     cdef const char* why
@@ -251,14 +251,14 @@ cdef bint wait_report_overdue(Coordinator* c, uint64_t seen, uint64_t warning_ns
                               b"has" if sides.side[k].names == 1 else b"have",
                               <double>age_ns(seen, sides.side[k].since) / 1e9), room)
         at += describe_ranks(sides.side[k].missing, c.segment.numbers, c.segment.size, text + at, room - at)
-        at = fit(at, snprintf(text + at, room - at, "; brought by "), room)
+        at = fit(at, snprintf(text + at, room - at, "; submitted by "), room)
         at += describe_ranks(sides.side[k].brought, c.segment.numbers, c.segment.size, text + at, room - at)
         at = fit(at, snprintf(text + at, room - at, "\n"), room)
     return at > 0
 
 
 cdef int wait_report_absentee(Coordinator* c, int rank, int32_t id) noexcept nogil:
-    """Who withholds what `rank` has brought under `id`, -1: nobody, any more. Rather a rank that does not wait elsewhere."""
+    """A rank that lacks `id`, which `rank` has submitted, preferably one that does not wait elsewhere; -1: none does any more."""
     cdef NameState* name = c.by_id[id]
     cdef int culprit = -1, r
     if name == NULL or withheld(c, name, rank):

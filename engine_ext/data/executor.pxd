@@ -16,16 +16,16 @@ cdef struct Steps:          # how the chunks of an entry pass the stages; `n` co
     bint in_place               # tensors lie where all ranks reach them: nothing goes through the slots
     bint copies_results         # copy takes what others have reduced, not what they have packed
 
-cdef struct Adasum:         # of the entry in progress, if it is one (operations/adasum.pyx)
-    char* memory            # for the arrays
-    uint64_t room           # bytes of it
-    uint64_t* starts        # by piece: where its share of a compartment begins; one more: the end of the last
+cdef struct Adasum:         # state of an entry that is an Adasum (operations/adasum.pyx)
+    char* memory            # malloc'ed, for the arrays below; kept from entry to entry
+    uint64_t room           # bytes of `memory`
+    uint64_t* starts        # by piece: where its share of a compartment begins, in bytes; one more: the end of the last
     double* products        # by piece and pair of ranks: inner products of this rank's parts, later of the tensors
-    double* weights         # by piece and rank
+    double* weights         # by piece and rank: factor of that rank's tensor in the sum
     double* lanes           # by pair: running sums for the piece at hand
-    uint64_t measured       # chunks in which parts are measured
-    uint64_t lead           # chunks before those of the logical buffer
-    double factor           # prescale and postscale
+    uint64_t measured       # number of chunks in which inner products are computed
+    uint64_t lead           # number of chunks before those of the logical buffer
+    double factor           # prescale times postscale
 
 cdef struct Executor:
     int rank
@@ -33,36 +33,36 @@ cdef struct Executor:
     Transport* transport
     Arena* arena
     const engine_kernels* kernels
-    Plan plan
-    bint active
+    Plan plan                   # of the entry in progress, as all that follows to `progressed`
+    bint active                 # whether an entry is in progress
     const Steps* steps
-    bint streaming
-    bint needs_pack             # shared tensors: some rank must write before others read
-    int root                    # of a broadcast
-    uint64_t chunk              # bytes
+    bint streaming              # whether results are written by streaming stores
+    bint needs_pack             # whether some rank must write shared tensors before others read them
+    int root                    # broadcast: the rank whose values all get
+    uint64_t chunk              # bytes in one chunk
     engine_reduction reduction
-    uint64_t* gather_bytes      # allgather, all-to-all: from each rank
-    uint64_t* gather_start      # and where that begins in the result
-    char* gathered              # of an allgather
-    uint64_t* send_bytes        # reduce-scatter, all-to-all: for each rank
-    uint64_t* send_start        # and where that begins in the source; reduce-scatter: in the logical buffer
-    uint64_t row_bytes          # all-to-all, as the next three
-    const int64_t* rows_sent    # to each rank
-    int64_t* rows_received      # from each rank: known after the first chunk
-    char* received              # malloc'ed then; NULL without memory
+    uint64_t* gather_bytes      # allgather, all-to-all: bytes from each rank
+    uint64_t* gather_start      # likewise: where they begin in the result
+    char* gathered              # allgather: the result
+    uint64_t* send_bytes        # reduce-scatter, all-to-all: bytes for each rank
+    uint64_t* send_start        # likewise: where they begin in the source; reduce-scatter: in the logical buffer
+    uint64_t row_bytes          # all-to-all: bytes of a row
+    const int64_t* rows_sent    # all-to-all: rows for each rank
+    int64_t* rows_received      # all-to-all: rows from each rank; known after the first chunk
+    char* received              # all-to-all: the result, malloc'ed after the first chunk; NULL: there is no memory for it
     uint64_t first              # number of the entry's first chunk, over the whole schedule
-    uint64_t end                # of the chunk after its last
-    uint64_t uncopied           # before this chunk copy has nothing to do, and is passed with reduce
-    uint64_t pack_gate          # from this chunk on pack, and
-    uint64_t reduce_gate        # from this one on reduce, need what the stage after it has done with all before, on this rank
-    Progress passed             # as published
+    uint64_t end                # number of the chunk after its last
+    uint64_t uncopied           # chunks before this number have nothing to copy: they pass copy with reduce
+    uint64_t pack_gate          # chunks from this number on are packed only when all before it are reduced on this rank
+    uint64_t reduce_gate        # chunks from this number on are reduced only when all before it are copied on this rank
+    Progress passed             # chunks of the schedule that each stage has passed here, as published to the other ranks
     const patience* clock
-    uint64_t progressed         # nanoseconds: when a stage was last passed, as this process has seen time pass
-    bint timed                  # the entry in progress is recorded: then of each stage, in nanoseconds,
-    uint64_t[3] stage_first     # when its first chunk was begun
-    uint64_t[3] stage_last      # when its last chunk was done
-    uint64_t[3] stage_spent     # and what lies between without the pauses
-    char** slots                # scratch, by rank
+    uint64_t progressed         # when a chunk last passed a stage: nanoseconds of the time that this process has seen pass
+    bint timed                  # whether the entry is recorded; the next three, by stage, are valid then
+    uint64_t[3] stage_first     # nanoseconds, monotonic: when the first chunk was begun
+    uint64_t[3] stage_last      # nanoseconds, monotonic: when the last chunk was done
+    uint64_t[3] stage_spent     # nanoseconds of work in between, pauses left out
+    char** slots                # scratch by rank, as the next two
     const void** sources
     void** targets
     Adasum adasum

@@ -1,4 +1,4 @@
-"""Barrier: no rank goes on before all have come. It moves nothing: that its entry is there says that all have brought it."""
+"""Barrier: no rank goes on before all have come. It moves nothing: that its entry is there says that all have submitted it."""
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 

@@ -1,6 +1,6 @@
-"""Allgather: every rank gets the rows of all, one rank's after another's. Each may bring another number of rows.
+"""Allgather: every rank gets the rows of all, one rank's after another's. Each may have another number of rows.
 
-So every submission says how many, and the entry tells all ranks what each brings. A chunk carries the next of every rank's rows.
+So every submission says how many, and the entry tells all ranks the rows of each. A chunk carries the next of every rank's rows.
 
 A group is gathered as bytes: how many rows each member has here and how long one is, then the members, each at a multiple of 64.
 A rank that sends no bytes has nothing.

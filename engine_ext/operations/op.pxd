@@ -7,9 +7,9 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from engine_ext.shared.layout cimport FAULT_CALL, engine_meta
 
 cdef enum:
-    OP_DONE = 1         # flags of an operation: the engine has let go of it
-    OP_ABANDONED = 2    # nobody holds its handle
-    OP_STAND_IN = 4     # what a rank that has joined contributes: nobody ever held a handle, and no Python reference
+    OP_DONE = 1         # flag of an operation: the engine does not touch it any more
+    OP_ABANDONED = 2    # flag: nobody holds its handle
+    OP_STAND_IN = 4     # flag: made by the engine of a rank that has joined; it has neither a handle nor a Python reference
 
 cdef struct Member:     # a tensor of a group
     const char* source
@@ -28,22 +28,22 @@ cdef struct Op:
     uint64_t nbytes
     void* owner         # a Python reference, dropped under the GIL
     uint64_t submitted  # nanoseconds, monotonic
-    uint32_t flags      # atomic
-    int32_t status
-    uint32_t agreed     # the record's `defined` when `meta` was found equal to its; 0: to be compared
-    bint awaited
-    bint requested      # a full request of it is on the ring, or was
+    uint32_t flags      # atomic: OP_*
+    int32_t status      # Status; valid once OP_DONE is set
+    uint32_t agreed     # the record's `defined` at which `meta` was last found equal to the record's; 0: to be compared
+    bint awaited        # whether the coordinator has been told that a thread waits for it
+    bint requested      # whether it was sent as a full request
     engine_meta meta
-    uint64_t row_bytes  # allgather, all-to-all, reduce-scatter
-    int64_t rows        # allgather
-    char* memory        # malloc'ed result
+    uint64_t row_bytes  # allgather, all-to-all, reduce-scatter: bytes of a row
+    int64_t rows        # allgather: rows of this rank; barrier: whether ranks align behind it
+    char* memory        # malloc'ed: the result, where the caller gave no target; NULL: none
     uint64_t memory_bytes
-    int64_t* row_counts  # malloc'ed, allgather and all-to-all: rows from each rank
-    int64_t* splits     # malloc'ed, all-to-all: rows for each rank; allgather of a group: rows of each member, bytes of one
-    Member* members     # malloc'ed, of a group; meta says how many
-    char* text          # malloc'ed, of an error; of a failure, what the others are told
-    uint64_t number     # 1 + how many operations of this kind without a name came before; 0: it has a name
-    uint64_t since      # nanoseconds: when it was brought, as this process has seen time pass
+    int64_t* row_counts  # malloc'ed; allgather and all-to-all: rows from each rank
+    int64_t* splits     # malloc'ed; all-to-all: rows for each rank; allgather of a group: rows and row length of each tensor
+    Member* members     # malloc'ed; the meta.group tensors of a group; NULL: no group
+    char* text          # malloc'ed; the error of an operation that failed, or of the call whose failure this one announces
+    uint64_t number     # without a name: 1 + the number of such operations of its kind before it; with a name: 0
+    uint64_t since      # when it was submitted: nanoseconds of the time that this process has seen pass (clock.h)
 
 cdef struct Record:
     Record* chain       # this and the next four as in Named
@@ -52,12 +52,12 @@ cdef struct Record:
     int32_t id
     uint64_t hash
     Op* inflight        # stored under the lock, by store_pointer; waiters look without it
-    uint32_t pins       # hooks that hold this record
-    uint32_t defined    # how often: a number for the metadata, cheaper to compare
-    bint fresh          # defined, and not carried by an entry yet: no rank has toggled its bit
-    engine_meta meta    # as defined, when id >= 0
-    uint32_t traced     # its number in the timeline; not above `names_before` there: it has none yet
-    uint64_t times      # operations under it that have ended
+    uint32_t pins       # hooks and waits that hold this record: it is not freed while there are any
+    uint32_t defined    # DEFINE entries so far: a version of `meta`, cheaper to compare than it
+    bint fresh          # defined, and in no entry yet: no rank has toggled its bit
+    engine_meta meta    # as the DEFINE entry gave it; valid while id >= 0
+    uint32_t traced     # number of the name in the timeline; up to Trace.names_before it is an earlier recording's: none yet
+    uint64_t times      # number of operations under this name that have ended
 
 cdef Op* new_op() except NULL
 cdef void free_op(Op* op) noexcept

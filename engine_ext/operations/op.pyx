@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free
 
 
 cdef Op* new_op() except NULL:
-    """An operation that its maker alone owns until it is brought."""
+    """An operation that its maker alone owns until it is submitted."""
     cdef Op* op = <Op*>calloc(1, sizeof(Op))
     if op == NULL:
         raise MemoryError("no memory for an operation")

@@ -11,7 +11,7 @@ from engine_ext.shared.layout cimport engine_entry, engine_meta
 
 cdef enum Says:             # what a rank tells the coordinator of each submission, in `rows` of its page
     SAYS_NOTHING = 0
-    SAYS_ROWS = 1           # how many rows it brings; the entry tells all ranks what each brings
+    SAYS_ROWS = 1           # how many rows it has; the entry tells all ranks the rows of each
     SAYS_ALIGNED = 2        # whether ranks align behind it (docs/architecture/protocol.md, "Failed calls")
 
 cdef struct Operation:
@@ -19,8 +19,8 @@ cdef struct Operation:
     bint moves              # there are bytes to move
     bint alone              # an entry carries one of it, since its size or its plan is its own
     bint rooted             # one rank gives what all receive
-    bint uneven             # ranks may bring different numbers of rows
-    bint optional           # a rank may bring no tensor: it contributes what changes nothing, and gets the result
+    bint uneven             # ranks may have different numbers of rows
+    bint optional           # a rank may submit no tensor: it contributes what changes nothing, and gets the result
     bint parts              # each rank receives its part of the rows
     bint tells_members      # ranks that have joined have to know the tensors of a group one by one
     Says says
@@ -30,7 +30,7 @@ cdef struct Operation:
     # By which algorithm `entry`, whose bytes are known, travels among `size` ranks, and in which chunks: `knob` bytes at most.
     void (*choose)(engine_entry* entry, uint32_t knob, int size) noexcept nogil
 
-    # Every rank's. What a rank that has joined brings instead: what it holds beside `meta` and no tensor.
+    # Every rank's. Fill the operation that a rank that has joined contributes: all fields beside `meta`, without a tensor.
     void (*stand_in)(Op* op, int size) noexcept nogil
     # Start the executor on `entry`, whose operations are in `batch`. False without memory.
     bint (*plan)(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil

@@ -58,7 +58,7 @@ cdef void choose_scatter(engine_entry* entry, uint32_t knob, int size) noexcept 
     entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(knob, <uint32_t>SLOT_BYTES))
 
 
-# ---- what ranks that have joined bring ---------------------------------------------------------------------------------------
+# ---- what ranks that have joined contribute ----------------------------------------------------------------------------------
 
 cdef void stand_in_tensor(Op* op, int size) noexcept nogil:
     """An absent tensor, or a group of such."""

@@ -68,7 +68,7 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fu
 
 
 cdef void counters_arrival(counters_page* page, const engine_entry* entry, uint64_t submitted, uint64_t started) noexcept nogil:
-    """A sampled entry has ended, whose sampled tensor this rank brought at `submitted`."""
+    """A sampled entry has ended, whose sampled tensor this rank submitted at `submitted`."""
     tally(page.queue_ns, age_ns(started, submitted))
     tally(page.queued, 1)
     tally(page.lag_ns, age_ns(submitted, entry.earliest))

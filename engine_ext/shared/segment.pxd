@@ -36,7 +36,7 @@ cdef inline bint coordinates(const Segment* segment) noexcept nogil:
     return segment.rank == COORDINATOR
 
 cdef inline bint away(const Segment* segment, int rank) noexcept nogil:
-    """Whether `rank` has joined: it brings nothing, and is waited for by nobody."""
+    """Whether `rank` has joined: it submits nothing, and is waited for by nobody."""
     return load_relaxed(&segment.pages[rank].joined) > segment.joins_over
 
 cdef inline bint elsewhere(const Segment* segment, int rank) noexcept nogil:

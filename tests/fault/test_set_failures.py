@@ -43,7 +43,7 @@ def test_what_is_withheld_in_a_set_ends_the_world_when_its_limit_is_over() -> No
         finished = job.finish(check=False)
     for value in finished.values:
         assert value["type"] == "RankStalledError" and value["rank"] == 2, value
-        told = "in the process set of ranks 1, 2: rank 1 waits for 'known', which rank 2 has not brought"
+        told = "in the process set of ranks 1, 2: rank 1 waits for 'known', which rank 2 has not submitted"
         assert f"{told}; rank 2 waits in the world, or in another set" in value["text"], value
 
 
@@ -86,6 +86,6 @@ def test_a_rank_that_does_not_join(victim: int, moment: str, kind: str) -> None:
         finished = job.finish(check=False)
     for rank, value in enumerate(finished.values):
         if moment == "nothing" and rank != victim:
-            waited = rf"join has waited \d s for rank {victim}, and nothing was brought"
+            waited = rf"join has waited \d s for rank {victim}, and nothing was submitted"
             assert re.search(waited, finished.ranks[rank].stderr), finished
         assert rank == victim or (value["type"] == kind and value["rank"] == victim), value

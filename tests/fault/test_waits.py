@@ -47,7 +47,7 @@ def test_a_rank_that_is_early_is_warned_and_goes_on() -> None:
     with start_ranks(3, wait_programs.early, env={"ENGINE_STALL_WARNING": "0.5"}) as job:
         warned = job.output / "rank.0" / "stderr"
         until(
-            lambda: "for ranks 1, 2; brought by rank 0" in (warned.read_text() if warned.exists() else ""),
+            lambda: "for ranks 1, 2; submitted by rank 0" in (warned.read_text() if warned.exists() else ""),
             "the warning",
         )
         (job.directory / "warned").touch()

@@ -133,7 +133,7 @@ def test_an_operation_after_join_is_refused() -> None:
             twice = toy.raises(engine.errors.EngineError, hvd.join)
             refused.touch()
             thread.join()
-            assert "rank 0 brought 'late' after join()" in late and "after join()" in twice
+            assert "rank 0 submitted 'late' after join()" in late and "after join()" in twice
         else:
             meanwhile = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="meanwhile")
             until(refused.exists, "rank 0 was refused")

@@ -28,7 +28,7 @@ def test_a_rank_that_normalises_alone_is_named_with_the_layer() -> None:
     assert done.code != 0
     for rank in (0, 2):
         text = done.ranks[rank].stderr
-        assert "rank 1 stalled: ranks 0, 2 wait for 'sync_batch_norm.0.body.1', which rank 1 has not brought" in text, (
+        assert "rank 1 stalled: ranks 0, 2 wait for 'sync_batch_norm.0.body.1', which rank 1 has not submitted" in text, (
             done
         )
 
@@ -66,7 +66,7 @@ def test_ranks_with_different_numbers_of_steps_are_told_both_halves(
     done = run_ranks(len(steps), program, check=False, env={"ENGINE_STALL_WARNING": "0.5", "ENGINE_STALL_LIMIT": "2"})
     assert done.code != 0
     one_of_them = r"'gradient\.[01]\.(bias|weight)' and 3 more"
-    halves = [re.escape(f"{ended} not brought"), f"{ends.format(one_of_them)} not brought"]
+    halves = [re.escape(f"{ended} not submitted"), f"{ends.format(one_of_them)} not submitted"]
     hint = re.escape(
         ". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join()"
     )

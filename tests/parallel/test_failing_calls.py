@@ -268,7 +268,7 @@ def test_left_out_and_the_others_wait_in_it_the_one_in_a_barrier() -> None:
         if not is_odd():
             error = told(lambda: common(None), f"{WAITS}'barrier.noname.")
             who = "|".join(str(r) for r in range(engine.size()) if r != ODD)
-            assert re.search(f"which rank (?:{who}) has not brought, at {re.escape(__file__)}:", error), error
+            assert re.search(f"which rank (?:{who}) has not submitted, at {re.escape(__file__)}:", error), error
         engine.barrier()
         in_step()
 
@@ -337,7 +337,7 @@ def test_process_sets_have_failures_of_their_own() -> None:
         assert call(ones()).tolist() == [2] * 3
         # One is left out.
         if engine.rank() != ODD:
-            told(lambda: call(ones()), f"rank {ODD} waits for 'barrier.noname.0', which rank 0 has not brought")
+            told(lambda: call(ones()), f"rank {ODD} waits for 'barrier.noname.0', which rank 0 has not submitted")
         engine.barrier(process_set=members)
         assert call(ones()).tolist() == [2] * 3
     # The world.

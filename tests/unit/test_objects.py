@@ -86,8 +86,8 @@ def test_what_waits_for_the_same_ranks_is_one_line() -> None:
     pending = [entry(f"layer.{k}", [1], [0, 2], 60.4 - k) for k in range(5)]
     pending += [entry("done", [], [0, 1, 2], 1.0), entry("x", [0, 1], [2], 2.0), entry("new", None, [], 3.0)]
     assert waiting(pending, 0) == [
-        "'layer.0', 'layer.1', 'layer.2' and 2 more (allreduce) have waited 60 s for rank 1; brought by ranks 0, 2",
-        "'x' (allreduce) has waited 2 s for ranks 0, 1; brought by rank 2",
+        "'layer.0', 'layer.1', 'layer.2' and 2 more (allreduce) have waited 60 s for rank 1; submitted by ranks 0, 2",
+        "'x' (allreduce) has waited 2 s for ranks 0, 1; submitted by rank 2",
         "'new' (allreduce) has waited 3 s for ranks unknown here (rank 0 knows)",
     ]
     assert waiting([entry("done", [], [0], 1.0)], 0) == []
