@@ -32,37 +32,37 @@ enum { PHASE_LIST(AS_NUMBER) };
 
 /* LINE begins a new writer's cache lines. */
 #define COUNTERS_LAYOUT(LINE, FIELD)                                                                                         \
-  LINE(state, 1)                  /* COUNTED_*. This line: Python, when the engine starts and ends */                        \
-  FIELD(pid, 1)                                                                                                              \
-  FIELD(rank, 1)                                                                                                             \
+  LINE(state, 1)                  /* COUNTED_* (cache line written by Python, at start and end) */                           \
+  FIELD(pid, 1)                   /* process number of the rank */                                                           \
+  FIELD(rank, 1)                  /* rank in its world, as the next two */                                                   \
   FIELD(size, 1)                                                                                                             \
   FIELD(local_rank, 1)                                                                                                       \
-  FIELD(worlds, 1)                /* how often the process has met others */                                                 \
-  FIELD(started_ns, 1)            /* unix time of the first of them */                                                       \
-  FIELD(cause, 1)                 /* CAUSE_* of the failure */                                                               \
-  FIELD(culprit, 1)               /* 1 + the rank at fault */                                                                \
-  LINE(collectives, KINDS *ALGORITHMS)      /* entries that moved data. This line: whoever executes entries */               \
-  FIELD(collective_bytes, KINDS *ALGORITHMS)                                                                                 \
-  FIELD(collective_tensors, KINDS)                                                                                           \
-  FIELD(collective_ns, KINDS *ALGORITHMS)   /* from the start of an entry to its end */                                      \
-  FIELD(collective_durations, KINDS *DURATIONS)                                                                              \
-  FIELD(exposed_ns, 1)            /* of these, while some caller was blocked */                                              \
-  FIELD(fused_bytes, 1)           /* in batches of allreduces that could have been fused */                                  \
-  FIELD(fusion_capacity, 1)       /* bytes that these batches had room for */                                                \
-  FIELD(queue_ns, 1)              /* from submission to the start of the entry, of one tensor of each entry */               \
-  FIELD(queued, 1)                                                                                                           \
-  FIELD(negotiation_ns, 1)        /* from the first rank's submission to the batch's closing, of the same tensors */         \
-  FIELD(negotiated, 1)                                                                                                       \
-  FIELD(lag_ns, 1)                /* from the first rank's submission to this rank's, of the same tensors */                 \
-  FIELD(lags, 1)                                                                                                             \
-  FIELD(completed, 1)             /* operations */                                                                           \
-  FIELD(mismatches, 1)                                                                                                       \
-  FIELD(last_ns, 1)               /* CLOCK_MONOTONIC: the end of the last entry that moved data */                           \
-  FIELD(knob_version, 1)          /* knobs as on the last entry */                                                           \
-  FIELD(fusion_threshold, 1)                                                                                                 \
+  FIELD(worlds, 1)                /* number of worlds that the process has been in */                                        \
+  FIELD(started_ns, 1)            /* unix time at which the first of them began */                                           \
+  FIELD(cause, 1)                 /* CAUSE_* of the failure; 0: none */                                                      \
+  FIELD(culprit, 1)               /* 1 + the rank at fault; 0: none */                                                       \
+  LINE(collectives, KINDS *ALGORITHMS) /* entries that moved data (cache line written by the driver's role) */               \
+  FIELD(collective_bytes, KINDS *ALGORITHMS) /* bytes of their tensors */                                                    \
+  FIELD(collective_tensors, KINDS) /* number of their tensors */                                                             \
+  FIELD(collective_ns, KINDS *ALGORITHMS) /* time from the start of an entry to its end */                                   \
+  FIELD(collective_durations, KINDS *DURATIONS) /* number of entries by that time */                                         \
+  FIELD(exposed_ns, 1)            /* part of collective_ns in which some caller was blocked */                               \
+  FIELD(fused_bytes, 1)           /* bytes in batches of allreduces that could have been fused */                            \
+  FIELD(fusion_capacity, 1)       /* bytes for which these batches had room */                                               \
+  FIELD(queue_ns, 1)              /* time from submission to the entry's start, of one tensor of each entry */               \
+  FIELD(queued, 1)                /* number of tensors in queue_ns */                                                        \
+  FIELD(negotiation_ns, 1)        /* time from the first rank's submission to the batch's closing, of the same tensors */    \
+  FIELD(negotiated, 1)            /* number of tensors in negotiation_ns */                                                  \
+  FIELD(lag_ns, 1)                /* time from the first rank's submission to this rank's, of the same tensors */            \
+  FIELD(lags, 1)                  /* number of tensors in lag_ns */                                                          \
+  FIELD(completed, 1)             /* operations that have ended on this rank */                                              \
+  FIELD(mismatches, 1)            /* operations that have ended because ranks disagreed */                                   \
+  FIELD(last_ns, 1)               /* CLOCK_MONOTONIC at the end of the last entry that moved data */                         \
+  FIELD(knob_version, 1)          /* engine_knobs.version of the last entry, whose knobs the next five are */                \
+  FIELD(fusion_threshold, 1)      /* bytes */                                                                                \
   FIELD(cycle_time_ns, 1)                                                                                                    \
   FIELD(stores, 1)                /* STORES_* */                                                                             \
-  FIELD(chunk, 1)                                                                                                            \
+  FIELD(chunk, 1)                 /* bytes */                                                                                \
   FIELD(compression, 1)           /* engine_meta.wire */                                                                     \
   LINE(submitted, 1)              /* operations. This line: callers, under the engine's lock */                              \
   FIELD(requests, 1)              /* of these, with their whole description: new names, changed tensors */                   \

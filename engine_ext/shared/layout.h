@@ -31,15 +31,15 @@ enum {
   MAX_RANKS = 256,
   COORDINATOR = 0,             /* the rank that coordinates, in a world and in every process set */
   MAX_DIMS = 13,
-  DIM_SPARSE = 10,             /* in dims of a sparse tensor */
-  DIM_MOVED = ENGINE_DTYPES,   /* in dims of a gathered group: elements of all dtypes that are not reduced */
-  DIM_DIGEST = 12,             /* in dims of a group */
-  DIM_FAULT = 11,              /* in dims of a sparse tensor */
+  DIM_SPARSE = 10,             /* index in dims of a sparse tensor: number of its sparse dimensions */
+  DIM_MOVED = ENGINE_DTYPES,   /* index in dims of a gathered group: elements of all dtypes that are not reduced */
+  DIM_DIGEST = 12,             /* index in dims of a group: digest of the dtypes and shapes of its tensors */
+  DIM_FAULT = 11,              /* index in dims of a sparse tensor: the index, or the number of the entry, at fault */
   IDS = 16384,                 /* names that travel as one bit */
   ID_WORDS = IDS / 64,
   RING_WORDS = 1 << 17,        /* schedule: 1 MiB of 64-bit words */
-  BATCH_ITEMS = 8192,          /* members of one entry; with the rows of MAX_RANKS it still fits the ring */
-  REQUEST_BYTES = 1 << 18,     /* request ring of one rank */
+  BATCH_ITEMS = 8192,          /* most operations in one entry, which fits the ring even with the rows of MAX_RANKS */
+  REQUEST_BYTES = 1 << 18,     /* size of the request ring of one rank */
   NAME_BYTES = 1024,           /* longest name of a tensor */
   REASON_BYTES = 1024,
   FAILURE_BYTES = 384,         /* of what a rank tells of a call that failed there */
@@ -73,26 +73,26 @@ enum {
   SLEEP_IN_ENTRY = 4,          /* an entry is in progress: the stages of other ranks */
   SLEEP_CYCLE = 8,             /* coordinator: a batch is open, and the sleep ends with the cycle */
   SLEEP_STUCK = 16,            /* coordinator: the schedule is full, cursors have to pass */
-  SLEEP_COUNT_SHIFT = 8        /* above: the door's count when sleep was announced. If it has moved, somebody has rung. */
+  SLEEP_COUNT_SHIFT = 8        /* bits above: the door's count at the announcement. If it has moved, somebody has woken it. */
 };
 /* Flags of an entry. */
 enum {
   ENTRY_NEEDS_PACK = 1,        /* a shared entry in which some rank must write before others read */
-  ENTRY_ALIGN = 4,             /* a barrier behind which every rank has brought the same operations without a name: how many of
-                                * each kind, in dims. Of an ERROR with FAULT_CALL, `root` is 1 + a rank that waits for those who
-                                * wait for the operation, or 0. */
-  ENTRY_MEMBERS = 2            /* first rank `id` tells those that have joined what the tensors of its groups are */
+  ENTRY_ALIGN = 4,             /* a barrier behind which ranks make their numbers of unnamed operations equal: dims has the
+                                * largest number of each kind. In an ERROR with FAULT_CALL, `root` is 1 + a rank that waits for
+                                * ranks that wait for the operation; 0: none. */
+  ENTRY_MEMBERS = 2            /* rank `id` first broadcasts what its groups' tensors are, for ranks that have joined */
 };
 
 /* What the ranks must agree on for one operation. Zero-filled before it is set, compared as bytes. */
 typedef struct engine_meta {
-  uint8_t kind, dtype, op, layout;
-  int32_t root;                /* of a broadcast, as a rank of the world */
-  double prescale, postscale;
-  int64_t shared;              /* where in the arena, the same on every rank, or -1 */
-  uint8_t wire;                /* 1 + the dtype in which float32 and float64 travel; 0: in their own; WIRE_TUNED */
+  uint8_t kind, dtype, op, layout; /* KIND_*; dtype and op as numbered in kernels.h; LAYOUT_* */
+  int32_t root;                /* of a broadcast: a rank of the world; of a sparse tensor with a fault: the dimension */
+  double prescale, postscale;  /* factors of the inputs and of the result; 1 where nothing is scaled */
+  int64_t shared;              /* offset in the arena, the same on every rank; -1: a private tensor */
+  uint8_t wire;                /* 1 + the dtype in which float32 and float64 travel; 0: their own; or WIRE_TUNED */
   uint8_t fault, reserved[6];  /* FAULT_* */
-  uint32_t ndim, group;        /* tensors in a group, 0 for one tensor */
+  uint32_t ndim, group;        /* number of dimensions; number of tensors in a group, 0: one tensor and no group */
   /* dims[0] of an allgather or all-to-all is 0: it may differ. Of a group: how many elements of each dtype (an allgather's:
    * in one row of each tensor; what is only moved in one number), and a digest of dtypes and shapes in order. Of a sparse
    * tensor, which is gathered as a group of indices and values: its shape, how many of its dimensions are sparse, and with a
@@ -101,38 +101,38 @@ typedef struct engine_meta {
 } engine_meta;
 
 typedef struct engine_request {
-  uint32_t bytes;              /* of the whole record, a multiple of 8 */
-  uint16_t name_bytes, absent;
-  int64_t rows;                /* of an allgather; of a barrier: whether ranks align behind it */
-  uint64_t submitted;          /* nanoseconds */
-  uint32_t text_bytes, reserved;
+  uint32_t bytes;              /* length of the whole record, a multiple of 8; 0: the reader goes on at the ring's start */
+  uint16_t name_bytes, absent; /* length of the name; 1: submitted without a tensor */
+  int64_t rows;                /* of an allgather: rows of this rank; of a barrier: whether ranks align behind it */
+  uint64_t submitted;          /* when it was submitted: nanoseconds, monotonic */
+  uint32_t text_bytes, reserved; /* length of the text of a failed call */
   engine_meta meta;
   /* the name follows; with FAULT_CALL, a text */
 } engine_request;
 
-/* What rank 0 may change while the engine runs. A member has the name of its setting (engine/config.py). */
+/* Knobs: settings that rank 0 may change while the engine runs. A member has the name of its setting (engine/config.py). */
 typedef struct engine_knobs {
   uint64_t fusion_threshold;   /* bytes */
   double cycle_time_ms;
-  uint32_t version;            /* counts the changes */
+  uint32_t version;            /* number of changes since the engine's start */
   uint32_t chunk_bytes;
-  uint8_t stores;              /* STORES_*: AUTO leaves it to the measurements */
-  uint8_t compression;         /* engine_meta.wire of what has WIRE_TUNED */
+  uint8_t stores;              /* STORES_*; STORES_AUTO: the faster kind, by measurements */
+  uint8_t compression;         /* engine_meta.wire that stands for WIRE_TUNED */
   uint8_t padding[6];
 } engine_knobs;
 
 typedef struct engine_entry {
-  uint32_t words;              /* of the whole entry */
+  uint32_t words;              /* length of the whole entry in 64-bit words */
   uint8_t type, kind, algorithm, stores;
-  uint32_t items, flags;
-  uint64_t sequence;
-  uint64_t bytes;              /* BATCH: of the tensors; ERROR: of the text; JOINED: when the last rank joined */
+  uint32_t items, flags;       /* number of operations; ENTRY_NEEDS_PACK .. */
+  uint64_t sequence;           /* number of the entry in the schedule */
+  uint64_t bytes;              /* BATCH: bytes of the tensors; ERROR: of the text; JOINED: when the last rank joined (ns) */
   engine_knobs knobs;          /* in force when it was appended: all ranks see a change at the same entry */
-  uint32_t chunk, reserved;
-  int32_t id, name_bytes;      /* JOINED: id is the last rank to join; BATCH: see ENTRY_MEMBERS */
-  uint64_t closed;             /* nanoseconds: when a recorded BATCH or SKIP was closed; 0: it is not recorded */
-  uint64_t earliest;           /* nanoseconds: when the first rank submitted the last member of a BATCH; 0: nobody counts */
-  engine_meta meta;            /* of every member */
+  uint32_t chunk, reserved;    /* bytes in one chunk of this entry */
+  int32_t id, name_bytes;      /* the name's; JOINED: id is the last rank to join; BATCH: see ENTRY_MEMBERS */
+  uint64_t closed;             /* when a recorded BATCH or SKIP was closed: nanoseconds, monotonic; 0: it is not recorded */
+  uint64_t earliest;           /* when the first rank submitted the last operation of a BATCH: nanoseconds; 0: nobody counts */
+  engine_meta meta;            /* of its operations: what fuses has one description, but for shapes */
   /* BATCH, SKIP: uint32 ids[items], padded to 8; an allgather adds uint64 rows[size]. DEFINE: the name. ERROR: name, text.
      With `closed`, the last words are uint64 arrivals[items], see lateness.pyx. */
 } engine_entry;
@@ -140,41 +140,43 @@ typedef struct engine_entry {
 typedef struct segment_header {
   uint64_t magic, layout, bytes;
   uint32_t protocol, size, generation, reserved;
-  _Alignas(64) uint64_t abort; /* 0, or culprit + 1 | cause << 16 | reporter << 32 */
+  _Alignas(64) uint64_t abort; /* culprit + 1 | cause << 16 | reporter << 32; 0: nobody has failed */
 } segment_header;
 
 typedef struct coordinator_page {
-  _Alignas(64) uint64_t tail;
-  _Alignas(64) uint64_t drained[MAX_RANKS];
-  _Alignas(64) uint32_t recording; /* a timeline is made, or arrivals are counted: every rank says when it submits */
+  _Alignas(64) uint64_t tail;  /* schedule words ever appended */
+  _Alignas(64) uint64_t drained[MAX_RANKS]; /* by rank: bytes ever read from its request ring */
+  _Alignas(64) uint32_t recording; /* 1: a timeline is made, or lateness counted, so ranks write `brought` when they submit */
 } coordinator_page;
 
+/* The words of one rank, which it alone writes, except `door`. */
 typedef struct rank_page {
-  _Alignas(64) uint64_t arrivals;
-  uint64_t waits;              /* changes of awaited, wait_all and wait_requests */
-  uint64_t request_head;
-  uint64_t steps;
-  uint32_t wait_all, wait_requests, left;
-  uint32_t blocked;            /* threads that have waited here for longer than a tick: for who is to blame, see elsewhere() */
-  uint32_t overdue;            /* 0, or an operation of this rank that is: (id + 1) << 1 | whether the stall limit is over too.
-                                * Asks the coordinator, which knows who waits for what. */
-  _Alignas(64) uint64_t joined; /* nanoseconds: since when this rank brings nothing and takes part all the same; 0: it does not.
-                                 * Looked at whenever another rank submits, so in a line that nobody writes. */
-  _Alignas(64) uint32_t asleep; /* SLEEP_*; 0: some thread of the rank drives */
-  uint32_t blocked_anywhere;   /* the same, in the world and in all process sets; of the world's pages alone */
-  uint64_t need[3];            /* with SLEEP_IN_ENTRY: chunks another rank has to have packed, reduced, copied to be news */
-  _Alignas(64) uint64_t unnamed[KINDS]; /* operations without a name that this rank has brought, by kind */
-  uint64_t stuck;              /* 0, or the one that its only thread has waited for longer than a tick: (kind + 1) << 56 | number */
-  _Alignas(64) uint32_t door[DOORS];
-  _Alignas(64) uint64_t cursor;
-  _Alignas(64) uint64_t packed;
+  _Alignas(64) uint64_t arrivals; /* submissions so far */
+  uint64_t waits;              /* number of changes of awaited, wait_all and wait_requests */
+  uint64_t request_head;       /* bytes ever written to `requests` */
+  uint64_t steps;              /* optimizer steps that have ended on this rank */
+  uint32_t wait_all, wait_requests, left; /* threads that wait for all in flight; 1: one waits for a name without an id; 1: left cleanly */
+  uint32_t blocked;            /* threads that have waited in this world or set for longer than a tick */
+  uint32_t overdue;            /* (id + 1) << 1 | whether the stall limit is over, of an overdue operation; 0: none is.
+                                * The coordinator, which knows who waits for what, answers it. */
+  _Alignas(64) uint64_t joined; /* when this rank joined: nanoseconds, monotonic; 0: it has not. Other ranks read it whenever
+                                 * they submit, so its line has no words that change often. */
+  _Alignas(64) uint32_t asleep; /* SLEEP_* and the door's count; 0: a thread of the rank is awake in the driver's role */
+  uint32_t blocked_anywhere;   /* `blocked`, added up over the world and all process sets; in pages of the world alone */
+  uint64_t need[3];            /* with SLEEP_IN_ENTRY: chunks packed, reduced, copied on another rank at which to wake this one */
+  _Alignas(64) uint64_t unnamed[KINDS]; /* number of operations without a name that this rank has submitted, by kind */
+  uint64_t stuck;              /* (kind + 1) << 56 | number of the unnamed operation for which the rank's only thread has waited
+                                * longer than a tick; 0: none */
+  _Alignas(64) uint32_t door[DOORS]; /* event counts: futexes on which threads of this rank sleep; any rank adds to them */
+  _Alignas(64) uint64_t cursor; /* schedule words executed */
+  _Alignas(64) uint64_t packed; /* chunks that have passed the stage, over the whole schedule; as the next two */
   uint64_t reduced, copied;
-  _Alignas(64) char reason[REASON_BYTES];
-  _Alignas(64) uint64_t ready[ID_WORDS];
-  uint64_t absent[ID_WORDS], awaited[ID_WORDS];
-  uint64_t rows[IDS];
-  uint64_t brought[IDS];       /* nanoseconds: when it was last submitted while `recording` */
-  _Alignas(4096) unsigned char requests[REQUEST_BYTES];
+  _Alignas(64) char reason[REASON_BYTES]; /* the text beside an abort that this rank reports */
+  _Alignas(64) uint64_t ready[ID_WORDS]; /* bit by id: submitted where it differs from the coordinator's phase */
+  uint64_t absent[ID_WORDS], awaited[ID_WORDS]; /* bit by id: submitted without a tensor; a thread waits for it */
+  uint64_t rows[IDS];          /* by id: engine_request.rows of the last submission */
+  uint64_t brought[IDS];       /* by id: when it was last submitted while `recording`: nanoseconds, monotonic */
+  _Alignas(4096) unsigned char requests[REQUEST_BYTES]; /* ring of engine_request */
 } rank_page;
 
 ) /* SHARED */
