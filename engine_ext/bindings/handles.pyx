@@ -55,7 +55,7 @@ cdef class Handle:
             free_op(op)
 
     cdef int conclude(self, Op* op) except -1:
-        """The operation is done: take what it brought, or raise what went wrong."""
+        """The operation is done: take its result, or raise what went wrong."""
         cdef State* e = self.state
         if op.status == Status.MISMATCH or op.status == Status.FAILED_CALL:
             if op.status == Status.FAILED_CALL and op.meta.root > 0:

@@ -1,4 +1,4 @@
-"""How ids become free again: names that no rank has brought for long are forgotten, by all ranks, and requested anew if need be.
+"""Eviction of ids: names that no rank has submitted for long are forgotten by all ranks, and requested anew if need be.
 
 The caller holds rank 0's driver role.
 """
@@ -15,7 +15,7 @@ cdef enum:
 
 
 cdef NameState* oldest_idle(Coordinator* c) noexcept nogil:
-    """The name that was used longest ago among a sample of those that no rank has brought; NULL: there is none."""
+    """The name that was used longest ago among a sample of those that no rank has submitted; NULL: there is none."""
     cdef NameState* name
     cdef NameState* oldest = NULL
     cdef int tried = 0, found = 0, r

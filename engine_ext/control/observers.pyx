@@ -15,7 +15,7 @@ from engine_ext.shared.counters cimport COUNTED_FAILED, counters_arrival, counte
 from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_SKIP, engine_knobs, entry_ids
 
 cdef enum:
-    COUNT_AGAIN_NS = 1000000000     # how old the count of overdue operations may become
+    COUNT_AGAIN_NS = 1000000000     # greatest age of the count of overdue operations
 
 
 # ---- an engine's life -------------------------------------------------------------------------------------------------------

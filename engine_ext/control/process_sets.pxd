@@ -5,7 +5,7 @@ from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 
 cdef inline void process_set_enter(State* e) noexcept nogil:
     pthread_mutex_lock(&e.world.lock)
-    e.beside, e.world.sets = e.world.sets, e
+    e.next_set, e.world.sets = e.world.sets, e
     pthread_mutex_unlock(&e.world.lock)
 
 cdef inline void process_set_leave(State* e) noexcept nogil:
@@ -13,7 +13,7 @@ cdef inline void process_set_leave(State* e) noexcept nogil:
     cdef State** link = &e.world.sets
     pthread_mutex_lock(&e.world.lock)
     while link[0] != NULL and link[0] != e:
-        link = &link[0].beside
+        link = &link[0].next_set
     if link[0] != NULL:
-        link[0] = e.beside
+        link[0] = e.next_set
     pthread_mutex_unlock(&e.world.lock)

@@ -26,13 +26,13 @@ from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
-    SHOWN = 63                  # bytes of a name in the middle of a text
-    AGAIN_NS = 100000000        # what is overdue, and nobody's fault yet, is looked at this often
-    ANSWER_NS = 300000000       # in which rank 0 says who keeps whom waiting, instead of a rank that knows its own half only
-    GRACE_NS = 1000000000       # in which it says who has not requested a new name, which no other rank knows
-    JOIN_GRACE_NS = 2000000000      # beyond what another rank's wait can last
-    SHORTEST_STEP_NS = 250000000    # of the time that a process sees pass: longer than the tick of a blocking call
-    LONGEST_STEP_NS = 15000000000
+    SHOWN = 63                      # bytes of a name that a text in the middle of another shows
+    AGAIN_NS = 100000000            # period of looks at an operation that is overdue by nobody's known fault
+    ANSWER_NS = 300000000           # how long rank 0 may take to report who waits for whom, before a rank blames by what it knows
+    GRACE_NS = 1000000000           # how long rank 0 may take to name the ranks that lack a new name; only it knows them
+    JOIN_GRACE_NS = 2000000000      # added to two stall limits: the longest that another rank's own wait can last
+    SHORTEST_STEP_NS = 250000000    # least step in which a process sees time pass: longer than the tick of a blocking call
+    LONGEST_STEP_NS = 15000000000   # greatest such step
 
 
 cdef void stall_open(State* e) noexcept nogil:
@@ -346,5 +346,5 @@ cdef void report_join(State* e, uint64_t quiet) noexcept nogil:
         return              # the last one has joined meanwhile
     at = fit(0, snprintf(text, OVERDUE_BYTES, "join has waited %.0f s for ", <double>quiet / 1e9), OVERDUE_BYTES)
     at += describe_ranks(late, e.segment.numbers, e.segment.size, text + at, OVERDUE_BYTES - at)
-    snprintf(text + at, OVERDUE_BYTES - at, ", and nothing was brought")
+    snprintf(text + at, OVERDUE_BYTES - at, ", and nothing was submitted")
     stall_tell(e, text)
