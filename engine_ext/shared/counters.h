@@ -64,23 +64,23 @@ enum { PHASE_LIST(AS_NUMBER) };
   FIELD(stores, 1)                /* STORES_* */                                                                             \
   FIELD(chunk, 1)                 /* bytes */                                                                                \
   FIELD(compression, 1)           /* engine_meta.wire */                                                                     \
-  LINE(submitted, 1)              /* operations. This line: callers, under the engine's lock */                              \
-  FIELD(requests, 1)              /* of these, with their whole description: new names, changed tensors */                   \
-  FIELD(blocked_ns, 1)            /* in which some caller was blocked, added up over engines */                              \
-  FIELD(steps, 1)                                                                                                            \
-  FIELD(step_ns, 1)                                                                                                          \
-  FIELD(step_durations, DURATIONS)                                                                                           \
-  LINE(cycles, CLOSED_REASONS)    /* batches closed, by reason. This line: the coordinator */                                \
-  LINE(stall_warnings, 1)         /* This line: the monitor */                                                               \
-  FIELD(stalled, 1)               /* operations in flight that are overdue */                                                \
-  LINE(tuner_phase, 1)            /* This line: the tuner, on rank 0. PHASE_*; 0: nobody tunes */                            \
-  FIELD(tuner_searches, 1)                                                                                                   \
-  FIELD(tuner_trials, 1)                                                                                                     \
-  FIELD(tuner_changes, 1)         /* settings that were put into force */                                                    \
-  FIELD(tuner_changed_ns, 1)      /* unix time of the last of them */                                                        \
-  FIELD(tuner_score_ps, 1)        /* picoseconds a step, or a byte, of the last trial; 0: none yet */                        \
-  FIELD(tuner_default_ps, 1)      /* of the setting with which it began */                                                   \
-  FIELD(tuner_best_ps, 1)         /* of the best setting so far */
+  LINE(submitted, 1)              /* operations (cache line written by callers, under the engine's lock) */                  \
+  FIELD(requests, 1)              /* submissions as full requests: of new names and changed tensors */                       \
+  FIELD(blocked_ns, 1)            /* time in which some caller was blocked, added up over engines */                         \
+  FIELD(steps, 1)                 /* optimizer steps that have ended */                                                      \
+  FIELD(step_ns, 1)               /* time from the end of one step to the next */                                            \
+  FIELD(step_durations, DURATIONS) /* number of steps by that time */                                                        \
+  LINE(cycles, CLOSED_REASONS)    /* batches by the reason for which they closed (cache line written by the coordinator) */  \
+  LINE(stall_warnings, 1)         /* stall reports logged (cache line written by the monitor thread) */                      \
+  FIELD(stalled, 1)               /* operations in flight that are overdue now */                                            \
+  LINE(tuner_phase, 1)            /* PHASE_*; 0: nobody tunes (cache line written by rank 0's tuner) */                      \
+  FIELD(tuner_searches, 1)        /* searches begun */                                                                       \
+  FIELD(tuner_trials, 1)          /* trials ended */                                                                         \
+  FIELD(tuner_changes, 1)         /* settings put into force */                                                              \
+  FIELD(tuner_changed_ns, 1)      /* unix time at which the last of them was; 0: none */                                     \
+  FIELD(tuner_score_ps, 1)        /* score of the last trial: picoseconds per step or byte; 0: none yet */                   \
+  FIELD(tuner_default_ps, 1)      /* score of the setting with which the search began */                                     \
+  FIELD(tuner_best_ps, 1)         /* score of the best setting so far */
 
 typedef struct counters_page {
   uint64_t magic, version, bytes, table_bytes;

@@ -41,11 +41,11 @@ enum {
   BATCH_ITEMS = 8192,          /* most operations in one entry, which fits the ring even with the rows of MAX_RANKS */
   REQUEST_BYTES = 1 << 18,     /* size of the request ring of one rank */
   NAME_BYTES = 1024,           /* longest name of a tensor */
-  REASON_BYTES = 1024,
-  FAILURE_BYTES = 384,         /* of what a rank tells of a call that failed there */
-  SLOTS = 4,
-  SLOT_BYTES = 1 << 20,        /* no chunk is larger */
-  DOORS = 3,                   /* 0 unused, 1 the engine thread sleeps, 2 a caller sleeps */
+  REASON_BYTES = 1024,         /* longest text beside an abort */
+  FAILURE_BYTES = 384,         /* longest text about a call that failed on a rank */
+  SLOTS = 4,                   /* slots of one rank: chunks that it may be ahead of the slowest */
+  SLOT_BYTES = 1 << 20,        /* size of one slot: the largest chunk */
+  DOORS = 3,                   /* doors of a rank, by index: 1 the engine thread's, 2 the callers'; 0 is not used */
   COORDINATOR_OFFSET = 4096,   /* where it begins in the segment, in bytes; and the next two */
   RING_OFFSET = COORDINATOR_OFFSET + 4096,
   PAGES_OFFSET = RING_OFFSET + RING_WORDS * 8
@@ -57,15 +57,15 @@ enum { ENTRY_LIST(AS_NUMBER) };
 enum { LAYOUT_LIST(AS_NUMBER) };
 enum { STORES_LIST(AS_NUMBER) STORES };
 enum { CAUSE_LIST(AS_NUMBER) CAUSES };
-/* Why an operation cannot be done whatever the others bring, so that every rank is told and nobody waits: what is wrong with a
- * sparse tensor; or that the call failed on this rank before it brought anything, and a text says how. */
+/* Faults for which an operation cannot be done whatever other ranks submit: they are told, and nobody waits. FAULT_INDEX and
+ * FAULT_ORDER are of a sparse tensor; FAULT_CALL says that the call failed on this rank before it submitted anything. */
 enum { FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS, FAULT_CALL = FAULTS };
 enum {
   WIRE_LIST(AS_NUMBER)         /* 1 + a dtype */
   WIRES,
   WIRE_TUNED = 255             /* of a name, never of an entry that moves data: it travels as the knob `compression` says */
 };
-/* rank_page.asleep: which door sleeps, and what would be news to it besides a new entry. */
+/* rank_page.asleep: the door on which a thread of the rank sleeps, and what wakes it besides a new entry. */
 enum {
   SLEEP_ENGINE = 1,            /* the engine thread, on door 1 */
   SLEEP_WAITER = 2,            /* a caller, on door 2 */
@@ -155,7 +155,7 @@ typedef struct rank_page {
   uint64_t waits;              /* number of changes of awaited, wait_all and wait_requests */
   uint64_t request_head;       /* bytes ever written to `requests` */
   uint64_t steps;              /* optimizer steps that have ended on this rank */
-  uint32_t wait_all, wait_requests, left; /* threads that wait for all in flight; 1: one waits for a name without an id; 1: left cleanly */
+  uint32_t wait_all, wait_requests, left; /* threads that wait for all in flight; 1: for a name without an id; 1: left cleanly */
   uint32_t blocked;            /* threads that have waited in this world or set for longer than a tick */
   uint32_t overdue;            /* (id + 1) << 1 | whether the stall limit is over, of an overdue operation; 0: none is.
                                 * The coordinator, which knows who waits for what, answers it. */
