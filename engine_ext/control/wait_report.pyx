@@ -28,7 +28,7 @@ cdef struct Side:
     bint[MAX_RANKS] missing  # by rank: whether it has not, and is waited for
     const NameState* name   # the name to show: one that a thread waits for, else the one that was submitted first
     bint awaited            # whether a thread waits for `name`
-    int kind                # KIND_* of `name`
+    int kind                # kind of `name`, as a number
     uint64_t since          # first request of any of the names: nanoseconds of seen time; all travel as bits: 2^64 - 1, not known
     int names               # number of names
     bint gradients          # whether gradients of a DistributedOptimizer are among them

@@ -84,7 +84,7 @@ def test_whatever_another_process_would_read_changes_the_hash(tmp_path: Path, ch
 
 
 def test_a_comment_changes_nothing(tmp_path: Path) -> None:
-    assert layout(tmp_path, "shared/layout.h", "/* nanoseconds */", "/* since the\n epoch */") == layout(tmp_path)
+    assert layout(tmp_path, "shared/layout.h", "/* longest text beside an abort */", "/* at\n most */") == layout(tmp_path)
 
 
 def declared_outside(text: str) -> list[str]:
