@@ -26,7 +26,7 @@ from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
-    SHOWN = 63                      # bytes of a name that a text in the middle of another shows
+    SHOWN = 63                      # bytes of a name that are shown in the middle of a text
     AGAIN_NS = 100000000            # period of looks at an operation that is overdue by nobody's known fault
     ANSWER_NS = 300000000           # how long rank 0 may take to report who waits for whom, before a rank blames by what it knows
     GRACE_NS = 1000000000           # how long rank 0 may take to name the ranks that lack a new name; only it knows them
