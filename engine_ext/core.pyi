@@ -128,7 +128,7 @@ class Engine:
         rank, when it comes to that operation. It takes its place, and its number where it has no name. Raises nothing.
         """
     def knobs(self) -> dict[str, Any]:
-        """As stamped on the last entry this rank executed, by name; with version, and the entry with which it came into force."""
+        """As on the last entry this rank executed, by name; with version, and the entry that brought it into force."""
     @property
     def compressible(self) -> bool:
         """On the coordinator: whether tensors have been defined that travel as the knob `compression` says."""
@@ -168,8 +168,8 @@ class Engine:
         """
     def overdue(self) -> list[str]:
         """Lines for a stall report since the last call: an entry that stands still, a join that others do not come to.
-        On the coordinator also new names that have become overdue, with the ranks that have not submitted them, and an account
-        of ranks that keep each other waiting.
+        On the coordinator also new names that have become overdue, with the ranks that have not submitted them, and an
+        account of ranks that keep each other waiting.
         """
     def monitor(self) -> str:
         """Block without the GIL until something wants attention: `abort`, `stall`, `signal`, `closed`."""

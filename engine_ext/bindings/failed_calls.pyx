@@ -7,14 +7,14 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from engine_ext.bindings.ownership cimport abandon
-from engine_ext.bindings.submit cimport UNNAMED, submit
+from engine_ext.bindings.submit cimport submit
 from engine_ext.control.state cimport State
 from engine_ext.control.table cimport bit
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport Op, free_op, new_op
 from engine_ext.platform.atomics cimport load_acquire
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.shared.layout cimport FAILURE_BYTES, FAULT_CALL, KINDS, KIND_BARRIER, NAME_BYTES
+from engine_ext.shared.layout cimport FAILURE_BYTES, FAULT_CALL, KINDS, KIND_BARRIER, NAME_BYTES, STUCK_SHIFT, UNNAMED
 
 import logging
 

@@ -1,4 +1,4 @@
-"""How an operation is target."""
+"""How an operation is submitted."""
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.driver cimport Target
@@ -7,7 +7,6 @@ from engine_ext.operations.op cimport Op
 
 cdef enum:
     TICK_NS = 100000000         # how often a blocking call comes back for signals
-    UNNAMED = 256               # operations without a name that can be outstanding
 
 cdef str submit(State* e, Op* op, object name, bint blocking)
 cdef int make_room(State* e, const Target* target, int status) except -1

@@ -3,7 +3,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from engine_ext.bindings.failed_calls cimport STUCK_SHIFT, release_stuck
+from engine_ext.bindings.failed_calls cimport release_stuck
 from engine_ext.bindings.refusals cimport expect_open, refuse
 from engine_ext.bindings.submit cimport TICK_NS, between_ticks, count_unnamed, note_thread
 from engine_ext.control.driver cimport Goal, driver_await, driver_join, driver_wait
@@ -12,7 +12,7 @@ from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport OP_DONE, Op
 from engine_ext.platform.atomics cimport add32, load32_acquire, now_ns, store_release
 from engine_ext.platform.clock cimport patience_at
-from engine_ext.shared.layout cimport KINDS, Status
+from engine_ext.shared.layout cimport KINDS, STUCK_SHIFT, Status
 
 
 cdef int wait_for(State* e, Op* op, bint urgent) except -1:

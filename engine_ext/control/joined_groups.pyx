@@ -8,7 +8,6 @@ no rank has joined nothing of this travels.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, malloc, realloc
 
-from engine_ext.control.state cimport MemberShape
 from engine_ext.operations.broadcast cimport broadcast_memory
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
@@ -18,15 +17,15 @@ cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:
     """Begin the broadcast. False without memory."""
     cdef bint tells = e.segment.rank == entry.id
     cdef uint64_t total = 0, nbytes
-    cdef MemberShape* told
+    cdef member_shape* told
     cdef const Member* member
     cdef int32_t i
     cdef uint32_t k
     for i in range(<int32_t>entry.items):
         total += e.batch[i].meta.group
-    nbytes = total * sizeof(MemberShape)
+    nbytes = total * sizeof(member_shape)
     if total > e.member_room:
-        told = <MemberShape*>realloc(e.member_shapes, nbytes)
+        told = <member_shape*>realloc(e.member_shapes, nbytes)
         if told == NULL:
             return False
         e.member_shapes, e.member_room = told, total
@@ -41,7 +40,7 @@ cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:
 
 cdef bint members_heard(State* e, const engine_entry* entry) noexcept nogil:
     """The broadcast is over: give the groups that this rank stands in for their tensors. False without memory."""
-    cdef const MemberShape* told = e.member_shapes
+    cdef const member_shape* told = e.member_shapes
     cdef int32_t i
     for i in range(<int32_t>entry.items):
         if e.batch[i].flags & OP_STAND_IN and e.batch[i].meta.group and not make_members(e.batch[i], told, e.segment.size):
@@ -50,7 +49,7 @@ cdef bint members_heard(State* e, const engine_entry* entry) noexcept nogil:
     return True
 
 
-cdef bint make_members(Op* op, const MemberShape* told, int size) noexcept nogil:
+cdef bint make_members(Op* op, const member_shape* told, int size) noexcept nogil:
     """Tensors that are absent, all with the same memory for results that nobody wants. False without memory."""
     cdef uint64_t longest = 1
     cdef int64_t rows

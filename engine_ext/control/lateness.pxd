@@ -7,16 +7,13 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.control.coordinator cimport Coordinator, NameState
 from engine_ext.shared.counters cimport tally
-from engine_ext.shared.layout cimport ENTRY_BATCH, engine_entry
+from engine_ext.shared.layout cimport ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS, ENTRY_BATCH, engine_entry
 
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch_read(const void* memory, size_t nbytes)
 
-# An arrival is a word: the rank that was last, plus 1 (12 bits; 0: not known); microseconds from when all ranks had submitted
-# the tensor to when its batch was closed (20 bits, saturating); microseconds from the first rank to the last (32 bits).
-cdef enum:
-    ARRIVAL_LAST_BITS = 12
-    ARRIVAL_WAIT_BITS = 20
+# An arrival is a word: the rank that was last, plus 1 (0: not known); microseconds from when all ranks had submitted
+# the tensor to when its batch was closed (saturating); microseconds from the first rank to the last (32 bits).
 
 cdef void lateness_decide(Coordinator* c, uint64_t now) noexcept nogil
 cdef void lateness_note(Coordinator* c, NameState* name) noexcept nogil

@@ -9,7 +9,7 @@ from engine_ext.control.trace cimport TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, bud
 from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.shared.counters cimport tally
-from engine_ext.shared.layout cimport rank_page
+from engine_ext.shared.layout cimport ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS, rank_page
 
 
 cdef void lateness_decide(Coordinator* c, uint64_t now) noexcept nogil:

@@ -33,7 +33,7 @@ cdef void observers_count(State* e, counters_page* page) noexcept nogil:
     memset(&e.overlap, 0, sizeof(Overlap))
     pthread_mutex_unlock(&e.lock)
     if coordinates(&e.segment):
-        store32_release(&e.segment.coordinator.recording, page != NULL)
+        store32_release(&e.segment.coordinator.recording, page != NULL or load32_relaxed(&e.trace.on))
 
 
 cdef void observers_close(State* e) noexcept nogil:

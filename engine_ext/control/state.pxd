@@ -11,7 +11,7 @@ from engine_ext.operations.op cimport Op
 from engine_ext.platform.clock cimport patience
 from engine_ext.platform.posix cimport pthread_mutex_t, pthread_t
 from engine_ext.shared.counters cimport counters_page
-from engine_ext.shared.layout cimport KINDS, MAX_RANKS, REASON_BYTES, engine_entry, engine_knobs
+from engine_ext.shared.layout cimport KINDS, MAX_RANKS, REASON_BYTES, engine_entry, engine_knobs, member_shape
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.arena cimport Arena
 from engine_ext.transport.shm cimport SharedMemory
@@ -56,11 +56,6 @@ cdef struct Counters:       # since the engine's start, counted by whoever holds
     uint64_t yields         # times that a caller with the role yielded its processor
     uint64_t late           # sleeps that ended by their tick although there was something to do: lost or very late wake-ups
 
-cdef struct MemberShape:    # a tensor of a group, as ranks that have joined are told of it (joined_groups.pyx)
-    int64_t rows
-    int64_t row_bytes
-    int64_t dtype
-
 cdef struct State:
     Segment segment
     State* world                # of a process set: the world's engine; of the world: itself
@@ -85,7 +80,7 @@ cdef struct State:
     Op** batch                  # malloc'ed: this rank's operations in the entry, in its order
     int32_t batch_room          # operations for which `batch` has room
     bint sending_members        # it is broadcasting `member_shapes`; the operation itself follows
-    MemberShape* member_shapes  # malloc'ed: of every tensor of its groups, in order
+    member_shape* member_shapes # malloc'ed: of every tensor of its groups, in order
     uint64_t member_room        # bytes of it
     uint64_t brought_bytes      # bytes that this rank has submitted since it last woke the leader
     uint64_t drained            # bytes of this rank's request ring that the coordinator had read when a waiter last looked

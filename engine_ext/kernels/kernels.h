@@ -69,6 +69,7 @@ static inline int64_t dtype_bytes(int dtype) { return ENGINE_ITEM_BYTES[dtype]; 
 
 enum engine_op { ENGINE_OP_LIST(ENGINE_OP_NUMBER) ENGINE_OPS = ENGINE_ADASUM };
 static const char *const ENGINE_OP_NAMES[] = {ENGINE_OP_LIST(ENGINE_OP_NAME)};
+_Static_assert(sizeof ENGINE_OP_NAMES / sizeof *ENGINE_OP_NAMES == ENGINE_ADASUM + 1, "Adasum is the last");
 
 enum engine_level { ENGINE_PLAIN = 0, ENGINE_AVX2 = 1, ENGINE_AVX512 = 2, ENGINE_LEVELS = 3 };
 

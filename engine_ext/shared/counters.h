@@ -3,9 +3,10 @@
  *
  *   header (64 bytes) | table of fields and names (text) | fields, 64-bit words
  *
- * Every word is written with relaxed atomics and only ever read by others: no locks, no order between words. The page says itself
- * what lies where, so that a reader shares no layout with us but the header's: the table has a line "name offset words" for each
- * field, the offset in bytes from the page's start, and the lines of NAMES_TEXT (names.h): what numbers in the fields mean. Fields of different writers lie in different cache lines.
+ * Every word is written with relaxed atomics and only ever read by others: no locks, no order between words. The page says
+ * itself what lies where, so that a reader shares no layout with us but the header's: the table has a line "name offset words"
+ * for each field, the offset in bytes from the page's start, and the lines of NAMES_TEXT (names.h): what numbers in the fields
+ * mean. Fields of different writers lie in different cache lines.
  */
 #ifndef ENGINE_SHARED_COUNTERS_H
 #define ENGINE_SHARED_COUNTERS_H
@@ -92,6 +93,10 @@ typedef struct counters_page {
 #undef FIELD
 } counters_page;
 _Static_assert(offsetof(counters_page, state) == COUNTERS_FIELDS && sizeof(counters_page) <= COUNTERS_BYTES, "a page has room");
+
+#define TABLE_LINE(name, words) +(int)(sizeof #name + 10) /* two blanks, and two numbers of four digits at most */
+_Static_assert(0 COUNTERS_LAYOUT(TABLE_LINE, TABLE_LINE) + sizeof NAMES_TEXT <= COUNTERS_FIELDS - COUNTERS_TABLE, "its table has room");
+#undef TABLE_LINE
 
 /* Write the header and the table of a new page, the magic last: who sees it sees the rest. Whether it is, or was, one of ours. */
 static inline int counters_format(counters_page *page) {

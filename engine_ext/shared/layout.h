@@ -50,6 +50,13 @@ enum {
   RING_OFFSET = COORDINATOR_OFFSET + 4096,
   PAGES_OFFSET = RING_OFFSET + RING_WORDS * 8
 };
+/* What words and names that ranks read of each other are made of. */
+enum {
+  UNNAMED = 256,               /* operations without a name are called `kind.noname.N`, by their number modulo this */
+  STUCK_SHIFT = 56,            /* of rank_page.stuck: the kind is above */
+  ARRIVAL_LAST_BITS = 12,      /* of an arrival (lateness.pxd): the rank that was last, plus 1 */
+  ARRIVAL_WAIT_BITS = 20       /* of an arrival, above these: microseconds until the batch was closed */
+};
 
 enum { KIND_LIST(AS_NUMBER) KINDS };
 enum { ALGORITHM_LIST(AS_NUMBER) ALGORITHMS };
@@ -179,6 +186,11 @@ typedef struct rank_page {
   _Alignas(4096) unsigned char requests[REQUEST_BYTES]; /* ring of engine_request */
 } rank_page;
 
+/* A tensor of a group, as ranks that have joined are told of it (joined_groups.pyx). */
+typedef struct member_shape {
+  int64_t rows, row_bytes, dtype;
+} member_shape;
+
 ) /* SHARED */
 
 #define SEGMENT_MAGIC 0x31656e69676e6567u /* "gengine1" */
@@ -187,10 +199,12 @@ _Static_assert(sizeof(rank_page) % 4096 == 0, "pages of ranks are whole pages");
 _Static_assert(sizeof(engine_entry) % 8 == 0 && sizeof(engine_request) % 8 == 0 && sizeof(engine_meta) % 8 == 0, "words");
 _Static_assert(sizeof(engine_entry) / 8 + BATCH_ITEMS / 2 + MAX_RANKS + BATCH_ITEMS < RING_WORDS / 4, "the largest entry fits the ring");
 
-/* Changes with every name, type and place of a field that another process would read, and with every number and constant. The
- * sizes tell how the compiler lays the text out. */
+/* Changes with every name, type and place of a field that another process would read, and with every number and constant that
+ * stands here. The sizes tell how the compiler lays the text out. The functions below are not in it: who changes where
+ * something lies, or what a word is made of, changes ENGINE_PROTOCOL. */
 static inline uint64_t engine_layout(void) {
-  static const char numbers[] = TEXT_OF(ENGINE_DTYPE_LIST(ENGINE_DTYPE_NUMBER) ENGINE_OP_LIST(ENGINE_OP_NUMBER));
+  static const char numbers[] = TEXT_OF(ENGINE_DTYPE_LIST(ENGINE_DTYPE_NUMBER) ENGINE_DTYPE_LIST(ENGINE_DTYPE_BYTES)
+                                        ENGINE_OP_LIST(ENGINE_OP_NUMBER));
   uint64_t h = fnv_text(fnv_text(fnv_begin(), SHARED_TEXT, sizeof SHARED_TEXT), numbers, sizeof numbers);
   return fnv(fnv(fnv(fnv(h, ENGINE_DTYPES), sizeof(rank_page)), sizeof(engine_entry)), sizeof(engine_request));
 }

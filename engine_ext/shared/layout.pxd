@@ -4,6 +4,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
     enum:
         ENGINE_PROTOCOL, MAX_RANKS, COORDINATOR, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
         REASON_BYTES, FAILURE_BYTES, SLOTS, SLOT_BYTES, DOORS, DIM_SPARSE, DIM_MOVED, DIM_DIGEST, DIM_FAULT
+        UNNAMED, STUCK_SHIFT, ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
         ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM, ALGORITHMS
         ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED
@@ -85,6 +86,11 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         uint64_t* rows
         uint64_t* brought
         unsigned char* requests
+
+    ctypedef struct member_shape:
+        int64_t rows
+        int64_t row_bytes
+        int64_t dtype
 
     uint64_t engine_layout()
     int64_t meta_row_bytes(const engine_meta* meta)

@@ -104,7 +104,8 @@ def test_the_stall_report_names_tensors_and_missing_ranks(kind: str) -> None:
         assert "which rank" in value["text"] and "They keep each other waiting: do all ranks call" in value["text"], (
             value
         )
-        assert ("ranks 0, 2 wait for 'even', which rank 1 has not submitted" in value["text"]) == (kind == "known"), value
+        told = "ranks 0, 2 wait for 'even', which rank 1 has not submitted" in value["text"]
+        assert told == (kind == "known"), value
         record = json.loads(finished.files[f"rank.{rank}/flight.json"])
         assert [row["type"] for row in record["history"][:3]] == ["define", "batch", "define"]
     assert "flight records of ranks 0-2: " in log, log

@@ -28,9 +28,8 @@ def test_a_rank_that_normalises_alone_is_named_with_the_layer() -> None:
     assert done.code != 0
     for rank in (0, 2):
         text = done.ranks[rank].stderr
-        assert "rank 1 stalled: ranks 0, 2 wait for 'sync_batch_norm.0.body.1', which rank 1 has not submitted" in text, (
-            done
-        )
+        told = "rank 1 stalled: ranks 0, 2 wait for 'sync_batch_norm.0.body.1', which rank 1 has not submitted"
+        assert told in text, done
 
 
 UNEVEN_STEPS = """

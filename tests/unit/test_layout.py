@@ -37,6 +37,13 @@ CHANGES = {
     "a type of equal size": ("shared/layout.h", "double cycle_time_ms;", "uint64_t cycle_time_ms;"),
     "a sign": ("shared/layout.h", "int32_t id, name_bytes;", "uint32_t id, name_bytes;"),
     "a constant": ("shared/layout.h", "DIM_FAULT = 11,", "DIM_FAULT = 10,"),
+    "a part of a word": ("shared/layout.h", "ARRIVAL_LAST_BITS = 12,", "ARRIVAL_LAST_BITS = 11,"),
+    "the bytes of an item": ("kernels/kernels.h", 'ROW(ENGINE_UINT64, "uint64", 8)', 'ROW(ENGINE_UINT64, "uint64", 4)'),
+    "what a joined rank is told": (
+        "shared/layout.h",
+        "int64_t rows, row_bytes, dtype;",
+        "int64_t row_bytes, rows, dtype;",
+    ),
     "a flag": ("shared/layout.h", "SLEEP_STUCK = 16,", "SLEEP_STUCK = 32,"),
     "a number more": ("shared/names.h", 'ROW(CAUSE_LEFT, "left")', 'ROW(CAUSE_LOST, "lost") ROW(CAUSE_LEFT, "left")'),
     "the numbers of entries": (
@@ -84,7 +91,8 @@ def test_whatever_another_process_would_read_changes_the_hash(tmp_path: Path, ch
 
 
 def test_a_comment_changes_nothing(tmp_path: Path) -> None:
-    assert layout(tmp_path, "shared/layout.h", "/* longest text beside an abort */", "/* at\n most */") == layout(tmp_path)
+    changed = layout(tmp_path, "shared/layout.h", "/* longest text beside an abort */", "/* at\n most */")
+    assert changed == layout(tmp_path)
 
 
 def declared_outside(text: str) -> list[str]:
