@@ -31,6 +31,7 @@ assert (rotated(np.arange(1_000_000) * (rank + 1), "chunks") == np.arange(1_000_
 assert rotated(np.full(2, rank + 1j, np.complex128), "moved").tolist() == [before + 1j] * 2
 outputs = [np.zeros(5) for _ in range(40)]
 handles = [native.rotate(np.full(5, rank + float(k)), output, f"fused.{k}") for k, output in enumerate(outputs)]
+engine.barrier()  # whoever waits for one of them has it sent at once, alone if a rank is slow
 for handle in handles:
     handle.wait()
 assert [output[0] for output in outputs] == [before + k for k in range(40)]
