@@ -80,7 +80,7 @@ cdef struct State:
     Op** batch                  # malloc'ed: this rank's operations in the entry, in its order
     int32_t batch_room          # operations for which `batch` has room
     bint sending_members        # it is broadcasting `member_shapes`; the operation itself follows
-    member_shape* member_shapes # malloc'ed: of every tensor of its groups, in order
+    member_shape* member_shapes  # malloc'ed: of every tensor of its groups, in order
     uint64_t member_room        # bytes of it
     uint64_t brought_bytes      # bytes that this rank has submitted since it last woke the leader
     uint64_t drained            # bytes of this rank's request ring that the coordinator had read when a waiter last looked
