@@ -8,8 +8,8 @@
 | `told` | `id`, `status`, `samples` of the trial; perhaps `exposed`, the share of waiting | `trial` or `done` |
 | `observe` | `samples` of what is deployed, after `done`; perhaps `steps` that passed | `watching`, or `trial` |
 
-The first two may be left out, and `traffic`, by which a model of the transport (link.py) has its say; after `recall`,
-what the search finds is kept for that job.
+The first two may be left out, and `traffic`, by which a model of the transport (transport_model.py) has its say. After
+`recall`, what the search finds is kept for that job.
 
 | answer | holds |
 |---|---|

@@ -142,7 +142,7 @@ def truth(value: Any) -> bool:
 def text(value: Any) -> str:
     """Some text."""
     if not isinstance(value, str) or not value.strip():
-        raise ValueError("a text")
+        raise ValueError("a text that is not blank")
     return value.strip()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,8 +74,22 @@ class Options:
 
 
 class _Parser(argparse.ArgumentParser):
+    settings: Mapping[str, Setting]
+
     def error(self, message: str) -> NoReturn:
-        raise LaunchError(f"{message} (see 'enginerun --help')")
+        raise LaunchError(f"{message}{self._hint(message)} (see 'enginerun --help')")
+
+    def _hint(self, message: str) -> str:
+        """What may have been meant by the first option that is not known."""
+        before, found, rest = message.partition("unrecognized arguments: --")
+        if before or not found:
+            return ""
+        unknown = "--" + rest.split()[0].partition("=")[0]
+        setting = self.settings.get(unknown[2:].replace("-", "_"))
+        if setting is not None:
+            return f"; a setting without an option: put {setting.variable}=VALUE into the environment"
+        near = difflib.get_close_matches(unknown, self._option_string_actions, 1)
+        return f"; did you mean {near[0]}?" if near else ""
 
 
 class _Ignored(argparse.Action):
@@ -200,6 +215,7 @@ def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
         "and rules for Prometheus. Both have --help.",
         allow_abbrev=False,
     )
+    parser.settings = settings
     add = parser.add_argument
     add("-np", "-n", "--num-proc", "--np", type=_ranks, metavar="N", help="number of ranks")
     add("-H", "--hosts", metavar="NAME:SLOTS", help="hosts and the ranks that each takes; so far this host only")

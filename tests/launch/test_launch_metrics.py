@@ -353,7 +353,7 @@ def test_counting_needs_no_library(launcher):
         (["--metrics-port", "x"], "--metrics-port is 'x'; expected none, or a whole number from 0 to 65535"),
         (["--metrics-port", "65536"], "--metrics-port is '65536'; expected"),
         (["--metrics-port=-1"], "--metrics-port is '-1'; expected"),
-        (["--metrics-address", " "], "--metrics-address is ''; expected a text"),
+        (["--metrics-address", " "], "--metrics-address is ''; expected a text that is not blank"),
         (["--run-name", ""], "--run-name is ''; expected auto, or a text"),
         (["--no-metrics", "--metrics-file-sd", "a"], "--no-metrics leaves nothing for --metrics-file-sd: drop one"),
     ],

@@ -168,6 +168,20 @@ def test_a_timeline_is_a_setting_with_an_absolute_path():
     assert settings == {"ENGINE_TIMELINE_MARK_CYCLES": "0"}
 
 
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--stall-limit", "a setting without an option: put ENGINE_STALL_LIMIT=VALUE into the environment"),
+        ("--autotune-trials=3", "put ENGINE_AUTOTUNE_TRIALS=VALUE into the environment"),
+        ("--timelin", "did you mean --timeline\\?"),
+        ("--zzz", r"--zzz \(see"),
+    ],
+)
+def test_an_unknown_option_says_what_may_be_meant(option: str, hint: str) -> None:
+    with pytest.raises(LaunchError, match=hint):
+        parse(["-np", "2", option, "3", "true"])
+
+
 @pytest.mark.parametrize("empty", ["", " "])
 def test_an_empty_path_is_no_timeline(empty):
     with pytest.raises(LaunchError, match="--timeline is ''; expected dynamic, or a path"):

@@ -256,7 +256,7 @@ WRITER = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from tests.autotune.test_known import FOUND
+from tests.autotune.test_result_cache import FOUND
 from autotune import result_cache
 print("ready", flush=True)
 sys.stdin.read(1)
