@@ -68,7 +68,7 @@ sanitize: $(VENV)/.installed-dev ## Run the native tests under the address and u
 	    $(BIN)/python -P -m pytest $(SANITIZE_TESTS)
 
 # Ranks are threads here, since this sanitizer sees one process; with one mapping of their memory, since it goes by addresses.
-# It reports what our code does; the interpreter and NumPy are not instrumented.
+# It reports what our code does; the interpreter and NumPy are not instrumented. pytest must not keep its reports to itself (-s).
 .PHONY: sanitize-threads
 sanitize-threads: $(VENV)/.installed-dev ## Run ranks as threads of one process under the thread sanitizer
 	@echo 'Building with the thread sanitizer'
@@ -79,7 +79,7 @@ sanitize-threads: $(VENV)/.installed-dev ## Run ranks as threads of one process 
 	@PYTHONPATH="$(CURDIR)/$(SANITIZED)-threads" MESONPY_EDITABLE_SKIP="$(EDITABLE)" \
 	    LD_PRELOAD="$$(cc -print-file-name=libtsan.so)" \
 	    TSAN_OPTIONS="exitcode=66 history_size=7" \
-	    $(BIN)/python -P -m pytest -o timeout=0 -o faulthandler_timeout=0 tests/parallel/test_threads.py
+	    $(BIN)/python -P -m pytest -s -o timeout=0 -o faulthandler_timeout=0 tests/parallel/test_threads.py
 
 # In an environment of their own, which sees what .venv has: they bring much, and want no other torch.
 RECIPES := output/recipes

@@ -11,6 +11,7 @@ from libc.stdlib cimport calloc, malloc, realloc
 from engine_ext.operations.broadcast cimport broadcast_memory
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
+from engine_ext.platform.atomics cimport load32_relaxed
 
 
 cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:
@@ -43,7 +44,8 @@ cdef bint members_heard(State* e, const engine_entry* entry) noexcept nogil:
     cdef const member_shape* told = e.member_shapes
     cdef int32_t i
     for i in range(<int32_t>entry.items):
-        if e.batch[i].flags & OP_STAND_IN and e.batch[i].meta.group and not make_members(e.batch[i], told, e.segment.size):
+        if (load32_relaxed(&e.batch[i].flags) & OP_STAND_IN and e.batch[i].meta.group
+                and not make_members(e.batch[i], told, e.segment.size)):
             return False
         told += e.batch[i].meta.group
     return True

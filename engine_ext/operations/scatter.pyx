@@ -12,6 +12,7 @@ from engine_ext.data.pieces cimport compartment, identity_of_absent, in_compartm
 from engine_ext.data.plan cimport plan_add
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
 from engine_ext.operations.operation cimport bytes_of_all, choose_scatter
+from engine_ext.platform.atomics cimport load32_relaxed
 from engine_ext.shared.layout cimport engine_entry, meta_row_bytes, wire_dtype
 
 cdef Steps STEPS = Steps(pack, reduce, NULL, False, False)
@@ -37,7 +38,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
     if op.meta.group == 0:
         one.source, one.target, one.nbytes = op.source, op.target, op.nbytes
         one.row_bytes, one.rows, one.dtype = op.row_bytes, entry.meta.dims[0], op.meta.dtype
-        if op.flags & OP_STAND_IN:          # somewhere for a part that nobody wants
+        if load32_relaxed(&op.flags) & OP_STAND_IN:     # somewhere for a part that nobody wants
             one.target = op.memory = <char*>malloc((one.rows // size + 1) * one.row_bytes)
             if one.target == NULL:
                 return False

@@ -117,3 +117,15 @@ def test_build_knows_every_declaration_that_a_source_uses(source: Path) -> None:
     tracked = dependencies.create_dependency_tree(quiet=True).immediate_dependencies(str(source))
     used = {path for name in imported(source) if (path := ROOT.joinpath(*name.split(".")).with_suffix(".pxd")).exists()}
     assert {str(path) for path in used - {source}} - {str(Path(path).absolute()) for path in tracked} == set()
+
+
+def test_flags_of_an_operation_are_read_by_the_accessors_alone() -> None:
+    """Whoever lets go of a handle sets one at any time (I10); the thread sanitizer sees it only if the two meet."""
+    plain = re.compile(r"(?<!&)\b(?:op|batch\[\w+\])\.flags[ \t]*&")
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in SOURCES
+        for line in path.read_text().splitlines()
+        if plain.search(line)
+    ]
+    assert found == []
