@@ -280,7 +280,7 @@ A set costs each of its members a sleeping thread and some memory. Gradients in 
 
 ## Join
 
-`engine.join()` is for ranks that have less to do than others, such as fewer batches. A rank that has joined brings
+`engine.join()` is for ranks that have less to do than others, such as fewer batches. A rank that has joined submits
 nothing, and takes part in all the others do: it contributes the identity of a reduction and no rows, and what it
 would receive is dropped. The divisor of `Average` stays the number of ranks, so that the weight of a sample does not
 depend on who has run out of them. `join` returns on all ranks when the last has joined, and says which that was: it
@@ -294,7 +294,7 @@ engine.torch.broadcast_parameters(model.state_dict(), root_rank=last)
 ```
 
 To `Adasum` it is a rank without anything to add: the result is that of the others. What the others do with a rank
-that has joined as the root is refused on all of them. Whatever the rank itself brings while it has joined is refused
+that has joined as the root is refused on all of them. Whatever the rank itself submits while it has joined is refused
 there. A rank that waits in `join` waits as long as the others go on; when nothing happens for `stall_limit`, those that
 have not joined are named.
 
@@ -307,7 +307,7 @@ bytes each, in a broadcast. Nothing else changes, and while no rank has joined n
 request. Each result has the bits that the tensor's own `allreduce`, `allgather` or `reducescatter` gives; the cost of
 a request is paid once.
 
-All or nothing: a group runs when every rank has brought all of it. Where ranks disagree on the number of tensors,
+All or nothing: a group runs when every rank has submitted all of it. Where ranks disagree on the number of tensors,
 their order, a dtype or a shape (of an allgather: but for the rows), the whole group is a `MismatchError` on every
 rank, no tensor has been written to, and the engine goes on. The error says what each rank sent: how many tensors, how
 many elements of each dtype, and a digest of the shapes in order.
@@ -333,8 +333,8 @@ rank sends these 1,000 rows and their numbers. Every rank then adds up the entri
 | integers | a rank's own entries wrap; those of the ranks as in the table above |
 | bool | `Sum` is true on any rank; `Average` is refused |
 | nothing stored | fine, on any rank and on all |
-| ranks that disagree on dtype, shape, sparse dimensions or operation, or bring a dense tensor | a `MismatchError` on every rank |
-| indices that are not in the shape, or out of order in a tensor that says it is coalesced: torch does not check | a `MismatchError` on every rank, which says who brought them and the first of them, before torch or another rank uses them |
+| ranks that disagree on dtype, shape, sparse dimensions or operation, or submit a dense tensor | a `MismatchError` on every rank |
+| indices that are not in the shape, or out of order in a tensor that says it is coalesced: torch does not check | a `MismatchError` on every rank, which says who submitted them and the first of them, before torch or another rank uses them |
 | memory | every rank holds what all ranks have sent, and the sum |
 """  # noqa: E501
 
