@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import logs
@@ -32,6 +32,11 @@ class Options:
         Keep gradients in shared memory.
     check_parameters : bool
         Compare the ranks' parameters in the first step.
+    average_passes : bool
+        Divide what several passes have added up by their number.
+    num_groups : int
+    groups : list of lists of parameters, optional
+        Gradients that travel together, for a binding that submits them in groups: so many groups, or these.
     """
 
     op: Op = Average
@@ -43,6 +48,9 @@ class Options:
     sparse_as_dense: bool = False
     views: bool = False
     check_parameters: bool = True
+    average_passes: bool = False
+    num_groups: int = 0
+    groups: Any = field(default=None, compare=False)
 
     @classmethod
     def checked(
@@ -60,6 +68,7 @@ class Options:
         postscale_factor: float = 1.0,
         gradient_as_bucket_view: bool = False,
         check_parameters: bool = True,
+        average_aggregated_gradients: bool = False,
     ) -> Options:
         """The options by the names that Horovod's users know, which `DistributedOptimizer` explains.
 
@@ -98,13 +107,17 @@ class Options:
             sparse_as_dense,
             gradient_as_bucket_view,
             check_parameters,
+            average_aggregated_gradients,
+            num_groups,
+            groups,
         )
 
     def __str__(self) -> str:
         """The options as ranks compare them: they must be equal."""
         return (
             f"op={self.op.name.title()} compression={_described(self.compression)} "
-            f"backward_passes_per_step={self.passes} sparse_as_dense={self.sparse_as_dense} "
+            f"backward_passes_per_step={self.passes} average_aggregated_gradients={self.average_passes} "
+            f"sparse_as_dense={self.sparse_as_dense} "
             f"gradient_as_bucket_view={self.views}"
         )
 
