@@ -185,24 +185,31 @@ def DistributedOptimizer(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     Parameters
     ----------
     optimizer : object
-        A `torch.optim.Optimizer`.
+        Of PyTorch, Keras, TensorFlow, optax or MXNet. The class of the object decides, with its bases.
     *args, **kwargs
         As for the framework's own `DistributedOptimizer`, such as `engine.torch.DistributedOptimizer`.
+
+    Returns
+    -------
+    object
+        What the framework's own `DistributedOptimizer` returns.
 
     Raises
     ------
     TypeError
-        An optimizer of a framework that the engine has no binding for.
+        No optimizer of a framework that the engine has a binding for.
     """
     from .frameworks import table
 
-    for kind in type(optimizer).__mro__:
-        framework = table.bound_to(kind)
-        if framework is not None:
-            return table.binding_of(framework).DistributedOptimizer(optimizer, *args, **kwargs)
-    kind = type(optimizer)
-    known = " or ".join(each.optimizers for each in table.BOUND.values())
-    raise TypeError(f"DistributedOptimizer takes an optimizer of {known}, not {kind.__module__}.{kind.__qualname__}")
+    framework = table.framework_of(optimizer)
+    if framework is not None:
+        return table.binding_of(framework).DistributedOptimizer(optimizer, *args, **kwargs)
+    if isinstance(optimizer, type):
+        given = f"the class {optimizer.__module__}.{optimizer.__qualname__}: call it to make an optimizer"
+    else:
+        given = f"an object of {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    known = ", ".join(each.optimizers for each in table.BOUND.values())
+    raise TypeError(f"DistributedOptimizer knows optimizers of these classes: {known}. It was given {given}")
 
 
 def _version() -> str:

@@ -119,7 +119,7 @@ class Config:
         False,
         "",
         truth,
-        "Gradients through torch's collectives are those of the sum of all ranks' losses, instead of Horovod's.",
+        "Gradients through a framework's collectives are those of the sum of all ranks' losses, instead of Horovod's.",
     )
     kernels: str = setting(
         "auto",

@@ -135,10 +135,16 @@ def describe(name: str, value: Any) -> str:
         Anything else.
     """
     if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"{str(value.dtype).rpartition('.')[2]}{list(value.shape)}"
+        return f"{_dtype_name(value.dtype)}{list(value.shape)}"
     if isinstance(value, bool | int | float | str | None):
         return f"{type(value).__name__} {value!r}"
     raise UnsupportedTensorError(f"{name!r} is a {type(value).__qualname__}, not a tensor")
+
+
+def _dtype_name(dtype: Any) -> str:
+    """What all frameworks call a dtype: `float32`, of `torch.float32`, of a `tf.DType`, of a class of NumPy's."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    return str(name).rpartition(".")[2]
 
 
 def check_consistency(params: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 
 # Packages whose frames stand between the user's program and the native engine.
-_BETWEEN = ("engine", "enginerun", "engine_ext", "torch", "contextlib", "functools")
+_BETWEEN = frozenset(
+    "contextlib engine engine_ext enginerun functools jax jaxlib keras mxnet optax tensorflow torch".split()
+)
 
 
 def place() -> str:

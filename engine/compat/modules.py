@@ -30,12 +30,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     "horovod.runner": (".package",),
     "horovod.version": (".package",),
 }
-for _each in BOUND.values():
-    for _module in ("", *_each.modules.split()):
+_SHOWN = [each for each in BOUND.values() if each.modules is not None]
+for _each in _SHOWN:
+    for _module in ("", *str(_each.modules).split()):
         MODULES[f"horovod.{_each.package}.{_module}".rstrip(".")] = (f"..{_each.package}",)
 
-_BINDINGS = " and ".join(f"horovod.{each}" for each in BOUND)
-_UNBOUND = f"this version has the binding of {' and '.join(each.title for each in BOUND.values())} alone, {_BINDINGS}"
 # Packages that are refused, with the reason.
 ABSENT = {
     "horovod.ray": "jobs on Ray are not there yet; start the ranks of one host with enginerun",
@@ -44,9 +43,10 @@ ABSENT = {
     "horovod.spark": "jobs on Spark are not there yet; start the ranks of one host with enginerun",
     "horovod.torch.elastic": "elastic jobs are not there yet; a job keeps the ranks that it was started with",
 }
+_BINDINGS = ", ".join(f"horovod.{each.package}" for each in _SHOWN)
 for _each in FRAMEWORKS:
-    if not _each.bound:
-        ABSENT[f"horovod.{_each.package}"] = f"{_each.absent}; there is {_BINDINGS}" if _each.absent else _UNBOUND
+    if _each not in _SHOWN and _each.package != "jax":  # Horovod has none of it
+        ABSENT[f"horovod.{_each.package}"] = f"this version has no binding of {_each.title}; there is {_BINDINGS}"
 
 
 class Module(ModuleType):

@@ -1,7 +1,7 @@
 """The gradients of collectives, Horovod's or mathematical, as far as they are the same for all frameworks.
 
 There are two conventions, and docs/operations.md has a table of both. Horovod's, the default, is that of its
-`horovod.torch`: what comes back through an allgather, a broadcast or a reduce-scatter is an average over ranks. The
+bindings: what comes back through an allgather, a broadcast or a reduce-scatter is an average over ranks. The
 mathematical one takes the loss to be the sum of what the ranks compute, so that the gradient of a rank's input is the
 sum over ranks of what their outputs ask of it. Which of them holds is decided in the forward pass.
 """
@@ -17,7 +17,7 @@ from ..errors import EngineError
 from ..process_sets import ProcessSet
 from ..types import Adasum, Average, Op, Sum
 
-_chosen: ContextVar[bool | None] = ContextVar("engine.torch.mathematical_gradients", default=None)
+_chosen: ContextVar[bool | None] = ContextVar("mathematical_gradients", default=None)
 
 
 @contextmanager
@@ -35,8 +35,8 @@ def mathematical_gradients(enabled: bool = True) -> Iterator[None]:
 
     Examples
     --------
-    >>> with engine.torch.mathematical_gradients():
-    ...     everyone = engine.torch.allgather(embeddings)
+    >>> with hvd.mathematical_gradients():  # hvd: the binding of a framework
+    ...     everyone = hvd.allgather(embeddings)
     """
     token = _chosen.set(enabled)
     try:

@@ -7,21 +7,15 @@ An optimizer stays the object that it was: its class becomes a subclass of the s
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from .. import objects
-from ..process_sets import ProcessSet
-from ..types import Adasum
+from .agreement import claim_name, expect_agreement
 from .first_step import FirstStep
 from .options import Options, expect_passes
-
-# How many optimizers each process set has had: its ranks have wrapped equally many of them, and perhaps others besides.
-_counts: weakref.WeakKeyDictionary[ProcessSet, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 class Distributed:
@@ -102,8 +96,7 @@ class Wrapping(ABC):
         self.options = options
         self.process_set = options.process_set
         self.names = None if named_parameters is None else names_of(named_parameters)
-        number = next(_counts.setdefault(self.process_set, itertools.count()))
-        prefix = f"{'change' if options.op == Adasum else 'gradient'}{number or ''}"
+        number, prefix = claim_name(options)
         self.prefix = f"{prefix}."
         self.reducer = self.make(options, prefix, number)
         self.reducer.group.passes = options.passes
@@ -149,15 +142,7 @@ class Wrapping(ABC):
             return
         new = {self.prefix + name: parameter for name, parameter in own.items()}
         described = {name: self.describe(name, parameter) for name, parameter in new.items()}
-        objects.compare(
-            {"options": (str(self.options), 0)},
-            "DistributedOptimizer: the ranks give different options",
-            None,
-            self.process_set,
-        )
-        objects.compare(
-            described, "DistributedOptimizer: the ranks' optimizers have different parameters", None, self.process_set
-        )
+        expect_agreement(self.options, described)
         self.expect_alone(own)
         self.reducer.add(new)
         self._parameters |= own

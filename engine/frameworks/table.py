@@ -1,11 +1,13 @@
-"""Every framework that scripts of Horovod may use: one row each, whether it has a binding or not.
+"""Every framework that scripts of Horovod may use: one row each, by which all that depends on a framework finds it.
 
-It needs neither a framework nor the native engine: the launcher reads it, too.
+Whose tensor a tensor is, whose optimizer an optimizer is, which of Horovod's modules there are, what `--check-build`
+shows: all of it is read from here. The table needs neither a framework nor the native engine.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -19,42 +21,49 @@ class Framework(NamedTuple):
         That its users import; its binding has the same name, below `engine`, as Horovod's has below `horovod`.
     title : str
         As it is written.
-    bound : bool
-        Whether there is a binding.
     optimizers : str
-        Where the optimizers come from that `DistributedOptimizer` takes.
-    modules : str
-        Modules of Horovod's binding that scripts import names from.
-    absent : str
-        Why there is no binding, if that is not for lack of time.
+        The class of the optimizers that `DistributedOptimizer` takes.
+    others : str
+        Further packages that its tensors and optimizers come from.
+    modules : str or None
+        Modules of Horovod's binding that scripts import names from; None if the compatibility switch knows none of it.
     """
 
     package: str
     title: str
-    bound: bool = False
-    optimizers: str = ""
-    modules: str = ""
-    absent: str = ""
+    optimizers: str
+    others: str = ""
+    modules: str | None = None
+
+    @property
+    def bound(self) -> bool:
+        """Whether there is a binding."""
+        return Path(__file__).parents[1].joinpath(self.package, "__init__.py").exists()
 
 
+# In the order in which they are asked whose an optimizer is: one of Keras has classes of its backend among its bases.
 FRAMEWORKS = (
+    Framework("keras", "Keras", "keras.optimizers.Optimizer"),
+    Framework("tensorflow", "TensorFlow", "tf.compat.v1.train.Optimizer"),
     Framework(
-        "torch",
-        "PyTorch",
-        bound=True,
-        optimizers="torch.optim",
-        modules="compression functions mpi_ops optimizer sync_batch_norm",
+        "torch", "PyTorch", "torch.optim.Optimizer", modules="compression functions mpi_ops optimizer sync_batch_norm"
     ),
-    Framework("tensorflow", "TensorFlow"),
-    Framework("keras", "Keras"),
-    Framework("mxnet", "MXNet", absent="MXNet is no longer developed, and there is no binding for it"),
+    Framework("jax", "JAX", "optax.GradientTransformation", others="jaxlib optax"),
+    Framework("mxnet", "MXNet", "mxnet.optimizer.Optimizer"),
 )
 BOUND = {each.package: each for each in FRAMEWORKS if each.bound}
+_OF_PACKAGE = {package: each for each in BOUND.values() for package in (each.package, *each.others.split())}
 
 
 def bound_to(kind: type) -> Framework | None:
-    """The framework with a binding, if any, that a class belongs to by its name."""
-    return BOUND.get(kind.__module__.partition(".")[0])
+    """The framework with a binding, if any, that a class belongs to by the package it was defined in."""
+    return _OF_PACKAGE.get(kind.__module__.partition(".")[0])
+
+
+def framework_of(value: object) -> Framework | None:
+    """The framework with a binding, if any, that the class of a value belongs to, or one of its bases."""
+    found = {framework for kind in type(value).__mro__ if (framework := bound_to(kind)) is not None}
+    return next((each for each in BOUND.values() if each in found), None)
 
 
 def binding_of(framework: Framework) -> ModuleType:

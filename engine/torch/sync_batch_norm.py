@@ -15,10 +15,7 @@ Backward needs two more sums over all ranks, of dy and of dy (x - mean): one col
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -27,10 +24,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import collectives
+from ..frameworks.agreement import next_number
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Sum
-
-_counts: WeakKeyDictionary[ProcessSet, Iterator[int]] = WeakKeyDictionary()  # of layers, by the set they belong to
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -183,7 +179,7 @@ class SyncBatchNorm(_BatchNorm):
         """For collectives and messages about them. Layers are numbered as they are first used: alike on all ranks of
         their set, which may be in other sets, too."""
         if "_number" not in self.__dict__:
-            self._number = next(_counts.setdefault(self.process_set, itertools.count()))
+            self._number = next_number("sync_batch_norm", self.process_set)
         return f"sync_batch_norm.{self._number}" + (f".{self.label}" if self.label else "")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for suffix in ("*.pyx", "*.pxd") for path in (ROOT / "engine_ext").rglob(suffix))
 HEADERS = sorted(path for suffix in ("*.h", "*.c") for path in (ROOT / "engine_ext").rglob(suffix))
-FORBIDDEN = {"engine", "jax", "keras", "numpy", "tensorflow", "torch"}
+FORBIDDEN = {"engine", "jax", "keras", "mxnet", "numpy", "tensorflow", "torch"}
 
 # A source that uses a plane which its row of the table does not name.
 EXCEPTIONS = {("bindings/gradients", "core")}

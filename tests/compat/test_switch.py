@@ -295,7 +295,7 @@ from horovod.common.exceptions import HorovodInternalError, HorovodVersionMismat
 assert HorovodInternalError is engine.errors.CollectiveError
 from horovod.common.basics import HorovodBasics
 from horovod.common.util import check_extension, extension_available, gpu_available
-assert extension_available("torch") and not extension_available("tensorflow") and not gpu_available("torch")
+assert extension_available("torch") and not extension_available("caffe") and not gpu_available("torch")
 check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
 from horovod.runner import run
 assert run is horovod.run is engine.run
@@ -340,7 +340,7 @@ refused(lambda: importlib.import_module("horovod.runner.launch"), ImportError, "
 refused(lambda: hvd.elastic, AttributeError, "'elastic'", "elastic jobs are not there yet")
 refused(lambda: hvd.allredcue, AttributeError, "'horovod.torch' has no 'allredcue'")
 refused(lambda: basics.allreduce, AttributeError, "'allreduce'")
-refused(lambda: check_extension("horovod.tensorflow"), ImportError, "horovod.tensorflow")
+refused(lambda: check_extension("horovod.caffe"), ImportError, "horovod.caffe")
 refused(lambda: horovod(), TypeError, "'horovod' is not callable")
 print("done")
 """
