@@ -24,7 +24,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -47,18 +47,25 @@ class Ranks:
         Goes into the test's id, where `size` does not say all.
     env : tuple of (name, value)
         Variables of the job.
+    python : str
+        The interpreter of the ranks; empty: the one that runs the tests.
     """
 
     size: int
     label: str = ""
     env: tuple[tuple[str, str], ...] = ()
+    python: str = ""
 
     def __str__(self) -> str:
         return f"{self.size}-{self.label}" if self.label else str(self.size)
 
 
 def on_ranks(
-    *ranks: int | Ranks, world: Mapping[str, Any] | None = {}, env: Mapping[str, str] | None = None, job: str = ""
+    *ranks: int | Ranks,
+    world: Mapping[str, Any] | None = {},
+    env: Mapping[str, str] | None = None,
+    job: str = "",
+    python: str = "",
 ) -> pytest.MarkDecorator:
     """Mark a test, or all of a module, as one that runs on ranks; the mark of a test replaces that of its module.
 
@@ -72,13 +79,13 @@ def on_ranks(
         Variables of the job.
     job : str
         Whose tests share a job; without it those of a directory.
+    python : str
+        The interpreter of the ranks; by default the one that runs the tests.
     """
     variables = tuple((env or {}).items())
+    told = (Ranks(each) if isinstance(each, int) else each for each in ranks)
     return pytest.mark.on_ranks(
-        ranks=tuple(
-            Ranks(each, env=variables) if isinstance(each, int) else Ranks(each.size, each.label, each.env + variables)
-            for each in ranks
-        ),
+        ranks=tuple(replace(each, env=each.env + variables, python=python) for each in told),
         world=world,
         job=job,
     )

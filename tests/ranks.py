@@ -96,6 +96,7 @@ class Job:
         env: Mapping[str, str] | None = None,
         options: Iterable[str] = (),
         prefix: Iterable[str] = (),
+        python: str = "",
     ) -> None:
         self.size = np
         self.timeout = timeout
@@ -112,7 +113,7 @@ class Job:
         command = [sys.executable, "-m", "engine.launch", "-np", str(np), "--output-dir", str(self.output)]
         with open(self.home / "stdout", "wb") as out, open(self.home / "stderr", "wb") as err:
             self.process = subprocess.Popen(
-                [*prefix, *command, *options, "--", sys.executable, str(script)],
+                [*prefix, *command, *options, "--", python or sys.executable, str(script)],
                 cwd=self.directory,
                 env=self._environment(env or {}),
                 stdin=subprocess.DEVNULL,
@@ -280,6 +281,8 @@ def run_ranks(np: int, program: str | Callable[..., Any], *args: Any, check: boo
         Further arguments of the launcher.
     prefix : iterable of str
         A command that runs the launcher, such as one that limits it.
+    python : str
+        The interpreter of the ranks; empty: the one that runs the tests.
 
     Raises
     ------

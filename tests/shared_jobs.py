@@ -70,7 +70,7 @@ class SharedJob:
             raise RanksFailed(self.over)
         if self._job is None:
             env = {**STALLED, **dict(self.ranks.env)}
-            self._job = start_ranks(self.ranks.size, on_ranks.run, self.cases, env=env)
+            self._job = start_ranks(self.ranks.size, on_ranks.run, self.cases, env=env, python=self.ranks.python)
         try:
             until(lambda: self._told(number) or self._ended(), f"{nodeid} is done", limit)
             if not self._told(number):

@@ -5,6 +5,7 @@ python tools/write_stubs.py [--check]
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from engine.frameworks import surface
 
 ROOT = Path(__file__).parents[1]
-STUBS = {"engine/torch/ops.pyi": "torch.Tensor"}  # and the class of the tensors
+STUBS = {"engine/mxnet/ops.pyi": "mxnet.nd.NDArray", "engine/torch/ops.pyi": "torch.Tensor"}  # the class of the tensors
 
 
 def main(check: bool) -> int:
@@ -20,15 +21,23 @@ def main(check: bool) -> int:
     stale = False
     for name, tensor in STUBS.items():
         ruff = [str(Path(sys.executable).with_name("ruff")), "format", "--stdin-filename", name, "-"]
-        text = subprocess.run(
-            ruff, input=surface.stub(tensor), cwd=ROOT, text=True, capture_output=True, check=True
-        ).stdout
+        stub = surface.stub(tensor, orders(ROOT / name.removesuffix("i")))
+        text = subprocess.run(ruff, input=stub, cwd=ROOT, text=True, capture_output=True, check=True).stdout
         if not check:
             (ROOT / name).write_text(text)
         elif (ROOT / name).read_text() != text:
             print(f"{name} is not what the table of functions gives: python tools/write_stubs.py")
             stale = True
     return int(stale)
+
+
+def orders(module: Path) -> dict[str, str]:
+    """The argument orders of a binding: its constant `ORDERS`, read without importing it, or Horovod's usual."""
+    for node in ast.parse(module.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ORDERS":
+            found: dict[str, str] = ast.literal_eval(node.value)
+            return found
+    return surface.ORDERS
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ PARAMETERS = {
     "prescale_factor": "prescale_factor: float = 1.0",
     "postscale_factor": "postscale_factor: float = 1.0",
     "process_set": "process_set: ProcessSet = global_process_set",
+    # Of MXNet's functions; it has no meaning here.
+    "priority": "priority: int = 0",
 }
 
 # The parameters of each function in Horovod's order.
@@ -154,6 +156,9 @@ DOCUMENTATION = {
     """,
 }
 
+# What is left out of the documentation of a function through which no gradients flow.
+_GRADIENTS = re.compile(r"\s+Gradients flow .*?(?=\n\n|\Z)", re.DOTALL)
+
 # Arguments that each collective of the engine takes beside the tensors, in its order.
 _REDUCTION = "op name prescale_factor postscale_factor process_set"
 _GIVEN = {
@@ -180,12 +185,15 @@ class Tensors:
         gradients flow. By default, nothing.
     convert : callable
         Makes a tensor of what users may give besides, and returns anything else as it is.
+    gradients : bool
+        Whether gradients flow through the functions, as their documentation says.
     """
 
     kind: type
     name: str
     calls: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     convert: Callable[[Any], Any] = lambda tensor: tensor
+    gradients: bool = True
 
     def admit(self, tensor: Any, kind: str, name: str | None, process_set: ProcessSet) -> Any:
         """The tensor that a call of that kind and name was given. If it is none, raise, and tell the other ranks."""
@@ -236,7 +244,8 @@ def functions(module: str, tensors: Tensors, orders: Mapping[str, str] = ORDERS)
         linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
         exec(compile(source, file, "exec"), space)
         made[name] = space[name]
-        made[name].__doc__ = inspect.cleandoc(DOCUMENTATION[name].format(tensor=tensors.name))
+        text = inspect.cleandoc(DOCUMENTATION[name].format(tensor=tensors.name))
+        made[name].__doc__ = text if tensors.gradients else _GRADIENTS.sub("", text)
     return made
 
 
@@ -251,6 +260,8 @@ def stub(tensor: str, orders: Mapping[str, str] = ORDERS) -> str:
     """The module of a framework's functions as type checkers read it, unformatted. `tensor`: `torch.Tensor`."""
     package, _, kind = tensor.rpartition(".")
     alias = "" if kind == "Tensor" else " as Tensor"
+    signatures = [f"{signature(name, order)}: ..." for name, order in orders.items()]
+    handle = "from ..handles import Handle\n" if any("-> Handle" in each for each in signatures) else ""
     head = f'''"""Types of the functions that engine/frameworks/surface.py makes: written by it."""
 
 from collections.abc import Sequence
@@ -259,11 +270,10 @@ from typing import Any
 from {package} import {kind}{alias}
 
 from ..compression import Compression
-from ..handles import Handle
-from ..process_sets import ProcessSet, global_process_set
+{handle}from ..process_sets import ProcessSet, global_process_set
 from ..types import Average
 '''
-    return "\n".join([head, *(f"{signature(name, order)}: ..." for name, order in orders.items())])
+    return "\n".join([head, *signatures])
 
 
 def _body(name: str, order: str) -> str:

@@ -49,7 +49,7 @@ FRAMEWORKS = (
         "torch", "PyTorch", "torch.optim.Optimizer", modules="compression functions mpi_ops optimizer sync_batch_norm"
     ),
     Framework("jax", "JAX", "optax.GradientTransformation", others="jaxlib optax"),
-    Framework("mxnet", "MXNet", "mxnet.optimizer.Optimizer"),
+    Framework("mxnet", "MXNet", "mxnet.optimizer.Optimizer", modules="compression functions mpi_ops"),
 )
 BOUND = {each.package: each for each in FRAMEWORKS if each.bound}
 _OF_PACKAGE = {package: each for each in BOUND.values() for package in (each.package, *each.others.split())}

@@ -330,7 +330,7 @@ def refused(action, kind, *words):
     else:
         raise AssertionError(words)
 
-names = "tensorflow tensorflow.keras keras mxnet ray spark spark.torch torch.elastic torch.elastic.sampler"
+names = "tensorflow tensorflow.keras keras ray spark spark.torch torch.elastic torch.elastic.sampler"
 more = "runner.launch runner.elastic.driver runner.common.util version.other common.elastic torch.mpi_ops.other"
 for name in f"{names} {more}".split():
     refused(lambda: importlib.import_module(f"horovod.{name}"), ImportError, "no module 'horovod.", "migration.md")

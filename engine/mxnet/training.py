@@ -1,0 +1,236 @@
+"""Optimizers of MXNet, and gluon's trainer, that reduce gradients over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet
+from mxnet import gluon
+
+from .. import groups, logs
+from ..compression import Compression, Scheme
+from ..errors import EngineError
+from ..frameworks.agreement import claim_name, expect_agreement
+from ..frameworks.first_step import FirstStep
+from ..frameworks.options import Options
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Adasum, Average
+
+BROADCAST = "engine.mxnet.broadcast_parameters(net.collect_params(), root_rank={root})"
+
+
+class Reduction:
+    """How the gradients of one optimizer are reduced. Making one is collective.
+
+    Parameters
+    ----------
+    given : dict
+        The arguments of `DistributedOptimizer`, by their names.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        self.options = options = Options.checked(**given)
+        if options.op is Adasum or isinstance(options.compression, Scheme):
+            what = "op=Adasum" if options.op is Adasum else type(options.compression).__name__
+            raise ValueError(f"the binding of MXNet has no {what}: leave it out, or train with engine.torch")
+        self.included = options.process_set.included()  # else this rank trains by itself
+        self.number, self.prefix = claim_name(options)
+        self._marking: str | None = None  # the first gradients of a step
+        if self.included:
+            expect_agreement(options, {})
+
+    def reduce(self, name: str, gradients: Sequence[Any]) -> None:
+        """Reduce gradients in place, as one group, once MXNet has computed them. Collective."""
+        if not self.included or not gradients:
+            return
+        options = self.options
+        groups.grouped_allreduce_(
+            gradients,
+            options.op,
+            f"{self.prefix}.{name}",
+            options.prescale,
+            options.postscale,
+            options.process_set,
+            options.compression,
+        )
+        self._marking = self._marking or name
+        if name == self._marking:
+            options.process_set.engine.mark_step(self.number)
+
+
+class Distributed:
+    """Methods that wrapping adds to the class of an optimizer of MXNet."""
+
+    _engine: Reduction
+    _kind: type
+    _reduced = False  # within `update_multi_precision`, which may call `update`
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> Any:
+        """As the optimizer's own, with gradients that are reduced over all ranks before."""
+        if not self._reduced:
+            self._reduce(index, grad)
+        return super().update(index, weight, grad, state)  # type: ignore[misc]
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> Any:
+        """As the optimizer's own, with gradients that are reduced over all ranks before."""
+        self._reduce(index, grad)
+        self._reduced = True
+        try:
+            return super().update_multi_precision(index, weight, grad, state)  # type: ignore[misc]
+        finally:
+            self._reduced = False
+
+    def _reduce(self, index: Any, grad: Any) -> None:
+        """Reduce the gradients of one call, which has a list of them or one."""
+        several = isinstance(index, list | tuple)
+        self._engine.reduce(str(index[0] if several else index), list(grad) if several else [grad])
+
+    def unwrap(self) -> Any:
+        """Give the optimizer its own class back. Returns it."""
+        self.__class__ = self._kind
+        del self._engine
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy, or what a pickle brings back, is a plain optimizer.
+        state = {name: value for name, value in vars(self).items() if name != "_engine"}
+        return object.__new__, (self._kind,), state
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: Any = Compression.none,
+    op: int = Average,
+) -> Any:
+    """Make an optimizer reduce gradients over all ranks before it uses them. Collective.
+
+    With gluon use `DistributedTrainer`, which reduces all gradients of a step at once. This one is for the `Module` API
+    and for loops that call an updater; each call of the optimizer's `update` is collective.
+
+    Parameters
+    ----------
+    optimizer : mxnet.optimizer.Optimizer
+        Stays the same object; its class becomes a subclass of the same name.
+    gradient_predivide_factor : float
+        With `Average`: divide by it before the ranks' gradients are added, and by the world size over it after.
+    num_groups : int
+        Accepted for scripts that have it, and without effect: gradients that come together travel together.
+    process_set : ProcessSet
+        Whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
+    compression : optional
+        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own.
+    op : Op
+        `Average`, `Sum`, `Min`, `Max` or `Product`.
+
+    Returns
+    -------
+    mxnet.optimizer.Optimizer
+        `optimizer`, with `unwrap()`. A copy or a pickle of it is a plain optimizer.
+
+    Raises
+    ------
+    TypeError
+        Not an optimizer.
+    ValueError
+        Numbers that make no sense; Adasum; an optimizer that is wrapped already.
+    MismatchError
+        The ranks' options differ.
+    """
+    if isinstance(optimizer, gluon.Trainer):
+        raise TypeError("DistributedOptimizer takes an mxnet.optimizer.Optimizer; for gluon use DistributedTrainer")
+    if not isinstance(optimizer, mxnet.optimizer.Optimizer):
+        raise TypeError(f"expected an mxnet.optimizer.Optimizer, not {type(optimizer).__qualname__}")
+    if isinstance(optimizer, Distributed):
+        raise ValueError(
+            "this optimizer is wrapped in DistributedOptimizer already; wrap it once, or unwrap() it first"
+        )
+    engine = Reduction(
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        process_set=process_set,
+    )
+    kind = type(optimizer)
+    same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "_kind": kind}
+    optimizer.__class__ = type(kind.__name__, (Distributed, kind), same)
+    optimizer._engine = engine
+    return optimizer
+
+
+class DistributedTrainer(gluon.Trainer):
+    """gluon's `Trainer`, which reduces gradients over all ranks in each `step` or `allreduce_grads`. Making it is
+    collective.
+
+    The batch size that `step` is given is this rank's: gradients are averaged over ranks.
+
+    Parameters
+    ----------
+    params : ParameterDict, dict or list of Parameter
+        On one context in main memory; with dense values and gradients.
+    optimizer : str or mxnet.optimizer.Optimizer
+        Not a wrapped one: such a one is unwrapped, with a warning.
+    optimizer_params : dict, optional
+        Arguments of an optimizer that is given by its name.
+    compression, gradient_predivide_factor, num_groups, process_set, op
+        As for `DistributedOptimizer`.
+    prefix : str, optional
+        Accepted for scripts that have it, and without effect: trainers are told apart by their order.
+    check_parameters : bool
+        Compare the ranks' parameters in the first step, once, and log a warning if they differ.
+
+    Raises
+    ------
+    EngineError
+        Parameters on several contexts; sparse ones.
+    ValueError, MismatchError
+        As of `DistributedOptimizer`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: Any = None,
+        compression: Any = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+        *,
+        op: int = Average,
+        check_parameters: bool = True,
+    ) -> None:
+        if isinstance(optimizer, Distributed):
+            logs.logger.warning("DistributedTrainer reduces the gradients itself: its optimizer has been unwrapped")
+            optimizer.unwrap()
+        super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        if len(self._contexts) > 1:
+            raise EngineError(f"parameters on {self._contexts}: a rank has one context here; start more ranks instead")
+        if self._contains_sparse_weight or self._contains_sparse_grad:
+            raise EngineError("DistributedTrainer takes dense parameters with dense gradients: leave out sparse_grad")
+        self._reduction = Reduction(
+            compression=compression,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            num_groups=num_groups,
+            process_set=process_set,
+        )
+        self._first: FirstStep | None = None
+        self._begun = not (check_parameters and self._reduction.included)
+
+    def _allreduce_grads(self) -> None:
+        """Reduce all gradients as one group: gluon calls it in `step` and in `allreduce_grads`."""
+        trained = [each for each in self._params if each.grad_req != "null"]
+        if not self._begun:
+            self._begun = True
+            self._first = FirstStep(f"{self._reduction.prefix}.", self._reduction.options.process_set, BROADCAST)
+            self._first.begin({each.name: each.list_data()[0] for each in trained})
+        self._reduction.reduce("group", [each.list_grad()[0] for each in trained])
+        if self._first is not None and self._first.tell():
+            self._first = None

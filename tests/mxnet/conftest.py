@@ -1,0 +1,16 @@
+"""Tests here run where MXNet is: in an environment that the first of them makes."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import environment
+
+
+@pytest.fixture(scope="package", autouse=True)
+def mxnet_python() -> str:
+    """The interpreter that has MXNet."""
+    try:
+        return str(environment.make())
+    except environment.NotToBeHadError as reason:
+        pytest.skip(str(reason))
