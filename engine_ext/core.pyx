@@ -5,11 +5,13 @@ tell of it (snapshots.pyx).
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.ref cimport Py_INCREF
 from libc.errno cimport EPROTO
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
+from engine_ext.bindings.calls cimport calls_admit, calls_dismiss, calls_settle
 from engine_ext.bindings.collectives cimport (
     allgather_group_op, allgather_op, allreduce_op, alltoall_op, barrier_op, broadcast_op, reduce_group_op, reducescatter_op,
     size_barrier_op,
@@ -36,7 +38,7 @@ from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.kernels.kernels cimport engine_kernels_get
 from engine_ext.knobs cimport knobs_of, knobs_with, set_knobs
 from engine_ext.operations.op cimport Op
-from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns, store32_release
+from engine_ext.platform.atomics cimport add32, load32_acquire, load_acquire, load_relaxed, now_ns, store32_release
 from engine_ext.platform.clock cimport age_ns, patience_at, patience_look, seconds_ns
 from engine_ext.platform.posix cimport (
     MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PAGE, PROT_READ, PROT_WRITE, close as close_descriptor, madvise,
@@ -142,6 +144,7 @@ cdef class Engine:
             raise OSError(status, "cannot start the engine thread")
         if world is not None:
             process_set_enter(e)
+        calls_admit(e, <int>(world.formed if world is not None else 0))
         return 0
 
     def count(self, bint on):
@@ -182,7 +185,9 @@ cdef class Engine:
         if e.alive != NULL and e.alive[0] == 1:     # not in a forked child: there nothing of this is ours
             if not self.state.closed and e.segment.header != NULL:
                 process_set_leave(e)
+                calls_dismiss(e)
                 driver_stop(e)
+                calls_settle(e, TICK_NS)
             arena_close(&e.arena)
             if e.segment.header != NULL:
                 table_close(&e.table)
@@ -389,6 +394,7 @@ cdef class Engine:
         cdef State* e = self.state
         cdef Goal goal
         cdef uint64_t begun, limit
+        cdef bint settled
         if self.state.closed or e.alive == NULL or e.alive[0] != 1 or e.segment.header == NULL:
             return
         memset(&goal, 0, sizeof(Goal))
@@ -405,9 +411,14 @@ cdef class Engine:
             self.state.closed = True
             with nogil:
                 process_set_leave(e)
+                calls_dismiss(e)
                 driver_stop(e)
+                settled = calls_settle(e, limit)
+            if not settled:
+                Py_INCREF(self)         # a thread is inside: it keeps what it uses
             # After the last chunk that this rank passes; pairs with the acquire of whoever needs this rank, and of monitors.
             store32_release(&e.segment.mine.left, 1)
+            add32(&e.segment.header.departures, 1)      # pairs with stall_look_for_left
             wake_others(&e.segment, 0)
             for part in self.shared:
                 (<Part>part).detached = True

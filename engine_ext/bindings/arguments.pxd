@@ -4,13 +4,18 @@ from libc.stdint cimport int64_t, uint32_t
 from engine_ext.bindings.view cimport View
 from engine_ext.shared.layout cimport WIRE_TUNED, engine_meta
 
+cdef enum:
+    FAULT_BYTES = 512           # of the longest text that says why a call is refused
+
 cdef const char* expect_name(object name, uint32_t* length) except NULL
-cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept
+cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept nogil
 cdef int wire_number(object wire, int op) except -1
-cdef unsigned char wire_of(int chosen, int dtype) noexcept
+cdef unsigned char wire_of(int chosen, int dtype) noexcept nogil
 cdef int expect_rows(object tensor, const View* view, str verb) except -1
-cdef int expect_rows_reduction(int op) except -1
-cdef int expect_reduction(const View* view, int op, double prescale, double postscale, int size) except -1
+cdef bint reduction_fault(bint parts, const View* view, int op, double prescale, double postscale, int size,
+                          char* text) noexcept nogil
+cdef int expect_reduction(bint parts, const View* view, int op, double prescale, double postscale, int size) except -1
+cdef int raise_text(const char* text) except -1
 cdef object same_shape(object tensor, const View* source, object output, View* target, int64_t rows)
 
 cdef inline bint may_share(const engine_meta* meta) noexcept:

@@ -65,18 +65,20 @@ typedef struct engine_result {
   uint32_t count, padding;        /* number of tensors in the group; 0: no group */
 } engine_result;
 
+typedef void (*engine_done)(void *argument, engine_result *result);
+
 typedef struct engine_call {
   uint32_t struct_size;           /* sizeof(engine_call) */
   int32_t set;                    /* 0: the world; else the number of the process set (ProcessSet.process_set_id) */
-  uint8_t kind, op, wire, flags;  /* KIND_* of shared/names.h; ENGINE_SUM .. of kernels/kernels.h; WIRE_*, or WIRE_TUNED: the
-                                   * dtype in which float32 and float64 travel; ENGINE_CALL_* */
+  uint8_t kind, op, wire, flags;  /* the number of an operation in shared/names.h; ENGINE_SUM .. of kernels/kernels.h; WIRE_*
+                                   * (the dtype in which float32 and float64 travel) or WIRE_TUNED; ENGINE_CALL_* */
   int32_t root;                   /* of a broadcast: a rank of the world */
   double prescale, postscale;     /* factors of the inputs and of the result of a reduction; 1: none */
   const char *name;               /* UTF-8, not terminated */
   uint32_t name_bytes, count;     /* length of the name; number of tensors */
   const engine_call_tensor *tensors;
   const int64_t *splits;          /* of an all-to-all: rows for each rank */
-  void (*done)(void *argument, engine_result *result);
+  engine_done done;
   void *argument;
   uint64_t linger_ns;             /* how long `submit` may wait for the end; ENGINE_CALL_FOREVER: until it has come */
   int32_t optimizer, padding;     /* with ENGINE_CALL_MARKS_STEP: number of the optimizer */

@@ -7,16 +7,17 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport malloc
 
 from engine_ext.bindings.arguments cimport (
-    expect_reduction, expect_rows, expect_rows_reduction, fill_meta, may_share, same_shape, wire_number, wire_of,
+    expect_reduction, expect_rows, fill_meta, may_share, same_shape, wire_number, wire_of,
 )
 from engine_ext.bindings.groups cimport group_add, group_expect_apart, group_gather, group_open, group_sparse
 from engine_ext.bindings.ownership cimport keep_alive
 from engine_ext.bindings.refusals cimport set_text
-from engine_ext.bindings.submit cimport note_thread
 from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.control.driver cimport driver_note_thread
 from engine_ext.control.state cimport State
 from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64
 from engine_ext.operations.op cimport Op, free_op, new_op
+from engine_ext.platform.atomics cimport load32_relaxed
 from engine_ext.shared.layout cimport (
     KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER,
 )
@@ -40,11 +41,11 @@ cdef Op* tensor_op(int kind, const View* source, const View* target, object owne
     return op
 
 
-cdef void fill_reduction(Op* brought, int op, double prescale, double postscale) noexcept:
+cdef void fill_reduction(Op* brought, int op, double prescale, double postscale) noexcept nogil:
     brought.meta.op, brought.meta.prescale, brought.meta.postscale = <unsigned char>op, prescale, postscale
 
 
-cdef uint64_t row_bytes(const View* view) noexcept:
+cdef uint64_t row_bytes(const View* view) noexcept nogil:
     cdef uint64_t nbytes = <uint64_t>view.itemsize
     cdef int d
     for d in range(1, view.ndim):
@@ -52,7 +53,7 @@ cdef uint64_t row_bytes(const View* view) noexcept:
     return nbytes
 
 
-cdef int64_t own_rows(State* e, int64_t rows) noexcept:
+cdef int64_t own_rows(const State* e, int64_t rows) noexcept nogil:
     """How many of so many rows a reduce-scatter gives to this rank."""
     return rows // e.segment.size + (e.segment.rank < rows % e.segment.size)
 
@@ -65,7 +66,7 @@ cdef Op* allreduce_op(State* e, object tensor, object output, int op, double pre
     cdef int chosen = wire_number(wire, op)
     cdef object keeper = view_of(tensor, &source), kept
     expect_dense(tensor, &source, "the tensor")
-    expect_reduction(&source, op, prescale, postscale, e.segment.size)
+    expect_reduction(False, &source, op, prescale, postscale, e.segment.size)
     kept = same_shape(tensor, &source, output, &target, source.dims[0])
     brought = tensor_op(KIND_ALLREDUCE, &source, &target, (tensor, output, keeper, kept))
     fill_reduction(brought, op, prescale, postscale)
@@ -83,8 +84,7 @@ cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double
     cdef int chosen = wire_number(wire, op)
     cdef object keeper = view_of(tensor, &source), kept
     expect_rows(tensor, &source, "a reduce-scatter divides")
-    expect_rows_reduction(op)
-    expect_reduction(&source, op, prescale, postscale, e.segment.size)
+    expect_reduction(True, &source, op, prescale, postscale, e.segment.size)
     kept = same_shape(tensor, &source, output, &target, own_rows(e, source.dims[0]))
     brought = tensor_op(KIND_REDUCESCATTER, &source, &target, (tensor, output, keeper, kept))
     fill_reduction(brought, op, prescale, postscale)
@@ -109,10 +109,9 @@ cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op,
         group_open(brought, kind, count)
         for k in range(count):
             keepers.append(group_add(brought, k, tensors[k], &source))
-            expect_reduction(&source, op, prescale, postscale, e.segment.size)
+            expect_reduction(kind == KIND_REDUCESCATTER, &source, op, prescale, postscale, e.segment.size)
             rows = source.dims[0]
             if kind == KIND_REDUCESCATTER:
-                expect_rows_reduction(op)
                 expect_rows(tensors[k], &source, "a reduce-scatter divides")
                 rows = own_rows(e, rows)
             keepers.append(same_shape(tensors[k], &source, outputs[k], &target, rows))
@@ -218,9 +217,9 @@ cdef Op* alltoall_op(State* e, object tensor, object splits) except NULL:
 
 cdef Op* barrier_op(State* e, object name, bint blocking) except NULL:
     cdef Op* brought = new_op()
-    note_thread(e)
+    driver_note_thread(e)
     brought.meta.kind = KIND_BARRIER
-    brought.rows = name is None and blocking and not e.many_threads      # whether ranks come together behind it
+    brought.rows = name is None and blocking and not load32_relaxed(&e.many_threads)      # whether ranks come together behind it
     return brought
 
 

@@ -12,7 +12,7 @@ from engine_ext.control.state cimport State
 from engine_ext.control.table cimport bit
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport Op, free_op, new_op
-from engine_ext.platform.atomics cimport load_acquire
+from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport FAILURE_BYTES, FAULT_CALL, KINDS, KIND_BARRIER, NAME_BYTES, STUCK_SHIFT, UNNAMED
 
@@ -55,7 +55,7 @@ cdef int catch_up(State* e, const int64_t* counts) except -1:
     """Behind a barrier: submit failures for the unnamed operations that other ranks submitted before it and this one did not."""
     cdef int kind
     for kind in range(KINDS):
-        if kind != KIND_BARRIER and e.unnamed[kind] < <uint64_t>counts[kind]:
+        if kind != KIND_BARRIER and load_relaxed(&e.unnamed[kind]) < <uint64_t>counts[kind]:
             skip(e, kind, <uint64_t>counts[kind], "came to a barrier without it", False)
     return 0
 
@@ -65,8 +65,9 @@ cdef int skip(State* e, int kind, uint64_t count, str why, bint waits) except -1
     cdef str where = place()
     LOGGER.warning(
         "rank %d has submitted %d unnamed operations of kind %s, other ranks %d: it %s, at %s. What it has left out fails on "
-        "every rank", e.segment.numbers[e.segment.rank], e.unnamed[kind], kind_name(kind).decode(), count, why, where)
-    while e.unnamed[kind] < count and bring_failure(e, kind, None, f"{why}, at {where}", waits):
+        "every rank", e.segment.numbers[e.segment.rank], load_relaxed(&e.unnamed[kind]), kind_name(kind).decode(),
+        count, why, where)
+    while load_relaxed(&e.unnamed[kind]) < count and bring_failure(e, kind, None, f"{why}, at {where}", waits):
         pass            # else this rank is gone, or has joined: another thread of it has gone on
     return 0
 
@@ -79,7 +80,7 @@ cdef int release_stuck(State* e, Op* op) except -1:
     out, and the other one does the same. A barrier is spared: there the ranks are to come together.
     """
     cdef int r
-    for r in range(e.segment.size if not e.many_threads else 0):
+    for r in range(e.segment.size if not load32_relaxed(&e.many_threads) else 0):
         if r != e.segment.rank and load_acquire(&e.segment.pages[r].stuck) and withholds(e, r, op):
             release(e, r, op)
     return 0
@@ -91,7 +92,7 @@ cdef int release(State* e, int rank, Op* op) except -1:
     cdef uint64_t stuck = load_acquire(&e.segment.pages[rank].stuck)
     cdef uint64_t number = stuck & ((<uint64_t>1 << STUCK_SHIFT) - 1)
     cdef int kind = <int>(stuck >> STUCK_SHIFT) - 1
-    if stuck and not e.many_threads and kind != KIND_BARRIER and e.unnamed[kind] <= number:
+    if stuck and not load32_relaxed(&e.many_threads) and kind != KIND_BARRIER and load_relaxed(&e.unnamed[kind]) <= number:
         skip(e, kind, number + 1, f"waits for {name_of(e, op)}, which rank {e.segment.numbers[rank]} has not submitted", True)
     return 0
 

@@ -15,14 +15,10 @@ from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport Member, Op
 from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.shared.layout cimport (
-    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULTS, FAULT_NONE, LAYOUT_SPARSE, MAX_DIMS,
+    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULTS, FAULT_NONE, LAYOUT_SPARSE, MAX_DIMS, MAX_RANKS,
 )
 
 from engine_ext.errors import ArgumentError, UnsupportedTensorError
-
-cdef enum:
-    MAX_GROUP = 1 << 20
-
 
 cdef inline uint64_t padded(uint64_t nbytes) noexcept nogil:
     return (nbytes + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT * PIECE_ALIGNMENT
@@ -32,22 +28,35 @@ cdef int group_open(Op* op, int kind, Py_ssize_t count) except -1:
     """Make `op` a group of `count` members, which are added next."""
     if not 0 < count <= MAX_GROUP:
         raise ArgumentError(f"a group has 1 to {MAX_GROUP} tensors, not {count}")
+    if not group_begin(op, kind, count):
+        raise MemoryError("no memory for a group")
+    return 0
+
+
+cdef bint group_begin(Op* op, int kind, Py_ssize_t count) noexcept nogil:
+    """As group_open, of a number of members that there can be. False without memory."""
     op.members = <Member*>calloc(<size_t>count, sizeof(Member))
     if op.members == NULL:
-        raise MemoryError("no memory for a group")
+        return False
     op.meta.kind, op.meta.group, op.meta.ndim = <unsigned char>kind, <uint32_t>count, 0
     op.meta.dims[DIM_DIGEST] = <int64_t>fnv_begin()
     op.source = op.target = <char*>op.members           # not absent; the memory is the members'
-    return 0
+    return True
 
 
 cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view):
     """View member `k`; what keeps its memory in place."""
     cdef object keeper = view_of(tensor, view)
+    expect_dense(tensor, view, f"tensor {k} of the group")
+    group_count(op, k, view)
+    return keeper
+
+
+cdef void group_count(Op* op, Py_ssize_t k, const View* view) noexcept nogil:
+    """Make what is viewed member `k`, and count it to what the ranks compare. The members are counted in order."""
     cdef Member* member = &op.members[k]
     cdef uint64_t digest, count = 1
     cdef int first = operation_of(&op.meta).uneven, d       # of the dimensions that must be equal on all ranks
-    expect_dense(tensor, view, f"tensor {k} of the group")
     member.source, member.nbytes, member.dtype = view.data, view.nbytes, view.dtype
     for d in range(1, view.ndim):
         count *= <uint64_t>view.dims[d]
@@ -61,7 +70,6 @@ cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view):
     op.meta.dims[DIM_DIGEST] = <int64_t>digest
     if k == 0:
         op.meta.dtype = view.dtype
-    return keeper
 
 
 cdef int group_expect_apart(const Op* op) except -1:
@@ -90,19 +98,25 @@ cdef int group_expect_apart(const Op* op) except -1:
 
 
 cdef int group_gather(Op* op) except -1:
-    """All members are there: make it the payload of an allgather."""
+    if not group_payload(op):
+        raise MemoryError("no memory for a group")
+    return 0
+
+
+cdef bint group_payload(Op* op) noexcept nogil:
+    """All members are there: make it the payload of an allgather. False without memory."""
     cdef uint64_t k, count = op.meta.group
     cdef const Member* member
     op.splits = <int64_t*>malloc(count * 2 * sizeof(int64_t))
     if op.splits == NULL:
-        raise MemoryError("no memory for a group")
+        return False
     op.rows, op.row_bytes = <int64_t>padded(count * 2 * sizeof(int64_t)), 1
     for k in range(count):
         member = &op.members[k]
         op.splits[2 * k], op.splits[2 * k + 1] = member.rows, <int64_t>member.row_bytes
         op.rows += <int64_t>padded(member.nbytes)
     op.nbytes, op.target = <uint64_t>op.rows, NULL
-    return 0
+    return True
 
 
 cdef int group_sparse(Op* op, object shape, object fault) except -1:
@@ -128,51 +142,75 @@ cdef int group_sparse(Op* op, object shape, object fault) except -1:
     return 0
 
 
-cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint32_t count):
-    """What was gathered, by member: its bytes from all ranks in one piece, the rows of each rank, and the bytes of a row.
+cdef uint64_t group_rows(const char* memory, const int64_t* nbytes, int size, uint32_t k, int64_t* rows,
+                         uint64_t* row_bytes) noexcept nogil:
+    """How many rows of member `k` came from each rank, the bytes of a row (0 where no rank has one), and of all rows together.
 
     Parameters
     ----------
     memory : payloads, one rank's after the other's
     nbytes : of each rank's payload; 0: it had nothing
     """
+    cdef uint64_t total = 0
+    cdef const int64_t* sent
+    cdef int r
+    row_bytes[0] = 0
+    for r in range(size):
+        sent, rows[r] = <const int64_t*>memory, 0
+        if nbytes[r]:
+            rows[r], row_bytes[0] = sent[2 * k], <uint64_t>sent[2 * k + 1]      # the same wherever there is one
+            total += <uint64_t>rows[r] * row_bytes[0]
+        memory += nbytes[r]
+    return total
+
+
+cdef void group_skip(const char* memory, const int64_t* nbytes, int size, uint32_t count, uint32_t k,
+                     uint64_t* offsets) noexcept nogil:
+    """Where member `k` of `count` begins in each rank's payload, `memory` and `nbytes` being as for group_rows."""
+    cdef const int64_t* sent
+    cdef uint32_t m
+    cdef int r
+    for r in range(size):
+        sent, offsets[r] = <const int64_t*>memory, padded(count * 2 * sizeof(int64_t))
+        for m in range(k if nbytes[r] else 0):
+            offsets[r] += padded(<uint64_t>sent[2 * m] * <uint64_t>sent[2 * m + 1])
+        memory += nbytes[r]
+
+
+cdef void group_copy(const char* memory, const int64_t* nbytes, int size, uint32_t k, uint64_t* offsets, char* to) noexcept nogil:
+    """Copy member `k`, all ranks' rows in one piece, from where it begins in each rank's payload; and move on to the next."""
+    cdef const int64_t* sent
+    cdef uint64_t length
+    cdef int r
+    for r in range(size):
+        if nbytes[r]:
+            sent = <const int64_t*>memory
+            length = <uint64_t>sent[2 * k] * <uint64_t>sent[2 * k + 1]
+            memcpy(to, memory + offsets[r], length)
+            offsets[r] += padded(length)
+            to += length
+        memory += nbytes[r]
+
+
+cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint32_t count):
+    """What was gathered, by member: its bytes from all ranks in one piece, the rows of each rank, and the bytes of a row.
+
+    `memory` and `nbytes` as for group_rows.
+    """
     cdef list parts = []
     cdef Memory part
-    cdef const int64_t* sent
-    cdef const char* payload
-    cdef char* to
-    cdef uint64_t total, length, row_bytes
-    cdef uint64_t* offsets = <uint64_t*>calloc(<size_t>size, sizeof(uint64_t))      # of the next member in each payload
+    cdef uint64_t total, row_bytes
+    cdef int64_t[MAX_RANKS] rows
+    cdef uint64_t[MAX_RANKS] offsets
     cdef uint32_t k
-    cdef int r
-    if offsets == NULL:
-        raise MemoryError("no memory for the result of a group")
-    try:
-        for r in range(size):
-            offsets[r] = padded(count * 2 * sizeof(int64_t))
-        for k in range(count):
-            rows, payload, total, row_bytes = [], memory, 0, 0
-            for r in range(size):
-                sent = <const int64_t*>payload
-                if nbytes[r]:
-                    row_bytes = <uint64_t>sent[2 * k + 1]           # the same wherever there is one
-                    total += <uint64_t>sent[2 * k] * row_bytes
-                rows.append(sent[2 * k] if nbytes[r] else 0)
-                payload += nbytes[r]
-            part = Memory.__new__(Memory)
-            part.data, part.nbytes = <char*>malloc(max(total, <uint64_t>1)), total
-            if part.data == NULL:
-                raise MemoryError("no memory for the result of a group")
-            payload, to = memory, part.data
-            with nogil:
-                for r in range(size):
-                    if nbytes[r]:
-                        length = <uint64_t>(<const int64_t*>payload)[2 * k] * row_bytes
-                        memcpy(to, payload + offsets[r], length)
-                        offsets[r] += padded(length)
-                        to += length
-                    payload += nbytes[r]
-            parts.append((memoryview(part), tuple(rows), row_bytes))
-    finally:
-        free(offsets)
+    group_skip(memory, nbytes, size, count, 0, offsets)
+    for k in range(count):
+        total = group_rows(memory, nbytes, size, k, rows, &row_bytes)
+        part = Memory.__new__(Memory)
+        part.data, part.nbytes = <char*>malloc(max(total, <uint64_t>1)), total
+        if part.data == NULL:
+            raise MemoryError("no memory for the result of a group")
+        with nogil:
+            group_copy(memory, nbytes, size, k, offsets, part.data)
+        parts.append((memoryview(part), tuple([rows[r] for r in range(size)]), row_bytes))
     return parts

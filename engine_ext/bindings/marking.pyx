@@ -4,19 +4,18 @@ from libc.stdint cimport uint32_t
 from engine_ext.bindings.arguments cimport expect_name
 from engine_ext.bindings.refusals cimport expect_open
 from engine_ext.control.driver cimport driver_pin, driver_unpin
-from engine_ext.control.observers cimport observe_step
+from engine_ext.control.execute cimport end_step
 from engine_ext.control.step_marks cimport marks_open
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Record
-from engine_ext.platform.atomics cimport store32_release, store_release
+from engine_ext.platform.atomics cimport store32_release
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 
 
 cdef int mark_step(State* e, int number) except -1:
     """A step of optimizer `number` has ended."""
     expect_open(e)
-    store_release(&e.segment.mine.steps, e.segment.mine.steps + 1)      # pairs with coordinator_step
-    observe_step(e, number)
+    end_step(e, number)
     return 0
 
 

@@ -2,20 +2,16 @@
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
+from engine_ext.control.verdict cimport VERDICT_BYTES, verdict_describe
 from engine_ext.operations.describe cimport describe_ranks
 from engine_ext.platform.atomics cimport load_acquire
-from engine_ext.shared.layout cimport CAUSES, CAUSE_LEFT, CAUSE_NAMES, CAUSE_NONE, Status
+from engine_ext.shared.layout cimport Status
 
-from engine_ext.errors import (
-    BY_CAUSE, DuplicateNameError, EngineError, ForkedError, MismatchError, NotInitializedError,
-)
+from engine_ext import errors
+from engine_ext.errors import DuplicateNameError, EngineError, ForkedError, MismatchError, NotInitializedError
 
 cdef enum:
     SET_BYTES = 128
-
-ERRORS = {number: BY_CAUSE[CAUSE_NAMES[number].decode()] for number in range(CAUSE_NONE + 1, CAUSES)}
-LEFT_HINT = (". Did ranks make different numbers of steps? Give each as many batches, or let each call engine.join() after its "
-             "last step")
 
 
 cdef str set_text(State* e):
@@ -65,15 +61,13 @@ cdef int refuse(State* e, int status, str name) except -1:
 
 cdef object world_error(State* e):
     """The first cause, as every call raises it."""
+    cdef char[VERDICT_BYTES] text
     cdef uint64_t word = load_acquire(e.segment.abort)     # pairs with abort_world
+    verdict_describe(e, text)
+    kind, _, message = (<bytes>text).decode("utf-8", "replace").partition(": ")
     if word == 0:
-        what = "the engine was shut down" if e.world == e or e.world.closed else "the process set was removed"
-        return NotInitializedError(f"{what} while the operation was in flight")
-    cdef int culprit = <int>(word & 0xFFFF) - 1, cause = <int>(word >> 16 & 0xFFFF), reporter = <int>(word >> 32)
-    cdef str text = (<bytes>e.segment.world.pages[reporter].reason).decode("utf-8", "replace")
-    seen = "" if reporter == culprit else f" (rank {reporter} noticed it first)"
-    why = LEFT_HINT if cause == CAUSE_LEFT else ""
-    return ERRORS[cause](f"rank {culprit} {ERRORS[cause].did}: {text}{why}{seen}", culprit)
+        return NotInitializedError(message)
+    return getattr(errors, kind)(message, <int>(word & 0xFFFF) - 1)
 
 
 cdef object disagreement(const Op* op, str what):

@@ -1,6 +1,4 @@
 """How an operation is submitted."""
-from libc.stdint cimport uint64_t
-
 from engine_ext.control.driver cimport Target
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
@@ -11,5 +9,3 @@ cdef enum:
 cdef str submit(State* e, Op* op, object name, bint blocking)
 cdef int make_room(State* e, const Target* target, int status) except -1
 cdef int between_ticks(State* e, Op* op) except -1
-cdef void count_unnamed(State* e, int kind, uint64_t count) noexcept
-cdef void note_thread(State* e) noexcept

@@ -1,20 +1,20 @@
 """Submission of an operation: under its name or the next of the unnamed, when there is room for it."""
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.pythread cimport PyThread_get_thread_ident
-from libc.stdint cimport uint32_t, uint64_t
-from libc.stdio cimport snprintf
+from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
 from engine_ext.bindings.arguments cimport expect_name
 from engine_ext.bindings.refusals cimport refuse
-from engine_ext.control.driver cimport Goal, Target, driver_call, driver_pin, driver_submit, driver_unpin, driver_wait
+from engine_ext.control.driver cimport (
+    Goal, Target, driver_call, driver_note_thread, driver_pin, driver_submit, driver_unpin, driver_wait,
+)
 from engine_ext.control.stall cimport stall_look_after
 from engine_ext.control.state cimport State
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport OP_DONE, Op, Record
-from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns, store_relaxed, store_release
+from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns
 from engine_ext.platform.clock cimport overdue_ns, patience_at, patience_look
-from engine_ext.shared.layout cimport COORDINATOR, UNNAMED, Status
+from engine_ext.shared.layout cimport COORDINATOR, Status
 
 from engine_ext.errors import DuplicateNameError
 
@@ -24,34 +24,16 @@ cdef str submit(State* e, Op* op, object name, bint blocking):
 
     If this raises, nothing was submitted, and `op` is its maker's to free.
     """
-    cdef char[64] buffer
     cdef Target target
-    cdef unsigned long long number
-    cdef int kind = op.meta.kind
-    cdef str label
     memset(&target, 0, sizeof(Target))
-    note_thread(e)
+    driver_note_thread(e)
     if name is not None:
         target.text = expect_name(name, &target.text_bytes)
-        bring(e, &target, op, blocking, name)
-        return name
-    # The number is taken before the GIL is released, or two threads would take the same one.
-    number = e.unnamed[kind]
-    count_unnamed(e, kind, number + 1)
-    op.number = number + 1
-    target.text = buffer
-    target.text_bytes = <uint32_t>snprintf(buffer, 64, "%s.noname.%llu", kind_name(kind), number % UNNAMED)
-    label = buffer[:target.text_bytes].decode()
-    try:
-        bring(e, &target, op, blocking, label)
-    except BaseException:
-        if e.unnamed[kind] == number + 1:       # nothing was submitted, and no other thread has gone on from there
-            count_unnamed(e, kind, number)
-        raise
-    return label
+    bring(e, &target, op, blocking, name)
+    return target.label[:target.text_bytes].decode() if name is None else name
 
 
-cdef int bring(State* e, const Target* target, Op* op, bint blocking, str label) except -1:
+cdef int bring(State* e, Target* target, Op* op, bint blocking, object name) except -1:
     """Hand an operation over to the engine, when there is room for it."""
     cdef int status
     while True:
@@ -64,7 +46,7 @@ cdef int bring(State* e, const Target* target, Op* op, bint blocking, str label)
         if status == Status.NO_ROOM or status == Status.AFTER_FAILURE or (status == Status.DUPLICATE and op.number):
             make_room(e, target, status)
         else:
-            refuse(e, status, label)
+            refuse(e, status, kind_name(op.meta.kind).decode() if name is None else name)
 
 
 cdef int make_room(State* e, const Target* target, int status) except -1:
@@ -78,7 +60,9 @@ cdef int make_room(State* e, const Target* target, int status) except -1:
         if goal.drained == load_acquire(&e.segment.mine.request_head):
             return 0            # read in the meantime: there is nothing to wait for
     else:
-        goal.record = target.record if target.record != NULL else driver_pin(e, target.text, target.text_bytes)
+        goal.record = target.record
+        if goal.record == NULL:
+            goal.record = driver_pin(e, target.text if target.text != NULL else target.label, target.text_bytes)
         if goal.record == NULL:
             raise MemoryError("no memory for a name")
     try:
@@ -114,19 +98,3 @@ cdef int between_ticks(State* e, Op* op) except -1:
     with nogil:
         stall_look_after(e, op)
     return 0
-
-
-cdef void count_unnamed(State* e, int kind, uint64_t count) noexcept:
-    """Before the operation is submitted: who sees that, or `stuck`, sees the number too."""
-    e.unnamed[kind] = count
-    store_relaxed(&e.segment.mine.unnamed[kind], count)
-
-
-cdef void note_thread(State* e) noexcept:
-    """Note whether one thread alone has used this engine: only then does its wait mean that nothing more comes from here."""
-    cdef unsigned long thread = <unsigned long>PyThread_get_thread_ident()
-    if e.caller == 0:
-        e.caller = thread
-    if e.caller != thread and not e.many_threads:
-        e.many_threads = True
-        store_release(&e.segment.mine.stuck, 0)    # said by the first thread, of a rank with no other

@@ -16,7 +16,7 @@ from engine_ext.kernels.kernels cimport (
     ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_INT8, ENGINE_INT16, ENGINE_INT32, ENGINE_INT64, ENGINE_UINT8,
     ENGINE_UINT16, ENGINE_UINT32, ENGINE_UINT64,
 )
-from engine_ext.operations.describe cimport dtype_name
+from engine_ext.operations.describe cimport describe_dtypes, dtype_name
 from engine_ext.shared.layout cimport LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_ROWS, MAX_DIMS
 
 from engine_ext.errors import UnsupportedTensorError
@@ -53,6 +53,7 @@ cdef extern from "engine_ext/bindings/dlpack.h":
 
 cdef enum:
     KNOWN_TYPES = 8
+    NAMES_BYTES = 512           # of a list of all dtypes
 
 # Types whose exchange table has been found: a lookup in a type costs more than the view itself. They are kept for good.
 cdef (PyObject*)[KNOWN_TYPES] known_types
@@ -89,7 +90,9 @@ cdef int refuse(object tensor, str why) except -1:
 
 
 cdef str dtype_names(int first, int end):
-    return ", ".join([dtype_name(dtype).decode() for dtype in range(first, end)])
+    cdef char[NAMES_BYTES] text
+    describe_dtypes(first, end, text, NAMES_BYTES)
+    return text.decode()
 
 
 cdef int refuse_dtype(object tensor, object fallback) except -1:

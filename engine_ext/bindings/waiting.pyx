@@ -5,12 +5,14 @@ from libc.string cimport memset
 
 from engine_ext.bindings.failed_calls cimport release_stuck
 from engine_ext.bindings.refusals cimport expect_open, refuse
-from engine_ext.bindings.submit cimport TICK_NS, between_ticks, count_unnamed, note_thread
-from engine_ext.control.driver cimport Goal, driver_await, driver_join, driver_wait
+from engine_ext.bindings.submit cimport TICK_NS, between_ticks
+from engine_ext.control.driver cimport (
+    Goal, driver_await, driver_count_unnamed, driver_join, driver_note_thread, driver_wait,
+)
 from engine_ext.control.stall cimport stall_join
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport OP_DONE, Op
-from engine_ext.platform.atomics cimport add32, load32_acquire, now_ns, store_release
+from engine_ext.platform.atomics cimport add32, load32_acquire, load32_relaxed, now_ns, store_release
 from engine_ext.platform.clock cimport patience_at
 from engine_ext.shared.layout cimport KINDS, STUCK_SHIFT, Status
 
@@ -31,8 +33,8 @@ cdef int wait_for(State* e, Op* op, bint urgent) except -1:
     if status != Status.TICK:
         return 0
     count_blocked(e, 1)
-    note_thread(e)
-    if op.number and not e.many_threads:
+    driver_note_thread(e)
+    if op.number and not load32_relaxed(&e.many_threads):
         # After the numbers of what this rank has submitted: pairs with the acquire in release_stuck, which then reads those.
         store_release(&e.segment.mine.stuck, <uint64_t>(op.meta.kind + 1) << STUCK_SHIFT | (op.number - 1))
     try:
@@ -82,5 +84,5 @@ cdef int wait_for_joins(State* e) except -1:
         refuse(e, Status.FAILED_WORLD, "join")
     # The ranks have submitted different numbers of unnamed operations: count anew, together.
     for kind in range(KINDS):
-        count_unnamed(e, kind, 0)
+        driver_count_unnamed(e, kind, 0)
     return 0

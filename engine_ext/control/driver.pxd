@@ -11,15 +11,21 @@ cdef struct Goal:           # what a caller waits for: one field is set
     uint32_t joins          # until so many joins have ended
     uint64_t drained        # until the coordinator has read more bytes than this of the request ring
 
+cdef enum:
+    LABEL_BYTES = 48            # of the name that the engine gives to an operation without one
+
 cdef struct Target:         # the name of a submission: a pinned record, or else the text by which to find or make it
     Record* record
-    const char* text
+    const char* text        # NULL, and no record: it has no name, and is the next of its kind; `label` says how it is called
     uint32_t text_bytes
+    char[LABEL_BYTES] label
 
 cdef int driver_start(State* e) noexcept nogil
 cdef void driver_stop(State* e) noexcept nogil
-cdef int driver_submit(State* e, const Target* target, Op* op) noexcept nogil
-cdef int driver_call(State* e, const Target* target, Op* op, uint64_t ns) noexcept nogil
+cdef int driver_submit(State* e, Target* target, Op* op) noexcept nogil
+cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nogil
+cdef void driver_note_thread(State* e) noexcept nogil
+cdef void driver_count_unnamed(State* e, int kind, uint64_t count) noexcept nogil
 cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil
 cdef void driver_await(State* e, Op* op) noexcept nogil
 cdef int driver_join(State* e, uint32_t* join) noexcept nogil

@@ -8,8 +8,10 @@ The engine thread: started by driver_start, woken by wake() on door 1, stopped b
 GIL, never spins, and sleeps without a timeout unless a batch is open or an entry is in progress.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
 from libc.string cimport memset
 
+from engine_ext.control.backlog cimport backlog_add, backlog_submit
 from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
 from engine_ext.control.execute cimport fail_everything, run_schedule, wake_waiters
 from engine_ext.control.observers cimport (
@@ -20,19 +22,20 @@ from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State
 from engine_ext.control.table cimport bit, table_await, table_brought_by_all, table_record, table_release, table_submit
 from engine_ext.data.executor cimport executor_needs
-from engine_ext.operations.op cimport OP_DONE, Op, Record
+from engine_ext.operations.kinds cimport kind_name
+from engine_ext.operations.op cimport OP_DONE, OP_PATIENT, Op, Record
 from engine_ext.platform.atomics cimport (
-    FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas32, count_up,
+    FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas, cas32, count_up,
     full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns,
     spin_pause, store32_relaxed, store32_release, store_relaxed, store_release, yield_processor,
 )
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport (
-    SIG_SETMASK, pthread_create, pthread_join, pthread_mutex_lock, pthread_mutex_unlock, pthread_sigmask, sigfillset,
-    sigset_t,
+    SIG_SETMASK, pthread_create, pthread_join, pthread_mutex_lock, pthread_mutex_unlock, pthread_self, pthread_sigmask,
+    sigfillset, sigset_t,
 )
 from engine_ext.shared.layout cimport (
-    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, Status, rank_page,
+    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status, rank_page,
 )
 from engine_ext.shared.segment cimport coordinates, wake, wake_others, wake_unfenced
 
@@ -79,6 +82,9 @@ cdef bint drive_once(State* e) noexcept nogil:
         observe_readiness(e)
         # What announce_sleep publishes has changed: announce again before sleeping on it.
         moved |= e.coordinator.queue_count != waiting or e.coordinator.append_again != stuck
+    if backlog_submit(e):                                   # before waiters of Python are told that there is room
+        notify_leader(e, -1, 0, True)
+        moved = True
     drained = load_acquire(&e.segment.coordinator.drained[e.segment.rank])      # pairs with the coordinator's drain
     if drained != e.drained:                                # no entry says so to a waiter that does not drive
         e.drained = drained
@@ -188,7 +194,59 @@ cdef void driver_stop(State* e) noexcept nogil:
 
 # ---- submitting -------------------------------------------------------------------------------------------------------------
 
-cdef int submit(State* e, const Target* target, Op* op, int32_t* id, uint64_t now, uint32_t* recording) noexcept nogil:
+cdef void driver_count_unnamed(State* e, int kind, uint64_t count) noexcept nogil:
+    """Say how many operations of a kind this rank has submitted without a name. The caller holds the lock, or all ranks join."""
+    store_relaxed(&e.unnamed[kind], count)
+    store_relaxed(&e.segment.mine.unnamed[kind], count)
+
+
+cdef void driver_note_thread(State* e) noexcept nogil:
+    """Note whether one thread alone has used this engine: only then does its wait mean that nothing more comes from here."""
+    cdef uint64_t thread = <uint64_t>pthread_self(), first
+    cas(&e.caller, 0, thread)
+    first = load_relaxed(&e.caller)
+    if first != thread and not load32_relaxed(&e.many_threads):
+        store32_relaxed(&e.many_threads, 1)
+        store_release(&e.segment.mine.stuck, 0)    # said by the first thread, of a rank with no other
+
+
+cdef int submit_unnamed(State* e, Target* target, Op* op, Record** record, uint64_t now) noexcept nogil:
+    """Bring an operation without a name: it takes the next number of its kind, unless it cannot be submitted."""
+    cdef int kind = op.meta.kind, status
+    cdef uint64_t number = load_relaxed(&e.unnamed[kind])
+    target.text_bytes = <uint32_t>snprintf(target.label, LABEL_BYTES, "%s.noname.%llu", kind_name(kind),
+                                           <unsigned long long>(number % UNNAMED))
+    record[0] = table_record(&e.table, target.label, target.text_bytes)
+    if record[0] == NULL:
+        return Status.NO_MEMORY
+    op.number = number + 1
+    # Before the operation is submitted: who sees that, or `stuck`, sees the number too.
+    driver_count_unnamed(e, kind, number + 1)
+    status = submit_record(e, record[0], op, now)
+    if status != Status.OK:
+        driver_count_unnamed(e, kind, number)
+    return status
+
+
+cdef int submit_record(State* e, Record* record, Op* op, uint64_t now) noexcept nogil:
+    """Bring an operation, or put it into the backlog. Behind others there, which need a request, too, it is put at once."""
+    cdef bint patient = load32_relaxed(&op.flags) & OP_PATIENT != 0
+    cdef int status
+    if record.queued:
+        status = Status.NO_ROOM if op.number else Status.DUPLICATE
+    elif patient and e.backlog != NULL and record.id < 0 and record.inflight == NULL:
+        status = Status.NO_ROOM
+    else:
+        status = table_submit(&e.table, record, op, now)
+        if status == Status.OK:
+            observe_submission(e, op)
+    if patient and (status == Status.NO_ROOM or status == Status.AFTER_FAILURE or (status == Status.DUPLICATE and op.number)):
+        backlog_add(e, record, op)
+        return Status.OK
+    return status
+
+
+cdef int submit(State* e, Target* target, Op* op, int32_t* id, uint64_t now, uint32_t* recording) noexcept nogil:
     """Bring an operation; the id it travels under, -1 for a request. On success it may be done and gone at once.
 
     With `recording` the caller is blocked from `now` on; it is what observe_wait_ends wants to know. Else `now` may be 0.
@@ -203,12 +261,14 @@ cdef int submit(State* e, const Target* target, Op* op, int32_t* id, uint64_t no
     elif e.joined:
         status = Status.JOINED
     else:
-        if record == NULL:
-            record = table_record(&e.table, target.text, target.text_bytes)
-        status = table_submit(&e.table, record, op, now) if record != NULL else Status.NO_MEMORY
+        if record == NULL and target.text == NULL:
+            status = submit_unnamed(e, target, op, &record, now)
+        else:
+            if record == NULL:
+                record = table_record(&e.table, target.text, target.text_bytes)
+            status = submit_record(e, record, op, now) if record != NULL else Status.NO_MEMORY
         if status == Status.OK:
             id[0] = record.id
-            observe_submission(e, op)
     pthread_mutex_unlock(&e.lock)
     return status
 
@@ -251,7 +311,7 @@ cdef void notify_leader(State* e, int32_t id, uint64_t nbytes, bint awaited) noe
     wake_unfenced(&e.segment, e.segment.leader, 0)
 
 
-cdef int driver_submit(State* e, const Target* target, Op* op) noexcept nogil:
+cdef int driver_submit(State* e, Target* target, Op* op) noexcept nogil:
     """Bring an operation and return at once."""
     cdef bint awaited = op.awaited
     cdef uint64_t nbytes = op.nbytes
@@ -259,10 +319,12 @@ cdef int driver_submit(State* e, const Target* target, Op* op) noexcept nogil:
     cdef int status = submit(e, target, op, &id, 0, NULL)
     if status == Status.OK:
         notify_leader(e, id, nbytes, awaited)
+        if load_pointer(<void**>&e.backlog) != NULL:
+            wake(&e.segment, e.segment.rank, 0)     # what it waits for may have come before it was there
     return status
 
 
-cdef int driver_call(State* e, const Target* target, Op* op, uint64_t ns) noexcept nogil:
+cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nogil:
     """Bring an operation and wait for it, at most `ns`: OK when it is done, TICK, or why it was not submitted.
 
     The role is taken before the bit is set, so that the coordinator finds this rank awake and wakes nobody.
@@ -311,7 +373,7 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
     if goal.record != NULL:
         return load_pointer(<void**>&goal.record.inflight) == NULL
     if goal.idle:
-        return load_pointer(<void**>&e.table.inflight) == NULL
+        return load_pointer(<void**>&e.table.inflight) == NULL and load_pointer(<void**>&e.backlog) == NULL
     if goal.joins:
         return load32_acquire(&e.joins) >= goal.joins           # pairs with end_join
     return load_acquire(&e.segment.coordinator.drained[e.segment.rank]) > goal.drained
@@ -319,7 +381,8 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
 
 cdef void give_back(State* e) noexcept nogil:
     """Return the role to the sleeping engine thread; wake it only if something is left to do."""
-    cdef bint busy = e.entry != NULL or (coordinates(&e.segment) and (e.coordinator.queue_count or e.coordinator.append_again))
+    cdef bint busy = e.entry != NULL or load_pointer(<void**>&e.backlog) != NULL or (
+        coordinates(&e.segment) and (e.coordinator.queue_count or e.coordinator.append_again))
     cdef uint64_t cursor = e.segment.mine.cursor
     cdef uint32_t count = load32_acquire(&e.segment.mine.door[DOOR_ENGINE])
     # The engine thread sleeps at this count, or at an earlier one and then it is on its way. Or at a later one, when a ring
@@ -446,7 +509,7 @@ cdef int driver_join(State* e, uint32_t* join) noexcept nogil:
         status = Status.FAILED_WORLD
     elif e.joined:
         status = Status.JOINED
-    elif e.table.inflight != NULL:
+    elif e.table.inflight != NULL or e.backlog != NULL:
         status = Status.TICK
     else:
         join[0] = load32_relaxed(&e.joins) + 1

@@ -3,19 +3,22 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
+from engine_ext.control.backlog cimport backlog_take
+from engine_ext.control.finishers cimport finishers_add
 from engine_ext.control.joined_groups cimport members_heard, members_tell
 from engine_ext.control.observers cimport (
-    observe_completions, observe_entry_begins, observe_entry_ends, observe_failure, observe_mismatch, observe_submission,
-    observes_stages,
+    observe_completions, observe_entry_begins, observe_entry_ends, observe_failure, observe_mismatch, observe_step,
+    observe_submission, observes_stages,
 )
 from engine_ext.control.state cimport EVENT_ABORT, Role, State
 from engine_ext.control.store_choice cimport stores_measured
 from engine_ext.control.table cimport (
     table_define, table_dismiss, table_evict, table_finish, table_record, table_release, table_stand_in, table_toggle,
 )
+from engine_ext.control.verdict cimport VERDICT_BYTES, verdict_describe
 from engine_ext.data.executor cimport executor_progress
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_STAND_IN, Op, Record, fails
+from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_STAND_IN, Finished, Op, Record, fails
 from engine_ext.operations.operation cimport Operation, operation_begin
 from engine_ext.platform.atomics cimport (
     FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_acquire, load_pointer, now_ns,
@@ -40,16 +43,40 @@ cdef void raise_event(State* e, int event) noexcept nogil:
 
 cdef void complete(State* e, Op* op) noexcept nogil:
     """Let go of an operation. Nothing may touch it afterwards: its owner frees it."""
+    cdef Finished finished = op.finished
     cdef void* head
     if load32_relaxed(&op.flags) & OP_STAND_IN:
         table_dismiss(op)
         return
+    if finished != NULL:
+        conclude_call(e, op)
     if or32(&op.flags, OP_DONE) & OP_ABANDONED:
+        if finished != NULL:
+            finishers_add(op)
+            return
         while True:                     # nobody holds a handle: for the next call that has the GIL (I9)
             head = load_pointer(&e.deferred_free)
             op.next = <Op*>head
             if cas_pointer(&e.deferred_free, head, op):
                 break
+
+
+cdef void conclude_call(State* e, Op* op) noexcept nogil:
+    """What is left to do for a native call while there is an engine: its end may be told when that is gone."""
+    if op.status == Status.FAILED_WORLD and op.text == NULL:
+        op.text = <char*>malloc(VERDICT_BYTES)
+        if op.text != NULL:
+            verdict_describe(e, op.text)
+    if op.step and op.status == Status.OK:
+        end_step(e, op.step - 1)
+
+
+cdef void end_step(State* e, int number) noexcept nogil:
+    """A step of optimizer `number` has ended."""
+    pthread_mutex_lock(&e.lock)
+    store_release(&e.segment.mine.steps, e.segment.mine.steps + 1)      # pairs with coordinator_step
+    pthread_mutex_unlock(&e.lock)
+    observe_step(e, number)
 
 
 cdef void wake_waiters(State* e) noexcept nogil:
@@ -76,6 +103,8 @@ cdef void fail_everything(State* e) noexcept nogil:
         failed += not fails(op)
         table_finish(&e.table, op, Status.FAILED_WORLD)
         complete(e, op)
+    while e.backlog != NULL:
+        complete(e, backlog_take(e))
     part = e.sets
     while part != NULL:                 # whoever sleeps in a process set of this rank
         for door in range(1, DOORS):

@@ -48,7 +48,7 @@ cdef uint64_t observe_overdue(State* e, uint64_t operations, uint64_t seen) noex
 cdef void tell_step(State* e, int source) noexcept nogil
 
 cdef inline void observe_step(State* e, int source) noexcept nogil:
-    """The optimizer `source` has ended a step. Called by mark_step under the GIL, without the lock."""
+    """The optimizer `source` has ended a step. Called by end_step, without the lock."""
     if load32_relaxed(&e.trace.on) or e.counters_page != NULL or e.marks.ring != NULL:
         tell_step(e, source)
 

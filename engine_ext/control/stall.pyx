@@ -9,8 +9,9 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport strcmp, strcpy, strlen
 
+from engine_ext.control.backlog cimport backlog_take_overdue
 from engine_ext.control.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
-from engine_ext.control.execute cimport raise_event
+from engine_ext.control.execute cimport complete, raise_event
 from engine_ext.control.observers cimport observe_warning
 from engine_ext.control.wait_report cimport Standoff, wait_report_absentee, wait_report_describe, wait_report_overdue
 from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES, State
@@ -61,15 +62,16 @@ cdef void stall_tell(State* e, const char* line) noexcept nogil:
 
 
 cdef void stall_check(State* e) noexcept nogil:
-    """Called by whoever drives. Ends the world when a rank has left in the middle of an entry, or when the entry has stood still
-    for the stall limit: the fault of the rank that has passed least of it. On the coordinator also when some rank has not
-    submitted a name for that long, or has left without it."""
+    """Called by whoever drives, before it sleeps. Ends the world when a rank has left in the middle of an entry, or without what
+    this rank has in flight, or when the entry has stood still for the stall limit: the fault of the rank that has passed least
+    of it. On the coordinator also when some rank has not submitted a name for that long, or has left without it."""
     if load32_relaxed(&e.failed):
         return
     if e.entry != NULL:
         check_entry(e)
     if coordinates(&e.segment):
         check_names(e)
+    stall_look_for_left(e)
 
 
 cdef int who_left_it(State* e) noexcept nogil:
@@ -207,6 +209,40 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
     return -1
 
 
+cdef int left_without(State* e, const Op* op, char* text) noexcept nogil:
+    """A rank that has left and that `op` needs, and why in `text`; or -1. The caller holds the lock."""
+    cdef int culprit = who_left(e, op)
+    # With entries to execute nobody is to blame yet: stall_check watches over those. A rank that has left appends no more.
+    if culprit < 0 or load_acquire(&e.segment.mine.cursor) != load_acquire(&e.segment.coordinator.tail):
+        return -1
+    describe_lack(e, op, culprit, text)
+    return culprit
+
+
+cdef void describe_lack(State* e, const Op* op, int culprit, char* text) noexcept nogil:
+    snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
+             b"scheduled" if culprit == COORDINATOR and (op.record.id < 0 or not withholds(e, culprit, op.record.id))
+             else b"submitted")
+
+
+cdef void stall_look_for_left(State* e) noexcept nogil:
+    """End the world when a rank has left that something in flight needs, whether a thread waits for it or not. Called before
+    whoever drives sleeps, and after a native call was submitted: a rank that leaves wakes all others."""
+    cdef char[TEXT_BYTES] text
+    cdef int culprit = -1
+    cdef Op* op
+    if load32_acquire(&e.segment.header.departures) == 0:       # pairs with close: who has left is seen to have
+        return
+    pthread_mutex_lock(&e.lock)
+    op = e.table.inflight
+    while op != NULL and culprit < 0:
+        culprit = left_without(e, op, text)
+        op = op.next
+    pthread_mutex_unlock(&e.lock)
+    if culprit >= 0:
+        abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+
+
 cdef void say_overdue(State* e, const Op* op, bint limit) noexcept nogil:
     """Tell the coordinator of an overdue operation with an id; new names it knows. The caller holds the lock, and wakes it."""
     if op.record.id >= 0:
@@ -242,17 +278,15 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
     cdef uint64_t seen = patience_look(e.clock)
     cdef int culprit = -1, cause = CAUSE_LEFT
     pthread_mutex_lock(&e.lock)
-    # With entries to execute nobody is to blame yet: stall_check watches over those.
-    if watched(e, &op) and load_acquire(&e.segment.mine.cursor) == load_acquire(&e.segment.coordinator.tail):
-        culprit = who_left(e, op)
-        if culprit < 0 and overdue_ns(seen, op.since, e.stall_limit_ns):
+    if watched(e, &op):
+        culprit = left_without(e, op, text)
+        if (culprit < 0 and overdue_ns(seen, op.since, e.stall_limit_ns)
+                and load_acquire(&e.segment.mine.cursor) == load_acquire(&e.segment.coordinator.tail)):
             # The rank that lacks `op` may itself wait for one that a third rank lacks: that one was submitted here earlier.
             op = longest_waiting(e)
             culprit, cause = who_withholds(e, op, seen), CAUSE_STALLED
-        if culprit >= 0:
-            snprintf(text, TEXT_BYTES, "'%.*s' was not %s by it", <int>op.record.name_bytes, op.record.name,
-                     b"scheduled" if culprit == COORDINATOR and (op.record.id < 0 or not withholds(e, culprit, op.record.id))
-                     else b"submitted")
+            if culprit >= 0:
+                describe_lack(e, op, culprit, text)
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0:
         abort_world(&e.segment, culprit, cause, text)
@@ -272,6 +306,7 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     cdef uint32_t overdue = 0
     cdef bint news
     cdef Op* first = NULL
+    cdef Op* given_up
     cdef Op* op
     if load32_relaxed(&e.failed):
         e.overdue_count = 0
@@ -284,12 +319,15 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
         if oldest > e.reported:
             unreported, first = oldest, op
         op = op.next
+    given_up = backlog_take_overdue(e, seen)
     news = unreported != 0 and overdue_ns(seen, unreported, e.stall_warning_ns)
     if news:
         e.reported, unreported = seen, 0        # a report tells all that is in flight
         if e.segment.mine.overdue & 1 == 0:
             say_overdue(e, first, False)
     pthread_mutex_unlock(&e.lock)
+    if given_up != NULL:
+        complete(e, given_up)
     e.overdue_count = overdue
     if news:
         if not coordinates(&e.segment):

@@ -82,6 +82,8 @@ cdef struct State:
     bint sending_members        # it is broadcasting `member_shapes`; the operation itself follows
     member_shape* member_shapes  # malloc'ed: of every tensor of its groups, in order
     uint64_t member_room        # bytes of it
+    Op* backlog                 # operations of native calls that wait to be submitted, oldest first; under the lock
+    Op* backlog_last            # the newest of them
     uint64_t brought_bytes      # bytes that this rank has submitted since it last woke the leader
     uint64_t drained            # bytes of this rank's request ring that the coordinator had read when a waiter last looked
     engine_knobs knobs          # as stamped on the last entry that this rank executed
@@ -94,11 +96,11 @@ cdef struct State:
     uint32_t joins              # atomic: number of joins that have ended on all ranks
     int last_joined             # the rank that joined last in the most recent of them
     bint joins_reported         # whether this wait for other ranks to join has been reported
-    # calls, under the GIL
-    bint closed                 # whether this rank's engine has been shut down
-    uint64_t[KINDS] unnamed     # number of operations without a name that this rank has submitted, by kind
-    unsigned long caller        # Python's identifier of the first thread that called this engine; 0: none has
-    bint many_threads           # whether other threads have called it, too
+    # calls
+    bint closed                 # whether this rank's engine has been shut down; under the GIL
+    uint64_t[KINDS] unnamed     # atomic, written under the lock: operations without a name that this rank has submitted, by kind
+    uint64_t caller             # atomic: identifier of the first thread that called this engine; 0: none has
+    uint32_t many_threads       # atomic: 1 once other threads have called it, too
     # failure and the monitor
     uint32_t failed             # atomic: 1 once the world's failure has been taken note of here
     int events_fd               # eventfd that wakes the monitor thread

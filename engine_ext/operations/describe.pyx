@@ -22,6 +22,14 @@ cdef const char* dtype_name(int dtype) noexcept nogil:
     return ENGINE_DTYPE_NAMES[dtype]
 
 
+cdef int describe_dtypes(int first, int end, char* text, int room) noexcept nogil:
+    """`float16, bfloat16, float32`: the names of the dtypes from one number to before another."""
+    cdef int at = 0, dtype
+    for dtype in range(first, end):
+        at = fit(at, snprintf(text + at, room - at, "%s%s", b", " if dtype > first else b"", ENGINE_DTYPE_NAMES[dtype]), room)
+    return at
+
+
 cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept nogil:
     cdef int at = 0
     cdef const Operation* operation = operation_of(meta)

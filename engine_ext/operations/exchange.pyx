@@ -14,6 +14,9 @@ from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport bytes_of_row, choose_scatter, plan_bytes, stand_in_rows
 from engine_ext.shared.layout cimport engine_entry
 
+cdef extern from "platform/memory.h" nogil:
+    char* engine_memory_take(uint64_t bytes)
+
 cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
 
 
@@ -81,7 +84,7 @@ cdef void begin_receiving(Executor* x) noexcept nogil:
         x.rows_received[s] = sent[x.rank]
         x.gather_bytes[s], x.gather_start[s] = <uint64_t>sent[x.rank] * x.row_bytes, total
         total += x.gather_bytes[s]
-    x.received = <char*>malloc(max(total, <uint64_t>1))
+    x.received = engine_memory_take(total)
     x.end += (longest + compartment(x) - 1) // compartment(x)
 
 

@@ -15,6 +15,9 @@ from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport SAYS_ROWS, bytes_of_row, choose_two_shot, plan_bytes, stand_in_rows
 from engine_ext.shared.layout cimport engine_entry, entry_rows
 
+cdef extern from "platform/memory.h" nogil:
+    char* engine_memory_take(uint64_t bytes)
+
 cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
 
 
@@ -39,7 +42,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
         op.memory_bytes += x.gather_bytes[r]
         longest = max(longest, x.gather_bytes[r])
     op.row_counts = <int64_t*>malloc(x.size * sizeof(int64_t))
-    op.memory = x.gathered = <char*>malloc(max(op.memory_bytes, <uint64_t>1))
+    op.memory = x.gathered = engine_memory_take(op.memory_bytes)
     if op.row_counts == NULL or op.memory == NULL:
         return False
     memcpy(op.row_counts, rows, x.size * sizeof(int64_t))

@@ -10,6 +10,7 @@ cdef enum:
     OP_DONE = 1         # flag of an operation: the engine does not touch it any more
     OP_ABANDONED = 2    # flag: nobody holds its handle
     OP_STAND_IN = 4     # flag: made by the engine of a rank that has joined; it has neither a handle nor a Python reference
+    OP_PATIENT = 8      # flag: where there is no room for it, it waits in the backlog (backlog.pyx), and its maker does not
 
 cdef struct Member:     # a tensor of a group
     const char* source
@@ -18,6 +19,8 @@ cdef struct Member:     # a tensor of a group
     uint64_t row_bytes
     int64_t rows
     int32_t dtype
+
+ctypedef void (*Finished)(Op* op) noexcept nogil
 
 cdef struct Op:
     Record* record      # NULL once it is finished
@@ -44,6 +47,9 @@ cdef struct Op:
     char* text          # malloc'ed; the error of an operation that failed, or of the call whose failure this one announces
     uint64_t number     # without a name: 1 + the number of such operations of its kind before it; with a name: 0
     uint64_t since      # when it was submitted: nanoseconds of the time that this process has seen pass (clock.h)
+    Finished finished   # of a native call: takes the operation over once it is done and abandoned, and frees it; else NULL
+    void* call          # malloc'ed: what `finished` needs to know of the call
+    int32_t step        # 1 + number of the optimizer whose step ends with this operation; 0: no step does
 
 cdef struct Record:
     Record* chain       # this and the next four as in Named
@@ -52,15 +58,18 @@ cdef struct Record:
     int32_t id
     uint64_t hash
     Op* inflight        # stored under the lock, by store_pointer; waiters look without it
-    uint32_t pins       # hooks and waits that hold this record: it is not freed while there are any
+    uint32_t pins       # hooks, waits and the backlog hold this record: it is not freed while there are any
+    uint32_t queued     # operations under this name in the backlog
     uint32_t defined    # DEFINE entries so far: a version of `meta`, cheaper to compare than it
     bint fresh          # defined, and in no entry yet: no rank has toggled its bit
     engine_meta meta    # as the DEFINE entry gave it; valid while id >= 0
     uint32_t traced     # number of the name in the timeline; up to Trace.names_before it is an earlier recording's: none yet
     uint64_t times      # number of operations under this name that have ended
 
+cdef Op* make_op() noexcept nogil
 cdef Op* new_op() except NULL
 cdef void free_op(Op* op) noexcept
+cdef void free_parts(Op* op) noexcept nogil
 
 cdef inline bint fails(const Op* op) noexcept nogil:
     """Whether an operation only tells the other ranks that this rank's call has failed."""

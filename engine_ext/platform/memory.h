@@ -3,6 +3,8 @@
 #define ENGINE_PLATFORM_MEMORY_H
 
 #include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -17,6 +19,13 @@ enum { ENGINE_MEMFD_CREATE = 279 };
 #else
 #error "the headers of this kernel are older than Linux 3.17, and have no memfd_create"
 #endif
+
+/* Memory for what a collective receives, to be freed by free(): at a multiple of 64, which frameworks want of a tensor that
+ * they are to take over. NULL without memory. */
+static inline char *engine_memory_take(uint64_t bytes) {
+  void *memory = NULL;
+  return posix_memalign(&memory, 64, bytes ? bytes : 1) == 0 ? (char *)memory : NULL;
+}
 
 /* An empty file in memory, closed on exec: its descriptor, or -errno. */
 static inline int engine_memory_file(const char *name) {

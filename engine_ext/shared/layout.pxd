@@ -63,6 +63,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         uint64_t magic, layout, bytes
         uint32_t protocol, size, generation
         uint64_t abort
+        uint32_t departures
 
     ctypedef struct coordinator_page:
         uint64_t tail

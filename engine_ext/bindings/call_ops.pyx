@@ -1,0 +1,190 @@
+"""The operation that a native call submits, made from its arguments: what collectives.pyx is for calls from Python.
+
+What the ranks compare is filled in by the same functions, so that a rank whose call came from Python and one whose call came
+from compiled code meet. Nothing here holds the GIL or raises: a text begins with the class of the error.
+"""
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport malloc
+from libc.string cimport memcpy, memset
+
+from engine_ext.bindings.arguments cimport FAULT_BYTES, fill_meta, reduction_fault, wire_of
+from engine_ext.bindings.calls cimport (
+    ENGINE_CALL_DIMS, ENGINE_CALL_GROUP, ENGINE_CALL_NO_MEMORY, ENGINE_CALL_OK, ENGINE_CALL_REFUSED, engine_call_tensor,
+)
+from engine_ext.bindings.collectives cimport fill_reduction, own_rows, row_bytes
+from engine_ext.bindings.groups cimport MAX_GROUP, group_begin, group_count, group_payload
+from engine_ext.bindings.view cimport View
+from engine_ext.kernels.kernels cimport (
+    ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE_FLOAT32, ENGINE_FLOAT64, dtype_bytes,
+)
+from engine_ext.operations.describe cimport dtype_name
+from engine_ext.operations.kinds cimport kind_name, operation_of
+from engine_ext.operations.operation cimport SAYS_ROWS, Operation
+from engine_ext.shared.layout cimport KINDS, LAYOUT_ROWS, WIRES, WIRE_TUNED
+
+cdef bint refuse(char* text, const char* what) noexcept nogil:
+    snprintf(text, FAULT_BYTES, "ArgumentError: %s", what)
+    return False
+
+
+cdef bint view_tensor(const engine_call_tensor* tensor, uint32_t k, View* view, char* text) noexcept nogil:
+    """Describe tensor `k` of a call; False, and why, if it is none that the engine takes."""
+    cdef uint64_t count = 1, most       # elements: products of dimensions beyond would overflow
+    cdef int d
+    memset(view, 0, sizeof(View))
+    if not 0 <= tensor.dtype < ENGINE_ALL_DTYPES:
+        snprintf(text, FAULT_BYTES, "UnsupportedTensorError: tensor %u has a dtype that the engine does not take", k)
+        return False
+    if not 0 <= tensor.ndim <= ENGINE_CALL_DIMS:
+        snprintf(text, FAULT_BYTES, "UnsupportedTensorError: tensor %u has %d dimensions; there are at most %d", k, tensor.ndim,
+                 <int>ENGINE_CALL_DIMS)
+        return False
+    view.dtype, view.ndim, view.layout = <uint8_t>tensor.dtype, tensor.ndim, LAYOUT_ROWS
+    view.itemsize = <int>dtype_bytes(tensor.dtype)
+    most = (<uint64_t>1 << 62) // <uint64_t>view.itemsize
+    for d in range(tensor.ndim):
+        if tensor.dims[d] < 0 or (tensor.dims[d] and count > most // <uint64_t>tensor.dims[d]):
+            snprintf(text, FAULT_BYTES, "ArgumentError: tensor %u has %lld elements in dimension %d, which cannot be", k,
+                     <long long>tensor.dims[d], d)
+            return False
+        view.dims[d] = tensor.dims[d]
+        count *= <uint64_t>tensor.dims[d]
+    view.data, view.count, view.nbytes = <char*>tensor.source, count, count * <uint64_t>view.itemsize
+    if count and (view.data == NULL or <uint64_t>view.data % <uint64_t>view.itemsize):
+        snprintf(text, FAULT_BYTES, "UnsupportedTensorError: tensor %u has no memory, or memory that does not begin at a "
+                 "multiple of its elements' size (%s)", k, dtype_name(view.dtype))
+        return False
+    return True
+
+
+cdef bint expect_rows(const View* view, const engine_call* call, char* text) noexcept nogil:
+    if view.ndim:
+        return True
+    snprintf(text, FAULT_BYTES, "UnsupportedTensorError: %s takes rows, and a scalar has none; reshape it to one row",
+             kind_name(call.kind))
+    return False
+
+
+cdef int expect_root(const State* e, int root, char* text) noexcept nogil:
+    cdef int r
+    for r in range(e.segment.size):
+        if e.segment.numbers[r] == root:
+            return True
+    snprintf(text, FAULT_BYTES, "ArgumentError: root rank %d is not among the %d ranks of this %s", root, e.segment.size,
+             b"world" if e.world == e else b"process set")
+    return False
+
+
+cdef bint expect_call(const Operation* row, const engine_call* call, char* text) noexcept nogil:
+    """Whether a call has as many tensors as its operation takes."""
+    if not row.moves:
+        return call.count == 0 or refuse(text, b"a barrier has no tensors")
+    if call.flags & ENGINE_CALL_GROUP:
+        if not (row.reduces or row.says == SAYS_ROWS):
+            return refuse(text, b"there are groups of allreduce, allgather and reducescatter only")
+        if not 0 < call.count <= MAX_GROUP:
+            snprintf(text, FAULT_BYTES, "ArgumentError: a group has 1 to %d tensors, not %u", <int>MAX_GROUP, call.count)
+            return False
+    elif call.count != 1:
+        return refuse(text, b"without ENGINE_CALL_GROUP a call has one tensor")
+    if call.tensors == NULL:
+        return refuse(text, b"a call has no tensors")
+    if call.wire >= WIRES and call.wire != WIRE_TUNED:
+        return refuse(text, b"there is no compression of that number")
+    if call.wire and row.reduces and call.op == ENGINE_ADASUM:
+        return refuse(text, b"Adasum does not compress tensors")
+    return True
+
+
+cdef bint view_member(const State* e, const Operation* row, const engine_call* call, uint32_t k, View* view,
+                      char* text) noexcept nogil:
+    """Describe tensor `k` of a call; False, and why, if the operation does not take it."""
+    cdef const engine_call_tensor* tensor = &call.tensors[k]
+    cdef bint received
+    if not view_tensor(tensor, k, view, text):
+        return False
+    if row.reduces and reduction_fault(row.parts, view, call.op, call.prescale, call.postscale, e.segment.size, text):
+        return False
+    if (row.uneven or row.parts) and not expect_rows(view, call, text):
+        return False
+    received = not row.parts or own_rows(e, view.dims[0]) > 0
+    if received and (row.reduces or row.rooted) and view.nbytes and (
+            tensor.target == NULL or <uint64_t>tensor.target % <uint64_t>view.itemsize):
+        return refuse(text, b"a tensor has no memory for its result, or memory that is not aligned to its elements")
+    return True
+
+
+cdef int group_op(const State* e, const Operation* row, const engine_call* call, Op* op, char* text) noexcept nogil:
+    cdef View view
+    cdef uint32_t k
+    if not group_begin(op, call.kind, call.count):
+        return ENGINE_CALL_NO_MEMORY
+    for k in range(call.count):
+        if not view_member(e, row, call, k, &view, text):
+            return ENGINE_CALL_REFUSED
+        group_count(op, k, &view)
+        op.members[k].target = <char*>call.tensors[k].target
+    if not row.reduces:
+        return ENGINE_CALL_OK if group_payload(op) else ENGINE_CALL_NO_MEMORY
+    fill_reduction(op, call.op, call.prescale, call.postscale)
+    if op.meta.dims[<int>ENGINE_FLOAT32] or op.meta.dims[<int>ENGINE_FLOAT64]:
+        op.meta.wire = call.wire
+    return ENGINE_CALL_OK
+
+
+cdef bint take_splits(const State* e, const engine_call* call, const View* view, Op* op, char* text) noexcept nogil:
+    """The rows that an all-to-all sends to each rank. False with a text if they cannot be, without one if memory is missing."""
+    cdef int64_t left = view.dims[0]
+    cdef int r
+    for r in range(e.segment.size):
+        if call.splits == NULL or call.splits[r] < 0 or call.splits[r] > left:
+            return refuse(text, b"splits are a number of rows for each rank, in all no more than the tensor has")
+        left -= call.splits[r]
+    op.splits = <int64_t*>malloc(<size_t>e.segment.size * sizeof(int64_t))
+    if op.splits == NULL:
+        return False
+    memcpy(op.splits, call.splits, <size_t>e.segment.size * sizeof(int64_t))
+    return True
+
+
+cdef int tensor_op(const State* e, const Operation* row, const engine_call* call, Op* op, char* text) noexcept nogil:
+    cdef View view
+    if not view_member(e, row, call, 0, &view, text):
+        return ENGINE_CALL_REFUSED
+    if row.rooted and not expect_root(e, call.root, text):
+        return ENGINE_CALL_REFUSED
+    fill_meta(&op.meta, call.kind, &view)
+    op.source, op.nbytes = view.data, view.nbytes
+    if row.reduces:
+        fill_reduction(op, call.op, call.prescale, call.postscale)
+        op.meta.wire = wire_of(call.wire, view.dtype)
+    if row.rooted:
+        op.meta.root = call.root
+    if row.reduces or row.rooted:
+        op.target = <char*>call.tensors[0].target
+    else:
+        op.meta.dims[0] = 0
+    if row.uneven or row.parts:
+        op.row_bytes = row_bytes(&view)
+    if row.says == SAYS_ROWS:
+        op.rows = view.dims[0]
+    elif row.uneven and not take_splits(e, call, &view, op, text):
+        return ENGINE_CALL_REFUSED if text[0] else ENGINE_CALL_NO_MEMORY
+    return ENGINE_CALL_OK
+
+
+cdef int call_op(const State* e, const engine_call* call, Op* op, char* text) noexcept nogil:
+    """Fill in the operation of a call: ENGINE_CALL_OK, or NO_MEMORY, or REFUSED and why in `text`, of FAULT_BYTES."""
+    cdef const Operation* row
+    text[0] = 0
+    if call.kind >= KINDS:
+        refuse(text, b"there is no operation of that number")
+        return ENGINE_CALL_REFUSED
+    op.meta.kind = call.kind
+    row = operation_of(&op.meta)
+    if not expect_call(row, call, text):
+        return ENGINE_CALL_REFUSED
+    if not row.moves:
+        return ENGINE_CALL_OK
+    return group_op(e, row, call, op, text) if call.flags & ENGINE_CALL_GROUP else tensor_op(e, row, call, op, text)

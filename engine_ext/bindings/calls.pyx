@@ -1,0 +1,413 @@
+"""The native call (calls.h): submission from compiled code, the end of a call, and which engines there are.
+
+`submit` makes an operation and brings it, as calls from Python do. Who lingers drives, and ends the call itself if it is done in
+time; else the operation is abandoned, and a finisher ends it (control/finishers.pyx).
+
+Engines are known here by the number of their process set. An engine that is about to end is dismissed first: from then on calls
+are refused, and when its thread has stopped it waits until nobody is inside any more and the calls have been answered.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset, strncmp
+
+from engine_ext.bindings.call_ops cimport call_op
+from engine_ext.bindings.groups cimport group_copy, group_rows, group_skip
+from engine_ext.bindings.submit cimport TICK_NS
+from engine_ext.control.driver cimport Goal, Target, driver_call, driver_note_thread, driver_submit, driver_wait
+from engine_ext.control.finishers cimport finishers_forked, finishers_start
+from engine_ext.control.stall cimport stall_look_after, stall_look_for_left
+from engine_ext.control.verdict cimport VERDICT_BYTES, verdict_describe
+from engine_ext.operations.kinds cimport kind_name, operation_of
+from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_PATIENT, Op, free_parts, make_op
+from engine_ext.platform.atomics cimport load_pointer, now_ns, or32
+from engine_ext.platform.clock cimport age_ns
+from engine_ext.platform.posix cimport (
+    CLOCK_MONOTONIC, clock_gettime, pthread_atfork, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t,
+    pthread_cond_timedwait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t, pthread_mutex_init,
+    pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, timespec,
+)
+from engine_ext.shared.layout cimport (
+    FAILURE_BYTES, FAULT_CALL, KINDS, MAX_RANKS, NAME_BYTES, Status,
+)
+
+cdef enum:
+    TEXT_BYTES = VERDICT_BYTES + NAME_BYTES     # of the text of a result
+
+cdef struct Access:             # an engine, as calls find it
+    Access* next
+    State* engine
+    int number                  # of its process set; 0: the world
+    bint open                   # whether calls are admitted
+    uint32_t inside             # threads that use the engine in `submit` or `place`
+    uint64_t unanswered         # calls whose `done` has not returned yet
+
+cdef struct Call:               # what remains of a call until its end
+    Access* access
+    Done done
+    void* argument
+    int32_t ranks
+    uint32_t name_bytes
+    char[1] name                # of as many bytes as there are; not terminated
+
+cdef struct Registry:
+    pthread_mutex_t lock
+    pthread_cond_t news         # somebody has left an engine, or a call has been answered
+    Access* first
+    bint forked                 # this process is a forked child of a rank, and has had no engine since
+
+cdef Registry registry
+
+
+# ---- which engines there are -------------------------------------------------------------------------------------------------
+
+cdef void begin() noexcept nogil:
+    cdef pthread_condattr_t attributes
+    pthread_mutex_init(&registry.lock, NULL)
+    pthread_condattr_init(&attributes)
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)
+    pthread_cond_init(&registry.news, &attributes)
+    registry.first = NULL
+
+
+cdef void forked() noexcept nogil:
+    """In a forked child: the engines, the threads and the locks that they may have held are the parent's."""
+    registry.forked = registry.forked or registry.first != NULL
+    begin()
+    finishers_forked()
+
+
+cdef int calls_admit(State* e, int number) except -1:
+    """Let calls find an engine by the number of its process set."""
+    cdef Access* access = <Access*>calloc(1, sizeof(Access))
+    if access == NULL:
+        raise MemoryError("no memory for the engine")
+    access.engine, access.number, access.open = e, number, True
+    pthread_mutex_lock(&registry.lock)
+    access.next, registry.first, registry.forked = registry.first, access, False
+    pthread_mutex_unlock(&registry.lock)
+    return 0
+
+
+cdef Access* access_of(const State* e) noexcept nogil:
+    """The access to an engine; NULL: there is none. The caller holds the lock."""
+    cdef Access* access = registry.first
+    while access != NULL and access.engine != e:
+        access = access.next
+    return access
+
+
+cdef void calls_dismiss(State* e) noexcept nogil:
+    """Refuse calls to an engine from now on."""
+    cdef Access* access
+    pthread_mutex_lock(&registry.lock)
+    access = access_of(e)
+    if access != NULL:
+        access.open = False
+    pthread_mutex_unlock(&registry.lock)
+
+
+cdef bint calls_settle(State* e, uint64_t ns) noexcept nogil:
+    """The engine has stopped: wait for the answers of its calls, at most so many nanoseconds. False: somebody is still inside,
+    and the engine must stay."""
+    cdef uint64_t begun = now_ns(), left
+    cdef timespec until
+    cdef Access* access
+    cdef bint empty = True
+    pthread_mutex_lock(&registry.lock)
+    access = access_of(e)
+    while access != NULL and (access.inside or access.unanswered):
+        left = ns - age_ns(now_ns(), begun) if age_ns(now_ns(), begun) < ns else 0
+        if left == 0:
+            empty = access.inside == 0
+            break
+        clock_gettime(CLOCK_MONOTONIC, &until)
+        until.tv_nsec += <long>(left % 1000000000)
+        until.tv_sec += <long>(left // 1000000000) + until.tv_nsec // 1000000000
+        until.tv_nsec %= 1000000000
+        pthread_cond_timedwait(&registry.news, &registry.lock, &until)
+    if access != NULL and empty:
+        access.engine = NULL
+        discard(access)
+    pthread_mutex_unlock(&registry.lock)
+    return empty
+
+
+cdef void discard(Access* access) noexcept nogil:
+    """Free an access to which nothing refers any more. The caller holds the lock."""
+    cdef Access** link = &registry.first
+    if access.engine != NULL or access.inside or access.unanswered:
+        return
+    while link[0] != access:
+        link = &link[0].next
+    link[0] = access.next
+    free(access)
+
+
+cdef Access* enter(int number) noexcept nogil:
+    """The access to the engine of a process set, which does not end before `leave`; NULL: there is none."""
+    cdef Access* access
+    pthread_mutex_lock(&registry.lock)
+    access = registry.first
+    while access != NULL and not (access.open and access.number == number):
+        access = access.next
+    if access != NULL:
+        access.inside += 1
+    pthread_mutex_unlock(&registry.lock)
+    return access
+
+
+cdef void count(Access* access, int inside, int unanswered) noexcept nogil:
+    """Add to the numbers of an access; who waits for them is told."""
+    pthread_mutex_lock(&registry.lock)
+    access.inside += <uint32_t>inside
+    access.unanswered += <uint64_t><int64_t>unanswered
+    if not access.open:
+        pthread_cond_broadcast(&registry.news)
+        discard(access)
+    pthread_mutex_unlock(&registry.lock)
+
+
+cdef inline void leave(Access* access) noexcept nogil:
+    count(access, -1, 0)
+
+
+# ---- the end of a call -------------------------------------------------------------------------------------------------------
+
+cdef void answer(const engine_call* call, int status, const char* text) noexcept nogil:
+    """End a call that was not submitted."""
+    cdef engine_result result
+    memset(&result, 0, sizeof(result))
+    result.status, result.text = status, text
+    call.done(call.argument, &result)
+
+
+cdef int describe_end(const Op* op, const Call* call, char* text) noexcept nogil:
+    """How a call has ended, ENGINE_CALL_*; and unless it went well why, in `text`."""
+    cdef const char* told = b""
+    cdef int length = <int>call.name_bytes
+    if op.status == Status.OK or op.status == Status.ABSENT:
+        return ENGINE_CALL_OK
+    if op.text != NULL:
+        told = op.text
+    if op.status == Status.MISMATCH:
+        snprintf(text, TEXT_BYTES, "MismatchError: ranks disagree on '%.*s': %s", length, call.name, told)
+        return ENGINE_CALL_MISMATCH
+    if op.status == Status.FAILED_CALL:
+        snprintf(text, TEXT_BYTES, "MismatchError: '%.*s' was not done: %s", length, call.name, told)
+        return ENGINE_CALL_MISMATCH
+    if op.status == Status.AFTER_FAILURE:
+        snprintf(text, TEXT_BYTES, "DuplicateNameError: a call of '%.*s' has failed on this rank, and other ranks have not "
+                 "called it since: it cannot be called again before they have", length, call.name)
+        return ENGINE_CALL_DUPLICATE
+    snprintf(text, TEXT_BYTES, "%s", told)
+    return ENGINE_CALL_NOT_INITIALIZED if strncmp(text, b"NotInitializedError", 19) == 0 else ENGINE_CALL_FAILED_WORLD
+
+
+cdef void end(Op* op) noexcept nogil:
+    """Tell the caller of an operation that is done, and free it. Without locks; the engine may be gone."""
+    cdef Call* call = <Call*>op.call
+    cdef Access* access = call.access
+    cdef char[TEXT_BYTES] text
+    cdef engine_result result
+    memset(&result, 0, sizeof(result))
+    result.status, result.ranks = describe_end(op, call, text), call.ranks
+    if result.status != ENGINE_CALL_OK:
+        result.text = text
+    elif operation_of(&op.meta).uneven:
+        result.memory, result.bytes, result.rows, result.count = op.memory, op.memory_bytes, op.row_counts, op.meta.group
+        op.memory = NULL
+    call.done(call.argument, &result)
+    free_parts(op)
+    count(access, 0, -1)
+
+
+# ---- submission --------------------------------------------------------------------------------------------------------------
+
+cdef bint take_name(const engine_call* call, Target* target) noexcept nogil:
+    """The name of a call; False if it is none."""
+    memset(target, 0, sizeof(Target))
+    if call.flags & ENGINE_CALL_UNNAMED:
+        return True
+    target.text, target.text_bytes = call.name, call.name_bytes
+    return call.name != NULL and 0 < call.name_bytes <= NAME_BYTES
+
+
+cdef Call* remember(Access* access, const engine_call* call, const Target* target) noexcept nogil:
+    """What the end of a call needs; NULL without memory."""
+    cdef const char* name = target.text if target.text != NULL else kind_name(call.kind)
+    cdef uint32_t name_bytes = target.text_bytes if target.text != NULL else <uint32_t>snprintf(NULL, 0, "%s", name)
+    cdef Call* kept = <Call*>malloc(sizeof(Call) + name_bytes)
+    if kept != NULL:
+        kept.access, kept.done, kept.argument = access, call.done, call.argument
+        kept.ranks, kept.name_bytes = access.engine.segment.size, name_bytes
+        memcpy(kept.name, name, name_bytes)
+    return kept
+
+
+cdef void tell_others(State* e, const engine_call* call, Target* target, const char* why) noexcept nogil:
+    """Announce that this rank's call has failed, in the place of the operation that it would have submitted."""
+    cdef Op* op = make_op()
+    if op == NULL:
+        return
+    op.meta.kind, op.meta.fault = call.kind, FAULT_CALL
+    op.text = <char*>malloc(FAILURE_BYTES + 1)
+    op.flags = OP_PATIENT | OP_ABANDONED
+    if op.text != NULL:
+        snprintf(op.text, FAILURE_BYTES, "failed before it was submitted: %.*s", <int>FAILURE_BYTES - 40, why)
+    if op.text == NULL or driver_submit(e, target, op) != Status.OK:
+        free_parts(op)
+
+
+cdef int describe_refusal(State* e, const engine_call* call, const Target* target, int status, char* text) noexcept nogil:
+    """Why the driver has not taken an operation, ENGINE_CALL_* and `text`."""
+    cdef const char* name = target.text if target.text != NULL else target.label
+    cdef int rank = e.segment.numbers[e.segment.rank], length = <int>target.text_bytes
+    if status == Status.FAILED_WORLD:
+        verdict_describe(e, text)
+        return ENGINE_CALL_NOT_INITIALIZED if strncmp(text, b"NotInitializedError", 19) == 0 else ENGINE_CALL_FAILED_WORLD
+    if status == Status.DUPLICATE:
+        snprintf(text, TEXT_BYTES, "DuplicateNameError: rank %d submitted '%.*s' again before its operation had completed; name "
+                 "your calls apart, or leave the name out", rank, length, name)
+        return ENGINE_CALL_DUPLICATE
+    if status == Status.JOINED:
+        snprintf(text, TEXT_BYTES, "EngineError: rank %d submitted '%.*s' after join(): it submits nothing until every rank has "
+                 "joined; call join() after all else, and wait for it", rank, length, name)
+        return ENGINE_CALL_JOINED
+    snprintf(text, TEXT_BYTES, "MemoryError: no memory to submit '%.*s'", length, name)
+    return ENGINE_CALL_NO_MEMORY
+
+
+cdef bint wait_for(State* e, Op* op, uint64_t begun, uint64_t ns, int status) noexcept nogil:
+    """Drive until the operation is done, or `ns` have passed since `begun`: whether the call can be ended here. If not, the
+    operation must not be touched any more."""
+    cdef uint64_t passed = age_ns(now_ns(), begun)
+    cdef Goal goal
+    memset(&goal, 0, sizeof(Goal))
+    goal.op = op
+    while status == Status.TICK and passed < ns:
+        stall_look_after(e, op)
+        status = driver_wait(e, &goal, min(ns - passed, <uint64_t>TICK_NS))
+        passed = age_ns(now_ns(), begun)
+    return or32(&op.flags, OP_ABANDONED) & OP_DONE != 0
+
+
+cdef int bring(State* e, const engine_call* call, Target* target, Op* op, Op** ended) noexcept nogil:
+    """Submit an operation, and linger: a Status, and in `ended` the operation if it is done and nobody else will end the call."""
+    cdef uint64_t begun
+    cdef bint lingers = call.linger_ns == ENGINE_CALL_FOREVER or (
+        call.linger_ns > 0 and load_pointer(<void**>&e.table.inflight) == NULL)
+    cdef int status
+    op.finished, op.awaited, op.flags = end, True, OP_PATIENT
+    if call.flags & ENGINE_CALL_MARKS_STEP:
+        op.step = call.optimizer + 1
+    if not lingers:
+        op.flags = OP_PATIENT | OP_ABANDONED
+        status = driver_submit(e, target, op)
+    else:
+        begun = now_ns()
+        status = driver_call(e, target, op, min(call.linger_ns, <uint64_t>TICK_NS))
+        if status == Status.OK or status == Status.TICK:
+            ended[0] = op if wait_for(e, op, begun, call.linger_ns, status) else NULL
+            status = Status.OK
+    stall_look_for_left(e)
+    return status
+
+
+cdef void submit(const engine_call* call) noexcept nogil:
+    """As calls.h says."""
+    cdef char[TEXT_BYTES] text
+    cdef Target target
+    cdef Access* access
+    cdef Op* ended = NULL
+    cdef Op* op
+    cdef int status
+    if call.struct_size != sizeof(engine_call):
+        answer(call, ENGINE_CALL_REFUSED, b"IncompatibleRanksError: the call was made for another version of the engine")
+        return
+    access = enter(call.set)
+    if access == NULL:
+        refuse_closed(call)
+        return
+    driver_note_thread(access.engine)
+    op = make_op()
+    if not take_name(call, &target):
+        status = ENGINE_CALL_REFUSED
+        snprintf(text, TEXT_BYTES, "ArgumentError: a name has 1 to %d bytes of UTF-8; this one has %u", <int>NAME_BYTES,
+                 call.name_bytes)
+    else:
+        status = call_op(access.engine, call, op, text) if op != NULL else ENGINE_CALL_NO_MEMORY
+        if status == ENGINE_CALL_REFUSED and call.kind < KINDS:
+            tell_others(access.engine, call, &target, text)
+    if status == ENGINE_CALL_OK:
+        op.call = remember(access, call, &target)
+        if op.call == NULL or not finishers_start():
+            status = ENGINE_CALL_NO_MEMORY
+    if status == ENGINE_CALL_NO_MEMORY:
+        snprintf(text, TEXT_BYTES, "MemoryError: no memory, or no thread, for a call")
+    if status == ENGINE_CALL_OK:
+        count(access, 0, 1)             # before it is submitted: its end may come at once
+        status = bring(access.engine, call, &target, op, &ended)
+        if status == Status.OK:
+            leave(access)
+            if ended != NULL:
+                end(ended)
+            return
+        status = describe_refusal(access.engine, call, &target, status, text)
+        count(access, 0, -1)
+    if op != NULL:
+        free_parts(op)
+    leave(access)
+    answer(call, status, text)
+
+
+cdef void refuse_closed(const engine_call* call) noexcept nogil:
+    if registry.forked:
+        answer(call, ENGINE_CALL_FORKED, b"ForkedError: the engine was used in a forked child of its process, which is no rank. "
+               b"Use the engine in the parent only, or start the child with the 'spawn' method")
+    elif call.set:
+        answer(call, ENGINE_CALL_NOT_INITIALIZED, b"NotInitializedError: this rank has no such process set: it was never added, "
+               b"or was removed, or this rank is not in it")
+    else:
+        answer(call, ENGINE_CALL_NOT_INITIALIZED, b"NotInitializedError: there is no engine: call engine.init() first; after "
+               b"engine.shutdown() call it again")
+
+
+cdef int place(int32_t set, int32_t* rank, int32_t* size) noexcept nogil:
+    cdef Access* access = enter(set)
+    if access == NULL:
+        return ENGINE_CALL_NOT_INITIALIZED
+    rank[0], size[0] = access.engine.segment.rank, access.engine.segment.size
+    leave(access)
+    return ENGINE_CALL_OK
+
+
+# ---- what was gathered of a group --------------------------------------------------------------------------------------------
+
+cdef uint64_t part_rows(const engine_result* result, uint32_t k, int64_t* rows) noexcept nogil:
+    cdef uint64_t row_bytes = 0
+    return group_rows(result.memory, result.rows, result.ranks, k, rows, &row_bytes)
+
+
+cdef void part_copy(const engine_result* result, uint32_t k, void* target) noexcept nogil:
+    cdef uint64_t[MAX_RANKS] offsets
+    group_skip(result.memory, result.rows, result.ranks, result.count, k, offsets)
+    group_copy(result.memory, result.rows, result.ranks, k, offsets, <char*>target)
+
+
+# ---- the table ---------------------------------------------------------------------------------------------------------------
+
+cdef engine_calls table
+memset(&table, 0, sizeof(table))
+table.struct_size, table.version = sizeof(engine_calls), ENGINE_CALLS_VERSION
+table.submit, table.place, table.part_rows, table.part_copy = submit, place, part_rows, part_copy
+begin()
+pthread_atfork(NULL, NULL, forked)
+
+TABLE = PyCapsule_New(&table, ENGINE_CALLS_CAPSULE, NULL)
+
+
+def address():
+    """Where the table lies in this process, for `ctypes`."""
+    return <uintptr_t>&table
