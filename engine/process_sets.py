@@ -165,6 +165,14 @@ class Registry:
         """Engines of the sets that this rank is in, by the set's number."""
         return {number: each._engine for number, each in list(self._sets.items()) if each._engine is not None}
 
+    def numbered(self, number: int) -> ProcessSet:
+        """The set with that number, 0 being the global one."""
+        if number == 0:
+            return global_process_set
+        if number not in self._sets:
+            raise NotInitializedError(f"there is no process set with the number {number}; it may have been removed")
+        return self._sets[number]
+
     @property
     def crowd(self) -> int:
         """How many engines the rank has that is in the most sets, the world's among them; equal on all ranks."""

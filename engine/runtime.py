@@ -247,6 +247,17 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     return added
 
 
+def process_set(number: int) -> ProcessSet:
+    """The process set with that `process_set_id`.
+
+    Raises
+    ------
+    NotInitializedError
+        There is none.
+    """
+    return _current().sets.numbered(number)
+
+
 def remove_process_set(process_set: ProcessSet) -> bool:
     """End a process set, after what is in flight in it. Collective over the world; not for the global set.
 

@@ -41,6 +41,10 @@ PARAMETERS = {
     "process_set": "process_set: ProcessSet = global_process_set",
     # Of MXNet's functions; it has no meaning here.
     "priority": "priority: int = 0",
+    # Of TensorFlow's functions; they have no meaning here.
+    "device_dense": 'device_dense: str = ""',
+    "device_sparse": 'device_sparse: str = ""',
+    "ignore_name_scope": "ignore_name_scope: bool = False",
 }
 
 # The parameters of each function in Horovod's order.

@@ -1,0 +1,88 @@
+"""The adapter of `tf.Tensor` and `tf.Variable`: how the engine's collectives read, write and make such tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..adapters import register
+from ..errors import UnsupportedTensorError
+
+
+class _Lent:
+    """A tensor by its memory alone, as DLPack tells of it. NumPy's buffers know no bfloat16 and are read-only."""
+
+    __slots__ = ("dtype", "ndim", "shape", "tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.dtype, self.shape, self.ndim = tensor, tensor.dtype, tensor.shape, tensor.shape.rank
+
+    def __dlpack__(self) -> Any:
+        return tf.experimental.dlpack.to_dlpack(self.tensor)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, rows: Any) -> _Lent:
+        return _Lent(self.tensor[rows])
+
+
+class TensorAdapter:
+    """Tensors that hold values, and variables."""
+
+    def input(self, tensor: Any) -> Any:
+        if isinstance(tensor, tf.Variable):
+            tensor = tensor.read_value()
+        if not hasattr(tensor, "numpy"):
+            raise UnsupportedTensorError(
+                f"{tensor!r} is symbolic and has no value yet: inside a tf.function call the functions of "
+                "engine.tensorflow"
+            )
+        return _Lent(tensor)
+
+    def target(self, tensor: Any) -> Any:
+        if not isinstance(tensor, tf.Variable):
+            raise UnsupportedTensorError(
+                "a tf.Tensor cannot be written to; use the call without '_', or give a tf.Variable"
+            )
+        return _Lent(tf.identity(tensor.read_value()))
+
+    def empty(self, source: Any) -> Any:
+        return _Lent(_empty(source.shape, source.dtype))
+
+    def store(self, tensor: Any, result: Any) -> None:
+        tensor.assign(result.tensor if isinstance(result, _Lent) else result)
+
+    def result(self, tensor: Any, output: Any) -> Any:
+        return output.tensor
+
+    def rows(self, tensor: Any) -> Any:
+        source = self.input(tensor)
+        return source if source.ndim else _Lent(tf.reshape(source.tensor, [1]))
+
+    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
+        shape = (rows, *tensor.shape[1:])
+        dtype = tf.as_dtype(tensor.dtype)
+        if not data.nbytes:
+            return tf.zeros(shape, dtype)
+        return tf.convert_to_tensor(np.frombuffer(data, dtype.as_numpy_dtype).reshape(shape))
+
+    def counts(self, rows: Sequence[int]) -> Any:
+        return tf.constant(rows, tf.int32)
+
+    def cast(self, tensor: Any, dtype: Any) -> tuple[Any, Any]:
+        if not tensor.dtype.is_floating:
+            return tensor, None
+        return tf.cast(tensor, dtype), tensor.dtype
+
+
+def _empty(shape: Any, dtype: Any) -> Any:
+    """A tensor of its own memory, which nobody else has seen and the engine therefore may write to."""
+    return tf.raw_ops.Empty(shape=shape, dtype=dtype) if shape.num_elements() else tf.zeros(shape, dtype)
+
+
+register(tf.Tensor, TensorAdapter())
+register(tf.Variable, TensorAdapter())

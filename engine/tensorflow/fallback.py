@@ -1,0 +1,109 @@
+"""Collectives on TensorFlow's tensors by Python: what is used where the native ops cannot be.
+
+In eager mode they are the engine's own. In a graph `tf.numpy_function` calls them: one after the other, in the order of
+the program, each with the GIL and on a thread of TensorFlow's until it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .. import collectives, groups, runtime
+from ..compression import MARKERS
+from ..process_sets import ProcessSet
+from . import order
+from .call import WIRES, Call
+
+_WIRE_NAMES = {number: name for name, number in WIRES.items()}
+
+
+def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    """The results of an allreduce, reduce-scatter or broadcast, or of a barrier, which has none."""
+    if tf.executing_eagerly():
+        return _reduce(call, tensors)
+
+    def run(*arrays: Any) -> list[Any]:
+        return [np.asarray(each) for each in _reduce(call, [tf.convert_to_tensor(array) for array in arrays])]
+
+    return _in_graph(run, tensors, [each.dtype for each in tensors])
+
+
+def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], Any]:
+    """The results of an allgather or all-to-all, and of each how many rows came from each rank (int32)."""
+    given = [] if splits is None else [splits]
+    if tf.executing_eagerly():
+        results, rows = _gather(call, tensors, *given)
+        return results, tf.constant(rows, tf.int32)
+
+    def run(*arrays: Any) -> list[Any]:
+        values = [tf.convert_to_tensor(array) for array in arrays]
+        results, rows = _gather(call, values[: len(tensors)], *values[len(tensors) :])
+        return [*(np.asarray(each) for each in results), np.array(rows, np.int32)]
+
+    *results, rows = _in_graph(run, [*tensors, *given], [*(each.dtype for each in tensors), tf.int32])
+    return results, rows
+
+
+def place(number: int) -> tuple[Any, Any]:
+    """This rank's number in a process set and how many ranks that has, asked whenever the program runs (int32)."""
+
+    def run() -> list[Any]:
+        process_set = runtime.process_set(number)
+        return [np.int32(process_set.engine.rank), np.int32(process_set.size())]
+
+    if tf.executing_eagerly():
+        rank, size = run()
+        return tf.constant(rank), tf.constant(size)
+    rank, size = tf.numpy_function(run, [], [tf.int32, tf.int32])
+    return tf.ensure_shape(rank, []), tf.ensure_shape(size, [])
+
+
+def _in_graph(run: Any, inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
+    with order.after_the_last():
+        results = tf.numpy_function(run, list(inputs), list(dtypes))
+    order.keep_in_order(results[0].op if dtypes else results)  # without results there is the operation alone
+    return list(results) if dtypes else []
+
+
+def _reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    process_set = runtime.process_set(call.set)
+    if call.kind == "barrier":
+        collectives.barrier(call.name, process_set)
+        return []
+    if call.kind == "broadcast":
+        return [collectives.broadcast(tensors[0], call.root, call.name, process_set)]
+    compression = MARKERS[_WIRE_NAMES[call.wire]]
+    settings = call.op, call.name, call.prescale, call.postscale, process_set, compression
+    if call.group:
+        run = groups.grouped_allreduce if call.kind == "allreduce" else groups.grouped_reducescatter
+        results = run(tensors, *settings)
+    else:
+        single = collectives.allreduce if call.kind == "allreduce" else collectives.reducescatter
+        results = [single(tensors[0], *settings)]
+    _mark(call, process_set)
+    return results
+
+
+def _gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], list[Any]]:
+    process_set = runtime.process_set(call.set)
+    if call.kind == "alltoall":
+        sent = None if splits is None or not len(splits) else splits
+        handle = collectives.alltoall_async(tensors[0], sent, call.name, process_set)
+        result = handle.wait()
+        return [result if sent is None else result[0]], [handle.rows]
+    if not call.group:
+        handle = collectives.allgather_async(tensors[0], call.name, process_set)
+        return [handle.wait()], [handle.rows]
+    gathering = groups.grouped_allgather_async(tensors, call.name, process_set)
+    results = gathering.wait()
+    _mark(call, process_set)
+    return list(results), gathering.rows
+
+
+def _mark(call: Call, process_set: ProcessSet) -> None:
+    if call.optimizer >= 0:
+        process_set.engine.mark_step(call.optimizer)

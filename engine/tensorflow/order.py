@@ -1,0 +1,47 @@
+"""The order and the survival of collectives in a graph.
+
+TensorFlow runs stateful operations in the order of the program, and none is dropped, where it adds control dependencies
+by itself: in functions, but not in the graph of a function's gradient. So collectives that need an order get it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+
+@contextmanager
+def after_the_last() -> Iterator[None]:
+    """Operations that are made inside run after the last collective of this graph that was given to `keep_in_order`."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    last = getattr(graph, "_engine_last_collective", None)
+    # One that belongs to another branch of an old control flow construct cannot be waited for.
+    if last is None or last._control_flow_context is not graph._get_control_flow_context():
+        yield
+        return
+    with tf.control_dependencies([last]):
+        yield
+
+
+def keep_in_order(operation: Any) -> None:
+    """Have an operation run, and have the next one that needs an order run after it."""
+    operation.graph._engine_last_collective = operation
+    _keep(operation)
+
+
+def keep_apart(operation: Any) -> None:
+    """Have an operation run, whether or not somebody uses its results, beside all others that are ready."""
+    manager = operation.graph.experimental_acd_manager
+    if manager is None:
+        _keep(operation)
+    else:
+        manager.run_independently(operation)
+
+
+def _keep(operation: Any) -> None:
+    outputs = getattr(operation.graph, "control_outputs", None)
+    if outputs is not None and operation.graph.experimental_acd_manager is None:
+        outputs.append(operation)

@@ -1,0 +1,146 @@
+"""The gradients of one step over all ranks: what optimizers and tapes call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..compression import MARKERS, resolve
+from ..frameworks.options import Options
+from ..types import Adasum
+from . import op as _op
+from . import sparse
+from .call import WIRES, Call, number_of
+
+BUCKET_BYTES = 4 << 20
+"""Bytes of gradients at which a bucket ends. Smaller ones start earlier, larger ones cost less."""
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def reduce_gradients(
+    gradients: Sequence[Any],
+    names: Sequence[str],
+    options: Options,
+    *,
+    prefix: str = "gradient.",
+    num_groups: int = 0,
+    groups: Sequence[Sequence[int]] | None = None,
+    optimizer: int = -1,
+) -> list[Any]:
+    """Reduce the gradients of one step over all ranks. Collective, in eager mode and in a graph.
+
+    In eager mode all dense gradients travel in one request. In a graph they travel in buckets, those of the last
+    variables first, each as soon as it is complete, while the others are still being computed.
+
+    Parameters
+    ----------
+    gradients : sequence of tf.Tensor, tf.IndexedSlices or None
+        None for variables that have none, the same on all ranks.
+    names : sequence of str
+        One for each gradient, all different and equal on all ranks.
+    options : Options
+        Of these `op`, `process_set`, `compression`, `prescale`, `postscale` and `sparse_as_dense`.
+    prefix : str
+        Before all names.
+    num_groups : int
+        With 1 or more, that many buckets of equally many gradients.
+    groups : sequence of sequence of int, optional
+        Numbers of the gradients of each bucket; others are buckets of their own.
+    optimizer : int
+        Number of the optimizer of which this is a step, for the tuner; -1: of none.
+
+    Returns
+    -------
+    list of tf.Tensor, tf.IndexedSlices or None
+        In the order of `gradients`; they themselves on a rank that is not in the process set.
+    """
+    results = list(gradients)
+    if not options.process_set.included():
+        return results
+    if options.sparse_as_dense:
+        results = [tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in results]
+    sparse_ones = [k for k, each in enumerate(results) if isinstance(each, tf.IndexedSlices)]
+    dense = [k for k, each in enumerate(results) if each is not None and k not in set(sparse_ones)]
+    buckets = _buckets(dense, results, num_groups, groups)
+    _, own = resolve(options.compression, options.op)
+    for k in reversed(sparse_ones):
+        ends = optimizer if not buckets and k == sparse_ones[0] else -1
+        results[k] = sparse.allreduce(
+            results[k],
+            options.op,
+            prefix + names[k],
+            options.prescale,
+            options.postscale,
+            options.process_set,
+            options.compression,
+            ends,
+        )
+    for bucket in buckets:
+        sent = [results[k] for k in bucket]
+        contexts = []
+        if own is not None:
+            sent, contexts = map(list, zip(*(own.compress(each) for each in sent), strict=True))
+        more = f"+{len(bucket) - 1}" if len(bucket) > 1 else ""
+        call = _call(options, f"{prefix}{names[bucket[0]]}{more}", len(buckets) > 1)
+        if bucket is buckets[-1]:
+            call = call._replace(optimizer=optimizer)
+        reduced = _op.reduce(call, sent)
+        if own is not None:
+            reduced = [own.decompress(each, context) for each, context in zip(reduced, contexts, strict=True)]
+        for k, result in zip(bucket, reduced, strict=True):
+            results[k] = result
+    return results
+
+
+def _call(options: Options, name: str, overlaps: bool) -> Call:
+    wire, _ = resolve(options.compression, options.op)
+    return Call(
+        "allreduce",
+        name,
+        number_of(options.process_set),
+        options.op,
+        0 if options.op is Adasum else WIRES[wire],
+        options.prescale,
+        options.postscale,
+        group=True,
+        overlaps=overlaps,
+    )
+
+
+def _buckets(
+    dense: list[int], gradients: Sequence[Any], num_groups: int, groups: Sequence[Sequence[int]] | None
+) -> list[list[int]]:
+    """The numbers of the dense gradients in buckets, in the order in which these are submitted."""
+    if not dense:
+        return []
+    if groups is not None:
+        known = set(dense)
+        chosen = [[k for k in group if k in known] for group in groups]
+        rest = known.difference(*chosen)
+        return sorted([*filter(None, chosen), *([k] for k in rest)], key=max, reverse=True)
+    if num_groups:
+        count = min(num_groups, len(dense))
+        starts = [len(dense) * part // count for part in range(count + 1)]
+        return [dense[starts[part] : starts[part + 1]] for part in reversed(range(count))]
+    if tf.executing_eagerly():
+        return [dense]
+    return _by_size(dense, lambda k: _bytes(gradients[k]))
+
+
+def _by_size(dense: list[int], size: Callable[[int], int]) -> list[list[int]]:
+    buckets: list[list[int]] = [[]]
+    filled = 0
+    for k in reversed(dense):
+        if filled >= BUCKET_BYTES:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(k)
+        filled += size(k)
+    return buckets
+
+
+def _bytes(gradient: Any) -> int:
+    """Bytes of a gradient, as far as its shape is known while the program is traced."""
+    return int(gradient.shape.num_elements() or 0) * int(gradient.dtype.size)

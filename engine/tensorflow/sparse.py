@@ -1,0 +1,103 @@
+"""`tf.IndexedSlices` over all ranks: what is stored is gathered, and added up on every rank.
+
+Each rank first adds up the rows that it has twice, so that a row of an embedding that a batch looks up a thousand times
+travels once. Indices and values travel as one group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ..compression import resolve
+from ..errors import UnsupportedTensorError
+from ..failures import announce
+from ..process_sets import ProcessSet
+from ..types import Average, Op, Sum
+from . import op as _op
+from .call import Call, number_of
+
+
+def allreduce(
+    slices: Any,
+    op: Op,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    compression: Any = None,
+    optimizer: int = -1,
+) -> Any:
+    """Add up, or average, `tf.IndexedSlices` over all ranks. Collective.
+
+    Parameters
+    ----------
+    slices : tf.IndexedSlices
+        Which rows there are, and how many, may differ by rank; dtypes and the shape of a row may not.
+    op : Op
+        `Sum` or `Average`, whose divisor is the number of ranks for every row.
+    name, prescale, postscale, process_set
+        As of `allreduce`.
+    compression : optional
+        Values travel as float16 or bfloat16 with `Compression.fp16` and `bf16`.
+    optimizer : int
+        As `Call.optimizer`.
+
+    Returns
+    -------
+    tf.IndexedSlices
+        Each row once, equal on all ranks.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        Another operation.
+    """
+    try:
+        if op not in (Sum, Average):
+            raise UnsupportedTensorError(
+                f"tf.IndexedSlices have Sum and Average only, not {op.name.title()}; make them dense by "
+                "tf.convert_to_tensor"
+            )
+        wire, own = resolve(compression, op)
+        number = number_of(process_set)
+    except Exception as error:
+        announce(process_set, "allgather", name, error)
+        raise
+    dtype = slices.values.dtype
+    indices, values = _added(tf.convert_to_tensor(slices.indices), tf.convert_to_tensor(slices.values))
+    values = _times(values, prescale)
+    context = None
+    if own is not None:
+        values, context = own.compress(values)
+    if wire in ("float16", "bfloat16") and dtype in (tf.float32, tf.float64):
+        values = tf.cast(values, wire)
+    call = Call("allgather", name, number, group=True, optimizer=optimizer)
+    (indices, values), rows = _op.gather(call, [indices, values])
+    if values.dtype != dtype and own is None:
+        values = tf.cast(values, dtype)
+    if own is not None:
+        values = own.decompress(values, context)
+    indices, values = _added(indices, values)
+    if op is Average:
+        values = _divided(values, tf.shape(rows)[1])
+    return tf.IndexedSlices(_times(values, postscale), indices, slices.dense_shape)
+
+
+def _added(indices: Any, values: Any) -> tuple[Any, Any]:
+    """The rows with each index once, in the order in which they first come. Half precision is added in float32."""
+    distinct, places = tf.unique(indices)
+    wide = tf.float32 if values.dtype in (tf.float16, tf.bfloat16) else values.dtype
+    total = tf.math.unsorted_segment_sum(tf.cast(values, wide), places, tf.size(distinct))
+    return distinct, tf.cast(total, values.dtype)
+
+
+def _times(values: Any, factor: float) -> Any:
+    return values if factor == 1.0 else values * tf.cast(factor, values.dtype)
+
+
+def _divided(values: Any, ranks: Any) -> Any:
+    if values.dtype.is_floating:
+        return values / tf.cast(ranks, values.dtype)
+    return tf.truncatediv(values, tf.cast(ranks, values.dtype))
