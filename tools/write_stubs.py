@@ -13,7 +13,11 @@ from pathlib import Path
 from engine.frameworks import surface
 
 ROOT = Path(__file__).parents[1]
-STUBS = {"engine/mxnet/ops.pyi": "mxnet.nd.NDArray", "engine/torch/ops.pyi": "torch.Tensor"}  # the class of the tensors
+STUBS = {  # and the class of the tensors
+    "engine/mxnet/ops.pyi": "mxnet.nd.NDArray",
+    "engine/tensorflow/collectives.pyi": "tensorflow.Tensor",
+    "engine/torch/ops.pyi": "torch.Tensor",
+}
 
 
 def main(check: bool) -> int:

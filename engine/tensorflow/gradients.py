@@ -89,7 +89,9 @@ def _apart(collective: Any, gradients: Sequence[Any]) -> list[Any]:
     members = [each for each in dense if each is not None]
     if not members:
         return dense
-    sent = [tf.stack([tf.math.real(each), tf.math.imag(each)], -1) if each.dtype.is_complex else each for each in members]
+    sent = [
+        tf.stack([tf.math.real(each), tf.math.imag(each)], -1) if each.dtype.is_complex else each for each in members
+    ]
     results = iter(
         [
             tf.complex(result[..., 0], result[..., 1]) if each.dtype.is_complex else result

@@ -1,8 +1,8 @@
 """The collectives that TensorFlow's programs consist of: native ops, or Python where these cannot be.
 
-The native ops (engine_ext/bindings/tensorflow_op.c) are asynchronous kernels that TensorFlow's C API registers. In a graph
-they hold no thread, and those with a name run beside each other in any order. Those without a name meet the other ranks'
-by their number, so they run in the order of the program.
+The native ops (engine_ext/bindings/tensorflow_op.c) are asynchronous kernels that TensorFlow's C API registers. In a
+graph they hold no thread, and those with a name run beside each other in any order. Those without a name meet the other
+ranks' by their number, so they run in the order of the program.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _through_python(call: Call, tensors: Sequence[Any], splits: Any) -> tuple[li
     count = len(tensors)
     gathers = call.kind in ("allgather", "alltoall")
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @tf.custom_gradient
     def run(*inputs: Any) -> tuple[Any, Callable[..., Any]]:
         if not gathers:
             results, rows = fallback.reduce(call, inputs), None

@@ -1,203 +1,53 @@
-"""Collectives on TensorFlow's tensors, with the names, argument order and defaults that Horovod's users know.
-
-They work in eager mode and in `tf.function`, and gradients flow through them: Horovod's, or the mathematical ones. See
-`engine.tensorflow.gradients`, and docs/operations.md for a table of both.
-"""
+"""What `engine.tensorflow` can be asked to do with tensors, and what a program can ask for while it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from .. import collectives, runtime
-from ..errors import ArgumentError, UnsupportedTensorError
-from ..failures import announce
-from ..frameworks.backward import are_mathematical
-from ..frameworks.surface import Tensors, functions
 from ..process_sets import ProcessSet, global_process_set
-from ..types import Adasum, Op
-from . import adapter as _adapter  # noqa: F401  (registers tf.Tensor)
 from . import op as _op
-from . import sparse
-from .call import WIRES, Call, number_of
-
-ORDERS = {
-    "allreduce": (
-        "tensor average device_dense device_sparse compression op prescale_factor postscale_factor name process_set "
-        "ignore_name_scope"
-    ),
-    "grouped_allreduce": (
-        "tensors average device_dense device_sparse compression op prescale_factor postscale_factor process_set name"
-    ),
-    "reducescatter": (
-        "tensor device_dense compression op=Average name process_set prescale_factor postscale_factor"
-    ),
-    "grouped_reducescatter": (
-        "tensors device_dense compression op=Average process_set prescale_factor postscale_factor name"
-    ),
-    "allgather": "tensor name ignore_name_scope process_set",
-    "grouped_allgather": "tensors name ignore_name_scope process_set",
-    "broadcast": "tensor root_rank name ignore_name_scope process_set",
-    "alltoall": "tensor splits name ignore_name_scope process_set",
-}
-"""The parameters of each function in the order of `horovod.tensorflow`."""
-
-
-def _call(kind: str, name: str | None, process_set: ProcessSet, tensors: Sequence[Any], **settings: Any) -> Call:
-    """The description of a call; if it cannot be, the other ranks are told."""
-    try:
-        if name is not None and not name:
-            raise ArgumentError("a name has at least one character; leave it out to have calls meet by their order")
-        for tensor in tensors:
-            if not tensor.dtype.is_numpy_compatible or tensor.dtype == tf.string:
-                raise UnsupportedTensorError(f"a tensor of dtype {tensor.dtype.name} cannot be communicated: encode it")
-        number = number_of(process_set)
-    except Exception as error:
-        announce(process_set, kind, name, error)
-        raise
-    return Call(kind, name, number, mathematical=are_mathematical(), **settings)
-
-
-def _reduction(
-    kind: str,
-    tensors: Sequence[Any],
-    op: Op,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any,
-    group: bool,
-) -> list[Any]:
-    wire = 0 if op is Adasum else WIRES[getattr(compression, "wire", None)]
-    settings = {"op": op, "wire": wire, "prescale": float(prescale), "postscale": float(postscale), "group": group}
-    return _op.reduce(_call(kind, name, process_set, tensors, **settings), tensors)
-
-
-def _allreduce(
-    tensor: Any,
-    op: Op,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any = None,
-) -> Any:
-    if isinstance(tensor, tf.IndexedSlices):
-        return sparse.allreduce(tensor, op, name, prescale, postscale, process_set, compression)
-    return _reduction("allreduce", [tensor], op, name, prescale, postscale, process_set, compression, False)[0]
-
-
-def _grouped_allreduce(
-    tensors: Sequence[Any],
-    op: Op,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any = None,
-) -> list[Any]:
-    dense = [k for k, each in enumerate(tensors) if not isinstance(each, tf.IndexedSlices)]
-    results = list(tensors)
-    for k, each in enumerate(tensors):
-        if isinstance(each, tf.IndexedSlices):
-            own = None if name is None else f"{name}.{k}"
-            results[k] = sparse.allreduce(each, op, own, prescale, postscale, process_set, compression)
-    if dense or not tensors:
-        sent = [tensors[k] for k in dense]
-        reduced = _reduction("allreduce", sent, op, name, prescale, postscale, process_set, compression, True)
-        for k, result in zip(dense, reduced, strict=True):
-            results[k] = result
-    return results
-
-
-def _reducescatter(
-    tensor: Any,
-    op: Op,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any = None,
-) -> Any:
-    return _reduction("reducescatter", [tensor], op, name, prescale, postscale, process_set, compression, False)[0]
-
-
-def _grouped_reducescatter(
-    tensors: Sequence[Any],
-    op: Op,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    compression: Any = None,
-) -> list[Any]:
-    return _reduction("reducescatter", tensors, op, name, prescale, postscale, process_set, compression, True)
-
-
-def _allgather(tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
-    return _op.gather(_call("allgather", name, process_set, [tensor]), [tensor])[0][0]
-
-
-def _grouped_allgather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet) -> list[Any]:
-    return _op.gather(_call("allgather", name, process_set, tensors, group=True), tensors)[0]
-
-
-def _broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
-    return _op.reduce(_call("broadcast", name, process_set, [tensor], root=int(root_rank)), [tensor])[0]
-
-
-def _alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
-    call = _call("alltoall", name, process_set, [tensor])
-    if splits is None:
-        return _op.gather(call, [tensor], tf.zeros([0], tf.int64))[0][0]
-    results, rows = _op.gather(call, [tensor], tf.cast(splits, tf.int64))
-    return results[0], rows[0]
-
-
-_CALLS = {
-    "allreduce": _allreduce,
-    "grouped_allreduce": _grouped_allreduce,
-    "reducescatter": _reducescatter,
-    "grouped_reducescatter": _grouped_reducescatter,
-    "allgather": _allgather,
-    "grouped_allgather": _grouped_allgather,
-    "broadcast": _broadcast,
-    "alltoall": _alltoall,
-}
-
-
-def _convert(value: Any) -> Any:
-    """What users may give in place of a tensor: variables, arrays, numbers, and lists of these."""
-    if isinstance(value, tf.Variable | np.ndarray | np.generic | bool | int | float | complex | list | tuple):
-        return tf.convert_to_tensor(value)
-    if isinstance(getattr(value, "value", None), tf.Variable):  # a variable of Keras
-        return tf.convert_to_tensor(value.value)
-    return value
-
-
-_KINDS: Any = (tf.Tensor, tf.IndexedSlices)
-globals().update(
-    {
-        # AutoGraph would rewrite what these call, for nothing.
-        name: tf.autograph.experimental.do_not_convert(function)
-        for name, function in functions(
-            __name__, Tensors(_KINDS, "tf.Tensor", _CALLS, _convert), ORDERS
-        ).items()
-    }
+from .call import Call, number_of
+from .collectives import (
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
 )
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "rank_op",
+    "reducescatter",
+    "size_op",
+]
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+
+@tf.autograph.experimental.do_not_convert
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the process set has called it. Collective. In a graph it is an operation of that."""
-    _op.reduce(_call("barrier", None, process_set, []), [])
+    _op.reduce(Call("barrier", set=number_of(process_set)), [])
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+@tf.autograph.experimental.do_not_convert
 def join(process_set: ProcessSet = global_process_set) -> Any:
     """Submit nothing more until every rank has called this; the last that did, as int32. Collective.
 
@@ -241,15 +91,3 @@ def local_size_op(name: str | None = None) -> Any:
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """1 if this rank is in a process set when the program runs, 0 if not, as int32. `name` has no meaning here."""
     return _asked(lambda: int(runtime.process_set(process_set_id).included()))
-
-
-__all__ = [
-    *ORDERS,
-    "barrier",
-    "join",
-    "local_rank_op",
-    "local_size_op",
-    "process_set_included_op",
-    "rank_op",
-    "size_op",
-]

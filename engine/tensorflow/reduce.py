@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compression import MARKERS, resolve
+from ..compression import resolve
 from ..frameworks.options import Options
 from ..types import Adasum
 from . import op as _op
@@ -18,7 +18,7 @@ BUCKET_BYTES = 4 << 20
 """Bytes of gradients at which a bucket ends. Smaller ones start earlier, larger ones cost less."""
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+@tf.autograph.experimental.do_not_convert
 def reduce_gradients(
     gradients: Sequence[Any],
     names: Sequence[str],
