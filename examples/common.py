@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -90,11 +93,33 @@ class Log:
             self._file.write(json.dumps(numbers) + "\n")
 
 
+TRAINING = 1500  # of the 1797 pictures; the others are for the examination
+
+
+def digits() -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Pictures of handwritten digits, [1797, 64] from 0 to 1, and their labels, in an order that mixes the writers.
+
+    They are read from the file that comes with scikit-learn, so that this works with any version of NumPy.
+    """
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        stop("the pictures come with scikit-learn, which is not installed")
+    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", np.float32, delimiter=",")
+    table = np.random.RandomState(0).permutation(table)
+    return table[:, :64] / 16, table[:, 64].astype(np.int32)
+
+
+def batch(step: int, size: int) -> NDArray[np.int64]:
+    """Which training pictures a step uses: for a step always the same ones, in every epoch each once."""
+    epoch, place = divmod(step, TRAINING // size)
+    return np.random.RandomState(epoch).permutation(TRAINING)[place * size : (place + 1) * size]
+
+
 def many(number: int, word: str) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def stop(message: str) -> None:
+def stop(message: str) -> NoReturn:
     """End the program with one line that says why."""
     sys.exit(f"{Path(sys.argv[0]).name}: {message}")

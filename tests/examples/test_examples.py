@@ -33,10 +33,10 @@ def run(command: list[Any], directory: Path, timeout: float = 100) -> str:
     return done.stdout
 
 
-def curve(prefix: list[Any], name: str, directory: Path, *options: Any) -> list[float]:
+def curve(prefix: list[Any], name: str, directory: Path, *options: Any, python: object = sys.executable) -> list[float]:
     """The losses of a training."""
     log = directory / "log.jsonl"
-    run([*prefix, sys.executable, EXAMPLES / f"{name}.py", "--log", log, *options], directory)
+    run([*prefix, python, EXAMPLES / f"{name}.py", "--log", log, *options], directory)
     return [json.loads(line)["loss"] for line in log.read_text().splitlines()]
 
 
