@@ -18,13 +18,7 @@ EXCEPTIONS = {("bindings/gradients", "core")}
 # Where the kind of an operation is asked for.
 KINDS_ARE_KNOWN_TO = {
     *("shared/names.h", "shared/layout.h", "shared/layout.pxd", "operations/kinds.pyx"),
-    *(
-        "core.pyx",
-        "bindings/calls.h",
-        "bindings/collectives.pyx",
-        "bindings/failed_calls.pyx",
-        "bindings/gradients.pyx",
-    ),  # the border
+    *("core.pyx", "bindings/collectives.pyx", "bindings/failed_calls.pyx", "bindings/gradients.pyx"),  # the border
 }
 
 # What observers keep and do, and which sources of `control` and `bindings` look at it: the doors and the observers.
