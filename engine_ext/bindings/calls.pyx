@@ -300,7 +300,7 @@ cdef int bring(State* e, const engine_call* call, Target* target, Op* op, Op** e
         call.linger_ns > 0 and load_pointer(<void**>&e.table.inflight) == NULL)
     cdef int status
     op.finished, op.awaited, op.flags = end, True, OP_PATIENT
-    if call.flags & ENGINE_CALL_MARKS_STEP:
+    if call.flags & ENGINE_CALL_MARKS_STEP and call.optimizer >= 0:
         op.step = call.optimizer + 1
     if not lingers:
         op.flags = OP_PATIENT | OP_ABANDONED
