@@ -121,6 +121,13 @@ class Config:
         truth,
         "Gradients through a framework's collectives are those of the sum of all ranks' losses, instead of Horovod's.",
     )
+    tensorflow_native: bool = setting(
+        True,
+        "",
+        truth,
+        "Whether collectives in TensorFlow's programs are native ops, where that is possible, or calls of Python; read "
+        "when `engine.tensorflow` is imported.",
+    )
     kernels: str = setting(
         "auto",
         "",

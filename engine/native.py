@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import as_file, files
 from pathlib import Path
 
 
@@ -21,8 +22,14 @@ def _how_to_build(cause: ImportError) -> str:
 
 try:
     from engine_ext import core, setup, tracer
-    from engine_ext.bindings import gradients, handles, memory
+    from engine_ext.bindings import calls, gradients, handles, memory
 except ImportError as cause:
     raise ImportError(_how_to_build(cause)) from cause
 
-__all__ = ["core", "gradients", "handles", "memory", "setup", "tracer"]
+__all__ = ["calls", "core", "gradients", "handles", "library", "memory", "setup", "tracer"]
+
+
+def library(name: str) -> str:
+    """The path of a library of `engine_ext.bindings` that is no Python module: a framework loads it."""
+    with as_file(files("engine_ext.bindings") / f"{name}.so") as path:
+        return str(path)

@@ -12,8 +12,36 @@ import tensorflow as tf
 
 from ..frameworks.backward import backward_name, combining, expect_gradient
 from ..types import Average
-from . import op
+from . import op  # which imports this module in its turn
 from .call import Call
+
+
+def of(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequence[Any]) -> list[Any]:
+    """The gradients of a collective's inputs.
+
+    Parameters
+    ----------
+    call : Call
+    inputs : sequence of tf.Tensor
+    rows : tf.Tensor or None
+        Of an allgather or all-to-all: how many rows of each tensor came from each rank.
+    gradients : sequence
+        Of its results; None where there is none.
+
+    Raises
+    ------
+    EngineError
+        A reduction that has no gradient.
+    """
+    if call.kind == "allreduce":
+        return of_allreduce(call, gradients)
+    if call.kind == "broadcast":
+        return of_broadcast(call, gradients)
+    if call.kind == "reducescatter":
+        return of_reducescatter(call, inputs, gradients)
+    if call.kind == "allgather":
+        return of_allgather(call, inputs, rows, gradients)
+    return [of_alltoall(call, inputs[0], rows, gradients[0])]
 
 
 def of_allreduce(call: Call, gradients: Sequence[Any]) -> list[Any]:

@@ -7,14 +7,24 @@ ranks' by their number, so they run in the order of the program.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from ..errors import EngineError
-from . import fallback
+from ..metrics.names import OPERATIONS
+from ..types import Op
+from . import fallback, gradients, library, order
 from .call import Call
+
+# How long the thread that submits waits for the end: enum of tensorflow_op.c.
+_NOT_AT_ALL, _FIRST_OF_STEP, _BRIEFLY, _FOREVER = range(4)
+
+_module = library.load()
+native: bool = _module is not None
+"""Whether collectives are native ops."""
 
 
 def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
@@ -34,14 +44,23 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
     ------
     tf.errors.OpError
         In eager mode, or when the graph runs: what the engine has refused, or why it failed.
+    EngineError
+        While a function is traced that XLA is to compile.
     """
-    return _through_python(call, tensors, None)[0]
+    if _module is None:
+        return _through_python(call, tensors, None)[0]
+    if call.kind == "reducescatter":
+        results = _submit(_module.engine_scatter, call, tensors)
+        _tell_rows(tensors, results)
+    else:
+        results = _submit(_module.engine_reduce, call, tensors)
+    return list(results) if tensors else []
 
 
 def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], Any]:
     """Submit an allgather, or an all-to-all with `splits` (int64). Gradients flow through it.
 
-    Parameters and errors as of `reduce`.
+    Parameters and errors as of `reduce`; empty `splits` divide the rows equally.
 
     Returns
     -------
@@ -49,12 +68,27 @@ def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list
     rows : tf.Tensor
         How many rows of each tensor came from each rank; int32, of shape (tensors, ranks).
     """
-    return _through_python(call, tensors, splits)
+    if _module is None:
+        return _through_python(call, tensors, splits)
+    if call.kind == "alltoall":
+        results, rows = _submit(_module.engine_exchange, call, tensors, splits)
+    else:
+        results, rows = _submit(_module.engine_gather, call, tensors)
+    _tell_rows(tensors, results)
+    if not tf.executing_eagerly():
+        rows.set_shape([len(tensors), None])
+    return list(results), rows
 
 
 def place(number: int) -> tuple[Any, Any]:
     """This rank's number in a process set, and how many ranks that has: int32, asked whenever the program runs."""
-    return fallback.place(number)
+    if _module is None:
+        return fallback.place(number)
+    rank, size = _module.engine_place(set=number)
+    if not tf.executing_eagerly():
+        rank.set_shape([])
+        size.set_shape([])
+    return rank, size
 
 
 def expect_no_xla() -> None:
@@ -68,10 +102,98 @@ def expect_no_xla() -> None:
         )
 
 
+def _submit(wrapper: Any, call: Call, tensors: Sequence[Any], *more: Any) -> Any:
+    """The outputs of a native op, which runs when it has to (engine/tensorflow/order.py)."""
+    if tf.executing_eagerly():
+        return wrapper(tensors, *more, **_attributes(call, _FOREVER))
+    expect_no_xla()
+    if call.name is None:
+        with order.after_the_last():
+            outputs = wrapper(tensors, *more, **_attributes(call, _BRIEFLY))
+        order.keep_in_order(_operation(outputs))
+    else:
+        outputs = wrapper(tensors, *more, **_attributes(call, _NOT_AT_ALL if call.overlaps else _FIRST_OF_STEP))
+        order.keep_apart(_operation(outputs))
+    return outputs
+
+
+def _operation(outputs: Any) -> Any:
+    while isinstance(outputs, list | tuple):
+        outputs = outputs[0]
+    return getattr(outputs, "op", outputs)  # without outputs it is the operation that is returned
+
+
+def _attributes(call: Call, linger: int) -> dict[str, Any]:
+    """The attributes of the native op of a call."""
+    return {
+        "kind": OPERATIONS.index(call.kind),
+        "set": call.set,
+        "operation": call.name or "",
+        "group": call.group,
+        "op": int(call.op),
+        "wire": call.wire,
+        "prescale": _bits(call.prescale),
+        "postscale": _bits(call.postscale),
+        "root": call.root,
+        "mathematical": call.mathematical,
+        "linger": linger,
+        "optimizer": call.optimizer,
+    }
+
+
+def _bits(factor: float) -> int:
+    """A number as an attribute of an op, where those that are no integers have single precision."""
+    return int(struct.unpack("<q", struct.pack("<d", factor))[0])
+
+
+def _factor(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
+def _call_of(op: Any) -> Call:
+    """What a native op was called with."""
+    return Call(
+        OPERATIONS[op.get_attr("kind")],
+        tf.compat.as_text(op.get_attr("operation")) or None,
+        op.get_attr("set"),
+        Op(op.get_attr("op")),
+        op.get_attr("wire"),
+        _factor(op.get_attr("prescale")),
+        _factor(op.get_attr("postscale")),
+        op.get_attr("root"),
+        op.get_attr("group"),
+        op.get_attr("mathematical"),
+        op.get_attr("linger") == _NOT_AT_ALL,
+        op.get_attr("optimizer"),
+    )
+
+
+@tf.RegisterGradient("EngineReduce")
+def _gradient_of_reduce(op: Any, *outputs: Any) -> Any:
+    return gradients.of(_call_of(op), op.inputs, None, outputs)
+
+
+@tf.RegisterGradient("EngineScatter")
+def _gradient_of_scatter(op: Any, *outputs: Any) -> Any:
+    return gradients.of(_call_of(op), op.inputs, None, outputs)
+
+
+@tf.RegisterGradient("EngineGather")
+def _gradient_of_gather(op: Any, *outputs: Any) -> Any:
+    return gradients.of(_call_of(op), op.inputs, op.outputs[-1], outputs[:-1])
+
+
+@tf.RegisterGradient("EngineExchange")
+def _gradient_of_exchange(op: Any, *outputs: Any) -> Any:
+    return [*gradients.of(_call_of(op), op.inputs[:1], op.outputs[-1], outputs[:1]), None]
+
+
+tf.no_gradient("EnginePlace")
+tf.no_gradient("EngineProbe")
+
+
 def _through_python(call: Call, tensors: Sequence[Any], splits: Any) -> tuple[list[Any], Any]:
     """A collective by Python, with its gradient."""
-    from . import gradients
-
     if not tf.executing_eagerly():
         expect_no_xla()
     if call.kind == "barrier":
@@ -81,37 +203,35 @@ def _through_python(call: Call, tensors: Sequence[Any], splits: Any) -> tuple[li
 
     @tf.custom_gradient
     def run(*inputs: Any) -> tuple[Any, Callable[..., Any]]:
-        if not gathers:
-            results, rows = fallback.reduce(call, inputs), None
-        else:
+        if gathers:
             results, rows = fallback.gather(call, inputs, splits)
+        else:
+            results, rows = fallback.reduce(call, inputs), None
         _tell_shapes(call, inputs, results, rows)
-
-        def gradient(*outputs: Any) -> Any:
-            if call.kind == "allreduce":
-                return gradients.of_allreduce(call, outputs)
-            if call.kind == "broadcast":
-                return gradients.of_broadcast(call, outputs)
-            if call.kind == "reducescatter":
-                return gradients.of_reducescatter(call, inputs, outputs)
-            if call.kind == "allgather":
-                return gradients.of_allgather(call, inputs, rows, outputs[:count])
-            return gradients.of_alltoall(call, inputs[0], rows, outputs[0])
-
-        return tuple(results) if rows is None else (*results, rows), gradient
+        outputs = tuple(results) if rows is None else (*results, rows)
+        return outputs, lambda *given: gradients.of(call, inputs, rows, given[:count])
 
     outputs = run(*tensors)
     return (list(outputs[:count]), outputs[count]) if gathers else (list(outputs), None)
 
 
-def _tell_shapes(call: Call, tensors: Sequence[Any], results: Sequence[Any], rows: Any) -> None:
-    """Tell the tracing program what is known of the results' shapes."""
+def _tell_rows(tensors: Sequence[Any], results: Sequence[Any]) -> None:
+    """Tell the tracing program that the results have the shapes of the tensors, but for the number of rows."""
     if tf.executing_eagerly():
         return
     for tensor, result in zip(tensors, results, strict=True):
-        shape = tensor.shape
-        if call.kind in ("allgather", "alltoall", "reducescatter") and shape.rank is not None:
-            shape = tf.TensorShape([None, *shape[1:]])
-        result.set_shape(shape)
+        if tensor.shape.rank is not None:
+            result.set_shape([None, *tensor.shape[1:]])
+
+
+def _tell_shapes(call: Call, tensors: Sequence[Any], results: Sequence[Any], rows: Any) -> None:
+    """Tell the tracing program what is known of the shapes of results that came from Python."""
+    if tf.executing_eagerly():
+        return
     if rows is not None:
         rows.set_shape([len(results), None])
+    if call.kind in ("allgather", "alltoall", "reducescatter"):
+        _tell_rows(tensors, results)
+        return
+    for tensor, result in zip(tensors, results, strict=True):
+        result.set_shape(tensor.shape)
