@@ -1,0 +1,294 @@
+"""Collectives on TensorFlow's tensors: values, dtypes, shapes, and that each runs once on every rank.
+
+On two ranks also by Python, which takes over where native ops cannot be.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import engine
+import engine.tensorflow as hvd
+from engine import config
+from engine.tensorflow import op
+
+from .tensorflow_ranks import MODES, PYTHON, on_op_ranks, tensors
+
+pytestmark = on_op_ranks(1, 2, 3, PYTHON)
+
+REDUCED = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
+MOVED = (*REDUCED, "uint32", "uint64", "complex64", "complex128")
+
+
+def test_ops_are_native_unless_they_were_asked_not_to_be() -> None:
+    assert op.native is config.load(config.environment()).tensorflow_native
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_values(mode: str, rank: int, size: int) -> None:
+    x = np.arange(4 * size, dtype=np.float32).reshape(2 * size, 2) + rank
+
+    def program(x: Any) -> Any:
+        return (
+            hvd.allreduce(x),
+            hvd.allreduce(x, op=engine.Sum, prescale_factor=1 / 3, postscale_factor=3.0, name="scaled"),
+            hvd.allgather(x[: rank + 1]),
+            hvd.broadcast(x, size - 1, name="spread"),
+            hvd.alltoall(x),
+            *hvd.alltoall(x, splits=[1] * size, name="exchange"),
+            hvd.reducescatter(x[: 2 * size - 1], op=engine.Sum),
+            hvd.rank_op(),
+            hvd.size_op(),
+            hvd.local_rank_op(),
+            hvd.process_set_included_op(),
+        )
+
+    mean, scaled, gathered, spread, mixed, some, rows, part, *told = (
+        each.numpy() for each in MODES[mode](program)(tf.constant(x))
+    )
+    base = x - rank
+    everyone = [base + r for r in range(size)]
+    np.testing.assert_allclose(mean, np.mean(everyone, 0))
+    np.testing.assert_allclose(scaled, np.sum(everyone, 0), rtol=1e-6)
+    np.testing.assert_array_equal(gathered, np.concatenate([each[: r + 1] for r, each in enumerate(everyone)]))
+    np.testing.assert_array_equal(spread, everyone[-1])
+    np.testing.assert_array_equal(mixed, np.concatenate([each[2 * rank : 2 * rank + 2] for each in everyone]))
+    np.testing.assert_array_equal(some, np.stack([each[rank] for each in everyone]))
+    assert rows.tolist() == [1] * size
+    mine = np.array_split(np.sum(everyone, 0)[: 2 * size - 1], size)[rank]
+    np.testing.assert_allclose(part, mine)
+    assert told == [rank, size, rank, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dtypes(mode: str, rank: int, size: int, parts: Any) -> None:
+    for name in REDUCED:
+        with parts.part(f"reduce {name}"):
+            result = MODES[mode](lambda x: hvd.allreduce(x, op=engine.Max))(tf.cast([rank, 1, 0], name))
+            assert result.dtype.name == name
+            assert tf.cast(result, tf.int32).numpy().tolist() == [1 if name == "bool" and size > 1 else size - 1, 1, 0]
+    for name in MOVED:
+        with parts.part(f"move {name}"):
+            result = MODES[mode](hvd.allgather)(tf.cast([[rank]], name))
+            assert result.dtype.name == name
+            sent = [float(r > 0) if name == "bool" else float(r) for r in range(size)]
+            assert np.real(tf.cast(result, tf.complex64).numpy()).ravel().tolist() == sent
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_groups_mix_dtypes_and_shapes(mode: str, rank: int, size: int) -> None:
+    sent = [tf.fill([3, 2], float(rank)), tf.constant(rank, tf.int64), tf.zeros([0, 4], tf.bfloat16)]
+    reduced = MODES[mode](lambda *xs: hvd.grouped_allreduce(list(xs), op=engine.Sum, name=f"group {mode}"))(*sent)
+    total = sum(range(size))
+    assert [each.numpy().tolist() for each in reduced[:2]] == [[[total] * 2] * 3, total]
+    assert reduced[2].shape == (0, 4) and reduced[2].dtype == tf.bfloat16
+    gathered = MODES[mode](lambda *xs: hvd.grouped_allgather(list(xs)))(sent[0][:rank], sent[1], sent[2])
+    assert gathered[0].shape == (sum(min(r, 3) for r in range(size)), 2)
+    assert gathered[1].numpy().tolist() == list(range(size))
+    parts = MODES[mode](lambda *xs: hvd.grouped_reducescatter(list(xs), op=engine.Sum))(
+        tf.ones([size + 1]), tf.ones([1])
+    )
+    assert [each.shape[0] for each in parts] == [2 if rank == 0 else 1, int(rank == 0)]
+    assert all(set(each.numpy().tolist()) <= {float(size)} for each in parts)
+
+
+def test_variables_arrays_and_numbers_are_taken(rank: int, size: int) -> None:
+    for value in (tf.Variable([1.0, 2.0]), np.float32([1, 2]), [1.0, 2.0]):
+        assert hvd.allreduce(value, op=engine.Sum).numpy().tolist() == [size, 2 * size]
+    assert engine.allreduce(tf.constant([1.0], tf.bfloat16)).dtype == tf.bfloat16
+    variable = tf.Variable([float(rank)])
+    engine.broadcast_(variable, size - 1)
+    assert variable.numpy().tolist() == [size - 1]
+    with pytest.raises(TypeError, match=r"expected a tf\.Tensor, not str"):
+        hvd.allreduce("text")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_slices_are_added_up(mode: str, rank: int, size: int) -> None:
+    values = tf.ones([3, 2], tf.float32) * (rank + 1)
+    indices = tf.constant([rank, 7, 7], tf.int64)
+
+    def program(values: Any, indices: Any) -> Any:
+        slices = tf.IndexedSlices(values, indices, tf.constant([8, 2], tf.int64))
+        return hvd.allreduce(slices, op=engine.Sum), hvd.allreduce(
+            slices, compression=engine.Compression.fp16, name="sparse"
+        )
+
+    total, mean = MODES[mode](program)(values, indices)
+    want = np.zeros([8, 2], np.float32)
+    for r in range(size):
+        want[r] += r + 1
+        want[7] += 2 * (r + 1)
+    assert sorted(total.indices.numpy().tolist()) == sorted({*range(size), 7})
+    np.testing.assert_array_equal(tf.convert_to_tensor(total).numpy(), want)
+    np.testing.assert_allclose(tf.convert_to_tensor(mean).numpy(), want / size, rtol=1e-3)
+
+
+def test_shapes_that_are_known_while_tracing() -> None:
+    known: list[Any] = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8])])
+    def program(x: Any) -> Any:
+        gathered, scattered, reduced = hvd.allgather(x), hvd.reducescatter(x), hvd.allreduce(x)
+        exchanged, rows = hvd.alltoall(x, splits=tf.zeros([engine.size()], tf.int32))
+        known.extend(each.shape.as_list() for each in (gathered, scattered, reduced, exchanged, rows, hvd.rank_op()))
+        return gathered
+
+    program(tf.ones([engine.size(), 8]))
+    assert known == [[None, 8], [None, 8], [None, 8], [None, 8], [None], []]
+
+
+def test_none_is_folded_merged_or_dropped() -> None:
+    """A constant input, two equal calls, a result times zero, one of which only the shape is used, and one of none."""
+
+    @tf.function
+    def program() -> Any:
+        constant = hvd.allreduce(tf.constant([1.0, 2.0]), name="constant")
+        once, twice = hvd.allreduce(tf.ones([2])), hvd.allreduce(tf.ones([2]))
+        zero = hvd.allreduce(tf.ones([3]), name="zero") * 0.0
+        shape = tf.shape(hvd.allreduce(tf.ones([4]), name="shape"))
+        hvd.allreduce(tf.ones([5]), name="unused")
+        hvd.allreduce(tf.ones([5]))
+        return constant, once, twice, zero, shape
+
+    program()
+    before = tensors()
+    for _ in range(4):
+        program()
+    assert tensors() - before == 4 * 7
+
+
+def test_a_result_that_one_rank_uses_is_computed_by_all(rank: int) -> None:
+    @tf.function
+    def program(x: Any) -> Any:
+        mean = hvd.allreduce(x, name="printed")
+        if rank == 0:
+            return tf.reduce_sum(mean)
+        return tf.constant(0.0)
+
+    @tf.function
+    def nested(x: Any) -> Any:
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: program(x), lambda: tf.constant(0.0))
+
+    for _ in range(3):
+        nested(tf.ones([4]))
+
+
+def test_named_calls_have_no_order_and_unnamed_ones_do() -> None:
+    def program(x: Any, name: str | None) -> Any:
+        return [hvd.allreduce(x, name=name and f"{name}{k}") for k in range(3)]
+
+    spec = tf.TensorSpec([2])
+    found = {}
+    for name in ("named", None):
+        graph = tf.function(program).get_concrete_function(spec, name).graph
+        ops = [each for each in graph.get_operations() if each.type in ("EngineReduce", "PyFunc")]
+        assert len(ops) == 3
+        found[name] = [len(each.control_inputs) for each in ops]
+    assert found[None][0] == 0 and all(found[None][1:])
+    if op.native:
+        assert found["named"] == [0, 0, 0]
+
+
+def test_many_calls_in_any_order_on_one_thread() -> None:
+    """Ranks take independent calls in different orders; none waits for another."""
+
+    @tf.function
+    def program(x: Any) -> Any:
+        return [tf.reduce_sum(hvd.allreduce(x * k, op=engine.Sum, name=f"many{k}")) for k in range(50)]
+
+    program(tf.ones([10]))
+    before = engine.counters()["entries"]
+    for _ in range(3):
+        results = program(tf.ones([10]))
+    assert [float(each) for each in results] == [10.0 * k * engine.size() for k in range(50)]
+    if op.native:
+        assert engine.counters()["entries"] - before < 3 * 30
+
+
+@pytest.mark.parametrize("name", ["looped", None])
+def test_iterations_of_a_loop_overlap(name: str | None, size: int) -> None:
+    @tf.function
+    def program(steps: Any) -> Any:
+        def body(k: Any, total: Any) -> Any:
+            return k + 1, total + hvd.allreduce(tf.cast(k, tf.float32), op=engine.Sum, name=name)
+
+        return tf.while_loop(lambda k, _: k < steps, body, (0, 0.0), parallel_iterations=10)[1]
+
+    assert float(program(tf.constant(100))) == size * sum(range(100))
+
+
+def test_a_call_without_a_name_keeps_its_place_when_one_rank_traces_again(rank: int, size: int) -> None:
+    traced = []
+
+    @tf.function
+    def program(x: Any) -> Any:
+        traced.append(x.shape)
+        return hvd.allreduce(tf.reduce_sum(x), op=engine.Sum), hvd.allreduce(tf.reduce_sum(x) * 10, op=engine.Sum)
+
+    for step in range(4):
+        rows = 3 if rank == 0 and step == 2 else 2
+        one, ten = program(tf.ones([rows]))
+        total = 2.0 * size + (rows == 3 or (step == 2 and rank != 0))
+        assert (float(one), float(ten)) == (total, 10 * total)
+    assert len(traced) == (2 if rank == 0 else 1)
+
+
+def test_a_saved_function_works_after_loading() -> None:
+    if not op.native:
+        pytest.skip("calls of Python cannot be saved")
+
+    class Module(tf.Module):  # type: ignore[misc]
+        @tf.function(input_signature=[tf.TensorSpec([None])])
+        def mean(self, x: Any) -> Any:
+            return hvd.allreduce(x, name="saved")
+
+    with tempfile.TemporaryDirectory() as path:
+        tf.saved_model.save(Module(), path)
+        loaded = tf.saved_model.load(path)
+    assert loaded.mean(tf.ones([3])).numpy().tolist() == [1.0] * 3
+
+
+def test_barriers_and_other_process_sets(rank: int, size: int) -> None:
+    hvd.barrier()
+    tf.function(hvd.barrier)()
+    if size > 1:
+        others = engine.add_process_set(range(1, size))
+        if rank:
+            for mode in MODES.values():
+                result = mode(lambda x: hvd.allreduce(x, op=engine.Sum, process_set=others))(tf.constant(1.0))
+                assert float(result) == size - 1
+                part = mode(lambda x: hvd.reducescatter(x, op=engine.Sum, process_set=others))(tf.ones([size - 1]))
+                assert part.numpy().tolist() == [size - 1]
+                assert int(mode(hvd.size_op)(others.process_set_id)) == size - 1
+        engine.remove_process_set(others)
+
+
+def test_xla_is_refused_while_tracing() -> None:
+    @tf.function(jit_compile=True)
+    def program(x: Any) -> Any:
+        return tf.function(hvd.allreduce)(x)
+
+    with pytest.raises(Exception, match=r"EngineError: a collective cannot be compiled by XLA.*jit_compile=False"):
+        program(tf.ones([2]))
+
+
+def test_results_lie_in_their_inputs_memory_where_nobody_else_needs_it() -> None:
+    """And an input that somebody else reads stays as it was."""
+
+    @tf.function
+    def program(x: Any) -> Any:
+        y = x * 2.0
+        first = hvd.allreduce(y, op=engine.Sum, name="in place")
+        kept = hvd.allreduce(x, op=engine.Sum, name="kept")
+        return first, kept, x
+
+    x = tf.ones([1000])
+    first, kept, same = program(x)
+    assert set(first.numpy()) == {2.0 * engine.size()} and set(kept.numpy()) == {float(engine.size())}
+    assert set(same.numpy()) == set(x.numpy()) == {1.0}
