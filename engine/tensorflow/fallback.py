@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from .. import collectives, groups, runtime
 from ..compression import MARKERS
@@ -27,7 +28,8 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
         return _reduce(call, tensors)
 
     def run(*arrays: Any) -> list[Any]:
-        return [np.asarray(each) for each in _reduce(call, [tf.convert_to_tensor(array) for array in arrays])]
+        with context.eager_mode():  # Where TensorFlow 1 is played, a tensor would be a node of a graph here, too.
+            return [np.asarray(each) for each in _reduce(call, [tf.convert_to_tensor(array) for array in arrays])]
 
     return _in_graph(run, tensors, [each.dtype for each in tensors])
 
@@ -40,9 +42,10 @@ def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list
         return results, tf.constant(rows, tf.int32)
 
     def run(*arrays: Any) -> list[Any]:
-        values = [tf.convert_to_tensor(array) for array in arrays]
-        results, rows = _gather(call, values[: len(tensors)], *values[len(tensors) :])
-        return [*(np.asarray(each) for each in results), np.array(rows, np.int32)]
+        with context.eager_mode():
+            values = [tf.convert_to_tensor(array) for array in arrays]
+            results, rows = _gather(call, values[: len(tensors)], *values[len(tensors) :])
+            return [*(np.asarray(each) for each in results), np.array(rows, np.int32)]
 
     *results, rows = _in_graph(run, [*tensors, *given], [*(each.dtype for each in tensors), tf.int32])
     return results, rows

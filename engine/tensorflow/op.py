@@ -47,6 +47,7 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
     EngineError
         While a function is traced that XLA is to compile.
     """
+    call = _named_in_session(call)
     if _module is None:
         return _through_python(call, tensors, None)[0]
     if call.kind == "reducescatter":
@@ -68,6 +69,7 @@ def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list
     rows : tf.Tensor
         How many rows of each tensor came from each rank; int32, of shape (tensors, ranks).
     """
+    call = _named_in_session(call)
     if _module is None:
         return _through_python(call, tensors, splits)
     if call.kind == "alltoall":
@@ -91,6 +93,11 @@ def place(number: int) -> tuple[Any, Any]:
     return rank, size
 
 
+def blocks() -> bool:
+    """Whether collectives that are added to a graph now hold a thread each, in any order: one is better than many."""
+    return _module is None and order.is_of_session(tf.compat.v1.get_default_graph())
+
+
 def expect_no_xla() -> None:
     """Raise EngineError while a function is traced that XLA is to compile, in which no collective can run."""
     from tensorflow.python.ops import control_flow_util
@@ -100,6 +107,17 @@ def expect_no_xla() -> None:
             "a collective cannot be compiled by XLA: use tf.function(jit_compile=False), and model.compile("
             "jit_compile=False) with Keras, for the function that communicates; what it calls may be compiled"
         )
+
+
+def _named_in_session(call: Call) -> Call:
+    """The call with a name, if it has none and is part of a session's graph, which knows no order of the program.
+
+    The name is one that the graph gives: equal on ranks that build one graph.
+    """
+    if call.name is not None or tf.executing_eagerly():
+        return call
+    graph = tf.compat.v1.get_default_graph()
+    return call._replace(name=graph.unique_name(f"{call.kind}.session")) if order.is_of_session(graph) else call
 
 
 def _submit(wrapper: Any, call: Call, tensors: Sequence[Any], *more: Any) -> Any:

@@ -13,10 +13,21 @@ from typing import Any
 import tensorflow as tf
 
 
+def is_of_session(graph: Any) -> bool:
+    """Whether a graph is one of TensorFlow 1, of which sessions run parts, and not that of a function."""
+    return not hasattr(graph, "outer_graph")
+
+
 @contextmanager
 def after_the_last() -> Iterator[None]:
-    """Operations that are made inside run after the last collective of this graph that was given to `keep_in_order`."""
+    """Operations that are made inside run after the last collective of this graph that was given to `keep_in_order`.
+
+    In the graph of a session nothing is ordered: a session runs what it is asked for, and would run all before it, too.
+    """
     graph: Any = tf.compat.v1.get_default_graph()
+    if is_of_session(graph):
+        yield
+        return
     last = getattr(graph, "_engine_last_collective", None)
     # One that belongs to another branch of an old control flow construct cannot be waited for.
     if last is None or last._control_flow_context is not graph._get_control_flow_context():

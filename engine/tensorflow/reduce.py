@@ -124,7 +124,7 @@ def _buckets(
         count = min(num_groups, len(dense))
         starts = [len(dense) * part // count for part in range(count + 1)]
         return [dense[starts[part] : starts[part + 1]] for part in reversed(range(count))]
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() or _op.blocks():
         return [dense]
     return _by_size(dense, lambda k: _bytes(gradients[k]))
 

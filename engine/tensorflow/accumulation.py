@@ -1,0 +1,138 @@
+"""Gradients of several passes, added up on a rank before they are reduced: `backward_passes_per_step`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from .names import key_of, name_of
+
+Reduce = Callable[[list[Any]], list[Any]]
+
+
+class Accumulation:
+    """Sums and a count of passes in variables of TensorFlow, so that a graph counts as eager mode does.
+
+    In a graph of TensorFlow 1 they are local variables: `tf.compat.v1.local_variables_initializer()` makes them, and no
+    checkpoint or broadcast has them.
+
+    Parameters
+    ----------
+    passes : int
+        How many passes make a step; 2 or more.
+    average : bool
+        Divide the sums by that.
+    dense : bool
+        Make sparse gradients dense.
+    """
+
+    def __init__(self, passes: int, average: bool, dense: bool) -> None:
+        self._passes = passes
+        self._average = average
+        self._dense = dense
+        self._made: dict[Any, _Sums] = {}  # by graph of TensorFlow 1; None: of eager mode and of all functions
+
+    def add(self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Reduce) -> list[Any]:
+        """Add the gradients of a pass. In the last one reduce the sums, and begin anew.
+
+        Returns
+        -------
+        list of tf.Tensor or None
+            Reduced gradients in the last pass of a step, else the sums so far, which are not to be used.
+
+        Raises
+        ------
+        ValueError
+            A sparse gradient.
+        """
+        members = [k for k, each in enumerate(gradients) if each is not None]
+        added = [self._as_dense(gradients[k], variables[k]) for k in members]
+        made = self._here()
+        sums, count = [made.sum_of(variables[k]) for k in members], made.count()
+        with tf.control_dependencies([total.assign_add(each) for total, each in zip(sums, added, strict=True)]):
+            reached = tf.identity(count.assign_add(1))
+
+        def last() -> list[Any]:
+            totals = [each.read_value() for each in sums]
+            reduced = reduce([each / self._passes for each in totals] if self._average else totals)
+            with tf.control_dependencies(reduced):
+                restarted = [each.assign(tf.zeros_like(each)) for each in sums] + [count.assign(0)]
+            with tf.control_dependencies(restarted):
+                return [tf.identity(each) for each in reduced]
+
+        def others() -> list[Any]:
+            return [each.read_value() for each in sums]
+
+        results: list[Any] = [None] * len(gradients)
+        for k, result in zip(members, _either(reached >= self._passes, last, others), strict=True):
+            results[k] = result
+        return results
+
+    def when_due(self, gradients: Sequence[Any], apply: Callable[[], Any]) -> Any:
+        """Call `apply` after the last pass of a step, with which the count has begun anew; otherwise do nothing."""
+        with tf.control_dependencies([each for each in gradients if each is not None]):
+            due = tf.equal(self._here().count().read_value(), 0)
+
+        def applied() -> list[Any]:
+            operation = apply()
+            with tf.control_dependencies([] if tf.executing_eagerly() else [operation]):
+                return [tf.constant(True)]
+
+        done = _either(due, applied, lambda: [tf.constant(False)])
+        return None if tf.executing_eagerly() else tf.group(*done)
+
+    def _as_dense(self, gradient: Any, variable: Any) -> Any:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        if self._dense:
+            return tf.convert_to_tensor(gradient)
+        raise ValueError(
+            f"the gradient of {name_of(variable)!r} is sparse, and backward_passes_per_step={self._passes} adds up "
+            "dense ones: give sparse_as_dense=True"
+        )
+
+    def _here(self) -> _Sums:
+        with tf.init_scope():
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        return self._made.setdefault(graph, _Sums())
+
+
+class _Sums:
+    """Variables that are made when they are first needed."""
+
+    def __init__(self) -> None:
+        self._count: Any = None
+        self._sums: dict[int, tuple[Any, Any]] = {}  # by key: the variable, which keeps the key its own, and its sum
+
+    def count(self) -> Any:
+        """How many passes were made since the last step."""
+        if self._count is None:
+            self._count = _variable("passes", [], tf.int64)
+        return self._count
+
+    def sum_of(self, variable: Any) -> Any:
+        """The sum of a variable's gradients."""
+        key = key_of(variable)
+        if key not in self._sums:
+            self._sums[key] = variable, _variable("sum", variable.shape, tf.as_dtype(variable.dtype).base_dtype)
+        return self._sums[key][1]
+
+
+def _either(condition: Any, one: Callable[[], list[Any]], other: Callable[[], list[Any]]) -> list[Any]:
+    """The list that one of two functions makes. `tf.cond` gives a tensor in place of a list of one."""
+    found = tf.cond(condition, one, other)
+    return found if isinstance(found, list) else [found]
+
+
+def _variable(name: str, shape: Any, dtype: Any) -> Any:
+    """A variable of zeros beside the graph that is being traced."""
+    with tf.init_scope():
+        return tf.compat.v1.Variable(
+            tf.zeros(shape, dtype),
+            trainable=False,
+            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+            name=f"engine/{name}",
+            use_resource=True,
+        )

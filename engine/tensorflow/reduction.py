@@ -1,0 +1,157 @@
+"""How the gradients of one tape or optimizer are reduced: its options, and the variables that stay with their rank."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from ..compression import Scheme, resolve
+from ..frameworks.agreement import next_number
+from ..frameworks.options import Options
+from ..process_sets import ProcessSet
+from . import op
+from .call import number_of
+from .names import key_of, name_of, once_in_graph, unique
+from .reduce import reduce_gradients
+
+# Numbers of the tapes of a process set, by the names of the variables. A tape lives for a step: the next one for the
+# same variables goes on counting the same steps.
+_tapes: weakref.WeakKeyDictionary[ProcessSet, dict[tuple[str, ...], int]] = weakref.WeakKeyDictionary()
+
+
+class Reduction:
+    """Reduces gradients by checked options.
+
+    Parameters
+    ----------
+    options : Options
+    scale_local : bool
+        Divide the gradients that stay with their rank by the number of ranks.
+    number, prefix : int, str, optional
+        Of an optimizer, by which its steps and its operations' names are told from those of others. Without a number
+        it is a tape's, and depends on the variables.
+
+    Raises
+    ------
+    TypeError
+        A compression or groups that are none.
+    """
+
+    def __init__(
+        self, options: Options, scale_local: bool = True, number: int | None = None, prefix: str = "gradient."
+    ) -> None:
+        if isinstance(options.compression, Scheme):
+            raise TypeError(
+                f"{type(options.compression).__name__} is a scheme, which goes with engine.torch alone: give "
+                "Compression.none, .fp16, .bf16, .tuned, or a compressor"
+            )
+        resolve(options.compression, options.op)
+        self.options = options
+        self._scale_local = scale_local
+        self._number = number
+        self._prefix = prefix
+        self._local: dict[int, Any] = {}  # by their keys, which stay theirs as long as they are held
+        self._paused = False
+        self._groups = None if options.groups is None else _keys(options.groups)
+
+    @property
+    def active(self) -> bool:
+        """Whether gradients are reduced at all: this rank is in the process set."""
+        return not self._paused and self.options.process_set.included()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Reduce nothing inside."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def register_local(self, variable: Any) -> None:
+        """Leave the gradient of a variable with this rank."""
+        self._local[key_of(variable)] = variable
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], generic_names: bool = False) -> list[Any]:
+        """The reduced gradients of variables; None of those that have none. Collective.
+
+        Parameters
+        ----------
+        gradients : sequence of tf.Tensor, tf.IndexedSlices or None
+        variables : sequence of tf.Variable, keras.Variable or tf.Tensor
+            One for each gradient.
+        generic_names : bool
+            Call them by their places, not by their names.
+        """
+        if not self.active:
+            return list(gradients)
+        gradients = [self._prepared(*each) for each in zip(gradients, variables, strict=True)]
+        names = [str(place) for place in range(len(variables))] if generic_names else _names(variables)
+        shared = [k for k, each in enumerate(variables) if key_of(each) not in self._local]
+        reduced = reduce_gradients(
+            [gradients[k] for k in shared],
+            [once_in_graph(self._prefix + names[k]) for k in shared],
+            self.options,
+            prefix="",
+            num_groups=self.options.num_groups,
+            groups=self._places(variables, shared),
+            optimizer=self._step_number(names) if self._number is None else self._number,
+        )
+        results = [self._scaled(each) for each in gradients] if len(shared) < len(names) else list(gradients)
+        for k, result in zip(shared, reduced, strict=True):
+            results[k] = result
+        return results
+
+    def _prepared(self, gradient: Any, variable: Any) -> Any:
+        """A gradient that tells its shape while a graph is traced: by shapes the ranks divide gradients into groups."""
+        if self.options.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+            gradient = tf.convert_to_tensor(gradient)
+        if isinstance(gradient, tf.Tensor) and not tf.executing_eagerly():
+            gradient.set_shape(variable.shape)
+        return gradient
+
+    def _places(self, variables: Sequence[Any], shared: Sequence[int]) -> list[list[int]] | None:
+        """The groups as places among the gradients that are reduced."""
+        if self._groups is None:
+            return None
+        places = {key_of(variables[k]): place for place, k in enumerate(shared)}
+        found = [[places[key] for key in group if key in places] for group in self._groups]
+        return [group for group in found if group]
+
+    def _step_number(self, names: Sequence[str]) -> int:
+        numbers = _tapes.setdefault(self.options.process_set, {})
+        key = tuple(names)
+        if key not in numbers:
+            numbers[key] = next_number("optimizer", self.options.process_set)
+        return numbers[key]
+
+    def _scaled(self, gradient: Any) -> Any:
+        """A gradient that stays with its rank, as much of it as it would have in an average."""
+        if gradient is None or not self._scale_local:
+            return gradient
+        ranks = op.place(number_of(self.options.process_set))[1]
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values / tf.cast(ranks, gradient.values.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient / tf.cast(ranks, gradient.dtype)
+
+
+def _names(variables: Sequence[Any]) -> list[str]:
+    return unique(name_of(each, f"source {place}") for place, each in enumerate(variables))
+
+
+def _keys(groups: Any) -> list[list[int]]:
+    """Groups of variables as groups of their keys."""
+    if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
+        raise TypeError(
+            f"groups is a list of lists of variables, whose gradients travel together, not {groups!r}; give num_groups "
+            "for a number of groups"
+        )
+    keys = [[key_of(each) for each in group] for group in groups]
+    if len({key for group in keys for key in group}) < sum(map(len, keys)):
+        raise ValueError("groups has a variable twice, whose gradient would be reduced twice")
+    return keys

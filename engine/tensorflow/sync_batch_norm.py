@@ -1,0 +1,133 @@
+"""Batch normalisation with the statistics of all ranks' batches, as if they were one, as a layer of Keras.
+
+As in `engine.torch.sync_batch_norm`: each rank computes the mean m of its n values, and the sum M2 of their squared
+deviations. These are gathered and merged in float64, in the order of ranks, by the formula of Chan, Golub and LeVeque
+(1983):
+
+    mean = sum(n m) / sum(n)        M2 = sum(M2 + n (m - mean)^2)
+
+Every rank merges the same numbers in the same order, so moving statistics stay equal to the last bit. Gradients flow
+back through the same formula and one allreduce, mathematical ones: what all ranks' outputs ask of this rank's input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..frameworks.agreement import next_number
+from ..process_sets import ProcessSet, global_process_set
+from . import op
+from .call import Call, number_of
+from .names import once_in_graph
+
+
+@keras.saving.register_keras_serializable(package="engine")
+class SyncBatchNormalization(keras.layers.BatchNormalization):
+    """`keras.layers.BatchNormalization` over the batches of all ranks. In training it is collective, both ways.
+
+    All ranks of the process set must run it equally often, in the same order; the batch may have another size on each,
+    or none. In inference it is Keras' own layer, and calls no other rank. It needs Keras' TensorFlow backend.
+
+    Parameters
+    ----------
+    fused : bool
+        Accepted for scripts that have it: False. No fused kernel has the statistics of other ranks.
+    process_set : ProcessSet, optional
+        Whose ranks' batches are normalised together. On a rank that is not in it the layer is Keras' own. A layer that
+        is made from a configuration has a set of these ranks that was not added yet.
+    **kwargs
+        Of `keras.layers.BatchNormalization`.
+
+    Raises
+    ------
+    ValueError
+        `fused=True`; Keras has another backend than TensorFlow.
+    NotInitializedError
+        When it is called, in training: the process set was not added, or has been removed.
+    """
+
+    def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
+        if fused is not False:
+            raise ValueError("SyncBatchNormalization has no fused kernel: leave out fused, or give False")
+        if keras.config.backend() != "tensorflow":
+            raise ValueError(
+                "engine.tensorflow.SyncBatchNormalization needs Keras' TensorFlow backend, not "
+                f"{keras.config.backend()}: set KERAS_BACKEND=tensorflow"
+            )
+        super().__init__(**kwargs)
+        self.process_set = process_set
+        self._number: int | None = None
+
+    def get_config(self) -> dict[str, Any]:
+        """As of `keras.layers.BatchNormalization`, with the ranks of a process set other than the world."""
+        ranks = None if self.process_set is global_process_set else list(self.process_set.ranks)
+        return {**super().get_config(), "process_set": ranks}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SyncBatchNormalization:
+        """A layer with a configuration that `get_config` gave."""
+        ranks = config.pop("process_set", None)
+        return cls(process_set=global_process_set if ranks is None else ProcessSet(ranks), **config)
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        """Mean and variance per channel of all ranks' inputs: Keras' own layer calls this in training alone."""
+        if not self.process_set.included():
+            return super()._moments(inputs, mask)
+        row = _own_moments(inputs, mask, self._reduction_axes)
+        call = Call(
+            "allgather", once_in_graph(self._name_of_collective()), number_of(self.process_set), mathematical=True
+        )
+        (rows,), _ = op.gather(call, [row])
+        counts, means, squares = tf.unstack(rows, axis=1)
+        count = tf.maximum(_in_rank_order(counts), 1)
+        mean = _in_rank_order(counts * means) / count
+        variance = _in_rank_order(squares + counts * tf.square(means - mean)) / count
+        return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
+
+    def _name_of_collective(self) -> str:
+        """For messages, too. Layers are numbered as they are first used: alike on all ranks of their set."""
+        if self._number is None:
+            self._number = next_number("sync_batch_norm", self.process_set)
+        return f"sync_batch_norm.{self._number}.{self.path}"
+
+
+def _own_moments(inputs: Any, mask: Any, axes: list[int]) -> Any:
+    """Per channel, how many values this rank has, their mean and their squared deviations: float64 [1, 3, C]."""
+    if mask is None:
+        here = None
+        count = tf.reduce_prod(tf.gather(tf.shape(inputs, tf.int64), axes))
+        counts = tf.fill([tf.shape(inputs)[_channel_axis(inputs, axes)]], tf.cast(count, tf.float64))
+    else:
+        here = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+        inputs = tf.where(here, inputs, tf.zeros_like(inputs))
+        counts = tf.cast(tf.math.count_nonzero(here, axes), tf.float64)
+    divisor = tf.maximum(counts, 1)
+    # The formulas below hold for any centre. One near the mean leaves small numbers to square, and needs no gradient.
+    centre = tf.stop_gradient(tf.reduce_sum(inputs, axes, keepdims=True) / _shaped(divisor, inputs, axes))
+    centred = inputs - centre
+    if here is not None:
+        centred = tf.where(here, centred, tf.zeros_like(centred))
+    rest = tf.cast(tf.reduce_sum(centred, axes), tf.float64)
+    squares = tf.cast(tf.reduce_sum(tf.square(centred), axes), tf.float64) - tf.square(rest) / divisor
+    means = tf.cast(tf.squeeze(centre, axes), tf.float64) + rest / divisor
+    return tf.stack([counts, means, squares])[None]
+
+
+def _shaped(values: Any, like: Any, axes: list[int]) -> Any:
+    """[C] in the dtype of an input, and in its shape with ones for the other dimensions."""
+    for axis in axes:
+        values = tf.expand_dims(values, axis)
+    return tf.cast(values, like.dtype)
+
+
+def _channel_axis(inputs: Any, axes: list[int]) -> int:
+    (axis,) = set(range(len(inputs.shape))) - set(axes)
+    return axis
+
+
+def _in_rank_order(rows: Any) -> Any:
+    """The sum over rows, one after the other: `tf.reduce_sum` promises no order. A rank that has joined has no row."""
+    return tf.cumsum(rows, 0)[-1]

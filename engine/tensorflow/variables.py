@@ -1,0 +1,161 @@
+"""Give every rank the variables, or an object, of one: in eager mode, in a graph, and in a session of TensorFlow 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .. import objects, runtime
+from ..collectives import broadcast_async_
+from ..errors import EngineError, UnsupportedTensorError
+from ..failures import announce
+from ..process_sets import ProcessSet, global_process_set
+from .names import name_of, unique
+from .ops import broadcast
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
+) -> Any:
+    """Give every rank the variables of one. Collective.
+
+    Parameters
+    ----------
+    variables : iterable of tf.Variable or of keras.Variable
+        As many on every rank, in one order, of equal dtypes and shapes: `model.variables`, `optimizer.variables`. Of
+        any dtype but strings.
+    root_rank : int
+        Whose values; a rank of the world.
+    process_set : ProcessSet, optional
+        Whose ranks take part; the root is one of them.
+    inplace : bool
+        Accepted for scripts that have it. TensorFlow writes to a variable by assigning to it, with either value.
+
+    Returns
+    -------
+    tf.Operation or None
+        In a graph the operation to run; in eager mode nothing, and it is done.
+
+    Raises
+    ------
+    MismatchError
+        In eager mode, before anything is changed, on all ranks: the variables' names, dtypes or shapes differ. In a
+        graph the operation fails for a variable whose dtype or shape differs.
+    UnsupportedTensorError
+        An entry that is no variable, or one of strings.
+    """
+    if not process_set.included():
+        return None if tf.executing_eagerly() else tf.no_op()
+    if tf.executing_eagerly():
+        _broadcast_now(variables, root_rank, process_set, "broadcast_variables")
+        return None
+    return tf.group(
+        *(each.op if hasattr(each, "op") else each for each in _assigned(variables, root_rank, process_set))
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_(
+    variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """As `broadcast_variables`. Returns the values that the variables have then. `name`: equal on all ranks."""
+    variables = list(variables)
+    if not process_set.included():
+        return [tf.convert_to_tensor(each) for each in variables]
+    if tf.executing_eagerly():
+        _broadcast_now(variables, root_rank, process_set, "broadcast_")
+        return [tf.convert_to_tensor(each) for each in variables]
+    assigned = _assigned(variables, root_rank, process_set, name)
+    with tf.control_dependencies(assigned):
+        return [tf.identity(each) for each in variables]
+
+
+def broadcast_global_variables(root_rank: int, process_set: ProcessSet = global_process_set) -> Any:
+    """The operation that gives every rank all global variables of one, in a graph of TensorFlow 1.
+
+    Raises
+    ------
+    EngineError
+        In eager mode, which has no global variables.
+    """
+    if tf.executing_eagerly():
+        raise EngineError(
+            "broadcast_global_variables needs a graph of TensorFlow 1: in eager mode there are no global variables; "
+            "call broadcast_variables(model.variables, root_rank)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank, process_set)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Give every rank the object of one. Collective. See `engine.broadcast_object`; no `session` is needed."""
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """`broadcast_object` with all but the object: a function that is called with it, as often as one likes."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Collect one object of each rank. Collective. See `engine.allgather_object`; no `session` is needed."""
+    return objects.allgather_object(obj, name, process_set)
+
+
+def _broadcast_now(variables: Iterable[Any], root: int, process_set: ProcessSet, what: str) -> None:
+    """Assign the root's values to variables, in eager mode."""
+    try:
+        named = _named(variables)
+        arrays = [np.require(each.numpy(), requirements=["C", "W"]) for each in named.values()]
+        described = {name: (f"{each.dtype}{list(each.shape)}", 0) for name, each in zip(named, arrays, strict=True)}
+    except Exception as error:
+        announce(process_set, "allgather", None, error)  # The others submit an allgather here.
+        raise
+    objects.compare(described, f"{what}: the ranks do not hold the same variables", None, process_set)
+    # As bytes, since the engine need not know the dtype of what it only carries.
+    handles = [broadcast_async_(each.reshape(-1).view(np.uint8), root, None, process_set) for each in arrays]
+    for handle in handles:
+        handle.wait()
+    if runtime.rank() != root:
+        for variable, array in zip(named.values(), arrays, strict=True):
+            variable.assign(array)
+
+
+def _assigned(variables: Iterable[Any], root: int, process_set: ProcessSet, name: str | None = None) -> list[Any]:
+    """In a graph: assignments of the root's values to variables."""
+    assigned: list[Any] = []
+    for each, variable in _named(variables).items():
+        with tf.control_dependencies(assigned[-1:]):  # in one order on all ranks, also where each holds a thread
+            value = broadcast(
+                tf.identity(variable), root, name=f"{name or 'broadcast'}.{each}", process_set=process_set
+            )
+        assigned.append(variable.assign(value))
+    return assigned
+
+
+def _named(variables: Iterable[Any]) -> dict[str, Any]:
+    """Variables by their names, of which each is there once; raises UnsupportedTensorError for what is no variable."""
+    variables = list(variables)
+    for variable in variables:
+        if not callable(getattr(variable, "assign", None)):
+            raise UnsupportedTensorError(
+                f"a {type(variable).__qualname__} is no variable: tensors have broadcast, objects broadcast_object"
+            )
+        if tf.as_dtype(variable.dtype).base_dtype == tf.string:
+            raise UnsupportedTensorError(
+                f"the variable {name_of(variable)!r} holds strings, which are not broadcast; use broadcast_object"
+            )
+    return dict(zip(unique(map(name_of, variables)), variables, strict=True))
