@@ -187,7 +187,8 @@ cdef class Engine:
                 process_set_leave(e)
                 calls_dismiss(e)
                 driver_stop(e)
-                calls_settle(e, TICK_NS)
+                if not calls_settle(e, TICK_NS):
+                    return          # a thread is inside: it keeps what it uses
             arena_close(&e.arena)
             if e.segment.header != NULL:
                 table_close(&e.table)

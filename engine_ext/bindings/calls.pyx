@@ -15,11 +15,13 @@ from libc.string cimport memcpy, memset, strncmp
 from engine_ext.bindings.call_ops cimport call_op
 from engine_ext.bindings.groups cimport group_copy, group_rows, group_skip
 from engine_ext.bindings.submit cimport TICK_NS
-from engine_ext.control.driver cimport Goal, Target, driver_call, driver_note_thread, driver_submit, driver_wait
+from engine_ext.control.driver cimport (
+    LABEL_BYTES, Goal, Target, driver_call, driver_label, driver_note_done, driver_note_thread, driver_submit, driver_wait,
+)
 from engine_ext.control.finishers cimport finishers_forked, finishers_start
 from engine_ext.control.stall cimport stall_look_after, stall_look_for_left
 from engine_ext.control.verdict cimport VERDICT_BYTES, verdict_describe
-from engine_ext.operations.kinds cimport kind_name, operation_of
+from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_PATIENT, Op, free_parts, make_op
 from engine_ext.platform.atomics cimport load_pointer, now_ns, or32
 from engine_ext.platform.clock cimport age_ns
@@ -49,7 +51,7 @@ cdef struct Call:               # what remains of a call until its end
     void* argument
     int32_t ranks
     uint32_t name_bytes
-    char[1] name                # of as many bytes as there are; not terminated
+    char[1] name                # of as many bytes as there are, none without a name; not terminated
 
 cdef struct Registry:
     pthread_mutex_t lock
@@ -185,21 +187,25 @@ cdef void answer(const engine_call* call, int status, const char* text) noexcept
 
 cdef int describe_end(const Op* op, const Call* call, char* text) noexcept nogil:
     """How a call has ended, ENGINE_CALL_*; and unless it went well why, in `text`."""
+    cdef char[LABEL_BYTES] label
     cdef const char* told = b""
+    cdef const char* name = call.name
     cdef int length = <int>call.name_bytes
     if op.status == Status.OK or op.status == Status.ABSENT:
         return ENGINE_CALL_OK
     if op.text != NULL:
         told = op.text
+    if op.number:
+        name, length = label, <int>driver_label(label, op.meta.kind, op.number - 1)
     if op.status == Status.MISMATCH:
-        snprintf(text, TEXT_BYTES, "MismatchError: ranks disagree on '%.*s': %s", length, call.name, told)
+        snprintf(text, TEXT_BYTES, "MismatchError: ranks disagree on '%.*s': %s", length, name, told)
         return ENGINE_CALL_MISMATCH
     if op.status == Status.FAILED_CALL:
-        snprintf(text, TEXT_BYTES, "MismatchError: '%.*s' was not done: %s", length, call.name, told)
+        snprintf(text, TEXT_BYTES, "MismatchError: '%.*s' was not done: %s", length, name, told)
         return ENGINE_CALL_MISMATCH
     if op.status == Status.AFTER_FAILURE:
         snprintf(text, TEXT_BYTES, "DuplicateNameError: a call of '%.*s' has failed on this rank, and other ranks have not "
-                 "called it since: it cannot be called again before they have", length, call.name)
+                 "called it since: it cannot be called again before they have", length, name)
         return ENGINE_CALL_DUPLICATE
     snprintf(text, TEXT_BYTES, "%s", told)
     return ENGINE_CALL_NOT_INITIALIZED if strncmp(text, b"NotInitializedError", 19) == 0 else ENGINE_CALL_FAILED_WORLD
@@ -236,13 +242,12 @@ cdef bint take_name(const engine_call* call, Target* target) noexcept nogil:
 
 cdef Call* remember(Access* access, const engine_call* call, const Target* target) noexcept nogil:
     """What the end of a call needs; NULL without memory."""
-    cdef const char* name = target.text if target.text != NULL else kind_name(call.kind)
-    cdef uint32_t name_bytes = target.text_bytes if target.text != NULL else <uint32_t>snprintf(NULL, 0, "%s", name)
-    cdef Call* kept = <Call*>malloc(sizeof(Call) + name_bytes)
+    cdef Call* kept = <Call*>malloc(sizeof(Call) + target.text_bytes)
     if kept != NULL:
         kept.access, kept.done, kept.argument = access, call.done, call.argument
-        kept.ranks, kept.name_bytes = access.engine.segment.size, name_bytes
-        memcpy(kept.name, name, name_bytes)
+        kept.ranks, kept.name_bytes = access.engine.segment.size, target.text_bytes
+        if target.text != NULL:
+            memcpy(kept.name, target.text, target.text_bytes)
     return kept
 
 
@@ -331,6 +336,8 @@ cdef void submit(const engine_call* call) noexcept nogil:
         refuse_closed(call)
         return
     driver_note_thread(access.engine)
+    if call.linger_ns != ENGINE_CALL_FOREVER:
+        driver_note_done(access.engine)
     op = make_op()
     if not take_name(call, &target):
         status = ENGINE_CALL_REFUSED

@@ -25,6 +25,8 @@ cdef void driver_stop(State* e) noexcept nogil
 cdef int driver_submit(State* e, Target* target, Op* op) noexcept nogil
 cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nogil
 cdef void driver_note_thread(State* e) noexcept nogil
+cdef void driver_note_done(State* e) noexcept nogil
+cdef uint32_t driver_label(char* label, int kind, uint64_t number) noexcept nogil
 cdef void driver_count_unnamed(State* e, int kind, uint64_t count) noexcept nogil
 cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil
 cdef void driver_await(State* e, Op* op) noexcept nogil

@@ -210,12 +210,23 @@ cdef void driver_note_thread(State* e) noexcept nogil:
         store_release(&e.segment.mine.stuck, 0)    # said by the first thread, of a rank with no other
 
 
+cdef void driver_note_done(State* e) noexcept nogil:
+    """Note that a thread of the engine's own will call a `done`, and that this may call the engine."""
+    if not load32_relaxed(&e.many_threads):
+        store32_relaxed(&e.many_threads, 1)
+        store_release(&e.segment.mine.stuck, 0)
+
+
+cdef uint32_t driver_label(char* label, int kind, uint64_t number) noexcept nogil:
+    """The name of the operation of a kind that so many without a name came before, of at most LABEL_BYTES; its length."""
+    return <uint32_t>snprintf(label, LABEL_BYTES, "%s.noname.%llu", kind_name(kind), <unsigned long long>(number % UNNAMED))
+
+
 cdef int submit_unnamed(State* e, Target* target, Op* op, Record** record, uint64_t now) noexcept nogil:
     """Bring an operation without a name: it takes the next number of its kind, unless it cannot be submitted."""
     cdef int kind = op.meta.kind, status
     cdef uint64_t number = load_relaxed(&e.unnamed[kind])
-    target.text_bytes = <uint32_t>snprintf(target.label, LABEL_BYTES, "%s.noname.%llu", kind_name(kind),
-                                           <unsigned long long>(number % UNNAMED))
+    target.text_bytes = driver_label(target.label, kind, number)
     record[0] = table_record(&e.table, target.label, target.text_bytes)
     if record[0] == NULL:
         return Status.NO_MEMORY
@@ -232,8 +243,8 @@ cdef int submit_record(State* e, Record* record, Op* op, uint64_t now) noexcept 
     """Bring an operation, or put it into the backlog. Behind others there, which need a request, too, it is put at once."""
     cdef bint patient = load32_relaxed(&op.flags) & OP_PATIENT != 0
     cdef int status
-    if record.queued:
-        status = Status.NO_ROOM if op.number else Status.DUPLICATE
+    if record.queued:               # Python waits for what is in flight under the name, or else for room
+        status = Status.NO_ROOM if op.number and record.inflight == NULL else Status.DUPLICATE
     elif patient and e.backlog != NULL and record.id < 0 and record.inflight == NULL:
         status = Status.NO_ROOM
     else:

@@ -18,7 +18,7 @@ from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES, State
 from engine_ext.control.table cimport bit
 from engine_ext.data.executor cimport executor_laggard, executor_passed_by
 from engine_ext.operations.describe cimport describe_ranks, fit
-from engine_ext.operations.op cimport Op, Record
+from engine_ext.operations.op cimport Op, Record, fails
 from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, now_ns, store32_release
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -199,12 +199,13 @@ cdef uint64_t stall_deadline(State* e) noexcept nogil:
 
 
 cdef int who_left(State* e, const Op* op) noexcept nogil:
-    """A rank that has left without submitting `op`, or without scheduling it; or -1."""
+    """A rank that has left without submitting `op`, or without scheduling it; or -1. A failed call under a new name takes every
+    rank, and is over before a rank that has heard of it leaves."""
     cdef int32_t id = op.record.id
     cdef int r
     for r in range(e.segment.size):
         if r != e.segment.rank and load32_acquire(&e.segment.pages[r].left) and (
-                r == COORDINATOR or (id >= 0 and withholds(e, r, id))):
+                r == COORDINATOR or (withholds(e, r, id) if id >= 0 else fails(op))):
             return r
     return -1
 
@@ -237,6 +238,11 @@ cdef void stall_look_for_left(State* e) noexcept nogil:
     op = e.table.inflight
     while op != NULL and culprit < 0:
         culprit = left_without(e, op, text)
+        op = op.next
+    op = e.backlog
+    while op != NULL and culprit < 0:
+        if op.record.inflight != NULL and fails(op.record.inflight):        # behind others it is they that are looked at
+            culprit = left_without(e, op.record.inflight, text)
         op = op.next
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0:

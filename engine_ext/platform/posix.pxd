@@ -42,6 +42,7 @@ cdef extern from "<time.h>" nogil:
         long tv_sec
         long tv_nsec
     int clock_gettime(int clock, timespec* now)
+    int nanosleep(const timespec* duration, timespec* left)
 
 cdef extern from "<pthread.h>" nogil:
     enum: PTHREAD_CREATE_DETACHED
@@ -64,6 +65,7 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_cond_init(pthread_cond_t* condition, const pthread_condattr_t* attributes)
     int pthread_cond_signal(pthread_cond_t* condition)
     int pthread_cond_broadcast(pthread_cond_t* condition)
+    int pthread_cond_wait(pthread_cond_t* condition, pthread_mutex_t* mutex)
     int pthread_cond_timedwait(pthread_cond_t* condition, pthread_mutex_t* mutex, const timespec* until)
     int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*) noexcept nogil, void* argument)
     pthread_t pthread_self()
