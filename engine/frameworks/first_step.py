@@ -71,6 +71,16 @@ class FirstStep:
             self._compare(np.split(sums, np.cumsum(rows)[:-1]))
         return True
 
+    def finish(self) -> None:
+        """Wait for the ranks' checksums, if there are any to come, and log a warning if they differ.
+
+        For a framework in whose steps no Python runs: before its first one, on all ranks.
+        """
+        if self._handle is not None:
+            with suppress(EngineError):  # The world has failed, or ended: other operations tell the program.
+                self._handle.wait()
+            self.tell()
+
     def _compare(self, by_rank: Sequence[NDArray[np.int64]]) -> None:
         """Log which parameters differ from those of the first rank, on that rank alone."""
         odd = {

@@ -1,0 +1,278 @@
+"""Callbacks for `fit`: equal beginnings, averaged metrics, learning rates for larger batches, the best model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from .. import objects, runtime
+from ..process_sets import ProcessSet, global_process_set
+from .values import broadcast_variables, variables_of
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Gives every rank the model of one, and what its optimizer remembers, before training begins.
+
+    Parameters
+    ----------
+    root_rank : int
+        Whose values.
+    device : str, optional
+        Accepted for scripts that have it, and without effect.
+    local_variables : sequence of keras.Variable, optional
+        Variables that keep the values that each rank has. Equal on all ranks.
+    process_set : ProcessSet, optional
+        Whose ranks train one model.
+    """
+
+    def __init__(
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Sequence[Any] | None = None,
+        *,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self._local = {id(each) for each in local_variables or ()}
+        self._process_set = process_set
+        self._done = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcast, if the model and its optimizer have their variables by now."""
+        self._done = False
+        optimizer = self.model.optimizer
+        if self.model.built and (optimizer is None or optimizer.built):
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast after the first batch, which made the variables of a model that was not built before."""
+        if not self._done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        self._done = True
+        if self._process_set.included():
+            known = variables_of(self.model)
+            broadcast_variables([each for each in known if id(each) not in self._local], self.root_rank)
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Averages metrics over the ranks at the end of each epoch, and has the ranks stop together.
+
+    It has to stand before the callbacks that decide by metrics, such as `EarlyStopping`, `ReduceLROnPlateau` and
+    `ModelCheckpoint`: these then see the same numbers on all ranks, and decide alike. A metric that only some ranks
+    have, as when one of them validates, is averaged over these and given to all. If another callback has asked for the
+    end of the training on any rank by then, all ranks end it.
+
+    Parameters
+    ----------
+    device : str, optional
+        Accepted for scripts that have it, and without effect.
+    process_set : ProcessSet, optional
+        Whose ranks average.
+    """
+
+    def __init__(self, device: str = "", *, process_set: ProcessSet = global_process_set) -> None:
+        super().__init__()
+        self._process_set = process_set
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Replace the numbers in `logs` by their averages. Collective."""
+        if not self._process_set.included():
+            return
+        own = {name: float(value) for name, value in (logs or {}).items() if _is_number(value)}
+        stops = bool(self.model.stop_training)
+        told = objects.allgather_object((own, stops), None, self._process_set)
+        if logs is not None:
+            for name in dict.fromkeys(name for metrics, _ in told for name in metrics):
+                values = [metrics[name] for metrics, _ in told if name in metrics]
+                logs[name] = sum(values) / len(values)
+        if any(stopped for _, stopped in told):
+            self.model.stop_training = True
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Multiplies a learning rate by a factor that depends on the epoch.
+
+    Parameters
+    ----------
+    initial_lr : float
+        What is multiplied.
+    multiplier : float or callable
+        The factor, or a function from the epoch to it. The epoch is a whole number with `staircase`, else it has a
+        fraction.
+    start_epoch : int
+        The first epoch in which this applies.
+    end_epoch : int, optional
+        The first in which it does not apply any more.
+    staircase : bool
+        Change the learning rate at the begin of an epoch; else with every batch.
+    momentum_correction : bool
+        Where the momentum contains the learning rate, as in `SGD`, multiply it by the new rate over the old one
+        (Goyal et al. 2017, arXiv:1706.02677, remark 2).
+    steps_per_epoch : int, optional
+        Batches in an epoch, where Keras does not know them and `staircase` is False.
+
+    Raises
+    ------
+    ValueError
+        `steps_per_epoch` is needed, and nobody knows it.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase or not callable(multiplier)
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self.multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda epoch: multiplier
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Find out how many batches an epoch has."""
+        if self.staircase or self.steps_per_epoch:
+            return
+        self.steps_per_epoch = (self.params or {}).get("steps")
+        if not self.steps_per_epoch:
+            raise ValueError(
+                f"{type(self).__name__} changes the learning rate with every batch, and Keras does not know how many "
+                "an epoch has: give it steps_per_epoch"
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Set the learning rate of an epoch."""
+        self.current_epoch = epoch
+        if self.staircase:
+            self._adjust(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the learning rate of a batch."""
+        if not self.staircase:
+            assert self.steps_per_epoch is not None
+            self._adjust(self.current_epoch + batch / self.steps_per_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tell the learning rate among the metrics."""
+        if logs is not None:
+            logs["lr"] = _number(self.model.optimizer.learning_rate)
+
+    def _adjust(self, epoch: float) -> None:
+        """Set the learning rate for a moment of the training, if it is one of ours."""
+        if self.current_epoch < self.start_epoch or (
+            self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        ):
+            return
+        optimizer = self.model.optimizer
+        old, new = _number(optimizer.learning_rate), self.initial_lr * self.multiplier(epoch)
+        if np.float32(new) == np.float32(old):  # Keras keeps it so.
+            return
+        optimizer.learning_rate = new
+        if self.momentum_correction and old:
+            for velocity in _velocities(optimizer):
+                velocity.assign(velocity * (new / old))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate over the first epochs, from that of one rank to that of all.
+
+    It begins with `initial_lr / size()` and ends with `initial_lr`, as Goyal et al. (2017, arXiv:1706.02677) do.
+
+    Parameters
+    ----------
+    initial_lr : float
+        The scaled learning rate, with which training goes on.
+    warmup_epochs : int
+    momentum_correction, steps_per_epoch : optional
+        As of `LearningRateScheduleCallback`.
+    verbose : int
+        1 to print a line at the end, on rank 0.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            # The first batch of an epoch ends with as many batches done as that: the last reaches the whole rate.
+            done = min(epoch + 1 / (self.steps_per_epoch or 1), warmup_epochs)
+            return 1 / runtime.size() * (done * (runtime.size() - 1) / warmup_epochs + 1)
+
+        super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tell the learning rate among the metrics, and that the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if epoch + 1 == self.end_epoch and self.verbose and runtime.rank() == 0:
+            rate = _number(self.model.optimizer.learning_rate)
+            print(f"\nEpoch {epoch + 1}: the warm-up has reached the learning rate {rate:g}.")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Saves the best model, on rank 0 alone. `MetricAverageCallback` has to stand before it.
+
+    Parameters
+    ----------
+    monitor, verbose, mode, save_freq : optional
+        As of `keras.callbacks.ModelCheckpoint`.
+    filepath : path
+        A file that ends with `.keras`.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        filepath: str = "best_model.keras",
+    ) -> None:
+        super().__init__(filepath, monitor, verbose, True, False, mode, save_freq)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Save, if `save_freq` says so."""
+        if runtime.rank() == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save, if this is the best model so far."""
+        if runtime.rank() == 0:
+            super().on_epoch_end(epoch, logs)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) or (keras.ops.is_tensor(value) and not value.shape)
+
+
+def _number(value: Any) -> float:
+    """A learning rate, which may be a variable."""
+    return float(keras.ops.convert_to_numpy(value))
+
+
+def _velocities(optimizer: Any) -> list[Any]:
+    """The momentum of an optimizer that keeps it multiplied by learning rates: `SGD`, `RMSprop`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not isinstance(inner, keras.optimizers.SGD | keras.optimizers.RMSprop) or not getattr(inner, "momentum", 0):
+        return []
+    found = getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or []
+    return [each for each in found if each is not None]

@@ -1,0 +1,47 @@
+"""Loads models whose optimizers are to reduce gradients over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+
+from ..compression import Compression
+from .optimizer import DistributedOptimizer, is_distributed
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = Compression.none,
+    **options: Any,
+) -> Any:
+    """Load a model, compiled as it was saved, and wrap its optimizer in `DistributedOptimizer`.
+
+    The file may have been saved with a wrapped optimizer or with a plain one: it is the same. Its optimizer keeps what
+    it remembers, such as moments and the number of steps. Not collective: each rank that is to have the model reads
+    the file; a rank that did not gets the values from the others by `BroadcastGlobalVariablesCallback`.
+
+    Parameters
+    ----------
+    filepath : path
+        As for `keras.models.load_model`.
+    custom_optimizers : iterable of type, optional
+        Classes of optimizers that are not part of Keras, and not registered with it.
+    custom_objects : mapping of str to object, optional
+        As for `keras.models.load_model`.
+    compression, **options
+        As for `DistributedOptimizer`.
+
+    Returns
+    -------
+    keras.Model
+    """
+    known = {kind.__name__: kind for kind in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not is_distributed(optimizer):
+        DistributedOptimizer(optimizer, compression=compression, **options)
+    return model

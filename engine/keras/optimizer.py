@@ -1,0 +1,345 @@
+"""`DistributedOptimizer` for Keras 3: the optimizer it is given, which from then on reduces gradients over all ranks.
+
+The optimizer stays the object that it was; its class becomes a subclass whose `apply` reduces first. So clipping, the
+check for overflows of a loss scale, weight decay and moving averages see what all ranks see alike. Where an optimizer
+of the JAX backend has a `stateless_apply` that does not call `apply`, as `LossScaleOptimizer` has, that reduces; the
+flag `inside` keeps one from reducing again what the other has.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from .. import logs
+from ..compression import Compression
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Average
+from .wrapping import Wrapping
+
+_CLASS: Any = object.__dict__["__class__"]  # sets an object's class, whatever the class says of that
+_DEPTH = 16  # how many callers are asked whether they are a LossScaleOptimizer
+
+
+_Optimizer: Any = object  # the class that `_Distributed` stands before has everything that an optimizer has
+
+
+class _Distributed(_Optimizer):
+    """Methods that wrapping adds to the class of an optimizer of Keras."""
+
+    _engine: Wrapping
+    built: bool
+
+    def build(self, variables: Any) -> None:
+        """As the optimizer's own; makes place for the sums of several passes, too."""
+        super().build(variables)
+        self._engine.passes.build(variables)
+
+    @property
+    def variables(self) -> list[Any]:
+        """As the optimizer's own; then those in which several passes are added up."""
+        own: list[Any] = super().variables
+        return own if self._engine.inside else own + self._engine.passes.variables
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """As the optimizer's own, with gradients that have been reduced over the ranks. Collective."""
+        engine: Wrapping = self._engine
+        own: Any = super()
+        if engine.inside or not len(grads):
+            own.apply(grads, trainable_variables)
+            return
+        variables = self._known(trainable_variables)
+        if len(grads) != len(variables):
+            raise ValueError(f"apply() was given {len(grads)} gradients for {len(variables)} variables")
+
+        def step(gradients: Sequence[Any]) -> None:
+            reduced = engine.reduce(gradients, variables)
+            with engine.own():
+                own.apply(reduced, trainable_variables)
+
+        _expect_outermost(self, engine)
+        engine.passes.stateful(list(grads), variables, step)
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """As the optimizer's own, with gradients that have been reduced over the ranks. Collective."""
+        engine: Wrapping = self._engine
+        own: Any = super()
+        if engine.inside:
+            return own.stateless_apply(optimizer_variables, grads, trainable_variables)
+
+        def step(state: Sequence[Any], gradients: Sequence[Any]) -> Any:
+            reduced = engine.reduce(gradients, self._trainable_variables)
+            with engine.own():
+                return own.stateless_apply(state, reduced, trainable_variables)
+
+        _expect_outermost(self, engine)
+        return engine.passes.stateless(list(optimizer_variables), list(grads), list(trainable_variables), step)
+
+    def save_own_variables(self, store: Any) -> None:
+        """As the optimizer's own: what is saved is the optimizer as it was before it was wrapped."""
+        with self._engine.own():
+            super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """As the optimizer's own."""
+        with self._engine.own():
+            super().load_own_variables(store)
+
+    @classmethod
+    def from_config(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's own: a plain optimizer."""
+        plain: Any = cls.__mro__[2]
+        return plain.from_config(config, *args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        # A copy, or what a pickle brings back, is a plain optimizer, which needs none of this.
+        load, arguments = super().__reduce__()
+        return getattr(self._engine.kind, load.__name__), arguments
+
+    def register_local_var(self, variable: Any) -> None:
+        """Leave the gradients of a variable to this rank: they are not reduced. All ranks must say the same."""
+        self._engine.local.add(variable)
+
+    def unwrap(self) -> Any:
+        """Give the optimizer its own class back. Returns it."""
+        _CLASS.__set__(self, self._engine.kind)
+        object.__delattr__(self, "_engine")
+        return self
+
+    def _known(self, variables: Any) -> list[Any]:
+        """The variables that are trained, of an optimizer that is built by now."""
+        if variables is None:
+            return list(self._trainable_variables)
+        variables = list(variables)
+        if not self.built:
+            with keras.name_scope(self.name, caller=self):
+                self.build(variables)
+            self.built = True
+        return variables
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+    *,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    check_parameters: bool = True,
+) -> Any:
+    """Make an optimizer of Keras reduce gradients over all ranks, on the backend that Keras runs on.
+
+    For `compile` and `fit`, `train_on_batch`, a `train_step` or a loop of one's own. Gradients are reduced at the begin
+    of `apply` (`stateless_apply` on JAX), which is collective then. In the first of them the ranks compare their
+    options and variables.
+
+    Parameters
+    ----------
+    optimizer : keras.optimizers.Optimizer
+        Stays the same object, with its schedule and variables. A model with it is saved as one with the plain
+        optimizer, and loads without the engine; `engine.keras.load_model` wraps again.
+        A `LossScaleOptimizer` is wrapped, not what is inside of it.
+    name, device_dense, device_sparse : optional
+        Accepted for scripts that have them, and without effect.
+    compression : optional
+        `Compression.none`, `fp16`, `bf16` or `tuned`.
+    sparse_as_dense : bool
+        Make `tf.IndexedSlices` dense and reduce them. Else they stay sparse: what the ranks have is gathered.
+    gradient_predivide_factor : float
+        With `Average`: divide by it before the ranks' gradients are added, and by the world size over it after.
+    op : Op
+        `Average`, `Sum`, `Min`, `Max` or `Product`.
+    backward_passes_per_step : int
+        So many batches are added up on this rank before a reduction; only then the optimizer takes a step and counts
+        an iteration. Costs a variable as large as the model.
+    average_aggregated_gradients : bool
+        Divide the sum of several passes by their number.
+    num_groups, groups : optional
+        Gradients that travel together, where the backend's program is free to choose: so many groups, or these lists of
+        variables. By default groups by size.
+    process_set : ProcessSet
+        Whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
+    scale_local_gradients : bool
+        Divide the gradients of local variables, which are not reduced, by the number of ranks.
+    prescale_factor, postscale_factor : float
+        Multiply the local gradients, and the result.
+    check_parameters : bool
+        Compare the ranks' variables before the first step, and log a warning if they differ, as when
+        `BroadcastGlobalVariablesCallback` was forgotten.
+
+    Returns
+    -------
+    keras.optimizers.Optimizer
+        `optimizer`, with `register_local_var(variable)` and `unwrap()`. A copy or a pickle of it is a plain optimizer.
+
+    Raises
+    ------
+    TypeError
+        Not an optimizer of Keras; not a compression.
+    ValueError
+        Numbers that make no sense; Adasum; an optimizer that is wrapped already, or has one inside that is.
+    MismatchError
+        In the first step: the ranks' options differ, or their variables in name, dtype, shape or in who has a gradient.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        hint = ": call keras.optimizers.get() for it" if isinstance(optimizer, str | dict) else ""
+        raise TypeError(f"expected a keras.optimizers.Optimizer, not {type(optimizer).__qualname__}{hint}")
+    for each in (optimizer, *_inside(optimizer)):
+        if isinstance(each, _Distributed):
+            place = "this optimizer is" if each is optimizer else f"the optimizer inside of this {_kind(optimizer)} is"
+            raise ValueError(
+                f"{place} wrapped in DistributedOptimizer already; wrap the outermost once, or unwrap() that one first"
+            )
+    wrapping = Wrapping(
+        optimizer,
+        scale_local_gradients=scale_local_gradients,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        check_parameters=check_parameters,
+    )
+    _advise_on_accumulation(optimizer)
+    if optimizer.built:
+        wrapping.passes.build(optimizer._trainable_variables)
+    kind = type(optimizer)
+    same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    # Who asks an object for its class, as Keras does to write a file, is told the class that everybody knows.
+    told = property(lambda self: self._engine.kind, _CLASS.__set__)
+    object.__setattr__(optimizer, "_engine", wrapping)  # past Keras, which would track it
+    _CLASS.__set__(optimizer, type(kind.__name__, (_Distributed, kind), same | {"__class__": told}))
+    return optimizer
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+    **options: Any,
+) -> Any:
+    """As `DistributedOptimizer`, for a model some of whose layers each rank trains by itself.
+
+    Parameters
+    ----------
+    local_layers : keras.layers.Layer, or iterable of them, optional
+        Their gradients are not reduced; with `scale_local_gradients` they are divided by the number of ranks, as if
+        the other ranks had had none. Equal on all ranks.
+    **options
+        The rest as for `DistributedOptimizer`.
+
+    Raises
+    ------
+    TypeError
+        What is no layer among `local_layers`.
+    """
+    layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers or ())
+    for layer in layers:
+        if not isinstance(layer, keras.layers.Layer):
+            raise TypeError(f"local_layers has a {type(layer).__qualname__}; expected layers of Keras")
+    wrapped = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+        **options,
+    )
+    wrapped._engine.local.layers += layers
+    return wrapped
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether an optimizer is wrapped in `DistributedOptimizer`."""
+    return isinstance(optimizer, _Distributed)
+
+
+def _inside(optimizer: Any) -> list[Any]:
+    """The optimizers that one hands its gradients on to."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [*([] if inner is None else [inner]), *getattr(optimizer, "_inner_optimizers", ())]
+
+
+def _kind(optimizer: Any) -> str:
+    return type(optimizer).__name__
+
+
+def _expect_outermost(optimizer: Any, engine: Wrapping) -> None:
+    """Raise ValueError, in the first step, if an optimizer gets its gradients from another one.
+
+    A `LossScaleOptimizer` calls the one inside only where no gradient of this rank has overflowed: the other ranks
+    would wait for those of a rank where one has.
+    """
+    if engine.begun:
+        return
+    frame = sys._getframe(2)
+    for _ in range(_DEPTH):
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.optimizers.Optimizer) and any(each is optimizer for each in _inside(caller)):
+            raise ValueError(
+                f"the optimizer inside of {_kind(caller)} is wrapped in DistributedOptimizer, and would reduce only "
+                f"what {_kind(caller)} hands on, which need not be the same on all ranks. Wrap from outside: "
+                f"DistributedOptimizer(keras.optimizers.{_kind(caller)}(...)). With the policy mixed_float16 compile() "
+                "puts a LossScaleOptimizer around any other optimizer: give it a LossScaleOptimizer that is wrapped, "
+                "or auto_scale_loss=False"
+            )
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
+
+
+def _advise_on_accumulation(optimizer: Any) -> None:
+    """Warn if Keras adds up gradients after the reduction, which then takes place for every batch."""
+    for each in (optimizer, *_inside(optimizer)):
+        if steps := getattr(each, "gradient_accumulation_steps", None):
+            logs.logger.warning(
+                "%s(gradient_accumulation_steps=%d) adds up gradients that have been reduced over the ranks: right, "
+                "but with %d reductions for a step. DistributedOptimizer(backward_passes_per_step=%d, "
+                "average_aggregated_gradients=True) in place of it needs one",
+                _kind(each),
+                steps,
+                steps,
+                steps,
+            )
+            return

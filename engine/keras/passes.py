@@ -1,0 +1,115 @@
+"""Several passes before a reduction: gradients that are added up on this rank until the last of them comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+
+class Passes:
+    """Adds up gradients in variables of Keras, on all backends.
+
+    Parameters
+    ----------
+    count : int
+        Passes of a step. With 1 there are no variables, and each pass is a step.
+    average : bool
+        Divide the sums by `count`.
+    dense : callable
+        Makes a sparse gradient dense, and returns any other as it is.
+
+    Attributes
+    ----------
+    variables : list of keras.Variable
+        The sums, in the order of the trained variables; then how many passes they contain.
+    """
+
+    def __init__(self, count: int, average: bool, dense: Callable[[Any], Any]) -> None:
+        self.variables: list[Any] = []
+        self._count = count
+        self._average = average
+        self._dense = dense
+
+    def build(self, trained: Sequence[Any]) -> None:
+        """Make the variables, if there are to be any and there are none yet."""
+        if self._count == 1 or self.variables:
+            return
+        for each in trained:
+            made = keras.Variable("zeros", tuple(each.shape), keras.backend.standardize_dtype(each.dtype), False)
+            self.variables.append(made)
+        self.variables.append(keras.Variable("zeros", (), "int32", False, name="passes"))
+
+    def stateful(self, gradients: list[Any], trained: Sequence[Any], step: Callable[[Sequence[Any]], None]) -> None:
+        """Add the gradients of a pass, and call `step` with the sums if it was the last.
+
+        Parameters
+        ----------
+        gradients : list of tensor or None
+        trained : sequence of keras.Variable
+            What they are the gradients of: all that the optimizer trains.
+        step : callable
+        """
+        if self._count == 1:
+            step(gradients)
+            return
+        *sums, passed = self.variables
+        if len(sums) != len(trained):
+            raise ValueError(
+                f"backward_passes_per_step={self._count} adds up the gradients of all {len(sums)} variables of the "
+                f"optimizer, but apply() was given those of {len(trained)}"
+            )
+        for each, gradient in zip(sums, gradients, strict=True):
+            if gradient is not None:
+                each.assign_add(self._dense(gradient))
+        passed.assign_add(1)
+
+        def last() -> None:
+            found = [each.value for each in sums]
+            step([None if old is None else new for old, new in zip(gradients, self._mean(found), strict=True)])
+            for each in (*sums, passed):
+                each.assign(keras.ops.zeros_like(each))
+
+        keras.ops.cond(keras.ops.equal(passed, self._count), last, lambda: None)
+
+    def stateless(
+        self,
+        state: list[Any],
+        gradients: list[Any],
+        trained: list[Any],
+        step: Callable[[Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]],
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """As `stateful`, for a program without variables.
+
+        Parameters
+        ----------
+        state : list of tensor
+            Values of the optimizer's variables, of which `variables` are the last.
+        gradients : list of tensor or None
+        trained : list of tensor
+        step : callable
+            From the values of the optimizer's own variables and the sums to the new values of `trained` and of these.
+
+        Returns
+        -------
+        tuple of two sequences
+            New values of `trained`, and of `state`.
+        """
+        if self._count == 1:
+            return step(state, gradients)
+        rest = len(state) - len(self.variables)
+        own, sums, passed = state[:rest], state[rest:-1], state[-1] + 1
+        sums = [old if new is None else old + new for old, new in zip(sums, gradients, strict=True)]
+
+        def last() -> tuple[Any, ...]:
+            mean = self._mean(sums)
+            given = [None if old is None else new for old, new in zip(gradients, mean, strict=True)]
+            values, after = step(own, given)
+            zeros = [keras.ops.zeros_like(each) for each in (*sums, passed)]
+            return list(values), [*after, *zeros]
+
+        return keras.ops.cond(keras.ops.equal(passed, self._count), last, lambda: (trained, [*own, *sums, passed]))
+
+    def _mean(self, sums: Sequence[Any]) -> list[Any]:
+        return [each / self._count for each in sums] if self._average else list(sums)

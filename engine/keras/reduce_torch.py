@@ -1,0 +1,76 @@
+"""Reduces gradients of Keras on the torch backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..frameworks.options import Options
+from ..groups import grouped_allreduce_
+
+
+@torch.compiler.disable
+def reduce(
+    gradients: Sequence[torch.Tensor],
+    names: Sequence[str],
+    options: Options,
+    number: int,
+    groups: Sequence[Sequence[int]] | None,
+) -> list[Any]:
+    """Reduce gradients over ranks, in one group and in place where they allow it. Collective.
+
+    Parameters
+    ----------
+    gradients : sequence of torch.Tensor
+    names : sequence of str
+        One for each; equal on all ranks.
+    options : Options
+    number : int
+        Of the optimizer, a step of which ends with this; -1: of none.
+    groups : optional
+        Without effect: all gradients are there, and travel in one group.
+
+    Returns
+    -------
+    list of torch.Tensor
+    """
+    sent: list[torch.Tensor] = []
+    known: set[int] = set()
+    for gradient in gradients:
+        mine = dense(gradient).detach()
+        # Autograd may give several parameters one tensor, or views that repeat elements.
+        if mine.data_ptr() in known or not mine.is_contiguous():
+            mine = mine.clone(memory_format=torch.contiguous_format)
+        known.add(mine.data_ptr())
+        sent.append(mine)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    results = grouped_allreduce_(
+        sent,
+        options.op,
+        names[0] + more,
+        options.prescale,
+        options.postscale,
+        options.process_set,
+        options.compression,
+    )
+    if number >= 0:
+        options.process_set.engine.mark_step(number)
+    return results
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient as a strided tensor."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def divided(gradient: torch.Tensor, by: int) -> torch.Tensor:
+    """The gradient divided by a number."""
+    return gradient / by
+
+
+def value(variable: Any) -> Any:
+    """The value of a variable as a NumPy array."""
+    held = variable.value.detach()
+    return held.view(torch.int16).numpy() if held.dtype is torch.bfloat16 else held.numpy()

@@ -1,0 +1,174 @@
+"""Collectives for values: numbers, arrays, tensors and variables of Keras, outside of what is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import collectives, objects
+from ..compression import Compression
+from ..failures import announce
+from ..frameworks.surface import choose_op
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Average
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray[Any]:
+    """Combine a value over all ranks. Collective. See `engine.allreduce`.
+
+    Parameters
+    ----------
+    value : number, array, tensor or keras.Variable
+        Equal shape and dtype on all ranks.
+    name : str, optional
+        Equal on all ranks.
+    average : bool, optional
+        Older than `op`: True for `Average`, False for `Sum`.
+    prescale_factor, postscale_factor : float, optional
+        Multiply the inputs, and the result.
+    op : Op, optional
+        `Average` by default.
+    compression : optional
+        See `engine.compression`.
+
+    Returns
+    -------
+    numpy.ndarray
+
+    Raises
+    ------
+    ValueError
+        Both `average` and `op`.
+    EngineError
+        As for `engine.allreduce`.
+    """
+    array = _array(value, "allreduce", name, process_set)
+    chosen = choose_op(average, op)
+    result = collectives.allreduce(array, chosen, name, prescale_factor, postscale_factor, process_set, compression)
+    return np.asarray(result)
+
+
+def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> NDArray[Any]:
+    """Concatenate values over all ranks along the first dimension, which may differ by rank. Collective.
+
+    Parameters and errors as of `allreduce`. Returns a `numpy.ndarray`.
+    """
+    return np.asarray(collectives.allgather(_array(value, "allgather", name, process_set), name, process_set))
+
+
+def broadcast(
+    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> NDArray[Any]:
+    """The value of one rank. Collective. Parameters and errors as of `allreduce`. Returns a `numpy.ndarray`."""
+    return np.asarray(
+        collectives.broadcast(_array(value, "broadcast", name, process_set), root_rank, name, process_set)
+    )
+
+
+def reducescatter(
+    value: Any,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> NDArray[Any]:
+    """Combine a value over all ranks, and keep this rank's rows of it. Collective. See `engine.reducescatter`.
+
+    Parameters and errors as of `allreduce`. Returns a `numpy.ndarray`.
+    """
+    array = _array(value, "reducescatter", name, process_set)
+    return np.asarray(collectives.reducescatter(array, op, name, prescale_factor, postscale_factor, process_set, None))
+
+
+def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Give every rank the values of one rank's variables. Collective.
+
+    Parameters
+    ----------
+    variables : iterable of keras.Variable
+        Equally many on all ranks, in one order.
+    root_rank : int
+        Whose values.
+
+    Raises
+    ------
+    MismatchError
+        The ranks' variables differ in number, dtype or shape; all ranks raise it, before anything is changed.
+    """
+    known = list(variables)
+    described = {
+        f"variable {index}": (f"{keras.backend.standardize_dtype(each.dtype)}{list(each.shape)}", 0)
+        for index, each in enumerate(known)
+    }
+    title = "the ranks' variables differ, so that one rank's cannot be given to the others"
+    objects.compare(described, title, None, process_set)
+    arrays = [np.array(keras.ops.convert_to_numpy(each.value)) for each in known]
+    # As bytes, which any dtype has.
+    parts = [array.reshape(-1).view(np.uint8) for array in arrays]
+    handles = [collectives.broadcast_async_(part, root_rank, None, process_set) for part in parts if part.size]
+    for handle in handles:
+        handle.wait()
+    for variable, array in zip(known, arrays, strict=True):
+        variable.assign(array)
+
+
+def broadcast_global_variables(root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set) -> None:
+    """Give every rank the weights of one rank's model, and what its optimizer remembers. Collective.
+
+    Parameters
+    ----------
+    root_rank : int
+        Whose values.
+    model : keras.Model
+        Built; compiled or not. Keras 3 has no collection of global variables, so that the model has to be given. During
+        `fit` `BroadcastGlobalVariablesCallback` knows it.
+
+    Raises
+    ------
+    TypeError
+        No model is given.
+    MismatchError
+        The ranks' models differ; all ranks raise it, before anything is changed.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "Keras 3 has no collection of global variables: call broadcast_global_variables(root_rank, model), or give "
+            "BroadcastGlobalVariablesCallback(root_rank) to fit()"
+        )
+    broadcast_variables(variables_of(model), root_rank, process_set)
+
+
+def variables_of(model: Any) -> list[Any]:
+    """The weights of a model, moving statistics among them, and the variables of its optimizer.
+
+    Not the state of random generators: what the ranks drop out is theirs.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    return [*model.weights, *(() if optimizer is None else optimizer.variables)]
+
+
+def _array(value: Any, kind: str, name: str | None, process_set: ProcessSet) -> NDArray[Any]:
+    """A value as a NumPy array; if it is none, raise, and tell the other ranks."""
+    try:
+        if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):
+            return np.asarray(keras.ops.convert_to_numpy(value))
+        array = np.asarray(value)
+        if array.dtype == object:
+            raise TypeError(f"expected a number, an array or a tensor, not {type(value).__qualname__}")
+        return array
+    except Exception as error:
+        announce(process_set, kind, name, error)
+        raise

@@ -1,0 +1,200 @@
+"""The state of a wrapped optimizer of Keras: how its gradients are reduced, and what its first step checks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..compression import Scheme, resolve
+from ..frameworks.agreement import claim_name, expect_agreement
+from ..frameworks.first_step import FirstStep
+from ..frameworks.options import Options
+from ..types import Adasum, Max
+from .passes import Passes
+
+BACKENDS = ("tensorflow", "torch")
+BROADCAST = (
+    "fit() with engine.keras.callbacks.BroadcastGlobalVariablesCallback({root}) among its callbacks, or "
+    "engine.keras.broadcast_global_variables({root}, model)"
+)
+
+
+class Local:
+    """The variables that each rank trains by itself.
+
+    Attributes
+    ----------
+    layers : list of keras.layers.Layer
+        All of whose variables are such; they need not be built yet.
+    """
+
+    def __init__(self) -> None:
+        self.layers: list[Any] = []
+        self._variables: list[Any] = []
+
+    def add(self, variable: Any) -> None:
+        """One variable more."""
+        self._variables.append(variable)
+
+    def ids(self) -> set[int]:
+        """The identities of the variables that there are by now: layers have theirs when they are built."""
+        return {id(each) for each in (*self._variables, *(own for layer in self.layers for own in layer.variables))}
+
+
+class Wrapping:
+    """The state of one wrapping.
+
+    Parameters
+    ----------
+    optimizer : keras.optimizers.Optimizer
+    scale_local_gradients : bool
+        Divide the gradients of local variables by the number of ranks.
+    **options
+        Of `Options.checked`.
+
+    Attributes
+    ----------
+    kind : type
+        The optimizer's own class.
+    local : Local
+    inside : bool
+        Whether the optimizer's own code runs, to which gradients are given that have been reduced.
+    begun : bool
+        Whether the ranks have agreed on what they reduce, in the first reduction.
+    number : int
+        Of the optimizer, among those of its process set that reduce.
+    passes : Passes
+        Adds up several passes before a reduction.
+    """
+
+    def __init__(self, optimizer: Any, *, scale_local_gradients: bool = True, **options: Any) -> None:
+        self.kind = type(optimizer)
+        self.options = Options.checked(**options)
+        _check(self.options)
+        self.local = Local()
+        self.inside = self.begun = False
+        self._scale_local = scale_local_gradients
+        self._backend = _backend()
+        self.number, self._prefix = -1, ""  # claimed by the first reduction: a rank may wrap what it never trains
+        self.passes = Passes(self.options.passes, self.options.average_passes, self._backend.dense)
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """The optimizer's own code runs: it sees its own variables, and nothing reduces."""
+        before, self.inside = self.inside, True
+        try:
+            yield
+        finally:
+            self.inside = before
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduce the gradients of a step over the ranks. Collective.
+
+        Parameters
+        ----------
+        gradients : sequence of tensor or None
+            One for each variable. What is given may be overwritten.
+        variables : sequence of keras.Variable
+
+        Returns
+        -------
+        list of tensor or None
+        """
+        reduced = list(gradients)
+        process_set = self.options.process_set
+        if not process_set.included():
+            return reduced  # This rank trains by itself.
+        if not self.begun:
+            self._begin(gradients, variables)
+        names = self._names(variables)
+        local = self.local.ids()
+        ordinary: list[int] = []
+        overwriting: list[int] = []  # of float8: not gradients but new values of scales, the largest of which fits all
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if gradient is None:
+                continue
+            if id(variable) in local:
+                if self._scale_local:
+                    reduced[index] = self._backend.divided(gradient, process_set.size())
+            else:
+                (overwriting if getattr(variable, "overwrite_with_gradient", False) else ordinary).append(index)
+        largest = replace(self.options, op=Max, prescale=1.0, postscale=1.0)
+        for options, indices in (largest, overwriting), (self.options, ordinary):
+            if indices:
+                results = self._backend.reduce(
+                    [gradients[index] for index in indices],
+                    [names[index] for index in indices],
+                    options,
+                    self.number if options is self.options or not ordinary else -1,
+                    self._groups([variables[index] for index in indices]),
+                )
+                for index, result in zip(indices, results, strict=True):
+                    reduced[index] = result
+        return reduced
+
+    def _groups(self, variables: Sequence[Any]) -> list[list[int]] | None:
+        """Which gradients travel together, by their places among those of `variables`, if the user has said it."""
+        if self.options.groups is None:
+            return None
+        places = {id(each): index for index, each in enumerate(variables)}
+        return [[places[id(each)] for each in group if id(each) in places] for group in self.options.groups]
+
+    def _names(self, variables: Sequence[Any]) -> list[str]:
+        """Names of the variables' gradients; those of one path are numbered."""
+        paths = [str(getattr(each, "path", None) or each.name) for each in variables]
+        often = Counter(paths)
+        return [
+            f"{self._prefix}.{path}" if often[path] == 1 else f"{self._prefix}.{path}#{index}"
+            for index, path in enumerate(paths)
+        ]
+
+    def _begin(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Compare options and variables over the ranks, and warn if the variables' values differ. Collective."""
+        self.number, self._prefix = claim_name(self.options)
+        names, local = self._names(variables), self.local.ids()
+        described = {}
+        for name, gradient, variable in zip(names, gradients, variables, strict=True):
+            text = f"{keras.backend.standardize_dtype(variable.dtype)}{list(variable.shape)}"
+            how = " that is local" if id(variable) in local else " without a gradient" if gradient is None else ""
+            described[name] = text + how, 0
+        expect_agreement(self.options, described)
+        self.begun = True
+        if self.options.check_parameters:
+            first = FirstStep(self._prefix + ".", self.options.process_set, BROADCAST)
+            values = {name: self._backend.value(each) for name, each in zip(names, variables, strict=True)}
+            first.begin({name: flat(value) for name, value in values.items() if value is not None})
+            first.finish()
+
+
+def flat(value: Any) -> np.ndarray[Any, Any]:
+    """The bytes of an array, whatever its dtype."""
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+
+def _check(options: Options) -> None:
+    """Raise ValueError for what the other bindings have and this one has not."""
+    if options.op is Adasum:
+        raise ValueError("op=Adasum combines what whole steps change, which Keras does not tell: use op=Average")
+    if isinstance(options.compression, Scheme):
+        raise ValueError(
+            f"{type(options.compression).__name__} is for engine.torch: with Keras use Compression.fp16, bf16 or tuned"
+        )
+    resolve(options.compression, options.op)
+
+
+def _backend() -> Any:
+    """The module that reduces gradients of the backend that Keras runs on; no other is imported."""
+    backend = keras.backend.backend()
+    if backend not in BACKENDS:
+        raise ValueError(
+            f"Keras runs on the backend {backend!r}, which trains nothing: set KERAS_BACKEND to one of "
+            f"{', '.join(BACKENDS)} before Keras is imported"
+        )
+    return import_module(f".reduce_{backend}", __package__)

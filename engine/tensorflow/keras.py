@@ -1,0 +1,14 @@
+"""`engine.keras` under the name that Horovod has for it: `import engine.tensorflow.keras as hvd`."""
+
+from __future__ import annotations
+
+import sys
+
+from .. import keras
+from ..keras import *  # noqa: F403
+from ..keras import callbacks
+
+__all__ = keras.__all__
+
+# For `from engine.tensorflow.keras.callbacks import ...`, as if this were a package.
+sys.modules[f"{__name__}.callbacks"] = callbacks

@@ -1,0 +1,42 @@
+"""Jobs for tests of Keras: one for each backend, chosen by the environment, and imports that only ranks make."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from ..on_ranks import Ranks, on_ranks
+
+BACKENDS = ("torch", "tensorflow")
+_QUIET = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "TF_NUM_INTEROP_THREADS": "2",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+}
+
+
+def environment(backend: str) -> dict[str, str]:
+    """Variables of a job on a backend."""
+    return {**_QUIET, "KERAS_BACKEND": backend}
+
+
+def on_backends(*sizes: int, backends: tuple[str, ...] = BACKENDS) -> pytest.MarkDecorator:
+    """As `on_ranks`, with each number of ranks on each backend."""
+    return on_ranks(
+        *(Ranks(size, backend, tuple(environment(backend).items())) for backend in backends for size in sizes)
+    )
+
+
+class Lazy:
+    """A module that is imported when it is first used: on ranks, whose environment says the backend."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
