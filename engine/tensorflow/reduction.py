@@ -112,7 +112,12 @@ class Reduction:
             gradient = tf.convert_to_tensor(gradient)
         if isinstance(gradient, tf.Tensor) and not tf.executing_eagerly():
             gradient.set_shape(variable.shape)
-        return gradient
+        if gradient is None or isinstance(gradient, tf.Tensor | tf.IndexedSlices):
+            return gradient
+        raise TypeError(
+            f"the gradient of {name_of(variable, 'a source')!r} is a {type(gradient).__qualname__}, which is not "
+            "reduced: give the tensors that it consists of as sources"
+        )
 
     def _places(self, variables: Sequence[Any], shared: Sequence[int]) -> list[list[int]] | None:
         """The groups as places among the gradients that are reduced."""

@@ -1,4 +1,4 @@
-"""A small model of TensorFlow's variables, its data, and how the tests of the binding run and mark their ranks."""
+"""A small model of TensorFlow's variables, its data, and what tests of the binding compare."""
 
 from __future__ import annotations
 
@@ -6,26 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import engine
-
-from ..on_ranks import on_ranks
-
-# Ranks share two cores. What TensorFlow logs about them, and about the devices that there are not, hides failures.
-ENV = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "KERAS_BACKEND": "tensorflow",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_NUM_INTEROP_THREADS": "2",
-    "TF_NUM_INTRAOP_THREADS": "1",
-}
-
-
-def on_tensorflow_ranks(*ranks: int, job: str = "tensorflow") -> pytest.MarkDecorator:
-    """Mark tests that run on ranks which import TensorFlow once for all of them."""
-    return on_ranks(*ranks, env=ENV, job=job)
 
 
 def model(seed: int = 1) -> list[Any]:

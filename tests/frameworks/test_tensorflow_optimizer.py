@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,8 +15,9 @@ import engine.tensorflow as hvd
 from engine.errors import EngineError, MismatchError
 
 from . import tensorflow_toy as toy
+from .tensorflow_ranks import PYTHON, on_op_ranks
 
-pytestmark = toy.on_tensorflow_ranks(1, 2, 3)
+pytestmark = on_op_ranks(1, 2, 3, PYTHON)
 v1 = tf.compat.v1
 Optimizer = Callable[[], Any]
 traced = pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
@@ -174,6 +176,17 @@ def test_wrapping_keeps_the_object_and_ends(rank: int, size: int) -> None:
     weight = tf.Variable(1.0)
     optimizer.minimize(lambda: weight * float(rank))
     toy.check_close([weight], [1 - 0.1 * rank], 1e-6)
+
+
+def test_an_optimizer_of_keras_goes_to_its_binding(rank: int, size: int) -> None:
+    optimizer = keras.optimizers.SGD(1.0)
+    options = {"backward_passes_per_step": 2, "average_aggregated_gradients": True, "num_groups": 2}
+    assert hvd.DistributedOptimizer(optimizer, **options) is optimizer
+    weight = keras.Variable(1.0, name="weight")
+    optimizer.build([weight])
+    for scale in (1.0, 3.0):
+        optimizer.apply([tf.constant(scale * rank)], [weight])
+    toy.check_close([weight.numpy()], [1 - (size - 1)], 1e-6)
 
 
 def test_what_cannot_be_is_refused_at_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import tensorflow as tf
 
 import engine.tensorflow as hvd
@@ -10,6 +9,7 @@ from engine.errors import EngineError
 
 from ..ranks import run_ranks
 from . import tensorflow_toy as toy
+from .tensorflow_ranks import ENV, on_op_ranks
 
 # As scripts of 2019 begin. Every rank starts from weights of its own, and ends with those of one process and all data.
 TRAINING = """
@@ -35,31 +35,30 @@ def train(optimizer, seed, hooks, start, step):
         x, op, variables, count = build(optimizer, seed)
         with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
             for batch in data:
-                session.run(op, {{x: batch[start::step]}})
+                session.run(op, {x: batch[start::step]})
             return session.run(variables) + [session.run(count)]
 
-passes = {passes}
 alone = train(v1.train.MomentumOptimizer(0.05, 0.9), 0, [], 0, 1)
-wrapped = hvd.DistributedOptimizer(v1.train.MomentumOptimizer(0.05, 0.9), backward_passes_per_step=passes)
 hook = hvd.BroadcastGlobalVariablesHook(0)
-found = train(wrapped, hvd.rank(), [hook], hvd.rank(), hvd.size())
-if passes == 1:
-    for one, other in zip(found, alone):
+for passes in (1, 2):
+    wrapped = hvd.DistributedOptimizer(v1.train.MomentumOptimizer(0.05, 0.9), backward_passes_per_step=passes)
+    found = train(wrapped, hvd.rank(), [hook], hvd.rank(), hvd.size())
+    if passes == 1:
+        for one, other in zip(found, alone):
+            np.testing.assert_allclose(one, other, 1e-5, 1e-6)
+    assert found[2] == len(data) // passes, found
+    hvd.check_consistency({str(k): np.asarray(each) for k, each in enumerate(found)})
+    again = train(wrapped, hvd.rank(), [hook], hvd.rank(), hvd.size())  # the same hook and optimizer, in another graph
+    for one, other in zip(found, again):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)
-assert found[2] == len(data) // passes, found
-hvd.check_consistency({{str(k): np.asarray(each) for k, each in enumerate(found)}})
-again = train(wrapped, hvd.rank(), [hook], hvd.rank(), hvd.size())  # the same hook and optimizer, in another graph
-for one, other in zip(found, again):
-    np.testing.assert_allclose(one, other, 1e-5, 1e-6)
 """
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-def test_a_monitored_session_trains_as_one_process_does(passes: int) -> None:
-    run_ranks(2, TRAINING.format(passes=passes), env=toy.ENV)
+def test_monitored_sessions_train_as_one_process_does() -> None:
+    run_ranks(2, TRAINING, env=ENV)
 
 
-@toy.on_tensorflow_ranks(2)
+@on_op_ranks(2)
 def test_the_hook_needs_a_graph() -> None:
     hook = hvd.BroadcastGlobalVariablesHook(0, "/cpu:0")
     assert isinstance(hook, tf.compat.v1.train.SessionRunHook)

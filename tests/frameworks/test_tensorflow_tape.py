@@ -17,8 +17,9 @@ from engine.frameworks.agreement import next_number
 
 from ..adasum_reference import adasum
 from . import tensorflow_toy as toy
+from .tensorflow_ranks import PYTHON, on_op_ranks
 
-pytestmark = toy.on_tensorflow_ranks(1, 2, 3)
+pytestmark = on_op_ranks(1, 2, 3, PYTHON)
 traced = pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 FAILED = EngineError, tf.errors.OpError  # as it is raised in eager mode, and by a graph
 
@@ -167,7 +168,7 @@ def test_structures_and_gradients_that_are_none(traced: bool) -> None:
     assert many["a"] == many["b"][0] == one == expected
 
 
-@toy.on_tensorflow_ranks(2)
+@on_op_ranks(2)
 def test_three_thousand_operations_in_the_first_step(rank: int) -> None:
     weights = tf.Variable(tf.ones([3000]))
 
