@@ -50,6 +50,16 @@ def test_ranks_follow_the_curve_of_one_process(name: str, steps: int, size: int,
     assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-3
 
 
+@pytest.mark.parametrize(("name", "needs"), [("tensorflow_digits", "tensorflow")])
+def test_two_ranks_of_other_frameworks_follow_the_curve_of_one_process(name: str, needs: str, tmp_path: Path) -> None:
+    pytest.importorskip(needs, reason=f"needs {needs}")
+    options = ["--steps", 60, "--batch", 50]
+    alone = curve([], name, tmp_path, *options)
+    together = curve([*LAUNCH, 2, "--"], name, tmp_path, *options)
+    assert len(alone) == 60 and alone[-1] < 0.5 * alone[0]
+    assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-5
+
+
 def test_torchrun_starts_them(tmp_path: Path) -> None:
     prefix = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     text = run([*prefix, EXAMPLES / "digits.py", "--steps", 20], tmp_path)

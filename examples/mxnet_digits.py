@@ -1,7 +1,7 @@
 """A dense network of gluon learns to read handwritten digits, on any number of ranks.
 
-python examples/digits_mxnet.py
-enginerun -np 2 python examples/digits_mxnet.py
+python examples/mxnet_digits.py
+enginerun -np 2 python examples/mxnet_digits.py
 
 Whatever the number of ranks, the model sees the same batches and its loss falls along the same curve.
 """
