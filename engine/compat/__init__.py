@@ -1,5 +1,7 @@
 """The compatibility switch: `import horovod.torch` gives `engine.torch`, in scripts that are not changed.
 
+So do `horovod.tensorflow`, `horovod.tensorflow.keras`, `horovod.keras` and `horovod.mxnet` with their bindings.
+
     enginerun -np 4 --horovod python train.py        # in every process of the job
     python -m engine.compat train.py                 # in this process, and in those that it starts
 

@@ -11,7 +11,7 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
-from ..frameworks.table import BOUND, FRAMEWORKS
+from ..frameworks.table import BOUND
 
 ROOT = "horovod"
 SEE = "docs/migration.md says what there is"
@@ -30,23 +30,28 @@ MODULES: dict[str, tuple[str, ...]] = {
     "horovod.runner": (".package",),
     "horovod.version": (".package",),
 }
-_SHOWN = [each for each in BOUND.values() if each.modules is not None]
-for _each in _SHOWN:
-    for _module in ("", *str(_each.modules).split()):
+for _each in BOUND.values():
+    for _module in () if _each.modules is None else ("", *_each.modules.split()):
         MODULES[f"horovod.{_each.package}.{_module}".rstrip(".")] = (f"..{_each.package}",)
 
+# What Keras' binding has is found under both of its names.
+for _name in ("horovod.keras", "horovod.tensorflow.keras"):
+    MODULES[_name] = ("..keras",)
+    MODULES[f"{_name}.callbacks"] = ("..keras.callbacks",)
+
+_ELASTIC = "elastic jobs are not there yet; a job keeps the ranks that it was started with"
 # Packages that are refused, with the reason.
 ABSENT = {
+    "horovod.keras.elastic": _ELASTIC,
     "horovod.ray": "jobs on Ray are not there yet; start the ranks of one host with enginerun",
-    "horovod.runner.elastic": "elastic jobs are not there yet; a job keeps the ranks that it was started with",
+    "horovod.runner.elastic": _ELASTIC,
     "horovod.runner.launch": "the launcher is another: use enginerun, or horovod.run for a function",
     "horovod.spark": "jobs on Spark are not there yet; start the ranks of one host with enginerun",
-    "horovod.torch.elastic": "elastic jobs are not there yet; a job keeps the ranks that it was started with",
+    "horovod.tensorflow.data": "there is no service that computes data; tf.data works on each rank",
+    "horovod.tensorflow.elastic": _ELASTIC,
+    "horovod.tensorflow.keras.elastic": _ELASTIC,
+    "horovod.torch.elastic": _ELASTIC,
 }
-_BINDINGS = ", ".join(f"horovod.{each.package}" for each in _SHOWN)
-for _each in FRAMEWORKS:
-    if _each not in _SHOWN and _each.package != "jax":  # Horovod has none of it
-        ABSENT[f"horovod.{_each.package}"] = f"this version has no binding of {_each.title}; there is {_BINDINGS}"
 
 
 class Module(ModuleType):

@@ -43,8 +43,13 @@ class Framework(NamedTuple):
 
 # In the order in which they are asked whose an optimizer is: one of Keras has classes of its backend among its bases.
 FRAMEWORKS = (
-    Framework("keras", "Keras", "keras.optimizers.Optimizer"),
-    Framework("tensorflow", "TensorFlow", "tf.compat.v1.train.Optimizer"),
+    Framework("keras", "Keras", "keras.optimizers.Optimizer", modules=""),
+    Framework(
+        "tensorflow",
+        "TensorFlow",
+        "tf.compat.v1.train.Optimizer",
+        modules="compression functions mpi_ops sync_batch_norm",
+    ),
     Framework(
         "torch", "PyTorch", "torch.optim.Optimizer", modules="compression functions mpi_ops optimizer sync_batch_norm"
     ),

@@ -50,7 +50,7 @@ class Options:
     summary : bool
         Print figures of the run at its end.
     horovod : bool
-        `import horovod.torch` gives `engine.torch`.
+        `import horovod.torch` gives `engine.torch`, and so for the other frameworks.
     torchrun : bool
         Ranks are given torchrun's variables too.
     ignored : tuple of str
@@ -259,7 +259,7 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
 
 def _add_horovods(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
     add = parser.add_argument_group("scripts and command lines written for Horovod").add_argument
-    add("--horovod", action="store_true", help="make 'import horovod.torch' give engine.torch")
+    add("--horovod", action="store_true", help="make 'import horovod.torch' give engine.torch, and so on")
     add("--config-file", type=Path, metavar="FILE", help="file of more options, as YAML, TOML or JSON")
     add("--min-np", "--min-num-proc", type=_form(COUNT), metavar="N", help="must be the number of ranks")
     add("--max-np", "--max-num-proc", type=_form(COUNT), metavar="N", help="must be the number of ranks")

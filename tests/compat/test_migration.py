@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,32 @@ FUNCTIONS = (
     "broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object DistributedOptimizer "
     "SyncBatchNorm elastic.run elastic.TorchState elastic.ElasticSampler run"
 ).split()
+TENSORFLOW = [
+    f"tensorflow.{name}"
+    for name in (
+        "allreduce grouped_allreduce allgather grouped_allgather broadcast alltoall reducescatter "
+        "grouped_reducescatter broadcast_ broadcast_variables broadcast_global_variables BroadcastGlobalVariablesHook "
+        "broadcast_object broadcast_object_fn allgather_object join barrier rank_op size_op local_rank_op "
+        "local_size_op process_set_included_op DistributedOptimizer DistributedGradientTape "
+        "PartialDistributedGradientTape SyncBatchNormalization elastic.run elastic.TensorFlowState "
+        "elastic.TensorFlowKerasState"
+    ).split()
+]
+CALLBACKS = (
+    "BroadcastGlobalVariablesCallback MetricAverageCallback LearningRateScheduleCallback LearningRateWarmupCallback "
+    "BestModelCheckpoint"
+).split()
+KERAS = [
+    *(f"keras.callbacks.{name}" for name in CALLBACKS),
+    *(
+        f"keras.{name}"
+        for name in (
+            "DistributedOptimizer PartialDistributedOptimizer allreduce allgather broadcast reducescatter "
+            "broadcast_global_variables load_model elastic.KerasState elastic.CommitStateCallback "
+            "elastic.UpdateBatchStateCallback elastic.UpdateEpochStateCallback"
+        ).split()
+    ),
+]
 MXNET = (
     "mxnet.allreduce mxnet.allreduce_ mxnet.grouped_allreduce mxnet.grouped_allreduce_ mxnet.allgather "
     "mxnet.grouped_allgather mxnet.broadcast mxnet.broadcast_ mxnet.alltoall mxnet.reducescatter "
@@ -103,6 +130,8 @@ def table(title: str) -> dict[str, str]:
     [
         ("Functions and classes of `hvd`", FUNCTIONS),
         ("`DistributedOptimizer`", OPTIMIZER),
+        ("What `horovod.tensorflow` has", TENSORFLOW),
+        ("What `horovod.keras` and `horovod.tensorflow.keras` have", KERAS),
         ("What `horovod.mxnet` has", MXNET),
         ("Variables", VARIABLES),
         ("Options of `horovodrun`", [*OPTIONS, *SHOW_AND_EXIT]),
@@ -121,6 +150,50 @@ def exists(name: str) -> bool:
 def test_functions_are_there_or_not_as_the_table_says(name: str) -> None:
     promised = table("Functions and classes of `hvd`")[name] != "not there"
     assert exists(name) == (promised and name not in PENDING)
+
+
+@pytest.mark.parametrize(
+    ("title", "package"),
+    [
+        ("What `horovod.tensorflow` has", "tensorflow"),
+        ("What `horovod.keras` and `horovod.tensorflow.keras` have", "keras"),
+    ],
+)
+def test_bindings_have_what_the_table_says(title: str, package: str) -> None:
+    pytest.importorskip(package, reason=f"needs {package}")
+    binding = importlib.import_module(f"engine.{package}")
+    for name, said in table(title).items():
+        found: Any = binding
+        for part in name.split(".")[1:]:
+            found = getattr(found, part, None)
+        assert (found is not None) == (said != "not there"), name
+
+
+@pytest.mark.parametrize("package", ["tensorflow", "keras"])
+def test_arguments_of_horovod_are_accepted_by_name_and_in_its_order(package: str) -> None:
+    """Of TensorFlow's and Keras' `DistributedOptimizer`, and of the tape."""
+    pytest.importorskip(package, reason=f"needs {package}")
+    binding = importlib.import_module(f"engine.{package}")
+    order = {
+        "tensorflow.DistributedOptimizer": (
+            "optimizer name use_locking device_dense device_sparse compression sparse_as_dense "
+            "backward_passes_per_step op gradient_predivide_factor average_aggregated_gradients num_groups groups "
+            "process_set scale_local_gradients"
+        ),
+        "tensorflow.DistributedGradientTape": (
+            "gradtape device_dense device_sparse compression sparse_as_dense op gradient_predivide_factor num_groups "
+            "groups process_set scale_local_gradients"
+        ),
+        "keras.DistributedOptimizer": (
+            "optimizer name device_dense device_sparse compression sparse_as_dense gradient_predivide_factor op "
+            "backward_passes_per_step average_aggregated_gradients num_groups groups process_set "
+            "scale_local_gradients"
+        ),
+    }
+    for name, wanted in order.items():
+        if name.startswith(f"{package}."):
+            function = getattr(binding, name.partition(".")[2])
+            assert [*inspect.signature(function).parameters][: len(wanted.split())] == wanted.split(), name
 
 
 @pytest.mark.parametrize("name", OPTIMIZER)

@@ -330,11 +330,11 @@ def refused(action, kind, *words):
     else:
         raise AssertionError(words)
 
-names = "tensorflow tensorflow.keras keras ray spark spark.torch torch.elastic torch.elastic.sampler"
+names = "tensorflow.elastic tensorflow.keras.elastic keras.elastic tensorflow.data jax torch.elastic"
+names += " ray spark spark.torch torch.elastic.sampler"
 more = "runner.launch runner.elastic.driver runner.common.util version.other common.elastic torch.mpi_ops.other"
 for name in f"{names} {more}".split():
     refused(lambda: importlib.import_module(f"horovod.{name}"), ImportError, "no module 'horovod.", "migration.md")
-refused(lambda: importlib.import_module("horovod.tensorflow"), ImportError, "horovod.torch")
 refused(lambda: importlib.import_module("horovod.torch.reducer"), ImportError, "'horovod.torch.reducer'")
 refused(lambda: importlib.import_module("horovod.runner.launch"), ImportError, "use enginerun")
 refused(lambda: hvd.elastic, AttributeError, "'elastic'", "elastic jobs are not there yet")
@@ -350,6 +350,35 @@ def test_modules_and_names_that_scripts_import(tmp_path):
     pytest.importorskip("torch", reason="needs torch")
     (tmp_path / "modules.py").write_text(MODULES)
     assert start(sys.executable, "-m", "engine.compat", "modules.py", cwd=tmp_path).stdout == "done\n"
+
+
+OTHER_MODULES = """
+import sys
+import horovod.tensorflow as hvd
+import engine.keras, engine.tensorflow
+assert "torch" not in sys.modules
+assert hvd.allreduce is engine.tensorflow.allreduce
+from horovod.tensorflow.mpi_ops import size_op
+from horovod.tensorflow.compression import Compression
+assert hvd.SyncBatchNormalization is engine.tensorflow.SyncBatchNormalization
+import horovod.tensorflow.keras as first, horovod.keras as second
+import horovod.tensorflow.keras.callbacks
+from horovod.keras.callbacks import MetricAverageCallback
+for keras in first, second:
+    assert keras.DistributedOptimizer is engine.keras.DistributedOptimizer
+    assert keras.callbacks.MetricAverageCallback is MetricAverageCallback
+try:
+    hvd.elastic
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_modules_of_tensorflow_and_keras(tmp_path):
+    pytest.importorskip("tensorflow", reason="needs TensorFlow")
+    (tmp_path / "modules.py").write_text(OTHER_MODULES)
+    said = start(sys.executable, "-m", "engine.compat", "modules.py", cwd=tmp_path, KERAS_BACKEND="tensorflow").stdout
+    assert said.startswith("module 'horovod.tensorflow' has no 'elastic': elastic jobs are not there yet")
 
 
 def test_the_switch_comes_before_the_first_import(tmp_path):

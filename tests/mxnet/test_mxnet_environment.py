@@ -7,11 +7,18 @@ from pathlib import Path
 
 from ..compat.test_migration import MXNET
 from ..frameworks.test_table import IMPORTS
-from .environment import PACKAGES, PYTHON
+from .environment import PACKAGES, PYTHON, ROOT
 
 VERSIONS = """
 import mxnet, numpy
 print(f"mxnet=={mxnet.__version__}", f"numpy=={numpy.__version__}")
+"""
+
+PAGE = """
+import sys
+sys.path.append(sys.argv[1])
+from tests.frameworks.test_frameworks_page import names_that_are_told_wrongly
+print(names_that_are_told_wrongly("MXNet", "mxnet"))
 """
 
 SCRIPT = """
@@ -48,3 +55,7 @@ def test_horovods_names_are_there_behind_the_switch() -> None:
     """Those that docs/migration.md tells of, and those that every framework has."""
     there = set(says(SCRIPT).split())
     assert {name.partition(".")[2] for name in MXNET} | {"init", "rank", "size", "broadcast_object", "Average"} <= there
+
+
+def test_docs_frameworks_tells_of_the_names_as_it_is() -> None:
+    assert says(PAGE, str(ROOT)) == "[]"
