@@ -22,11 +22,13 @@ class Engine:
         spin_us: float,
         counters: int = -1,
         yield_us: float = 0.0,
+        calls: int = 0,
     ) -> None:
         """`peers`: a pidfd per rank, own included. `knobs`: all of them, by name (knobs.pyx). Seconds for stall
         times, 0 is never. `counters`: the descriptor of a page to count into (counters.h), which stays the caller's;
         -1: nothing is counted. `spin_us`: how long a caller spins before it sleeps; `yield_us`: how long it yields the
-        processor instead, in small operations, where `spin_us` is 0.
+        processor instead, in small operations, where `spin_us` is 0. `calls`: the number by which native calls find
+        this engine (calls.h), where a process has several worlds' engines.
         """
     rank: int
     size: int

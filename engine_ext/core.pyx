@@ -76,7 +76,7 @@ cdef class Engine:
         self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, dict knobs, stall_warning, stall_limit, spin_us,
-                 int counters=-1, double yield_us=0.0):
+                 int counters=-1, double yield_us=0.0, int calls=0):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -93,7 +93,7 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.settings = {
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
-            "counters": counters,
+            "counters": counters, "calls": calls,
         }
         self.open(rank, tuple(range(size)), None, 0)
 
@@ -144,7 +144,7 @@ cdef class Engine:
             raise OSError(status, "cannot start the engine thread")
         if world is not None:
             process_set_enter(e)
-        calls_admit(e, <int>(world.formed if world is not None else 0))
+        calls_admit(e, <int>(world.formed if world is not None else self.settings["calls"]))
         return 0
 
     def count(self, bint on):

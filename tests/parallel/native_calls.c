@@ -49,7 +49,6 @@ static uint64_t orders;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
 static uint32_t gate;                   /* under `lock`: how many gates have been opened */
-static __thread outcome *submitting;    /* the call that this thread is in the middle of submitting */
 
 static uint64_t now(void) {
   struct timespec at;
@@ -101,7 +100,7 @@ static void done(void *argument, engine_result *result) {
   noted->floats = engine_float_save();
   noted->held_gil += holds_gil() != 0;
   noted->thread = thread_number();
-  noted->inside = submitting == noted;
+  noted->inside = noted->thread == noted->submitter && noted->returned == 0;
   pthread_sigmask(SIG_BLOCK, NULL, &mask);
   noted->signals = 0;
   for (size_t k = 0; k < sizeof looked_at / sizeof *looked_at; k++) noted->signals += !sigismember(&mask, looked_at[k]);
@@ -174,14 +173,12 @@ void open_gate(uint32_t number) {
 
 /* Submit on this thread. */
 void submit_here(outcome *noted) {
-  outcome *outer = submitting;
   noted->call.done = done;
   noted->call.argument = noted;
   noted->submitter = thread_number();
+  noted->returned = 0;
   noted->begun = now();
-  submitting = noted;
   calls->submit(&noted->call);
-  submitting = outer;
   noted->returned = now();
 }
 

@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from engine.native import setup
+from engine_ext.bindings.calls import address
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = (ROOT / "engine_ext/bindings/calls.h").read_text()
@@ -257,12 +258,8 @@ class Driver:
     """
 
     def __init__(self) -> None:
-        from engine_ext.bindings import calls
-
-        self.address = calls.address()
-        self.table = ctypes.cast(self.address, POINTER(Calls)).contents
+        self.table = ctypes.cast(address(), POINTER(Calls)).contents
         self.library = library()
-        self.library.open_calls(c_void_p(self.address), ctypes.cast(ctypes.pythonapi.PyGILState_Check, c_void_p))
         self.calls: list[Call] = []
 
     def place(self, set: int = 0) -> tuple[int, int]:
@@ -349,6 +346,7 @@ def library() -> Any:
     found.flush_denormals.restype = None
     for name in ("size_of_call", "size_of_outcome", "default_floats"):
         getattr(found, name).restype = c_uint64
+    found.open_calls(c_void_p(address()), ctypes.cast(ctypes.pythonapi.PyGILState_Check, c_void_p))
     assert found.size_of_call() == ctypes.sizeof(NativeCall), found.size_of_call()
     assert found.size_of_outcome() == ctypes.sizeof(Outcome), found.size_of_outcome()
     return found

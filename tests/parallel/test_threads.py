@@ -19,7 +19,8 @@ import engine
 
 from . import drawn_operations
 from .drawn_operations import Walk, problems
-from .thread_world import ThreadWorld
+from .native_calls import FOREVER, Call, Driver, library
+from .thread_world import CALLS, ThreadWorld
 
 EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
 SIZES = [1, 2, 3, 4]
@@ -99,6 +100,99 @@ def test_several_threads_of_a_rank(size: int) -> None:
 
     with ThreadWorld(size) as world:
         world.run(rank_of_threads)
+
+
+def native_steps(rank: int, size: int, count: int) -> None:
+    """Native calls of several threads among Python's: all kinds, without names, from within a `done`, in a backlog."""
+    total = size * (size + 1) // 2
+    with Driver() as driver:
+
+        def call(kind: str, tensors: list[Any], **options: Any) -> Call:
+            return driver.call(kind, tensors, set=CALLS + rank, **options)
+
+        for turn in range(2):
+            calls = [
+                call(
+                    "allreduce",
+                    [np.full(3, rank + 1 + k)],
+                    name=f"{k} {'x' * 300}",
+                    linger=(0, 0, 30_000, FOREVER)[k % 4],
+                )
+                for k in range(count)
+            ]
+            unnamed = [call("allreduce", [np.full(3, rank + 1)]) for _ in range(300)]
+            inner = [
+                call("allreduce", [np.full(3, rank + 1)], name=f"inner {k}", linger=FOREVER * (k % 2)) for k in range(4)
+            ]
+            outer = [
+                call("allgather", [np.full((rank + 1, k), rank), np.full(k, rank)], name=f"outer {k}", group=True)
+                for k in range(4)
+            ]
+            chain = call("broadcast", [np.full(30_000, rank)], name="chain").then("again", left=20)
+            refused = call("allreduce", [np.ones(3)], name="refused")
+            refused.native.op = 99
+            for one, other in zip(outer, inner, strict=True):
+                one.then("into_another", other.address)
+            thread = threading.Thread(target=lambda: driver.submit(*calls, *outer, chain, refused, threads=4))  # noqa: B023
+            thread.start()
+            driver.submit(*unnamed)
+            for k in range(20):
+                assert (engine.allreduce(np.full(3, rank + 1), engine.Sum, f"Python {k}") == total).all()
+            thread.join()
+            driver.wait([*calls, *unnamed, *inner, *outer, refused])
+            driver.wait([chain], times=21)
+            for k, each in enumerate(calls):
+                assert each.status == "OK" and (each.targets[0] == total + k * size).all(), (turn, k, each.text)
+            assert all((each.targets[0] == total).all() for each in (*unnamed, *inner))
+            assert (chain.targets[0] == 0).all() and refused.status in ("REFUSED", "DUPLICATE"), refused.text
+            for k, each in enumerate(outer):
+                rows = [rows for _, rows in each.gathered_group]
+                assert rows == [[other + 1 for other in range(size)], [k] * size]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_native_calls(size: int) -> None:
+    library()
+    with ThreadWorld(size) as world:
+        world.run(lambda rank: native_steps(rank, size, 1500))
+
+
+@pytest.mark.skipif(
+    "tsan" in os.environ.get("LD_PRELOAD", ""), reason="64 ranks take a sanitizer longer than the stall limit"
+)
+def test_native_calls_of_64_ranks() -> None:
+    library()
+    with ThreadWorld(64) as world:
+        world.run(lambda rank: native_steps(rank, 64, 8))
+
+
+def test_engines_close_with_native_calls_in_flight() -> None:
+    """Some begin while they close."""
+
+    def leave(rank: int) -> None:
+        driver = drivers[rank]
+        calls = [
+            driver.call("allreduce", [np.ones(3)], name=f"{rank % 2} {k}", set=CALLS + rank, linger=30_000 * (k % 2))
+            for k in range(2000)
+        ]
+        thread = threading.Thread(target=lambda: driver.submit(*calls, threads=3))
+        thread.start()
+        world.engines[rank].close(0.05)
+        thread.join()
+        driver.wait(calls)
+        ended.update(call.status for call in calls)
+
+    for _ in range(3):
+        ended: set[str] = set()
+        world = ThreadWorld(3)
+        drivers = [Driver() for _ in range(3)]
+        world.run(leave)
+        for driver in drivers:
+            with driver:
+                assert all(call.outcome.times == 1 for call in driver.calls)
+        assert "NOT_INITIALIZED" in ended and ended <= {"OK", "NOT_INITIALIZED", "FAILED_WORLD"}
+        for descriptor in world.pages:
+            os.close(descriptor)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -31,6 +31,7 @@ KNOBS: dict[str, Any] = {
     "chunk_bytes": 512 << 10,
     "compression": "none",
 }
+CALLS = 1000  # native calls find rank r's engine by this number + r
 _generations = itertools.count(1)
 
 
@@ -55,7 +56,7 @@ class ThreadWorld:
                 peers = [os.pidfd_open(os.getpid()) for _ in range(size)]
                 knobs = {name: settings.get(name, value) for name, value in KNOBS.items()}
                 chosen = {name: value for name, value in settings.items() if name not in KNOBS}
-                about = {**SETTINGS, "counters": self.pages[rank], "knobs": knobs, **chosen}
+                about = {**SETTINGS, "counters": self.pages[rank], "knobs": knobs, "calls": CALLS + rank, **chosen}
                 engine = core.Engine(rank, size, os.dup(control), os.dup(arena), peers, **about)
                 self.engines.append(engine)
         finally:
