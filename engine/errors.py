@@ -3,9 +3,14 @@
 What a collective raises is a `CollectiveError`. Those that are not fatal (`MismatchError`, `ArgumentError`,
 `DuplicateNameError`, `UnsupportedTensorError`) leave the engine working.
 A `WorldError` ends the world: every later call on every rank raises the first cause.
+
+Compiled code of TensorFlow and JAX raises exceptions of its own classes with the engine's text in them; `of` gives the
+engine's exception back.
 """
 
 from __future__ import annotations
+
+import re
 
 from engine_ext.errors import BY_CAUSE as BY_CAUSE
 from engine_ext.errors import (
@@ -45,8 +50,61 @@ __all__ = [
     "UnsupportedOperationError",
     "UnsupportedTensorError",
     "WorldError",
+    "of",
 ]
 
 
 class ConfigError(EngineError, ValueError):
     """A setting, or a variable that a launcher set, has a value that it cannot have."""
+
+
+_BY_NAME: dict[str, type[EngineError]] = {
+    name: kind
+    for name, kind in globals().items()
+    if isinstance(kind, type) and issubclass(kind, EngineError)
+}
+_TOLD = re.compile(rf"\b({'|'.join(_BY_NAME)}): (.*)", re.DOTALL)
+_RANK = re.compile(r"\brank (\d+)")
+
+
+def of(exception: BaseException | None) -> EngineError | None:
+    """The engine's exception that a framework's exception stands for.
+
+    Parameters
+    ----------
+    exception : BaseException or None
+        What a framework has raised, such as `tf.errors.AbortedError` or `jax.errors.JaxRuntimeError`.
+
+    Returns
+    -------
+    EngineError or None
+        `exception` itself if it is the engine's. Otherwise an exception of the engine's class, if the class and its message
+        are found in the text of `exception`, or of what it was raised from. None if the engine has no part in it.
+
+    Examples
+    --------
+    >>> try:
+    ...     step(parameters, batch)
+    ... except jax.errors.JaxRuntimeError as error:
+    ...     if isinstance(engine.errors.of(error), engine.errors.RankDiedError):
+    ...         save(parameters)
+    ...     raise
+    """
+    seen: set[int] = set()
+    while exception is not None and id(exception) not in seen:
+        seen.add(id(exception))
+        if isinstance(exception, EngineError):
+            return exception
+        told = _TOLD.search(str(exception))
+        if told is not None:
+            return _made(_BY_NAME[told[1]], told[2])
+        exception = exception.__cause__ or exception.__context__
+    return None
+
+
+def _made(kind: type[EngineError], text: str) -> EngineError:
+    """An exception of a class with a message, which for a `WorldError` names the rank that is to blame."""
+    if not issubclass(kind, WorldError):
+        return kind(text)
+    blamed = _RANK.search(text)
+    return kind(text, int(blamed[1]) if blamed is not None else -1)
