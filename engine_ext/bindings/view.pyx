@@ -286,6 +286,9 @@ cdef object view_of(object tensor, View* view):
     except TypeError:
         keeper = None
     except (ValueError, BufferError) as cause:
+        keeper = view_of_bits(tensor, view)
+        if keeper is not None:
+            return keeper
         refuse(tensor, str(cause).partition("\n")[0])
     if keeper is not None:
         from_buffer(tensor, PyMemoryView_GET_BUFFER(keeper), view)
@@ -297,6 +300,27 @@ cdef object view_of(object tensor, View* view):
     except (BufferError, RuntimeError) as cause:        # the same; which of the two is raised depends on the version
         refuse(tensor, str(cause).partition("\n")[0])
     view_of_capsule(tensor, keeper, view)
+    return keeper
+
+
+# dtypes that packages such as ml_dtypes add to NumPy. The buffer protocol has no letters for them.
+cdef dict ADDED_TO_NUMPY = {
+    dtype_name(dtype).decode(): dtype for dtype in (
+        ENGINE_BFLOAT16, ENGINE_FLOAT8_E4M3FN, ENGINE_FLOAT8_E4M3FNUZ, ENGINE_FLOAT8_E5M2, ENGINE_FLOAT8_E5M2FNUZ,
+        ENGINE_FLOAT8_E8M0FNU,
+    )
+}
+
+
+cdef object view_of_bits(object tensor, View* view):
+    """As `view_of`, of a NumPy array whose dtype is none of NumPy's own, through a view of it as integers. None of any other."""
+    cdef object dtype = ADDED_TO_NUMPY.get(str(getattr(tensor, "dtype", "")))
+    cdef object keeper
+    if dtype is None or not hasattr(tensor, "__array_interface__"):
+        return None
+    keeper = PyMemoryView_FromObject(tensor.view(f"u{tensor.dtype.itemsize}"))
+    from_buffer(tensor, PyMemoryView_GET_BUFFER(keeper), view)
+    view.dtype = <uint8_t><int>dtype
     return keeper
 
 

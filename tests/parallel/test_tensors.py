@@ -286,3 +286,19 @@ def test_no_setting_changes_a_bit(rank: int) -> None:
             engine.set_knobs(**knobs)
         digests[f"knob: {name}"] = mixture()
     assert len(digests) > 12 and len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_dtypes_that_a_package_adds_to_numpy(dtype: str, rank: int, size: int) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    kind = getattr(ml_dtypes, dtype)
+    mine = np.arange(12).reshape(3, 4).astype(kind)
+    gathered = engine.allgather(mine if rank == 0 else mine[:0])
+    assert gathered.dtype == kind and np.array_equal(gathered, mine)
+    sent = mine if rank == 0 else np.zeros_like(mine)
+    assert np.array_equal(engine.broadcast(sent, 0), mine)
+    if dtype == "bfloat16":
+        total = engine.allreduce(mine, engine.Sum)
+        assert total.dtype == kind and np.array_equal(total.astype(np.float32), mine.astype(np.float32) * size)
+        target = mine.copy()
+        assert engine.allreduce_(target, engine.Sum) is target and np.array_equal(target, total)
