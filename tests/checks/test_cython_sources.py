@@ -19,6 +19,7 @@ EXCEPTIONS = {("bindings/gradients", "core")}
 KINDS_ARE_KNOWN_TO = {
     *("shared/names.h", "shared/layout.h", "shared/layout.pxd", "operations/kinds.pyx"),
     *("core.pyx", "bindings/collectives.pyx", "bindings/failed_calls.pyx", "bindings/gradients.pyx"),  # the border
+    "bindings/xla_call.c",  # and that of compiled programs
 }
 
 # What observers keep and do, and which sources of `control` and `bindings` look at it: the doors and the observers.

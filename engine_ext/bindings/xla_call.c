@@ -1,0 +1,348 @@
+/* Collectives as calls of a program that XLA has compiled: one handler of its foreign function interface for all kinds.
+ *
+ * The handler submits the native call (calls.h) and answers with a future, so that no thread of XLA is held while ranks wait for
+ * each other. The end of the call makes the future available, and XLA continues with the rest of the program, on the same thread.
+ *
+ * What is called stands in the attributes of the call, which engine/jax/primitive.py writes.
+ */
+#include <errno.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine_ext/bindings/calls.h"
+#include "engine_ext/bindings/xla_ffi.h"
+#include "engine_ext/kernels/kernels.h"
+#include "engine_ext/shared/names.h"
+
+#define EXPORT __attribute__((visibility("default")))
+enum { KIND_LIST(AS_NUMBER) KINDS };
+enum { TEXT_BYTES = 600, NAME_SHOWN = 120 };
+
+/* Written by `engine_xla_use` before the handler is registered. */
+static const engine_calls *_Atomic table;
+
+/* By XLA's number of a dtype: 1 + the engine's. */
+static const uint8_t DTYPES[XLA_FFI_DTYPES] = {
+    [XLA_FFI_PRED] = 1 + ENGINE_BOOL,
+    [XLA_FFI_S8] = 1 + ENGINE_INT8,
+    [XLA_FFI_S16] = 1 + ENGINE_INT16,
+    [XLA_FFI_S32] = 1 + ENGINE_INT32,
+    [XLA_FFI_S64] = 1 + ENGINE_INT64,
+    [XLA_FFI_U8] = 1 + ENGINE_UINT8,
+    [XLA_FFI_U16] = 1 + ENGINE_UINT16,
+    [XLA_FFI_U32] = 1 + ENGINE_UINT32,
+    [XLA_FFI_U64] = 1 + ENGINE_UINT64,
+    [XLA_FFI_F16] = 1 + ENGINE_FLOAT16,
+    [XLA_FFI_F32] = 1 + ENGINE_FLOAT32,
+    [XLA_FFI_F64] = 1 + ENGINE_FLOAT64,
+    [XLA_FFI_BF16] = 1 + ENGINE_BFLOAT16,
+    [XLA_FFI_C64] = 1 + ENGINE_COMPLEX64,
+    [XLA_FFI_C128] = 1 + ENGINE_COMPLEX128,
+    [XLA_FFI_F8E5M2] = 1 + ENGINE_FLOAT8_E5M2,
+    [XLA_FFI_F8E4M3FN] = 1 + ENGINE_FLOAT8_E4M3FN,
+    [XLA_FFI_F8E5M2FNUZ] = 1 + ENGINE_FLOAT8_E5M2FNUZ,
+    [XLA_FFI_F8E4M3FNUZ] = 1 + ENGINE_FLOAT8_E4M3FNUZ,
+    [XLA_FFI_F8E8M0FNU] = 1 + ENGINE_FLOAT8_E8M0FNU,
+};
+
+/* By ENGINE_CALL_*: the code of the error. UNAVAILABLE is for networks: runtimes replace its text. */
+static const int CODES[] = {
+    [ENGINE_CALL_OK] = XLA_FFI_INTERNAL,
+    [ENGINE_CALL_REFUSED] = XLA_FFI_INVALID_ARGUMENT,
+    [ENGINE_CALL_MISMATCH] = XLA_FFI_FAILED_PRECONDITION,
+    [ENGINE_CALL_DUPLICATE] = XLA_FFI_ALREADY_EXISTS,
+    [ENGINE_CALL_JOINED] = XLA_FFI_FAILED_PRECONDITION,
+    [ENGINE_CALL_NOT_INITIALIZED] = XLA_FFI_FAILED_PRECONDITION,
+    [ENGINE_CALL_FORKED] = XLA_FFI_FAILED_PRECONDITION,
+    [ENGINE_CALL_NO_MEMORY] = XLA_FFI_RESOURCE_EXHAUSTED,
+    [ENGINE_CALL_FAILED_WORLD] = XLA_FFI_ABORTED,
+};
+
+/* The attributes of a call. */
+typedef struct attributes {
+  int32_t kind, op, wire, flags, set, root, optimizer;  /* as in engine_call */
+  int32_t rank, ranks;          /* place in the process set that shapes were computed for; ranks = 0: they do not depend on it */
+  int64_t linger_ns;
+  double prescale, postscale;
+  xla_ffi_span name;
+  xla_ffi_array rows;           /* int64; of an allgather and an all-to-all: how many rows come from each rank, for each tensor */
+} attributes;
+
+#define SCALAR(name, dtype) {#name, offsetof(attributes, name), XLA_FFI_SCALAR, dtype, sizeof(((attributes *)0)->name)}
+static const struct {
+  const char *name;
+  size_t offset;
+  int type, dtype;
+  size_t bytes;
+} FIELDS[] = {
+    SCALAR(kind, XLA_FFI_S32),
+    SCALAR(op, XLA_FFI_S32),
+    SCALAR(wire, XLA_FFI_S32),
+    SCALAR(flags, XLA_FFI_S32),
+    SCALAR(set, XLA_FFI_S32),
+    SCALAR(root, XLA_FFI_S32),
+    SCALAR(optimizer, XLA_FFI_S32),
+    SCALAR(rank, XLA_FFI_S32),
+    SCALAR(ranks, XLA_FFI_S32),
+    SCALAR(linger_ns, XLA_FFI_S64),
+    SCALAR(prescale, XLA_FFI_F64),
+    SCALAR(postscale, XLA_FFI_F64),
+    {"name", offsetof(attributes, name), XLA_FFI_STRING, 0, sizeof(xla_ffi_span)},
+    {"rows", offsetof(attributes, rows), XLA_FFI_ARRAY, XLA_FFI_S64, sizeof(xla_ffi_array)},
+};
+enum { FIELD_COUNT = sizeof FIELDS / sizeof *FIELDS };
+
+/* A call that was submitted and is not over. Made by the handler, freed when the call is over. */
+typedef struct pending {
+  const xla_ffi_api *api;
+  xla_ffi_future *future;       /* NULL: the handler itself waits for `over`, and then finds `error` */
+  sem_t over;
+  xla_ffi_error *error;
+  int32_t gathers, ranks;       /* whether the engine allocates the result; ranks of the process set */
+  uint32_t count;
+  char name[NAME_SHOWN];
+  engine_call_tensor *tensors;  /* [count]; the two arrays lie behind this structure */
+  int64_t *rows;                /* [count][ranks] of a call that gathers, and one row of `ranks` more to compare with */
+} pending;
+
+static xla_ffi_error *error_of(const xla_ffi_api *api, int code, const char *text) {
+  xla_ffi_error_create create = {sizeof create, NULL, text, code};
+  return api->error_create(&create);
+}
+
+static void drop(const xla_ffi_api *api, xla_ffi_error *error) {
+  xla_ffi_error_destroy destroy = {sizeof destroy, NULL, error};
+  if (error != NULL)
+    api->error_destroy(&destroy);
+}
+
+static int has_futures(const xla_ffi_api *api) {
+  return api->struct_size >= sizeof *api && api->future_create != NULL && api->future_set_available != NULL &&
+         api->future_set_error != NULL;
+}
+
+/* Answers the runtime's question for the handler's version with its own: a handler that is newer than the runtime is refused. */
+static int tells_version(const xla_ffi_frame *frame) {
+  xla_ffi_extension *extension = frame->extensions;
+  for (; extension != NULL; extension = extension->next)
+    if (extension->type == XLA_FFI_METADATA) {
+      xla_ffi_metadata *metadata = ((xla_ffi_metadata_extension *)extension)->metadata;
+      metadata->version.major = frame->api->version.major;
+      metadata->version.minor = frame->api->version.minor;
+      metadata->traits = 0;
+      return 1;
+    }
+  return 0;
+}
+
+/* Returns NULL, or the name of an attribute that is missing or of another type. */
+static const char *read_attributes(const xla_ffi_attributes *given, attributes *out) {
+  for (int f = 0; f < FIELD_COUNT; f++) {
+    int64_t k = 0;
+    for (; k < given->size; k++)
+      if (given->names[k]->size == strlen(FIELDS[f].name) &&
+          memcmp(given->names[k]->data, FIELDS[f].name, given->names[k]->size) == 0)
+        break;
+    if (k == given->size || given->types[k] != FIELDS[f].type)
+      return FIELDS[f].name;
+    const void *value = given->values[k];
+    if (FIELDS[f].type == XLA_FFI_SCALAR) {
+      const xla_ffi_scalar *scalar = value;
+      if (scalar->dtype != FIELDS[f].dtype)
+        return FIELDS[f].name;
+      value = scalar->value;
+    } else if (FIELDS[f].type == XLA_FFI_ARRAY && ((const xla_ffi_array *)value)->dtype != FIELDS[f].dtype)
+      return FIELDS[f].name;
+    memcpy((char *)out + FIELDS[f].offset, value, FIELDS[f].bytes);
+  }
+  return NULL;
+}
+
+/* Fills in a tensor. Returns whether the engine has its dtype. */
+static int read_tensor(const xla_ffi_buffer *source, const xla_ffi_buffer *result, engine_call_tensor *tensor) {
+  if (source->dtype < 0 || source->dtype >= XLA_FFI_DTYPES || DTYPES[source->dtype] == 0)
+    return 0;
+  tensor->source = source->data;
+  tensor->target = result->data;
+  tensor->dtype = DTYPES[source->dtype] - 1;
+  tensor->ndim = (int32_t)(source->rank < ENGINE_CALL_DIMS ? source->rank : ENGINE_CALL_DIMS);
+  for (int64_t d = 0; d < source->rank; d++)
+    if (d < ENGINE_CALL_DIMS)
+      tensor->dims[d] = source->dims[d];
+    else
+      tensor->dims[ENGINE_CALL_DIMS - 1] *= source->dims[d];    /* more dimensions than there is room for: the last are one */
+  return 1;
+}
+
+/* Compares the rows that came with those that the program was compiled for, and copies them into its results. */
+static xla_ffi_error *deliver(pending *call, const engine_result *result) {
+  const engine_calls *calls = atomic_load_explicit(&table, memory_order_relaxed);
+  char text[TEXT_BYTES];
+  int64_t *came = call->rows + (size_t)call->count * (size_t)call->ranks;
+  for (uint32_t k = 0; k < call->count; k++) {
+    const int64_t *expected = call->rows + (size_t)k * (size_t)call->ranks;
+    if (result->count != 0)
+      calls->part_rows(result, k, came);
+    else
+      memcpy(came, result->rows, sizeof *came * (size_t)call->ranks);
+    for (int32_t r = 0; r < call->ranks; r++)
+      if (came[r] != expected[r]) {
+        snprintf(text, sizeof text,
+                 "MismatchError: rank %d of the process set sent %lld rows in tensor %u of '%s', and this rank's program was "
+                 "compiled for %lld: under jit the number of rows is equal on all ranks. Call it outside of jit if it differs",
+                 (int)r, (long long)came[r], k, call->name, (long long)expected[r]);
+        return error_of(call->api, XLA_FFI_FAILED_PRECONDITION, text);
+      }
+    if (result->count != 0)
+      calls->part_copy(result, k, call->tensors[k].target);
+    else if (result->bytes != 0)
+      memcpy(call->tensors[k].target, result->memory, result->bytes);
+  }
+  return NULL;
+}
+
+/* `done` of the native call. Making the future available comes last: it runs the rest of the program. */
+static void finish(void *argument, engine_result *result) {
+  pending *call = argument;
+  xla_ffi_error *error = NULL;
+  if (result->status != ENGINE_CALL_OK)
+    error = error_of(call->api, CODES[result->status], result->text);
+  else if (call->gathers)
+    error = deliver(call, result);
+  free(result->memory);
+  if (call->future == NULL) {
+    call->error = error;
+    sem_post(&call->over);
+    return;
+  }
+  const xla_ffi_api *api = call->api;
+  xla_ffi_future_fail fail = {sizeof fail, NULL, call->future, error};
+  xla_ffi_future_set set = {sizeof set, NULL, call->future};
+  free(call);
+  drop(api, error != NULL ? api->future_set_error(&fail) : api->future_set_available(&set));
+}
+
+/* A record of the call with its tensors, or an error. */
+static xla_ffi_error *make_pending(const xla_ffi_frame *frame, const attributes *a, pending **made) {
+  char text[TEXT_BYTES];
+  uint32_t count = (uint32_t)frame->arguments.size;
+  int gathers = a->kind == KIND_ALLGATHER || a->kind == KIND_ALLTOALL;
+  size_t rows = gathers ? (size_t)count * (size_t)a->ranks : 0;
+  if (frame->results.size < frame->arguments.size || (gathers && (a->ranks < 1 || a->rows.size != rows)))
+    return error_of(frame->api, XLA_FFI_INTERNAL, "EngineError: the results of a collective do not fit its arguments");
+  pending *call = calloc(1, sizeof *call + count * sizeof *call->tensors + (rows + (size_t)a->ranks) * sizeof *call->rows);
+  if (call == NULL)
+    return error_of(frame->api, XLA_FFI_RESOURCE_EXHAUSTED, "EngineError: no memory for a collective");
+  call->api = frame->api;
+  call->gathers = gathers;
+  call->ranks = a->ranks;
+  call->count = count;
+  call->tensors = (engine_call_tensor *)(call + 1);
+  call->rows = (int64_t *)(call->tensors + count);
+  if (rows != 0)
+    memcpy(call->rows, a->rows.data, rows * sizeof *call->rows);
+  snprintf(call->name, sizeof call->name, "%.*s", (int)(a->name.size < NAME_SHOWN ? a->name.size : NAME_SHOWN), a->name.data);
+  for (uint32_t k = 0; k < count; k++) {
+    const xla_ffi_buffer *source = frame->arguments.values[k];
+    if (frame->arguments.types[k] != XLA_FFI_BUFFER || frame->results.types[k] != XLA_FFI_BUFFER ||
+        !read_tensor(source, frame->results.values[k], &call->tensors[k])) {
+      snprintf(text, sizeof text, "UnsupportedTensorError: tensor %u of '%s' has XLA's dtype %d, which the engine does not have",
+               k, call->name, source->dtype);
+      free(call);
+      return error_of(frame->api, XLA_FFI_INVALID_ARGUMENT, text);
+    }
+  }
+  *made = call;
+  return NULL;
+}
+
+/* Submits, and waits if there are no futures. Bounded as every call is: the engine ends it when ranks stall. */
+static xla_ffi_error *run(const engine_calls *calls, xla_ffi_frame *frame, const attributes *a, pending *call) {
+  engine_call native = {
+      .struct_size = sizeof native,
+      .set = a->set,
+      .root = a->root,
+      .kind = (uint8_t)a->kind,
+      .op = (uint8_t)a->op,
+      .wire = (uint8_t)a->wire,
+      .flags = (uint8_t)a->flags,
+      .prescale = a->prescale,
+      .postscale = a->postscale,
+      .name = a->name.data,
+      .name_bytes = (uint32_t)a->name.size,
+      .count = call->count,
+      .tensors = call->tensors,
+      .splits = a->kind == KIND_ALLTOALL ? call->rows : NULL,     /* as many rows go to each rank as come from it */
+      .done = finish,
+      .argument = call,
+      .linger_ns = (uint64_t)a->linger_ns,
+      .optimizer = a->optimizer,
+  };
+  if (has_futures(call->api)) {
+    xla_ffi_future_create create = {sizeof create, NULL, NULL};
+    xla_ffi_error *error = call->api->future_create(&create);
+    if (error != NULL) {
+      free(call);
+      return error;
+    }
+    call->future = frame->future = create.future;
+    calls->submit(&native);
+    return NULL;
+  }
+  sem_init(&call->over, 0, 0);
+  native.linger_ns = ENGINE_CALL_FOREVER;
+  calls->submit(&native);
+  while (sem_wait(&call->over) != 0 && errno == EINTR) {
+  }
+  xla_ffi_error *error = call->error;
+  sem_destroy(&call->over);
+  free(call);
+  return error;
+}
+
+/* The shapes of some results depend on this rank's place in the process set: returns an error if that has changed since. */
+static xla_ffi_error *expect_place(const engine_calls *calls, const xla_ffi_api *api, const attributes *a) {
+  char text[TEXT_BYTES];
+  int32_t rank, ranks;
+  if (a->ranks == 0 || calls->place(a->set, &rank, &ranks) != ENGINE_CALL_OK || (rank == a->rank && ranks == a->ranks))
+    return NULL;                /* without an engine `submit` says so */
+  snprintf(text, sizeof text,
+           "MismatchError: '%.*s' was compiled for rank %d of %d, and this is rank %d of %d now: call jax.clear_caches() after "
+           "engine.init()",
+           (int)(a->name.size < NAME_SHOWN ? a->name.size : NAME_SHOWN), a->name.data, a->rank, a->ranks, rank, ranks);
+  return error_of(api, XLA_FFI_FAILED_PRECONDITION, text);
+}
+
+/* The handler, for all kinds of collectives. */
+EXPORT xla_ffi_error *engine_xla_collective(xla_ffi_frame *frame) {
+  const engine_calls *calls = atomic_load_explicit(&table, memory_order_acquire);   /* pairs with engine_xla_use */
+  attributes a;
+  char text[TEXT_BYTES];
+  pending *call = NULL;
+  if (tells_version(frame))
+    return NULL;
+  const char *missing = read_attributes(&frame->attributes, &a);
+  if (missing != NULL || calls == NULL) {
+    snprintf(text, sizeof text, "EngineError: a program calls a collective without %s: it was compiled by another version",
+             missing != NULL ? missing : "engine.jax");
+    return error_of(frame->api, XLA_FFI_INTERNAL, text);
+  }
+  if (!has_futures(frame->api) && !(a.flags & ENGINE_CALL_GROUP)) {
+    snprintf(text, sizeof text,
+             "UnsupportedOperationError: this jaxlib (FFI %d.%d) has no futures, so that several collectives in one program may "
+             "wait for each other: '%.*s' has to be a grouped call, the only one of its program; or install a later jaxlib",
+             frame->api->version.major, frame->api->version.minor, (int)(a.name.size < NAME_SHOWN ? a.name.size : NAME_SHOWN),
+             a.name.data);
+    return error_of(frame->api, XLA_FFI_UNIMPLEMENTED, text);
+  }
+  xla_ffi_error *error = expect_place(calls, frame->api, &a);
+  if (error == NULL)
+    error = make_pending(frame, &a, &call);
+  return error != NULL ? error : run(calls, frame, &a, call);
+}
+
+/* Says where the native call is. Called once, before the handler is registered. */
+EXPORT void engine_xla_use(const engine_calls *calls) { atomic_store_explicit(&table, calls, memory_order_release); }
