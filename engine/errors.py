@@ -59,9 +59,7 @@ class ConfigError(EngineError, ValueError):
 
 
 _BY_NAME: dict[str, type[EngineError]] = {
-    name: kind
-    for name, kind in globals().items()
-    if isinstance(kind, type) and issubclass(kind, EngineError)
+    name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, EngineError)
 }
 _TOLD = re.compile(rf"\b({'|'.join(_BY_NAME)}): (.*)", re.DOTALL)
 _RANK = re.compile(r"\brank (\d+)")
@@ -78,8 +76,9 @@ def of(exception: BaseException | None) -> EngineError | None:
     Returns
     -------
     EngineError or None
-        `exception` itself if it is the engine's. Otherwise an exception of the engine's class, if the class and its message
-        are found in the text of `exception`, or of what it was raised from. None if the engine has no part in it.
+        `exception` itself if it is the engine's. Otherwise an exception of the engine's class, if the class and its
+        message are found in the text of `exception`, or of what it was raised from. None if the engine has no part in
+        it.
 
     Examples
     --------

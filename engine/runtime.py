@@ -7,7 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Never
 
 from . import config, logs
@@ -31,6 +31,7 @@ _under_way: str | None = None  # name of the call that holds the lock
 _put_off = False  # whether a signal handler called shutdown() during that call
 _running: Running | None = None
 _generation = 0
+_before_shutdown: list[Callable[[float], None]] = []
 
 
 def _in_forked_child() -> None:
@@ -154,6 +155,8 @@ def shutdown() -> None:
         _running = None
         atexit.unregister(shutdown)
         try:
+            for callback in _before_shutdown:
+                callback(running.settings.shutdown_timeout)
             if running.tuning is not None:
                 running.tuning.stop(running.settings.shutdown_timeout)
             running.sets.close()
@@ -165,6 +168,12 @@ def shutdown() -> None:
                 running.timeline.stop()
             if running.serving is not None:
                 running.serving.stop()
+
+
+def before_shutdown(callback: Callable[[float], None]) -> None:
+    """Call something with the most seconds that it may take, whenever the engine is about to stop: a framework may have
+    programs under way whose collectives are still to come."""
+    _before_shutdown.append(callback)
 
 
 def _check_pid(running: Running) -> None:

@@ -14,6 +14,7 @@ from engine.frameworks import surface
 
 ROOT = Path(__file__).parents[1]
 STUBS = {  # and the class of the tensors
+    "engine/jax/ops.pyi": "jax.Array",
     "engine/mxnet/ops.pyi": "mxnet.nd.NDArray",
     "engine/tensorflow/collectives.pyi": "tensorflow.Tensor",
     "engine/torch/ops.pyi": "torch.Tensor",

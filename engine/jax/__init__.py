@@ -1,0 +1,113 @@
+"""The binding of JAX: collectives that `jit`, `grad` and `vmap` understand, and a transformation for optax.
+
+>>> import engine.jax as hvd
+>>> hvd.init()
+>>> optimizer = hvd.distributed(optax.adam(1e-3))
+>>> parameters = hvd.broadcast_pytree(parameters)
+"""
+
+from __future__ import annotations
+
+import atexit
+from typing import TYPE_CHECKING, Any
+
+from .. import runtime
+from ..compression import Compression, Compressor
+from ..errors import CollectiveError as HorovodInternalError
+from ..frameworks.backward import mathematical_gradients
+from ..frameworks.learning_rate import scale_learning_rate
+from ..frameworks.surface import barrier, init, join
+from ..objects import allgather_object, broadcast_object
+from ..process_sets import ProcessSet, global_process_set
+from ..runtime import (
+    add_process_set,
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    remove_process_set,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from ..types import Adasum, Average, Max, Min, Op, Product, Sum
+from .ops import (
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
+)
+from .state import broadcast_parameters, broadcast_pytree, check_consistency, wait_for_programs
+
+if TYPE_CHECKING:
+    from .optax import DistributedOptimizer, distributed
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "Compressor",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "Op",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_parameters",
+    "broadcast_pytree",
+    "check_consistency",
+    "cross_rank",
+    "cross_size",
+    "distributed",
+    "global_process_set",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mathematical_gradients",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "scale_learning_rate",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+# The engine waits for programs of JAX before it stops. At the end of the interpreter that is before JAX ends, too: what
+# was registered last is called first, and JAX has been imported above.
+runtime.before_shutdown(wait_for_programs)
+atexit.register(shutdown)
+
+
+def __getattr__(name: str) -> Any:
+    """What needs optax is imported when it is asked for: the collectives do without."""
+    if name in ("DistributedOptimizer", "distributed"):
+        from . import optax
+
+        return getattr(optax, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

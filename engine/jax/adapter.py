@@ -1,0 +1,77 @@
+"""The adapter of `jax.Array`: how the collectives read such arrays, and make new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..adapters import NumpyAdapter, register
+from ..errors import UnsupportedTensorError
+
+_ALIGNMENT = 64  # bytes: XLA takes memory that begins at a multiple of it as it lies
+
+
+def expect_host(array: Any, what: str = "an array") -> None:
+    """Raise unless the array lies in the memory of this process as one piece, and holds numbers."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        raise UnsupportedTensorError(f"{what} holds {array.dtype}: send its jax.random.key_data")
+    devices = list(array.devices())
+    if len(devices) != 1:
+        raise UnsupportedTensorError(f"{what} is spread over {len(devices)} devices: a rank has one")
+    if devices[0].platform != "cpu":
+        raise UnsupportedTensorError(
+            f"{what} is on {devices[0]}; the engine works in main memory for now: use "
+            'jax.device_put(x, jax.local_devices(backend="cpu")[0])'
+        )
+
+
+class JaxAdapter(NumpyAdapter):
+    """`jax.Array`. Its memory is read as NumPy sees it; results are arrays over memory that the engine has filled."""
+
+    def input(self, tensor: Any) -> Any:
+        expect_host(tensor)
+        return super().input(np.asarray(tensor))
+
+    def target(self, tensor: Any) -> Any:
+        raise UnsupportedTensorError("arrays of JAX cannot be written to: use the call without '_'")
+
+    def empty(self, source: Any) -> Any:
+        raw = np.empty(source.nbytes + _ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT
+        return raw[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
+
+    def result(self, tensor: Any, output: Any) -> Any:
+        return _array_over(output, tensor)
+
+    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
+        return _array_over(super().gathered(tensor, data, rows), tensor)
+
+    def counts(self, rows: Sequence[int]) -> Any:
+        return jax.numpy.asarray(rows, np.int32)
+
+    def cast(self, tensor: Any, dtype: Any) -> tuple[Any, Any]:
+        if not jax.numpy.issubdtype(tensor.dtype, jax.numpy.floating):
+            return tensor, None
+        return tensor.astype(dtype), tensor.dtype
+
+
+def _array_over(output: Any, like: Any) -> Any:
+    """An array over the memory of `output`, which nobody writes to any more; a copy if it is not aligned."""
+    return jax.device_put(output, next(iter(like.devices())), may_alias=True)
+
+
+class TracerAdapter(JaxAdapter):
+    """A tracer stands for an array while JAX traces a function. There is nothing yet that could be sent."""
+
+    def input(self, tensor: Any) -> Any:
+        raise UnsupportedTensorError(
+            f"{type(tensor).__name__} is a tracer: inside jit, grad and vmap call engine.jax.allreduce and its like, "
+            "which JAX can trace, in place of engine.allreduce"
+        )
+
+
+register(jax.Array, JaxAdapter())
+register(jax.core.Tracer, TracerAdapter())

@@ -1,0 +1,202 @@
+"""Gradients averaged over ranks as a transformation of optax: one grouped call for all arrays of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax import numpy as jnp
+
+from ..compression import Compression, Scheme, resolve
+from ..frameworks.agreement import claim_name
+from ..frameworks.options import Options
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Adasum, Average
+from .adapter import JaxAdapter as _JaxAdapter  # noqa: F401  (registers jax.Array)
+from .primitive import ALLREDUCE, Settings
+
+
+class DistributedState(NamedTuple):
+    """The state of `distributed` with an optimizer and `every` above 1.
+
+    Attributes
+    ----------
+    passes : jax.Array
+        int32: gradients that have been added up since the last step.
+    total : pytree
+        Their sum on this rank.
+    optimizer : Any
+        The state of the optimizer.
+    """
+
+    passes: Any
+    total: Any
+    optimizer: Any
+
+
+def distributed(
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    op: int = Average,
+    every: int = 1,
+    compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = True,
+) -> optax.GradientTransformationExtraArgs:
+    """A transformation that reduces gradients over all ranks, in one grouped call.
+
+    Alone it is the first of a chain, `optax.chain(engine.jax.distributed(), optax.adam(1e-3))`. With an optimizer it is
+    that chain. Every rank makes its transformations in the same order, and calls `update` equally often. It works
+    inside `jit` and outside of it.
+
+    Parameters
+    ----------
+    optimizer : optax.GradientTransformation, optional
+        What gets the reduced gradients. With `op=Adasum` it gets this rank's own, and what it would change is combined.
+    op : Op
+        `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`.
+    every : int
+        How many gradients a rank adds up before they are reduced and `optimizer`, which is needed then, makes a step.
+        In between the updates are zeros, and the state of `optimizer` stays as it is.
+    compression : optional
+        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.compression`.
+    process_set : ProcessSet
+        Whose ranks reduce with each other. On other ranks gradients stay as they are.
+    prescale_factor, postscale_factor : float
+        Multiply the gradients, and the result.
+    gradient_predivide_factor : float
+        With `op=Average`: divide the gradients by it before they are added up, and by the rest of the number of ranks
+        after.
+    average_aggregated_gradients : bool
+        Divide what `every` gradients add up to by their number, as `optax.MultiSteps` does.
+
+    Returns
+    -------
+    optax.GradientTransformationExtraArgs
+        `update` raises what `engine.jax.grouped_allreduce` raises.
+
+    Raises
+    ------
+    ValueError
+        Options that make no sense, alone or together.
+
+    Examples
+    --------
+    >>> optimizer = engine.jax.distributed(optax.adam(1e-3))
+    >>> state = optimizer.init(parameters)
+    >>> updates, state = optimizer.update(gradients, state, parameters)
+    >>> parameters = optax.apply_updates(parameters, updates)
+    """
+    options = Options.checked(
+        op=op,
+        backward_passes_per_step=every,
+        compression=compression,
+        process_set=process_set,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        gradient_predivide_factor=gradient_predivide_factor,
+    )
+    if isinstance(compression, Scheme):
+        raise ValueError(f"{type(compression).__name__} is not for JAX; use Compression.fp16, bf16 or tuned")
+    if optimizer is None:
+        if every != 1:
+            raise ValueError(
+                "every needs the optimizer: engine.jax.distributed(optax.adam(1e-3), every=4). What follows in a chain "
+                "would take a step for each of the gradients in between"
+            )
+        return optax.with_extra_args_support(_reducing(options))
+    stages = [_reducing(options), optimizer]
+    if op == Adasum:
+        stages.reverse()
+    stepping = optax.with_extra_args_support(optax.chain(*stages))
+    return stepping if every == 1 else _accumulating(stepping, every, average_aggregated_gradients)
+
+
+def DistributedOptimizer(
+    optimizer: optax.GradientTransformation, *, backward_passes_per_step: int = 1, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    """`distributed` under the name that other frameworks have for it; `backward_passes_per_step` is its `every`.
+
+    Raises
+    ------
+    ValueError
+        As of `distributed`.
+    """
+    return distributed(optimizer, every=backward_passes_per_step, **options)
+
+
+def _reducing(options: Options) -> optax.GradientTransformation:
+    """A transformation without state that reduces all arrays of a tree in one call."""
+    number, prefix = claim_name(options)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        if not options.process_set.included():
+            return updates, state  # This rank trains by itself.
+        named, tree = jax.tree_util.tree_flatten_with_path(updates)
+        sent = [k for k, (_, leaf) in enumerate(named) if leaf.dtype != jax.dtypes.float0]
+        leaves = [leaf for _, leaf in named]
+        if sent:
+            name = _name(prefix, [named[k][0] for k in sent])
+            for k, result in zip(sent, _reduced([leaves[k] for k in sent], name, options, number), strict=True):
+                leaves[k] = result
+        return jax.tree_util.tree_unflatten(tree, leaves), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _name(prefix: str, paths: Sequence[Any]) -> str:
+    """The name of a step's call: the path of its first array, and how many there are besides."""
+    path = jax.tree_util.keystr(paths[0], simple=True, separator="/")
+    more = f" +{len(paths) - 1}" if len(paths) > 1 else ""
+    return f"{prefix}{'.' if path else ''}{path}{more}"
+
+
+def _reduced(leaves: list[Any], name: str, options: Options, number: int) -> list[Any]:
+    """The arrays, reduced; the end of it is the end of a step."""
+    wire, own = resolve(options.compression, options.op)
+    pairs = [(leaf, None) if own is None else own.compress(leaf) for leaf in leaves]
+    settings = Settings(
+        options.process_set,
+        options.op,
+        options.prescale,
+        options.postscale,
+        wire,
+        grouped=True,
+        optimizer=number,
+    )
+    results = ALLREDUCE([jnp.asarray(sent) for sent, _ in pairs], name, settings)
+    if own is None:
+        return results
+    return [own.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
+
+
+def _accumulating(stepping: Any, every: int, average: bool) -> optax.GradientTransformationExtraArgs:
+    """A transformation that adds up so many gradients, and gives their sum or average to `stepping`."""
+
+    def init(params: Any) -> DistributedState:
+        return DistributedState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), stepping.init(params))
+
+    def update(updates: Any, state: DistributedState, params: Any = None, **extra: Any) -> tuple[Any, DistributedState]:
+        total = jax.tree.map(jnp.add, state.total, updates)
+
+        def step() -> tuple[Any, DistributedState]:
+            given = jax.tree.map(lambda each: each / every, total) if average else total
+            changes, optimizer = stepping.update(given, state.optimizer, params, **extra)
+            return changes, DistributedState(
+                jnp.zeros_like(state.passes), jax.tree.map(jnp.zeros_like, total), optimizer
+            )
+
+        def wait() -> tuple[Any, DistributedState]:
+            shapes, _ = jax.eval_shape(step)
+            nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+            return nothing, DistributedState(state.passes + 1, total, state.optimizer)
+
+        done: tuple[Any, DistributedState] = jax.lax.cond(state.passes == every - 1, step, wait)
+        return done
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,451 @@
+"""Collectives as primitives of JAX: what `jit`, `grad`, `vmap` and their like do with them.
+
+Each kind of collective is one primitive of any number of arrays, which travel together. A primitive that is called with
+arrays calls the engine at once. Compiled for the processor, it is a call of `engine_ext/bindings/xla_call.c`, which
+answers with a future: as many collectives of a program are under way as its data allow, in any order.
+
+To JAX a collective is a pure function: calls whose results nobody uses are left out, as `lax.psum` is. Every rank has
+to trace the same collectives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from .. import collectives, groups, runtime
+from ..compression import MARKERS
+from ..errors import ArgumentError, EngineError, UnsupportedOperationError
+from ..frameworks.backward import backward_name, combining, expect_gradient, scatter_factor
+from ..metrics.names import OPERATIONS
+from ..native import calls, library
+from ..process_sets import ProcessSet, global_process_set
+from ..types import Op, Sum
+
+Shape = tuple[int, ...]
+Rows = tuple[int, ...]  # how many rows come from each rank
+
+TARGET = "engine_collective"
+WIRES = {None: 0, "float16": 1, "bfloat16": 2, "tuned": 255}
+GROUP, MARKS_STEP = 1, 4  # ENGINE_CALL_* of engine_ext/bindings/calls.h
+LINGER_NS = 30_000  # how long a grouped call is driven by the thread of the program, which then is not woken
+TANGENT, AGAIN = ".tangent", ".again"
+_SPLITS = (
+    "alltoall with splits is not for compiled programs, whose shapes are fixed while the rows that come are not known: "
+    "call it outside of jit, or leave splits out"
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a collective is called with beside its arrays and its name.
+
+    Attributes
+    ----------
+    process_set : ProcessSet
+    op : Op
+        Of a reduction.
+    prescale, postscale : float
+    wire : str or None
+        The dtype in which float32 and float64 travel: a key of `WIRES`.
+    root : int
+        Of a broadcast: a rank of the world.
+    grouped : bool
+        Whether the arrays make one operation, also if there is one of them.
+    mathematical : bool
+        Whether the gradients are mathematical (`engine.frameworks.backward`).
+    optimizer : int or None
+        Number of the optimizer of whose step the end of this call is the end.
+    splits : tuple of int or None
+        Of an all-to-all: rows for each rank; None: equally many.
+    rows : tuple of tuple of int or None
+        Of an allgather and an all-to-all: for each array how many rows come from each rank, if that is known.
+    """
+
+    process_set: ProcessSet = global_process_set
+    op: Op = Sum
+    prescale: float = 1.0
+    postscale: float = 1.0
+    wire: str | None = None
+    root: int = 0
+    grouped: bool = False
+    mathematical: bool = False
+    optimizer: int | None = None
+    splits: Rows | None = None
+    rows: tuple[Rows, ...] | None = None
+
+
+def shares(rows: int, size: int) -> Rows:
+    """How many rows each rank keeps by a reduce-scatter."""
+    return tuple(rows // size + (rank < rows % size) for rank in range(size))
+
+
+class Collective:
+    """One kind of collective, as a primitive.
+
+    Where a method of a subclass takes the shape of an array, that is the shape on this rank.
+    """
+
+    kind: str
+    by_rows = False  # whether the first dimension is divided among ranks, or put together from them
+    gathers = False  # whether the rows that came from each rank, int32[arrays, ranks], are a further result
+
+    def __init__(self) -> None:
+        self.primitive = Primitive(f"engine_{self.kind}")
+        self.primitive.multiple_results = True
+        self.primitive.def_impl(self._call)
+        self.primitive.def_abstract_eval(self._abstract)
+        ad.primitive_jvps[self.primitive] = self._jvp
+        ad.primitive_transposes[self.primitive] = self._transpose
+        batching.primitive_batchers[self.primitive] = self._batch
+        pe.partial_eval_jaxpr_custom_rules[self.primitive] = self._partial_eval
+        mlir.register_lowering(self.primitive, self._lower_cpu, platform="cpu")
+        mlir.register_lowering(self.primitive, self._lower_elsewhere)
+
+    def __call__(self, arrays: Sequence[Any], name: str | None, settings: Settings) -> list[Any]:
+        """The results for some arrays or tracers."""
+        return self.bind(arrays, name, settings)[: len(arrays)]
+
+    def bind(self, arrays: Sequence[Any], name: str | None, settings: Settings) -> list[Any]:
+        """The results for some arrays or tracers, and with `gathers` how many rows came from each rank."""
+        if name is None and any(is_compiled(array) for array in arrays):
+            raise ArgumentError(
+                f"{self.kind} needs a name inside jit, scan, while_loop or cond, since compiled programs may call it in"
+                ' any order: give name="...", equal on all ranks, and a name of its own to each call of a program'
+            )
+        return list(self.primitive.bind(*arrays, name=name, settings=settings))
+
+    # What kinds differ in.
+
+    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+        """The results for arrays, at once."""
+        raise NotImplementedError
+
+    def shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+        """The shape of the result for array number `index`."""
+        return shape
+
+    def rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
+        """How many rows come from each rank for array number `index`."""
+        raise NotImplementedError
+
+    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
+        """The gradients of the inputs, from those of the results."""
+        raise NotImplementedError
+
+    # What all have in common.
+
+    def _call(self, *arrays: Any, name: str | None, settings: Settings) -> list[Any]:
+        return self.run(list(arrays), name, settings)
+
+    def _abstract(self, *avals: Any, name: str | None, settings: Settings) -> list[Any]:
+        expect_one_device()
+        made = [
+            jax.core.ShapedArray(self.shape(aval.shape, index, settings), aval.dtype)
+            for index, aval in enumerate(avals)
+        ]
+        if self.gathers:
+            made.append(jax.core.ShapedArray((len(avals), settings.process_set.size()), np.dtype(np.int32)))
+        return made
+
+    def _jvp(self, primals: Any, tangents: Any, *, name: str | None, settings: Settings) -> tuple[list[Any], list[Any]]:
+        expect_gradient(settings.op, self.kind)
+        results = self.primitive.bind(*primals, name=name, settings=settings)
+        moving = [k for k, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+        known = replace(settings, optimizer=None)
+        if self.gathers:
+            known = replace(known, rows=_known_rows(results[-1], moving))
+        found = self.primitive.bind(
+            *[tangents[k] for k in moving], name=None if name is None else name + TANGENT, settings=known
+        )
+        by_index = dict(zip(moving, found, strict=False))
+        return results, [by_index[k] if k in by_index else _no_tangent(result) for k, result in enumerate(results)]
+
+    def _transpose(self, cotangents: Any, *inputs: Any, name: str | None, settings: Settings) -> list[Any]:
+        wanted = [k for k, each in enumerate(inputs) if ad.is_undefined_primal(each)]
+        gradients = [ad.instantiate_zeros(cotangents[k]) for k in wanted]
+        if settings.rows is not None:
+            settings = replace(settings, rows=tuple(settings.rows[k] for k in wanted))
+        backward = backward_name(None if name is None else name.removesuffix(TANGENT))
+        found = self.backward(gradients, [inputs[k].aval.shape for k in wanted], backward, settings)
+        by_index = dict(zip(wanted, found, strict=True))
+        return [by_index.get(k) for k in range(len(inputs))]
+
+    def _batch(self, arrays: Any, axes: Any, *, name: str | None, settings: Settings) -> tuple[list[Any], list[Any]]:
+        if self.by_rows:  # The mapped dimension goes behind the rows.
+            arrays = [
+                array if axis is None else jax.numpy.moveaxis(array, axis, 1)
+                for array, axis in zip(arrays, axes, strict=True)
+            ]
+            axes = [axis if axis is None else 1 for axis in axes]
+        results = self.primitive.bind(*arrays, name=name, settings=settings)
+        return results, [*axes, *[None] * (len(results) - len(axes))]
+
+    def _partial_eval(self, saveable: Any, unknown: Any, instantiated: Any, equation: Any) -> Any:
+        """What `jax.checkpoint` computes again has another name: nothing keeps it from running beside the first."""
+        missing = [
+            atom
+            for atom, there in zip(equation.invars, instantiated, strict=True)
+            if isinstance(atom, jax.extend.core.Var) and not there
+        ]
+        many = len(equation.outvars)
+        if any(unknown):
+            return None, equation, [True] * many, [True] * many, missing
+        avals = [atom.aval for atom in equation.invars]
+        if _saves(saveable(equation.primitive, *avals, **equation.params)):
+            return equation, None, [False] * many, [False] * many, []
+        name = equation.params["name"]
+        again = equation.replace(params={**equation.params, "name": None if name is None else name + AGAIN})
+        return equation, again, [False] * many, [True] * many, missing
+
+    def _lower_cpu(self, context: Any, *operands: Any, name: str | None, settings: Settings) -> Any:
+        expect_one_device()
+        if name is None:
+            raise ArgumentError(f'{self.kind} needs a name in a compiled program: give name="...", equal on all ranks')
+        ready()
+        shapes = [aval.shape for aval in context.avals_in]
+        attributes = self._attributes(shapes, settings) | {"name": name}
+        sent = context.replace(avals_out=context.avals_out[: len(operands)])
+        results = list(jax.ffi.ffi_lowering(TARGET, has_side_effect=True)(sent, *operands, **attributes))
+        if self.gathers:
+            rows = attributes["rows"].reshape(len(operands), -1).astype(np.int32)
+            results.append(mlir.ir_constant(rows))
+        return results
+
+    def _lower_elsewhere(self, context: Any, *operands: Any, name: str | None, settings: Settings) -> Any:
+        raise UnsupportedOperationError(
+            f"{self.kind} {name!r} is in a program for another device than the processor; the engine works in main "
+            'memory for now: use jax.default_device(jax.local_devices(backend="cpu")[0]) or JAX_PLATFORMS=cpu'
+        )
+
+    def _attributes(self, shapes: list[Shape], settings: Settings) -> dict[str, Any]:
+        """The attributes of a call in a compiled program."""
+        process_set = settings.process_set
+        placed = self.by_rows
+        if settings.splits is not None:
+            raise UnsupportedOperationError(_SPLITS)
+        rows = [self.rows(shape, k, settings) for k, shape in enumerate(shapes)] if self.gathers else [()]
+        steps = settings.optimizer is not None
+        return {
+            "kind": np.int32(OPERATIONS.index(self.kind)),
+            "op": np.int32(settings.op),
+            "wire": np.int32(WIRES[settings.wire]),
+            "flags": np.int32(GROUP * settings.grouped | MARKS_STEP * steps),
+            "set": np.int32(number_of(process_set)),
+            "root": np.int32(settings.root),
+            "optimizer": np.int32(settings.optimizer or 0),
+            "rank": np.int32(process_set.engine.rank if placed else 0),
+            "ranks": np.int32(process_set.size() if placed else 0),
+            "linger_ns": np.int64(LINGER_NS * settings.grouped),
+            "prescale": np.float64(settings.prescale),
+            "postscale": np.float64(settings.postscale),
+            "rows": np.array([count for each in rows for count in each] or [0], np.int64),
+        }
+
+
+class Allreduce(Collective):
+    """The gradient of a sum over ranks is the sum of the gradients; of an average, their average; so of Adasum."""
+
+    kind = "allreduce"
+
+    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+        s = settings
+        given = s.op, name, s.prescale, s.postscale, s.process_set, MARKERS[s.wire]
+        results = groups.grouped_allreduce(arrays, *given) if s.grouped else [collectives.allreduce(arrays[0], *given)]
+        if s.optimizer is not None:
+            s.process_set.engine.mark_step(s.optimizer)
+        return results
+
+    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
+        return self(gradients, name, settings)
+
+
+class Broadcast(Collective):
+    """The gradient flows back to the root."""
+
+    kind = "broadcast"
+
+    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+        return [collectives.broadcast(arrays[0], settings.root, name, settings.process_set)]
+
+    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
+        reducing = Settings(settings.process_set, combining(settings.mathematical), mathematical=settings.mathematical)
+        [total] = ALLREDUCE(gradients, name, reducing)
+        is_root = np.bool_(runtime.rank() == settings.root)
+        return [jax.numpy.where(is_root, total, jax.numpy.zeros_like(total))]  # The others take part in it, too.
+
+
+class Allgather(Collective):
+    """The gradient of this rank's rows comes back by a reduce-scatter, if that divides them as the ranks gave them."""
+
+    kind = "allgather"
+    by_rows = gathers = True
+
+    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+        handle: Any
+        if settings.grouped:
+            handle = groups.grouped_allgather_async(arrays, name, settings.process_set)
+            results = list(handle.wait())
+            return [*results, np.array(handle.rows, np.int32).reshape(len(arrays), -1)]
+        handle = collectives.allgather_async(arrays[0], name, settings.process_set)
+        return [handle.wait(), np.array([handle.rows], np.int32)]
+
+    def shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+        return sum(self.rows(shape, index, settings)), *shape[1:]
+
+    def rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
+        return (shape[0],) * settings.process_set.size() if settings.rows is None else settings.rows[index]
+
+    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
+        process_set = settings.process_set
+        back = Settings(
+            process_set,
+            combining(settings.mathematical),
+            grouped=settings.grouped,
+            mathematical=settings.mathematical,
+        )
+        rows = [self.rows(shape, k, settings) for k, shape in enumerate(shapes)]
+        if all(each == shares(sum(each), len(each)) for each in rows):
+            return REDUCESCATTER(gradients, name, back)
+        totals = ALLREDUCE(gradients, name, back)
+        rank = process_set.engine.rank
+        return [total[sum(each[:rank]) : sum(each[: rank + 1])] for total, each in zip(totals, rows, strict=True)]
+
+
+class Reducescatter(Collective):
+    """The gradient of each row comes from the rank that it went to."""
+
+    kind = "reducescatter"
+    by_rows = True
+
+    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+        s = settings
+        given = s.op, name, s.prescale, s.postscale, s.process_set, MARKERS[s.wire]
+        if s.grouped:
+            return groups.grouped_reducescatter(arrays, *given)
+        return [collectives.reducescatter(arrays[0], *given)]
+
+    def shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+        if not shape:
+            raise ArgumentError("reducescatter divides rows: an array without dimensions has none")
+        process_set = settings.process_set
+        return shares(shape[0], process_set.size())[process_set.engine.rank], *shape[1:]
+
+    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
+        s = settings
+        factor = scatter_factor(s.op, s.prescale, s.postscale, s.mathematical, s.process_set)
+        rows = tuple(shares(shape[0], s.process_set.size()) for shape in shapes)
+        back = Settings(s.process_set, grouped=s.grouped, mathematical=s.mathematical, rows=rows)
+        return [total * np.array(factor, total.dtype) for total in ALLGATHER(gradients, name, back)]
+
+
+class Alltoall(Collective):
+    """The gradient goes back the way the rows came."""
+
+    kind = "alltoall"
+    by_rows = gathers = True
+
+    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+        splits = None if settings.splits is None else list(settings.splits)
+        handle = collectives.alltoall_async(arrays[0], splits, name, settings.process_set)
+        result = handle.wait()
+        return [result if splits is None else result[0], np.array([handle.rows], np.int32)]
+
+    def shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+        return sum(self.rows(shape, index, settings)), *shape[1:]
+
+    def rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
+        if settings.rows is not None:
+            return settings.rows[index]
+        size = settings.process_set.size()
+        if settings.splits is not None:
+            raise UnsupportedOperationError(_SPLITS)
+        if not shape or shape[0] % size:
+            raise ArgumentError(f"{list(shape[:1])} rows cannot be divided equally among {size} ranks")
+        return (shape[0] // size,) * size
+
+    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
+        [shape] = shapes
+        size = settings.process_set.size()
+        came = self.rows(shape, 0, settings)
+        sent = (shape[0] // size,) * size if settings.splits is None else settings.splits
+        back = replace(settings, splits=None if len({*came, *sent}) == 1 else came, rows=(sent,))
+        [gradient] = self(gradients, name, back)
+        unsent = shape[0] - sum(sent)
+        return [jax.numpy.pad(gradient, [(0, unsent)] + [(0, 0)] * (len(shape) - 1)) if unsent else gradient]
+
+
+ALLREDUCE, BROADCAST, ALLGATHER = Allreduce(), Broadcast(), Allgather()
+REDUCESCATTER, ALLTOALL = Reducescatter(), Alltoall()
+
+
+@cache
+def ready() -> None:
+    """Register the compiled handler with JAX, once."""
+    loaded = ctypes.CDLL(library("xla_call"))
+    loaded.engine_xla_use.argtypes = [ctypes.c_void_p]
+    loaded.engine_xla_use.restype = None
+    loaded.engine_xla_use(calls.address())
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(loaded.engine_xla_collective), platform="cpu")
+
+
+def expect_one_device() -> None:
+    """Raise if this process has several devices: XLA would call a collective once for each, all with one name."""
+    count = len(jax.local_devices(backend="cpu"))
+    if count > 1:
+        raise EngineError(
+            f"this process has {count} local devices, and a rank has one: start as many ranks as there are devices to "
+            "be, and leave out --xla_force_host_platform_device_count and jax_num_cpu_devices"
+        )
+
+
+def number_of(process_set: ProcessSet) -> int:
+    """The number of a process set: 0 is the world, also before `engine.init`."""
+    if process_set is global_process_set:
+        return 0
+    process_set.size()  # raises if the set is not there
+    assert process_set.process_set_id is not None
+    return process_set.process_set_id
+
+
+def is_compiled(value: Any) -> bool:
+    """Whether a value stands for one in a program that will be compiled."""
+    return isinstance(_innermost(value), pe.DynamicJaxprTracer)
+
+
+def _innermost(value: Any) -> Any:
+    """What a tracer of `grad` or `vmap` is made of: an array, or a tracer of a program."""
+    while isinstance(value, jax.core.Tracer) and not isinstance(value, pe.DynamicJaxprTracer):
+        inner = getattr(value, "primal", getattr(value, "val", None))
+        if inner is None:
+            break
+        value = inner
+    return value
+
+
+def _no_tangent(result: Any) -> Any:
+    """The tangent of a result that does not depend on what is differentiated."""
+    floating = jax.numpy.issubdtype(result.dtype, jax.numpy.inexact)
+    return ad.Zero(jax.core.ShapedArray(result.shape, result.dtype if floating else jax.dtypes.float0))
+
+
+def _known_rows(rows: Any, members: list[int]) -> tuple[Rows, ...] | None:
+    """The rows that came from each rank, of some arrays; None if they are not known yet."""
+    found = _innermost(rows)
+    if isinstance(found, jax.core.Tracer):
+        return None
+    return tuple(tuple(int(count) for count in found[k]) for k in members)
+
+
+def _saves(policy: Any) -> bool:
+    """Whether what a policy of `jax.checkpoint` says about a result is to keep it, not to compute it again."""
+    return policy if isinstance(policy, bool) else type(policy).__name__ != "RecomputeType"

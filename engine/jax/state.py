@@ -1,0 +1,127 @@
+"""Give every rank the arrays of one, compare them, and wait for programs that still run before the engine ends."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import objects
+from ..collectives import broadcast_async
+from ..errors import UnsupportedTensorError
+from ..failures import announce
+from ..host.patience import Patience
+from ..process_sets import ProcessSet, global_process_set
+from .adapter import expect_host
+
+_LOOK = 0.002  # seconds between two looks at arrays that are being computed
+
+
+def broadcast_pytree(tree: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
+    """Give every rank the pytree of one: parameters, the state of an optimizer, random keys. Collective.
+
+    Parameters
+    ----------
+    tree : pytree
+        With the same structure, dtypes and shapes on all ranks. Its arrays may be of JAX or NumPy; other leaves travel
+        pickled.
+    root_rank : int
+        Whose values.
+    process_set : ProcessSet, optional
+        Whose ranks take part; the root is one of them, by its rank in the world.
+
+    Returns
+    -------
+    pytree
+        A new one, of the same structure.
+
+    Raises
+    ------
+    MismatchError
+        The ranks' structures, dtypes or shapes differ; all ranks raise it.
+    UnsupportedTensorError
+        An array that the engine cannot read, such as a tracer: it is for arrays, outside of `jit`.
+    """
+    try:
+        named, structure = _flat(tree)
+        sent = {path: _plain(path, leaf) for path, leaf in named.items() if _is_array(leaf)}
+        described = {path: (objects.describe(path, sent[path]) if path in sent else "object", 0) for path in named}
+    except Exception as error:
+        announce(process_set, "allgather", None, error)  # The others submit an allgather here.
+        raise
+    objects.compare(described, "broadcast_pytree: the ranks do not hold the same tree", None, process_set)
+    handles = {path: broadcast_async(array, root_rank, None, process_set) for path, array in sent.items()}
+    results = {path: handle.wait() for path, handle in handles.items()}
+    if len(sent) < len(named):
+        others = {path: leaf for path, leaf in named.items() if path not in sent}
+        results |= objects.broadcast_object(others, root_rank, None, process_set)
+    leaves = [_like(leaf, results[path]) for path, leaf in named.items()]
+    return jax.tree_util.tree_unflatten(structure, leaves)
+
+
+broadcast_parameters = broadcast_pytree
+
+
+def check_consistency(tree: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
+    """Check that all ranks hold the same pytree, bit by bit. Collective.
+
+    Parameters
+    ----------
+    tree : pytree
+        Of arrays, numbers and strings.
+    name : str, optional
+        Equal on all ranks.
+
+    Raises
+    ------
+    MismatchError
+        As of `engine.check_consistency`, by the paths of leaves.
+    """
+    try:
+        named, _ = _flat(tree)
+        plain = {path: _plain(path, leaf) if _is_array(leaf) else leaf for path, leaf in named.items()}
+    except Exception as error:
+        announce(process_set, "allgather", name, error)
+        raise
+    objects.check_consistency(plain, name, process_set)
+
+
+def wait_for_programs(timeout: float) -> None:
+    """Wait until programs whose results somebody holds have ended: collectives of theirs may still be to come."""
+    waiting = [array for array in jax.live_arrays() if not array.is_deleted() and not array.is_ready()]
+    patience = Patience(timeout)
+    while waiting and patience.left():
+        time.sleep(_LOOK)
+        waiting = [array for array in waiting if not array.is_deleted() and not array.is_ready()]
+
+
+def _flat(tree: Any) -> tuple[dict[str, Any], Any]:
+    """Leaves by their paths, and the structure."""
+    named, structure = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in named}, structure
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _is_key(leaf: Any) -> bool:
+    """Whether a leaf is an array of random keys, which have a dtype of their own."""
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _plain(path: str, leaf: Any) -> Any:
+    """A leaf as an array of numbers that the engine reads."""
+    if isinstance(leaf, jax.core.Tracer):
+        raise UnsupportedTensorError(f"{path or 'the tree'} is a tracer: this is for arrays, outside of jit")
+    plain = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    if isinstance(plain, jax.Array):
+        expect_host(plain, path or "the tree")
+    return plain
+
+
+def _like(leaf: Any, result: Any) -> Any:
+    """A result as a leaf of the kind that was given."""
+    return jax.random.wrap_key_data(result, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else result

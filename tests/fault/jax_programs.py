@@ -1,0 +1,116 @@
+"""Programs of ranks in which something fails in the middle of a program of JAX."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import engine
+
+from ..waiting import until
+
+
+def started() -> tuple[Any, Any]:
+    """The binding, and a program that is compiled and has run."""
+    import jax
+
+    import engine.jax as hvd
+
+    hvd.init()
+    program = jax.jit(lambda x: hvd.allreduce(hvd.allreduce(x, hvd.Sum, "first"), hvd.Sum, "second"))
+    jax.block_until_ready(program(jax.numpy.ones(4)))
+    return jax, program
+
+
+def failing(run: Callable[[], object]) -> tuple[str, str, str, float]:
+    """The class and the text of what a call raises, the class of the engine's that it stands for, and its seconds."""
+    begun = time.monotonic()
+    try:
+        run()
+    except Exception as error:
+        return type(error).__name__, str(error), type(engine.errors.of(error)).__name__, time.monotonic() - begun
+    raise AssertionError("it did not fail")
+
+
+def wait_for_the_dead() -> Any:
+    jax, program = started()
+    if engine.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return failing(lambda: jax.block_until_ready(program(jax.numpy.ones(4))))
+
+
+def wait_for_who_left() -> Any:
+    jax, program = started()
+    if engine.rank() == 1:
+        engine.shutdown()
+        until(lambda: os.path.exists("over"), "the other rank has seen it")
+        return None
+    told = failing(lambda: jax.block_until_ready(program(jax.numpy.ones(4))))
+    open("over", "w").close()
+    return told
+
+
+def raise_elsewhere() -> Any:
+    jax, program = started()
+    if engine.rank() == 1:
+        raise KeyError("a mistake of the script")
+    return failing(lambda: jax.block_until_ready(program(jax.numpy.ones(4))))
+
+
+def leave_early() -> None:
+    """Dispatch a program, and end without looking at its result, which somebody still holds."""
+    import jax
+
+    import engine.jax as hvd
+
+    hvd.init()
+
+    @jax.jit
+    def program(x: Any) -> Any:
+        for k in range(8):
+            x = hvd.allreduce(x @ x / x.shape[0], name=f"step {k}")
+        return x
+
+    jax.block_until_ready(program(jax.numpy.ones((8, 8))))
+    globals()["held"] = program(jax.numpy.ones((600, 600)))
+
+
+def refuse_devices() -> list[str]:
+    import jax
+
+    import engine.jax as hvd
+
+    hvd.init()
+    x = jax.numpy.ones(4)
+    told = [failing(lambda: jax.jit(lambda v: hvd.allreduce(v, name="x"))(x))[1]]
+    mesh = jax.sharding.Mesh(jax.devices(), ("d",))
+    spread = jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d")))
+    told.append(failing(lambda: hvd.allreduce(spread, name="y"))[1])
+    assert hvd.allreduce(x, hvd.Sum).tolist() == [1] * 4
+    return told
+
+
+def run_again() -> list[Any]:
+    """A compiled program after `shutdown` and in a new world."""
+    jax, program = started()
+
+    import engine.jax as hvd
+
+    gather = jax.jit(lambda x: hvd.allgather(x, "rows"))
+    x = jax.numpy.ones(2)
+    assert gather(x).shape == (2 * hvd.size(),)
+    engine.shutdown()
+    told = failing(lambda: jax.block_until_ready(program(jax.numpy.ones(4))))[:3]
+    engine.init()
+    return [told, program(jax.numpy.ones(4)).tolist(), gather(x).tolist()]
+
+
+def stop_in_a_program() -> None:
+    jax, program = started()
+    open(f"ready.{engine.rank()}", "w").close()
+    if engine.rank() == 0:
+        jax.block_until_ready(program(jax.numpy.ones(4)))
+    until(lambda: False, "the end of the job", 60)

@@ -1,0 +1,70 @@
+"""Failures in the middle of programs of JAX: JAX's kind of error with our text, on every rank, at once."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from ..ranks import run_ranks, start_ranks
+from . import jax_programs
+
+pytest.importorskip("jax", reason="needs JAX")
+
+ENV = {"JAX_PLATFORMS": "cpu"}
+KINDS = (
+    "JaxRuntimeError",
+    "ValueError",
+)  # which of them depends on how far the program was when somebody asked for a result
+
+
+def test_a_rank_dies_while_a_program_waits_for_it() -> None:
+    finished = run_ranks(3, jax_programs.wait_for_the_dead, env=ENV, check=False)
+    for rank in (0, 2):
+        kind, text, ours, seconds = finished.values[rank]
+        assert kind in KINDS and ours == "RankDiedError", finished
+        assert "ABORTED: RankDiedError: rank 1 died" in text and seconds < 5
+
+
+def test_a_rank_that_left_is_noticed_at_once() -> None:
+    """Its process goes on, and nobody sits in the engine: far below the stall limit."""
+    finished = run_ranks(2, jax_programs.wait_for_who_left, env=ENV, check=False)
+    kind, text, ours, seconds = finished.values[0]
+    assert kind in KINDS and ours == "RankLeftError", finished
+    assert "rank 1 left" in text and seconds < 5
+
+
+def test_an_exception_elsewhere_is_told() -> None:
+    finished = run_ranks(2, jax_programs.raise_elsewhere, env=ENV, check=False)
+    kind, text, ours, seconds = finished.values[0]
+    assert kind in KINDS and ours == "RankRaisedError", finished
+    assert "a mistake of the script" in text and seconds < 5
+
+
+def test_a_rank_ends_while_its_program_still_runs() -> None:
+    finished = run_ranks(2, jax_programs.leave_early, env=ENV)
+    assert finished.code == 0, finished
+
+
+def test_several_local_devices_are_refused() -> None:
+    """XLA would call the handler once for each, all with one name."""
+    (told,) = run_ranks(
+        1, jax_programs.refuse_devices, env=ENV | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    ).values
+    assert "2 local devices, and a rank has one" in told[0] and "spread over 2 devices" in told[1]
+
+
+def test_a_program_before_and_after_the_end_of_a_world() -> None:
+    for told, again, gathered in run_ranks(2, jax_programs.run_again, env=ENV).values:
+        assert told[0] in KINDS and told[2] == "NotInitializedError", told
+        assert again == [4] * 4 and gathered == [1] * 4
+
+
+def test_a_stopped_launcher_ends_ranks_that_sit_in_a_program() -> None:
+    with start_ranks(2, jax_programs.stop_in_a_program, env=ENV) as job:
+        job.wait_for("ready.0", "ready.1", timeout=60)
+        begun = time.monotonic()
+        job.process.send_signal(signal.SIGINT)
+        finished = job.finish(check=False)
+    assert finished.code != 0 and time.monotonic() - begun < 15

@@ -1,0 +1,196 @@
+"""Training with optax: any number of ranks gives what one process gives that has the whole batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine import runtime
+
+from ..on_ranks import on_ranks
+from ..waiting import until
+from .quick_jax import JAX
+
+jax = pytest.importorskip("jax", reason="needs JAX")
+optax = pytest.importorskip("optax", reason="needs optax")
+import jax.numpy as jnp  # noqa: E402
+
+import engine.jax as hvd  # noqa: E402
+
+pytestmark = on_ranks(1, 2, 3, env=JAX, job="jax")
+
+STEPS, BATCH = 6, 12
+
+
+def model(seed: int) -> Any:
+    random = np.random.default_rng(seed)
+    return {
+        "first": {"w": jnp.asarray(random.standard_normal((5, 8)), jnp.float32), "b": jnp.zeros(8)},
+        "second": {"w": jnp.asarray(random.standard_normal((8, 1)), jnp.float32), "b": jnp.zeros(1)},
+    }
+
+
+def batches() -> list[Any]:
+    return [jnp.asarray(np.random.default_rng(9 + k).standard_normal((BATCH, 5)), jnp.float32) for k in range(STEPS)]
+
+
+def loss_of(parameters: Any, batch: Any) -> Any:
+    hidden = jnp.tanh(batch @ parameters["first"]["w"] + parameters["first"]["b"])
+    found = hidden @ parameters["second"]["w"] + parameters["second"]["b"]
+    return ((found[:, 0] - jnp.sin(batch.sum(1))) ** 2).mean()
+
+
+def train(parameters: Any, optimizer: Any, inputs: list[Any], compiled: bool = True) -> tuple[Any, Any]:
+    """The parameters, and the state of the optimizer, after a step for each input."""
+    state = optimizer.init(parameters)
+
+    def step(parameters: Any, state: Any, batch: Any) -> Any:
+        gradients = jax.grad(loss_of)(parameters, batch)
+        updates, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, updates), state
+
+    step = jax.jit(step) if compiled else step
+    for batch in inputs:
+        parameters, state = step(parameters, state, batch)
+    return parameters, state
+
+
+def shards() -> list[Any]:
+    return [batch[hvd.rank() :: hvd.size()] for batch in batches()]
+
+
+def check(found: Any, expected: Any) -> None:
+    hvd.check_consistency(found)
+    for mine, exact in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, exact, rtol=1e-5, atol=1e-5)
+
+
+WAYS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "first in a chain": (lambda: optax.chain(hvd.distributed(), optax.sgd(0.1)), lambda: optax.sgd(0.1)),
+    "around an optimizer": (lambda: hvd.distributed(optax.adamw(0.01)), lambda: optax.adamw(0.01)),
+    "by any framework's name": (lambda: engine.DistributedOptimizer(optax.adam(0.01)), lambda: optax.adam(0.01)),
+    "clipped, with momentum": (
+        lambda: hvd.distributed(optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1, momentum=0.9))),
+        lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1, momentum=0.9)),
+    ),
+    "divided in two": (
+        lambda: hvd.distributed(optax.adam(0.01), gradient_predivide_factor=2.0),
+        lambda: optax.adam(0.01),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_equals_that_of_one_process(way: str, rank: int) -> None:
+    wrapped, plain = WAYS[way]
+    parameters = hvd.broadcast_pytree(model(rank))
+    found, _ = train(parameters, wrapped(), shards(), compiled=way != "around an optimizer")
+    expected, _ = train(model(0), plain(), batches())
+    check(found, expected)
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_every_so_many_gradients(average: bool, size: int) -> None:
+    """One reduction and one step for three gradients: as `optax.MultiSteps`, whose micro steps are reduced each."""
+    optimizer = hvd.distributed(optax.adam(0.01), every=3, average_aggregated_gradients=average)
+    engine.barrier()
+    before = engine.counters()["entries"]
+    found, state = jax.block_until_ready(train(model(0), optimizer, shards()))
+    assert engine.counters()["entries"] - before == STEPS // 3
+    assert int(state.passes) == 0
+    expected, _ = train(model(0), optax.MultiSteps(optax.adam(0.01), 3, use_grad_mean=average), batches())
+    check(found, expected)
+
+
+def test_compressed_gradients_train_alike() -> None:
+    found, _ = train(model(0), hvd.distributed(optax.sgd(0.1), compression=hvd.Compression.fp16), shards())
+    hvd.check_consistency(found)
+    expected, _ = train(model(0), optax.sgd(0.1), batches())
+    for mine, exact in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, exact, rtol=0.05, atol=0.01)
+
+
+def test_adasum_combines_what_the_steps_change(rank: int, size: int) -> None:
+    if size == 3:
+        return  # Adasum goes with powers of two.
+    optimizer = hvd.distributed(optax.sgd(0.1), op=hvd.Adasum)
+    found, _ = train(model(0), optimizer, batches()[:1])  # all ranks have one gradient, which Adasum averages
+    expected, _ = train(model(0), optax.sgd(0.1), batches()[:1])
+    check(found, expected)
+
+
+def test_a_step_is_one_call_with_a_name_and_ends_a_step(size: int) -> None:
+    """The tuner hears of steps; timeline and stall reports tell the first array of the tree."""
+    optimizer = hvd.distributed(optax.sgd(0.1))
+    parameters = model(0)
+    state = optimizer.init(parameters)
+    update = jax.jit(optimizer.update)
+    gradients = jax.grad(loss_of)(parameters, batches()[0])
+    jax.block_until_ready(update(gradients, state, parameters))
+    engine.barrier()
+    native = runtime.engine()
+    native.record_steps()
+    marks = native.steps(0)[1]
+    entries = engine.counters()["entries"]
+    jax.block_until_ready(update(gradients, state, parameters))
+    until(lambda: len(native.steps(0)[1]) == len(marks) + 1, "the end of a step was marked")
+    assert engine.counters()["entries"] - entries == 1
+    traced = str(jax.make_jaxpr(optimizer.update)(gradients, state, parameters))
+    assert re.search(r"name=gradient\d*\.first/b \+3", traced), traced
+
+
+def test_ranks_of_a_process_set_train_by_themselves(rank: int, size: int) -> None:
+    chosen = hvd.add_process_set([0]) if size > 1 else hvd.global_process_set
+    found, _ = train(model(0), hvd.distributed(optax.sgd(0.1), process_set=chosen), shards())
+    expected, _ = train(model(0), optax.sgd(0.1), shards())
+    for mine, exact in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, exact, rtol=1e-5, atol=1e-6)
+    hvd.remove_process_set(chosen)
+
+
+def test_options_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match="every needs the optimizer"):
+        hvd.distributed(every=2)
+    with pytest.raises(ValueError, match="1 or more"):
+        hvd.distributed(optax.sgd(0.1), every=0)
+    with pytest.raises(ValueError, match="is not for JAX"):
+        hvd.distributed(compression=engine.compression.Scheme())
+
+
+def test_a_tree_of_everything_is_broadcast(rank: int, size: int) -> None:
+    optimizer = optax.adam(0.1)
+    tree = {
+        "parameters": model(rank),
+        "state": optimizer.init(model(rank)),
+        "key": jax.random.key(rank),
+        "half": jnp.full((3,), rank, jnp.bfloat16),
+        "host": np.full((2,), rank),
+        "number": rank,
+        "nothing": None,
+        "text": f"from {rank}",
+    }
+    found = hvd.broadcast_parameters(tree, root_rank=size - 1)
+    assert jax.tree.structure(found) == jax.tree.structure(tree)
+    assert (found["number"], found["text"]) == (size - 1, f"from {size - 1}")
+    assert isinstance(found["host"], np.ndarray) and found["host"].tolist() == [size - 1] * 2
+    assert found["half"].dtype == jnp.bfloat16 and float(found["half"][0]) == size - 1
+    assert bool((jax.random.key_data(found["key"]) == jax.random.key_data(jax.random.key(size - 1))).all())
+    hvd.check_consistency(found)
+    for mine, exact in zip(jax.tree.leaves(found["parameters"]), jax.tree.leaves(model(size - 1)), strict=True):
+        assert np.array_equal(mine, exact)
+
+
+def test_trees_that_differ(rank: int, size: int) -> None:
+    if size == 1:
+        return
+    tree = {"w": jnp.ones(3 + rank)}
+    with pytest.raises(engine.errors.MismatchError, match=r"\['w'\]"):
+        hvd.broadcast_pytree(tree)
+    with pytest.raises(engine.errors.MismatchError, match=r"\['w'\]"):
+        hvd.check_consistency({"w": jnp.full((3,), rank)})
+    assert hvd.allgather_object(rank) == list(range(size))
