@@ -19,9 +19,10 @@ README = (ROOT / "README.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-def block(language: str) -> str:
-    """The one block of a language in the README."""
-    (text,) = re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def block(language: str, imports: str = "") -> str:
+    """The one block of a language in the README, that begins with an import of a module if one is given."""
+    found = re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    (text,) = [each for each in found if each.startswith(f"import {imports}" if imports else "")]
     return str(text)
 
 
@@ -39,6 +40,17 @@ def run(program: str, directory: Path) -> str:
     done = subprocess.run(command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True, timeout=100)
     assert done.returncode == 0
     return done.stdout
+
+
+def test_the_keras_script_trains_on_two_ranks() -> None:
+    pytest.importorskip("tensorflow", reason="needs TensorFlow")
+    ending = "hvd.check_consistency({each.path: each.numpy() for each in model.weights})\n"
+    done = run_ranks(
+        2, block("python", "keras") + ending, env={"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""}
+    )
+    epochs = [float(found) for found in re.findall(r"loss: ([0-9.]+)", done.ranks[0].stdout)]
+    assert len(epochs) == 5 and epochs[-1] < 0.5 * epochs[0], done
+    assert "loss" not in done.ranks[1].stdout
 
 
 def losses(text: str) -> list[float]:
@@ -69,7 +81,7 @@ def test_the_diff_is_as_small_as_it_claims() -> None:
 
 def test_the_example_beyond_gradients_runs() -> None:
     pytest.importorskip("torch", reason="needs torch")
-    done = run_ranks(2, block("python") + "print(mean.tolist(), rows.shape, plan)\n")
+    done = run_ranks(2, block("python", "numpy") + "print(mean.tolist(), rows.shape, plan)\n")
     for rank in done.ranks:
         assert rank.stdout == "[0.0, 0.5, 1.0] (3, 2) {'lr': 0.1}\n"
 
