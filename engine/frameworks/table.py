@@ -1,4 +1,4 @@
-"""Every framework that scripts of Horovod may use: one row each, by which all that depends on a framework finds it.
+"""Every framework that has a binding: one row each, by which all that depends on a framework finds it.
 
 Whose tensor a tensor is, whose optimizer an optimizer is, which of Horovod's modules there are, what `--check-build`
 shows: all of it is read from here. The table needs neither a framework nor the native engine.
@@ -7,7 +7,6 @@ shows: all of it is read from here. The table needs neither a framework nor the 
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -35,11 +34,6 @@ class Framework(NamedTuple):
     others: str = ""
     modules: str | None = None
 
-    @property
-    def bound(self) -> bool:
-        """Whether there is a binding."""
-        return Path(__file__).parents[1].joinpath(self.package, "__init__.py").exists()
-
 
 # In the order in which they are asked whose an optimizer is: one of Keras has classes of its backend among its bases.
 FRAMEWORKS = (
@@ -56,7 +50,7 @@ FRAMEWORKS = (
     Framework("jax", "JAX", "optax.GradientTransformation", others="jaxlib optax"),
     Framework("mxnet", "MXNet", "mxnet.optimizer.Optimizer", modules="compression functions mpi_ops"),
 )
-BOUND = {each.package: each for each in FRAMEWORKS if each.bound}
+BOUND = {each.package: each for each in FRAMEWORKS}
 _OF_PACKAGE = {package: each for each in BOUND.values() for package in (each.package, *each.others.split())}
 
 

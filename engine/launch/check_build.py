@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from ..compat import builds
-from ..frameworks.table import BOUND, FRAMEWORKS
+from ..frameworks.table import BOUND
 
 
 def table() -> str:
@@ -42,9 +42,6 @@ def _frameworks() -> Iterator[tuple[bool, str]]:
         installed = _version(package)
         state = f", {package} {installed}" if installed else ": not installed here"
         yield installed is not None, f"{name} ({binding}){state}"
-    for framework in FRAMEWORKS:
-        if not framework.bound:
-            yield False, f"{framework.title}: no binding yet"
 
 
 def _native() -> tuple[list[str], str]:

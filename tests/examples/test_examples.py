@@ -50,7 +50,7 @@ def test_ranks_follow_the_curve_of_one_process(name: str, steps: int, size: int,
     assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-3
 
 
-@pytest.mark.parametrize(("name", "needs"), [("tensorflow_digits", "tensorflow")])
+@pytest.mark.parametrize(("name", "needs"), [("tensorflow_digits", "tensorflow"), ("jax_digits", "jax")])
 def test_two_ranks_of_other_frameworks_follow_the_curve_of_one_process(name: str, needs: str, tmp_path: Path) -> None:
     pytest.importorskip(needs, reason=f"needs {needs}")
     options = ["--steps", 60, "--batch", 50]

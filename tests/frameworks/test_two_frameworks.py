@@ -29,7 +29,7 @@ print("fine")
 """
 
 
-@pytest.mark.parametrize("order", ["torch tensorflow", "tensorflow torch"])
+@pytest.mark.parametrize("order", ["torch tensorflow jax", "jax tensorflow torch"])
 def test_bindings_work_beside_each_other_in_any_order(order: str) -> None:
     """Their libraries bring runtimes of their own: symbols and threads must not meet."""
     for name in order.split():
