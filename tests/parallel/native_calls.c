@@ -245,9 +245,10 @@ typedef struct repetition {
 
 static void *repeat(void *argument) {
   repetition *mine = argument;
+  uint32_t before = mine->noted->finished;
   for (uint32_t k = 0; k < mine->times && !mine->late; k++) {
     submit_here(mine->noted);
-    mine->late = !wait_for(&mine->noted, 1, k + 1, 60000000000u);
+    mine->late = !wait_for(&mine->noted, 1, before + k + 1, 60000000000u);
     mine->ns[k] = mine->noted->ended - mine->noted->begun;
   }
   return NULL;
