@@ -39,6 +39,7 @@ from ..runtime import (
     stop_timeline,
 )
 from ..types import Adasum, Average, Max, Min, Op, Product, Sum
+from .op import native
 from .ops import (
     allgather,
     allreduce,
@@ -121,6 +122,7 @@ __all__ = [
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
+    "native",
     "nccl_built",
     "process_set_included_op",
     "rank",
