@@ -130,8 +130,9 @@ def _submit(wrapper: Any, call: Call, tensors: Sequence[Any], *more: Any) -> Any
             outputs = wrapper(tensors, *more, **_attributes(call, _BRIEFLY))
         order.keep_in_order(_operation(outputs))
     else:
-        outputs = wrapper(tensors, *more, **_attributes(call, _NOT_AT_ALL if call.overlaps else _FIRST_OF_STEP))
-        order.keep_apart(_operation(outputs))
+        with order.after_the_last(call.name):
+            outputs = wrapper(tensors, *more, **_attributes(call, _NOT_AT_ALL if call.overlaps else _FIRST_OF_STEP))
+        order.keep_apart(_operation(outputs), call.name)
     return outputs
 
 

@@ -19,8 +19,8 @@ def is_of_session(graph: Any) -> bool:
 
 
 @contextmanager
-def after_the_last() -> Iterator[None]:
-    """Operations that are made inside run after the last collective of this graph that was given to `keep_in_order`.
+def after_the_last(name: str | None = None) -> Iterator[None]:
+    """Operations that are made inside run after the last collective of that name in this graph; None: without one.
 
     In the graph of a session nothing is ordered: a session runs what it is asked for, and would run all before it, too.
     """
@@ -28,7 +28,7 @@ def after_the_last() -> Iterator[None]:
     if is_of_session(graph):
         yield
         return
-    last = getattr(graph, "_engine_last_collective", None)
+    last = _lasts(graph).get(name)
     # One that belongs to another branch of an old control flow construct cannot be waited for.
     if last is None or last._control_flow_context is not graph._get_control_flow_context():
         yield
@@ -38,18 +38,27 @@ def after_the_last() -> Iterator[None]:
 
 
 def keep_in_order(operation: Any) -> None:
-    """Have an operation run, and have the next one that needs an order run after it."""
-    operation.graph._engine_last_collective = operation
+    """Have a collective without a name run, and have the next one that needs an order run after it."""
+    _lasts(operation.graph)[None] = operation
     _keep(operation)
 
 
-def keep_apart(operation: Any) -> None:
-    """Have an operation run, whether or not somebody uses its results, beside all others that are ready."""
+def keep_apart(operation: Any, name: str) -> None:
+    """Have a collective run, whether or not somebody uses its results, beside all others that are ready."""
+    _lasts(operation.graph)[name] = operation
     manager = operation.graph.experimental_acd_manager
     if manager is None:
         _keep(operation)
     else:
         manager.run_independently(operation)
+
+
+def _lasts(graph: Any) -> dict[str | None, Any]:
+    """The last collective of each name in a graph, and by None of those that are in order among themselves."""
+    lasts: dict[str | None, Any] | None = getattr(graph, "_engine_last_collectives", None)
+    if lasts is None:
+        lasts = graph._engine_last_collectives = {}
+    return lasts
 
 
 def _keep(operation: Any) -> None:

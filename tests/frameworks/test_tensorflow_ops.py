@@ -211,6 +211,31 @@ def test_many_calls_in_any_order_on_one_thread() -> None:
         assert engine.counters()["entries"] - before < 3 * 30
 
 
+def test_a_name_that_is_used_again(size: int) -> None:
+    """In one graph and by its gradient, and in a function that is called twice."""
+
+    @tf.function
+    def direct(x: Any) -> Any:
+        return tf.stack([hvd.allreduce(x * k, op=engine.Sum, name="again") for k in range(5)])
+
+    @tf.function
+    def inner(x: Any) -> Any:
+        return hvd.allreduce(x, op=engine.Sum, name="called twice")
+
+    @tf.function
+    def nested(x: Any) -> Any:
+        return tf.stack([inner(x), inner(x * 2)])
+
+    x = tf.constant(1.0)
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            results = direct(x)
+        assert results.numpy().tolist() == [size * k for k in range(5)]
+        assert float(tape.gradient(results, x)) == size * 10
+        assert nested(x).numpy().tolist() == [size, 2 * size]
+
+
 @pytest.mark.parametrize("name", ["looped", None])
 def test_iterations_of_a_loop_overlap(name: str | None, size: int) -> None:
     @tf.function
