@@ -43,11 +43,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast, if the model and its optimizer have their variables by now."""
+        """Broadcast, if the model has its variables by now."""
         self._done = False
         optimizer = self.model.optimizer
-        if self.model.built and (optimizer is None or optimizer.built):
-            self._broadcast()
+        if not self.model.built:
+            return
+        if optimizer is not None and not optimizer.built:  # On TensorFlow Keras would do it in the first step.
+            optimizer.build(self.model.trainable_variables)
+        self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcast after the first batch, which made the variables of a model that was not built before."""

@@ -194,7 +194,7 @@ def _backend() -> Any:
     backend = keras.backend.backend()
     if backend not in BACKENDS:
         raise ValueError(
-            f"Keras runs on the backend {backend!r}, which trains nothing: set KERAS_BACKEND to one of "
-            f"{', '.join(BACKENDS)} before Keras is imported"
+            f"Keras runs on the backend {backend!r}, for which this version reduces no gradients: set KERAS_BACKEND to "
+            f"{' or '.join(BACKENDS)} before Keras is imported"
         )
     return import_module(f".reduce_{backend}", __package__)

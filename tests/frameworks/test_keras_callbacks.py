@@ -45,6 +45,17 @@ def test_all_ranks_begin_as_one_of_them() -> None:
     toy.check_close(toy.weights(model), toy.weights(alone))
 
 
+def test_the_first_step_has_the_broadcast_weights() -> None:
+    """Also where Keras leaves the optimizer's variables to the first step."""
+    alone = toy.model(seed=12)
+    alone.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss="mse")
+    model = compiled(keras.optimizers.SGD(0.1, momentum=0.9), seed=11 + engine.rank())
+    toy.fit(alone, together=False, epochs=1)
+    toy.fit(model, together=True, epochs=1, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(1)])
+    toy.check_same_everywhere(toy.weights(model))
+    toy.check_close(toy.weights(model), toy.weights(alone))
+
+
 def test_local_variables_keep_their_values() -> None:
     model = compiled(keras.optimizers.SGD(0.0), seed=11 + engine.rank())
     kept = model.get_layer("first").kernel

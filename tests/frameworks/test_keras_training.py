@@ -30,11 +30,15 @@ MAKERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@on_backends(1, 2, 3)
 def test_fit_equals_one_process_with_the_whole_batch(kind: str) -> None:
     trained, alone = toy.compare_training(MAKERS[kind])
     assert trained.optimizer.iterations == alone.optimizer.iterations == 8
     toy.check_close(toy.state(trained.optimizer), toy.state(alone.optimizer))
+
+
+@on_backends(1, 3, backends=("tensorflow",))
+def test_other_numbers_of_ranks() -> None:
+    toy.compare_training(lambda: keras.optimizers.Adam(0.05))
 
 
 def test_several_steps_in_one_execution() -> None:

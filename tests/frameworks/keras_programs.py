@@ -1,0 +1,100 @@
+"""Ranks that fail, leave or disagree in the middle of `fit`. Imported by every rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import engine
+import engine.keras
+
+BATCHES = 400
+AT = 3  # the batch of the first epoch after which something happens
+
+
+class After(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls a function on rank 1 after so many batches."""
+
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self.what = what
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == AT:
+            Path(f"fits.{engine.rank()}").touch()
+            if engine.rank() == 1:
+                self.what(self)
+
+
+def model() -> Any:
+    """A small model with a wrapped optimizer."""
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="layer")])
+    made.compile(engine.keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+    return made
+
+
+def fit(trained: Any, what: Any) -> tuple[str, float]:
+    """The class and text of what `fit` raises on this rank, and how many seconds after the event of rank 1 it does."""
+    x = np.ones((2 * BATCHES, 4), np.float32)
+    engine.barrier("begin")
+    try:
+        trained.fit(x, x[:, :2], batch_size=2, verbose=0, shuffle=False, callbacks=[After(what)])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", time.time() - os.stat("event").st_mtime
+    return "", 0.0
+
+
+def event() -> None:
+    """Note when it happened."""
+    Path("event").touch()
+
+
+def stop(callback: Any) -> None:
+    """End this rank's `fit`."""
+    callback.model.stop_training = True
+
+
+def disagree(callback: Any) -> None:
+    """Submit something else by the name of the gradients, which all ranks then refuse; end this rank's `fit`."""
+    prefix = f"{callback.model.optimizer._engine._prefix}."
+    known = engine.runtime.engine().definitions()
+    [name] = [each["name"] for each in known if prefix in each["name"] and "layer/" in each["name"]]
+    event()
+    try:
+        engine.allreduce(np.ones(3), name=name)
+    except engine.errors.MismatchError:
+        stop(callback)
+
+
+def renew() -> Any:
+    """A new world, and a model in it."""
+    engine.shutdown()
+    engine.init()
+    return model()
+
+
+def failures() -> Any:
+    """What rank 0 sees when rank 1 sends something else, leaves, aborts, and dies, each in the middle of `fit`."""
+    found = {}
+    engine.init()
+    trained = model()
+    found["mismatch"] = fit(trained, disagree)
+    x = np.ones((4, 4), np.float32)
+    found["goes on"] = trained.fit(x, x[:, :2], batch_size=2, verbose=0).history["loss"]
+    if engine.rank() == 1:
+        fit(trained, lambda callback: (event(), stop(callback)))
+        engine.shutdown()
+    else:
+        found["left"] = fit(trained, None)
+    trained = renew()
+    found["aborted"] = fit(trained, lambda _: (event(), engine.abort("enough of it")))
+    trained = renew()
+    found["died"] = fit(trained, lambda _: (event(), os.kill(os.getpid(), signal.SIGKILL)))
+    return found
