@@ -11,6 +11,8 @@ from __future__ import annotations
 import atexit
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from .. import runtime
 from ..compression import Compression, Compressor
 from ..errors import CollectiveError as HorovodInternalError
@@ -97,6 +99,10 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+# With 0.5.3 a compiled program that has collectives crashes; what lies between was not tried.
+if jax.__version_info__ < (0, 10):
+    raise ImportError(f"engine.jax needs JAX 0.10 or newer, and this is {jax.__version__}: pip install -U jax jaxlib")
 
 # The engine waits for programs of JAX before it stops. At the end of the interpreter that is before JAX ends, too: what
 # was registered last is called first, and JAX has been imported above.
