@@ -17,6 +17,8 @@ from ..types import Adasum, Average
 from .adapter import JaxAdapter as _JaxAdapter  # noqa: F401  (registers jax.Array)
 from .primitive import ALLREDUCE, Settings
 
+_REDUCES = "engine_reduces"  # marks the `update` of what `distributed` has made of an optimizer
+
 
 class DistributedState(NamedTuple):
     """The state of `distributed` with an optimizer and `every` above 1.
@@ -101,6 +103,8 @@ def distributed(
         postscale_factor=postscale_factor,
         gradient_predivide_factor=gradient_predivide_factor,
     )
+    if optimizer is not None and hasattr(optimizer.update, _REDUCES):
+        raise ValueError("this optimizer reduces gradients already: give distributed the plain one, once")
     if isinstance(compression, Scheme):
         raise ValueError(f"{type(compression).__name__} is not for JAX; use Compression.fp16, bf16 or tuned")
     if optimizer is None:
@@ -114,7 +118,9 @@ def distributed(
     if op == Adasum:
         stages.reverse()
     stepping = optax.with_extra_args_support(optax.chain(*stages))
-    return stepping if every == 1 else _accumulating(stepping, every, average_aggregated_gradients)
+    made = stepping if every == 1 else _accumulating(stepping, every, average_aggregated_gradients)
+    setattr(made.update, _REDUCES, True)
+    return made
 
 
 def DistributedOptimizer(

@@ -27,9 +27,10 @@ def test_wheel_holds_every_module_and_stub_of_the_tree(wheel_names: list[str], t
     assert sources - set(wheel_names) == set()
 
 
-def test_wheel_holds_an_extension_for_every_pyx(wheel_names: list[str], tree: Path) -> None:
+def test_wheel_holds_an_extension_for_every_pyx_and_what_frameworks_load(wheel_names: list[str], tree: Path) -> None:
     modules = {name.split(".")[0] for name in wheel_names if name.endswith(".so")}
-    assert modules == {str(path.relative_to(tree).with_suffix("")) for path in (tree / "engine_ext").rglob("*.pyx")}
+    sources = [*(tree / "engine_ext").rglob("*.pyx"), *(tree / "engine_ext" / "bindings").glob("*.c")]
+    assert modules == {str(path.relative_to(tree).with_suffix("")) for path in sources}
 
 
 def test_wheel_is_typed_and_licensed(wheel_names: list[str]) -> None:
