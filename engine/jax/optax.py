@@ -9,13 +9,13 @@ import jax
 import optax
 from jax import numpy as jnp
 
-from ..compression import Compression, Scheme, resolve
+from ..compression import Compression, Scheme
 from ..frameworks.agreement import claim_name
 from ..frameworks.options import Options
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Adasum, Average
 from .adapter import JaxAdapter as _JaxAdapter  # noqa: F401  (registers jax.Array)
-from .primitive import ALLREDUCE, Settings
+from .reduce import reduce_arrays
 
 _REDUCES = "engine_reduces"  # marks the `update` of what `distributed` has made of an optimizer
 
@@ -148,7 +148,7 @@ def _reducing(options: Options) -> optax.GradientTransformation:
         leaves = [leaf for _, leaf in named]
         if sent:
             name = _name(prefix, [named[k][0] for k in sent])
-            for k, result in zip(sent, _reduced([leaves[k] for k in sent], name, options, number), strict=True):
+            for k, result in zip(sent, reduce_arrays([leaves[k] for k in sent], name, options, number), strict=True):
                 leaves[k] = result
         return jax.tree_util.tree_unflatten(tree, leaves), state
 
@@ -160,25 +160,6 @@ def _name(prefix: str, paths: Sequence[Any]) -> str:
     path = jax.tree_util.keystr(paths[0], simple=True, separator="/")
     more = f" +{len(paths) - 1}" if len(paths) > 1 else ""
     return f"{prefix}{'.' if path else ''}{path}{more}"
-
-
-def _reduced(leaves: list[Any], name: str, options: Options, number: int) -> list[Any]:
-    """The arrays, reduced; the end of it is the end of a step."""
-    wire, own = resolve(options.compression, options.op)
-    pairs = [(leaf, None) if own is None else own.compress(leaf) for leaf in leaves]
-    settings = Settings(
-        options.process_set,
-        options.op,
-        options.prescale,
-        options.postscale,
-        wire,
-        grouped=True,
-        optimizer=number,
-    )
-    results = ALLREDUCE([jnp.asarray(sent) for sent, _ in pairs], name, settings)
-    if own is None:
-        return results
-    return [own.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
 
 
 def _accumulating(stepping: Any, every: int, average: bool) -> optax.GradientTransformationExtraArgs:

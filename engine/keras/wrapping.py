@@ -19,7 +19,7 @@ from ..frameworks.options import Options
 from ..types import Adasum, Max
 from .passes import Passes
 
-BACKENDS = ("tensorflow", "torch")
+BACKENDS = ("tensorflow", "torch", "jax")
 BROADCAST = (
     "fit() with engine.keras.callbacks.BroadcastGlobalVariablesCallback({root}) among its callbacks, or "
     "engine.keras.broadcast_global_variables({root}, model)"

@@ -1,0 +1,58 @@
+"""Reduces gradients of Keras on the JAX backend, in the compiled program of `fit` and outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..frameworks.options import Options
+from ..jax.reduce import reduce_arrays
+
+
+def reduce(
+    gradients: Sequence[Any],
+    names: Sequence[str],
+    options: Options,
+    number: int,
+    groups: Sequence[Sequence[int]] | None,
+) -> list[Any]:
+    """Reduce gradients over ranks, in one call of the program. Collective.
+
+    Parameters
+    ----------
+    gradients : sequence of jax.Array
+    names : sequence of str
+        One for each; equal on all ranks.
+    options : Options
+    number : int
+        Of the optimizer, a step of which ends with this; -1: of none.
+    groups : optional
+        Without effect: XLA has all gradients before the call, and they travel in one group.
+
+    Returns
+    -------
+    list of jax.Array
+    """
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return reduce_arrays(gradients, names[0] + more, options, number)
+
+
+def dense(gradient: Any) -> Any:
+    """The gradient, which is dense."""
+    return gradient
+
+
+def divided(gradient: Any, by: int) -> Any:
+    """The gradient divided by a number."""
+    return gradient / by
+
+
+def value(variable: Any) -> Any:
+    """The value of a variable as a NumPy array, also while a program is traced; None if it has been given away."""
+    held = variable._value  # `value` would be what stands for it in the program that is being traced
+    if held is None or isinstance(held, jax.core.Tracer) or held.is_deleted():
+        return None
+    return np.asarray(held)
