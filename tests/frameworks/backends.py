@@ -9,7 +9,7 @@ import pytest
 
 from ..on_ranks import Ranks, on_ranks
 
-BACKENDS = ("torch", "tensorflow")
+BACKENDS = ("torch", "tensorflow", "jax")
 _QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
     "TF_CPP_MIN_LOG_LEVEL": "3",

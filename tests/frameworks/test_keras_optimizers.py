@@ -47,6 +47,8 @@ def optimizers() -> dict[str, Any]:
 
 def test_every_optimizer_takes_the_step_of_one_process(parts: Parts) -> None:
     for name, make in optimizers().items():
+        if toy.BACKEND == "jax" and "LossScale" in name:
+            continue  # Keras' own has stateless_apply alone there: see the next test.
         with parts.part(name):
             trained, alone = toy.Steps(hvd.DistributedOptimizer(make())), toy.Steps(make())
             for step in range(4):
