@@ -60,6 +60,20 @@ def test_two_ranks_of_other_frameworks_follow_the_curve_of_one_process(name: str
     assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-5
 
 
+@pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax"])
+def test_two_ranks_of_keras_follow_the_curve_of_one_process(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("keras", reason="needs keras")
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    options = ["--epochs", 3, "--pictures", 600]
+    alone = curve([], "keras_digits", tmp_path, *options)
+    (tmp_path / "log.jsonl").unlink()
+    together = curve([*LAUNCH, 2, "--"], "keras_digits", tmp_path, *options)
+    assert len(alone) == 3 and alone[-1] < 0.8 * alone[0]
+    assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-5
+
+
 def test_torchrun_starts_them(tmp_path: Path) -> None:
     prefix = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     text = run([*prefix, EXAMPLES / "digits.py", "--steps", 20], tmp_path)
