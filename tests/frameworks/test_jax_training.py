@@ -99,9 +99,9 @@ def test_every_so_many_gradients(average: bool, size: int) -> None:
     """One reduction and one step for three gradients: as `optax.MultiSteps`, whose micro steps are reduced each."""
     optimizer = hvd.distributed(optax.adam(0.01), every=3, average_aggregated_gradients=average)
     engine.barrier()
-    before = engine.counters()["entries"]
+    before = engine.counters()["tensors"]
     found, state = jax.block_until_ready(train(model(0), optimizer, shards()))
-    assert engine.counters()["entries"] - before == STEPS // 3
+    assert engine.counters()["tensors"] - before == STEPS // 3
     assert int(state.passes) == 0
     expected, _ = train(model(0), optax.MultiSteps(optax.adam(0.01), 3, use_grad_mean=average), batches())
     check(found, expected)
@@ -136,10 +136,10 @@ def test_a_step_is_one_call_with_a_name_and_ends_a_step(size: int) -> None:
     native = runtime.engine()
     native.record_steps()
     marks = native.steps(0)[1]
-    entries = engine.counters()["entries"]
+    entries = engine.counters()["tensors"]
     jax.block_until_ready(update(gradients, state, parameters))
     until(lambda: len(native.steps(0)[1]) == len(marks) + 1, "the end of a step was marked")
-    assert engine.counters()["entries"] - entries == 1
+    assert engine.counters()["tensors"] - entries == 1
     traced = str(jax.make_jaxpr(optimizer.update)(gradients, state, parameters))
     assert re.search(r"name=gradient\d*\.first/b \+3", traced), traced
 
