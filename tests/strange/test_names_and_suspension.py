@@ -30,7 +30,8 @@ def test_names_with_blanks_and_any_bytes(machine: Machine, locale: dict[str, str
     python = environment / "bin/python"
     packages = next((environment / "lib").glob("python*/site-packages"))
     # The dependencies of the engine are where the tests have theirs.
-    (packages / "sitecustomize.py").write_text(f"import site; site.addsitedir({site_module.getsitepackages()[0]!r})\n")
+    # By a .pth, since Debian's Python has a sitecustomize.py of its own.
+    (packages / "outer.pth").write_text(f"import site; site.addsitedir({site_module.getsitepackages()[0]!r})\n")
     script = shutil.copy(JOB, odd / "trainiere größer.py")
     run = machine.run(
         [python, *LAUNCH[1:], "--summary", "--output-dir", odd / "Ausgabe 1", python, script],
