@@ -2,42 +2,11 @@
 
 from __future__ import annotations
 
-from ..compat.builds import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from ..compression import Compression, Compressor, Scheme
-from ..errors import CollectiveError as HorovodInternalError
+from ..compression import Scheme
+from ..frameworks import basics
 from ..frameworks.backward import mathematical_gradients
-from ..frameworks.learning_rate import scale_learning_rate
-from ..frameworks.surface import barrier, init, join
+from ..frameworks.basics import *  # noqa: F403
 from ..handles import Handle, poll, synchronize
-from ..objects import allgather_object, broadcast_object, check_consistency
-from ..process_sets import ProcessSet, global_process_set
-from ..runtime import (
-    add_process_set,
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    remove_process_set,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from ..types import Adasum, Average, Max, Min, Op, Product, Sum
 from .compile import compile_backend
 from .learning_rate import gradual_warmup
 from .ops import (
@@ -71,50 +40,26 @@ from .state import broadcast_optimizer_state, broadcast_parameters
 from .sync_batch_norm import SyncBatchNorm
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "Compressor",
     "DistributedOptimizer",
     "Handle",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "Op",
     "PowerSGD",
-    "ProcessSet",
-    "Product",
     "Scheme",
-    "Sum",
     "SyncBatchNorm",
-    "add_process_set",
     "allgather",
     "allgather_async",
-    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
-    "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "ccl_built",
-    "check_consistency",
     "compile_backend",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "gradual_warmup",
     "grouped_allgather",
     "grouped_allgather_async",
@@ -124,29 +69,12 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
     "mathematical_gradients",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "scale_learning_rate",
-    "shutdown",
-    "size",
     "sparse_allreduce",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
+__all__ += basics.__all__
