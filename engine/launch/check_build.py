@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
 from ..compat import builds
 from ..frameworks.table import BOUND
@@ -38,9 +38,11 @@ def table() -> str:
 
 def _frameworks() -> Iterator[tuple[bool, str]]:
     bound = [(each.package, each.title, f"engine.{each.package}") for each in BOUND.values()]
+    distributions = packages_distributions()        # TensorFlow's package comes from one of several
     for package, name, binding in [*bound, ("numpy", "NumPy, DLPack, buffers", "engine")]:
-        installed = _version(package)
-        state = f", {package} {installed}" if installed else ": not installed here"
+        distribution = distributions.get(package, [package])[0]
+        installed = _version(distribution)
+        state = f", {distribution} {installed}" if installed else ": not installed here"
         yield installed is not None, f"{name} ({binding}){state}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,9 @@ def test_check_build_tells_what_there_is(launcher):
     absent = [line.strip()[4:] for line in out.splitlines() if "[ ]" in line]
     assert f"PyTorch (engine.torch), torch {version('torch')}" in there
     assert any(name.startswith("shared memory, with kernels plain") for name in there)
+    assert any(name.startswith("TensorFlow (engine.tensorflow), tensorflow") for name in there) == (
+        find_spec("tensorflow") is not None  # whose distribution has another name for processors alone
+    )
     assert {"NCCL", "MPI", "Gloo", "CUDA", "ROCm", "DDL", "CCL"} <= set(absent)
     assert not set(there) & set(absent)
 
