@@ -38,7 +38,7 @@ def table() -> str:
 
 def _frameworks() -> Iterator[tuple[bool, str]]:
     bound = [(each.package, each.title, f"engine.{each.package}") for each in BOUND.values()]
-    distributions = packages_distributions()        # TensorFlow's package comes from one of several
+    distributions = packages_distributions()  # TensorFlow's package comes from one of several
     for package, name, binding in [*bound, ("numpy", "NumPy, DLPack, buffers", "engine")]:
         distribution = distributions.get(package, [package])[0]
         installed = _version(distribution)
