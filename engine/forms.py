@@ -7,6 +7,7 @@ A form is called with one value. What it does not take is a ValueError that says
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,34 @@ class Bytes:
     def __str__(self) -> str:
         high = "2^60" if self.high == LARGEST else self.high
         return f"a number of bytes from {self.low} to {high}, such as {self.example}"
+
+
+def bit_rate(value: Any) -> float:
+    """Bits a second, in powers of ten, as `25G`, `800 Mbit/s` or `1.5e9 bit/s`."""
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?) *(?:([KkMGT])(b|bps)?|bps|([KkMGT])?bits?(/s)?)", str(value).strip())
+    powers = {None: 0, "K": 3, "k": 3, "M": 6, "G": 9, "T": 12}
+    try:
+        rate = 0.0 if found is None else float(found[1]) * 10.0 ** powers[found[2] or found[4]]
+        if rate <= 0:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            "a number of bits a second with its unit, such as 25G, 800M or 100 Gbit/s (of bytes a second, eight times)"
+        ) from None
+    return rate
+
+
+def short_time(value: Any) -> float:
+    """Seconds, of a time with its unit, such as `30us`."""
+    text = str(value).strip()
+    found = re.fullmatch(r"([0-9.]+) *(ns|us|\u00b5s|\u03bcs|ms|s)", "0s" if text == "0" else text)
+    factors = {"ns": 1e-9, "ms": 1e-3, "s": 1.0}
+    try:
+        if found is None:
+            raise ValueError
+        return float(found[1]) * factors.get(found[2], 1e-6)
+    except ValueError:
+        raise ValueError("a time with its unit (ns, us, ms or s), such as 30us or 0.2ms, or 0") from None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,11 @@ from .options import parse
 
 # Commands of our own: a first argument, and the module whose `main` takes the others and returns the exit code. A
 # program of such a name comes after options: there is no job without -np.
-COMMANDS = {"dashboards": "..metrics.dashboards", "top": "..metrics.report.top"}
+COMMANDS = {
+    "dashboards": "..metrics.dashboards",
+    "foresee": "..foresee.command",
+    "top": "..metrics.report.top",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

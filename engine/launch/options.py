@@ -212,7 +212,7 @@ def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
         usage="enginerun -np N [options] [--] command [arguments]",
         description="Start a command as N ranks on this host, show their output line by line, and end them together.",
         epilog="'enginerun top' watches a running job; 'enginerun dashboards export DIR' writes dashboards for Grafana "
-        "and rules for Prometheus. Both have --help.",
+        "and rules for Prometheus; 'enginerun foresee' predicts a step on more hosts. All have --help.",
         allow_abbrev=False,
     )
     parser.settings = settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .timeline import HEAD, ROWS, SET, TOTALS, VERSION
+from .timeline import HEAD, KNOBS, ROWS, SET, TOTALS, VERSION
 
 STEPS, WAITS, ENTRIES, FUSE, REDUCE, UNPACK, CYCLES = ROWS
 STAGES = {FUSE: "fuse", REDUCE: "reduce", UNPACK: "unpack"}
@@ -50,7 +50,7 @@ class Tensor:
 
 @dataclass
 class Entry:
-    """One schedule entry on one rank; `stages` has the seconds spent in each."""
+    """One schedule entry on one rank; `stages` has the seconds spent in each, `compression` what it travelled as."""
 
     number: int
     kind: str
@@ -59,6 +59,7 @@ class Entry:
     tensors: int
     nbytes: int
     stages: dict[str, float] = field(default_factory=dict)
+    compression: str = "none"
 
 
 @dataclass
@@ -75,6 +76,10 @@ class Recording:
         Of the process set; 0: the world.
     ranks : tuple of int
         Those of the process set, or all.
+    totals : dict or None
+        What the rank counted, of all entries; None: it ended before it wrote them.
+    knobs : dict
+        The last that the file tells of; empty in files of engines that did not write them.
     """
 
     rank: int
@@ -82,6 +87,7 @@ class Recording:
     number: int = 0
     ranks: tuple[int, ...] = ()
     totals: dict[str, int] | None = None
+    knobs: dict[str, Any] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
     tensors: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     waits: list[tuple[float, float]] = field(default_factory=list)
@@ -205,13 +211,20 @@ def _recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> l
 
 
 def _process(found: dict[int, Recording], process: int, told: dict[str, Any]) -> None:
-    if HEAD in told:
-        found[process] = Recording(process, told[HEAD], 0, tuple(range(told[HEAD]["size"])))
-    elif SET in told:
-        rank, number, ranks = (told[SET][key] for key in ("rank", "id", "ranks"))
-        found[process] = Recording(rank, found[rank].about, number, tuple(ranks))
+    if HEAD in told or SET in told:
+        found[process] = _recording(found, told)
     elif TOTALS in told:
         found[process].totals = told[TOTALS]
+    if KNOBS in told:
+        found[process].knobs = told[KNOBS]
+
+
+def _recording(found: dict[int, Recording], told: dict[str, Any]) -> Recording:
+    if HEAD in told:
+        about = told[HEAD]
+        return Recording(about["rank"], about, 0, tuple(range(about["size"])))
+    rank, number, ranks = (told[SET][key] for key in ("rank", "id", "ranks"))
+    return Recording(rank, found[rank].about, number, tuple(ranks))
 
 
 def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, int], str]) -> None:
@@ -224,7 +237,9 @@ def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, i
     elif row == ENTRIES:
         args = event["args"]
         number = args["entry"]
-        recording.entries[number] = Entry(number, event["name"], begun, ended, args["tensors"], args["bytes"])
+        entry = Entry(number, event["name"], begun, ended, args["tensors"], args["bytes"])
+        entry.compression = args.get("compression", "none")
+        recording.entries[number] = entry
     elif row in STAGES:
         args = event["args"]
         recording.entries[args["entry"]].stages[STAGES[row]] = args["busy_us"] / 1e6

@@ -35,6 +35,7 @@ PATIENCE = 10.0  # seconds that the end waits for a disk
 PAGE = 4096
 LINE = 150  # bytes of a line, about
 HEAD, SET, TOTALS = "engine_timeline", "engine_process_set", "engine_totals"  # beside the name of a process
+KNOBS = "engine_knobs"  # beside HEAD, SET and TOTALS
 SETS = 1000  # rank 2 is the process 2 of the trace, and in process set 3 it is 3002
 ROWS = {1: "steps", 2: "callers waiting", 3: "entries", 4: "fuse", 5: "reduce", 6: "unpack", 7: "cycles"}  # tracer.pyx
 
@@ -77,6 +78,7 @@ class _Track:
         self.rank = engine.number
         self.ranks = engine.numbers
         self.process = engine.number + SETS * number
+        self.engine = engine
         self.tracer: tracer.Tracer = tracer.Tracer(engine, self.process)
         self.named = False
 
@@ -258,8 +260,9 @@ class Timeline:
         self._put(("," if self._offset else "[") + json.dumps(event, separators=(",", ":")) + "\n")
 
     def _tell(self, track: _Track, key: str, told: dict[str, Any]) -> None:
-        """Write the event that names a process, with data for `engine.trace`: viewers complain of unknown events."""
-        self._event(track, "process_name", {"name": track.title, key: told})
+        """Write the event that names a process, with the knobs and more data for `engine.trace`: viewers complain of
+        unknown events."""
+        self._event(track, "process_name", {"name": track.title, key: told, KNOBS: track.engine.knobs()})
 
     def _name(self, track: _Track) -> None:
         if track.number:

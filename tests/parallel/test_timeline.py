@@ -52,7 +52,8 @@ def test_every_tensor_is_shown_in_order_with_who_was_last(size: int, slow: int) 
         assert len(tensors) == len(names) == len(TENSORS) * timeline_program.STEPS
         for tensor in tensors.values():
             assert tensor.submitted <= tensor.ready <= tensor.started <= tensor.ended, (rank, tensor)
-        totals = found[rank].totals
+        knobs, totals = found[rank].knobs, found[rank].totals
+        assert (knobs["fusion_threshold"], knobs["cycle_time_ms"], knobs["chunk_bytes"]) == (64 << 20, 5.0, 512 << 10)
         assert totals is not None
         assert (totals["steps"], totals["dropped"], totals["left_out"]) == (timeline_program.STEPS, 0, 0)
         assert totals["tensors"] == finished.values[rank]["tensors"] == len(tensors)
@@ -114,7 +115,7 @@ def test_start_and_stop_while_running() -> None:
                 assert {tensor: names.count(tensor) for tensor in TENSORS} == dict.fromkeys(TENSORS, 2)
                 assert all(tensor.last is not None for tensor in recording.tensors.values())
                 assert recording.totals is not None and recording.totals["steps"] == 2
-        cycles = ["cycle" in (job.directory / f"{name}.rank0.json").read_text() for name in ("one", "two")]
+        cycles = ['"name":"cycle"' in (job.directory / f"{name}.rank0.json").read_text() for name in ("one", "two")]
         assert cycles == [False, True]
         alone = recordings(job, "alone/rank.*.trace.json")
         assert [recording.rank for recording in alone] == [0]

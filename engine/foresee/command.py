@@ -1,0 +1,222 @@
+"""`enginerun foresee FILE... --hosts 2,8,64 --bandwidth 25G --latency 30us`: needs no compiled extension."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from .. import readable
+from ..forms import Bytes, Form, Number, Whole, bit_rate, short_time
+from ..trace.reading import TraceError, read
+from .model import Network, Rules, fuse, predict
+from .picture import draw
+from .recorded import Recorded, recorded
+
+MOST_HOSTS = 1 << 16
+BAR = 30  # columns of a step of the longest row
+ASSUMPTIONS = (
+    "assumed: hosts like the recorded one, one link each, two-shot direct exchange (2 S (H-1)/H bytes of S each way,",
+    "two trips), overlapped with computation as recorded; no loss, no other traffic, no late hosts. Not measured.",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: means over the steps.
+
+    Attributes
+    ----------
+    hosts, ranks : int
+    step : float
+        Seconds.
+    efficiency : float
+        The recorded step divided by this one.
+    added : float
+        Seconds by which the network prolongs a step.
+    busy : float
+        The share of a step in which a host's link carries data, in each direction.
+    nbytes : float
+        That a host sends in a step.
+    """
+
+    hosts: int
+    ranks: int
+    step: float
+    efficiency: float
+    added: float
+    busy: float
+    nbytes: float
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `enginerun foresee`.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Those behind `foresee`.
+
+    Returns
+    -------
+    int
+        Exit code: 0, or 2 for files that cannot be used.
+    """
+    given = _parser().parse_args(arguments)
+    notes: list[str] = []
+    try:
+        told = recorded(read(given.files, notes))
+        changes = {name: getattr(given, name) for name in ("fusion_threshold", "chunk_bytes")}
+        changes["cycle_time"] = None if given.cycle_time_ms is None else given.cycle_time_ms / 1e3
+        rules = replace(told.rules, **{name: value for name, value in changes.items() if value is not None})
+        network = Network(given.bandwidth, given.latency)
+        rows = foresee(told, rules, given.hosts, network)
+        print(_json(told, rules, network, rows) if given.json else text(told, rules, network, rows), flush=True)
+        if given.picture is not None:
+            given.picture.write_text(draw(_title(told), rows, about(rules, network)), encoding="utf-8")
+            print(f"enginerun foresee: {given.picture} is drawn", file=sys.stderr)
+    except BrokenPipeError:  # `| head`: nobody wants the rest, which the interpreter would try to write once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (TraceError, OSError) as error:
+        hint = "; a timeline is what 'enginerun --timeline t.json ..' writes" if "no timeline" in str(error) else ""
+        print(f"enginerun foresee: error: {error}{hint}", file=sys.stderr)
+        return 2
+    finally:
+        for note in notes:
+            print(f"enginerun foresee: {note}", file=sys.stderr)
+    return 0
+
+
+def foresee(told: Recorded, rules: Rules, hosts: Sequence[int], network: Network) -> list[Row]:
+    """The table: a row for each number of hosts, after that of the recorded host.
+
+    Parameters
+    ----------
+    told : Recorded
+    rules : Rules
+        By which tensors fuse: those of the recording, or others.
+    hosts : sequence of int
+    network : Network
+
+    Returns
+    -------
+    list of Row
+    """
+    rows = []
+    before = fmean(step.seconds for step in told.steps)
+    for count in dict.fromkeys((1, *hosts)):
+        steps = [predict(step, rules, count, network) for step in told.steps]
+        seconds = fmean(step.seconds for step in steps)
+        rows.append(
+            Row(
+                hosts=count,
+                ranks=count * told.ranks,
+                step=seconds,
+                efficiency=before / seconds,
+                added=seconds - before,
+                busy=fmean(step.busy for step in steps) / seconds,
+                nbytes=fmean(step.nbytes for step in steps),
+            )
+        )
+    return rows
+
+
+def about(rules: Rules, network: Network) -> str:
+    """The network and the knobs in a line."""
+    return (
+        f"{network.bandwidth / 1e9:g} Gbit/s, {readable.short(network.latency)} one way, fusion threshold "
+        f"{readable.size(rules.fusion_threshold)}, cycle time {1e3 * rules.cycle_time:g} ms"
+    )
+
+
+def text(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -> str:
+    """The table, 120 columns at most."""
+    step = fmean(each.seconds for each in told.steps)
+    waited = fmean(sum(ended - begun for begun, ended in each.waits) for each in told.steps)
+    entries = fmean(len(fuse(each, rules)) for each in told.steps)
+    share = f"{len(told.steps)} of {readable.count(told.of, 'step')} in full"
+    lines = [
+        f"recorded: {readable.count(told.ranks, 'rank')} on one host, {share}, {1e3 * step:.2f} ms each, "
+        f"of which the program of rank {told.rank} waited {1e3 * waited:.2f} ms",
+        f"network: {about(rules, network)}: {entries:.1f} entries a step, recorded {told.entries:.1f}",
+        *(f"note: {note}" for note in told.notes),
+        "",
+        "hosts   ranks        step  efficiency     added  link busy   host sends",
+    ]
+    longest = max(row.step for row in rows)
+    for row in rows:
+        bar = "#" * round(BAR * step / longest) + "+" * round(BAR * row.added / longest)
+        lines.append(
+            f"{row.hosts:5d} {row.ranks:7d} {1e3 * row.step:8.2f} ms {readable.share(row.efficiency):>11} "
+            f"{1e3 * row.added:6.2f} ms {readable.share(row.busy):>10} {readable.size(row.nbytes):>12}  {bar}"
+        )
+    return "\n".join([*lines, "", "#: the recorded step; +: what the network adds", *ASSUMPTIONS])
+
+
+def _title(told: Recorded) -> str:
+    return f"A step on more hosts, foreseen from {readable.count(len(told.steps), 'step')} of one"
+
+
+def _json(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -> str:
+    parts: dict[str, Any] = {
+        "recorded": {
+            "ranks": told.ranks,
+            "rank": told.rank,
+            "steps": len(told.steps),
+            "of": told.of,
+            "step": fmean(step.seconds for step in told.steps),
+            "entries": told.entries,
+            "notes": told.notes,
+        },
+        "rules": vars(rules),
+        "network": vars(network),
+        "hosts": [vars(row) for row in rows],
+        "assumptions": " ".join(ASSUMPTIONS),
+    }
+    return json.dumps(parts, indent=1)
+
+
+def _read(form: Form) -> Callable[[str], Any]:
+    """A form as argparse takes it, with its own words for what it refuses."""
+
+    def read_option(given: str) -> Any:
+        try:
+            return form(given)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{given!r} is not {error}") from None
+
+    return read_option
+
+
+def _hosts(given: Any) -> list[int]:
+    """Numbers of hosts, as `2,8,64`."""
+    try:
+        return [Whole(1, MOST_HOSTS)(part) for part in str(given).split(",")]
+    except ValueError:
+        raise ValueError(f"numbers of hosts from 1 to {MOST_HOSTS} with commas between them, such as 2,8,64") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="enginerun foresee",
+        description="Predict a training step on more hosts from timelines that were recorded on one.",
+        epilog="Record with 'enginerun -np 2 --timeline t.json python train.py'. docs/foresee.md says what is assumed.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="timelines of one job, or a directory of them")
+    add("--hosts", type=_read(_hosts), required=True, metavar="N,N,..", help="numbers of hosts, as 2,8,64")
+    add("--bandwidth", type=_read(bit_rate), required=True, metavar="RATE", help="of a host's link, as 25G: bit/s")
+    add("--latency", type=_read(short_time), required=True, metavar="TIME", help="from host to host, one way, as 30us")
+    add("--fusion-threshold", type=_read(Bytes()), metavar="SIZE", help="other than the recording's, as 64M")
+    add("--cycle-time-ms", type=_read(Number(0, 10_000)), metavar="MS", help="other than the recording's")
+    add("--chunk-bytes", type=_read(Bytes(4 << 10, 1 << 30, "512K")), metavar="SIZE", help="other than the recording's")
+    add("--picture", type=Path, metavar="FILE.svg", help="draw the table too")
+    add("--json", action="store_true", help="print JSON: seconds, bytes, shares from 0 to 1")
+    return parser

@@ -1,0 +1,155 @@
+"""The steps of a timeline, as the model takes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from ..config import Config
+from ..trace.reading import Recording, TraceError
+from ..trace.reading import Tensor as RecordedTensor
+from .model import Rules, Step, Tensor
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a job's timelines tell.
+
+    Attributes
+    ----------
+    steps : tuple of Step
+        Those that are recorded in full.
+    rules : Rules
+        The knobs of the recording, as they were last.
+    ranks : int
+        Of the recorded host.
+    rank : int
+        Whose recording it is.
+    entries : float
+        Of the schedule, in a step, in the mean.
+    of : int
+        Steps that there were, the first one not counted.
+    notes : tuple of str
+        What the reader of a prediction has to know.
+    """
+
+    steps: tuple[Step, ...]
+    rules: Rules
+    ranks: int
+    rank: int
+    entries: float
+    of: int
+    notes: tuple[str, ...]
+
+
+def recorded(recordings: Sequence[Recording]) -> Recorded:
+    """The steps of the rank that waited least: the others waited for it, and its own work sets the pace.
+
+    Parameters
+    ----------
+    recordings : sequence of Recording
+        As `engine.trace.reading.read` gives them.
+
+    Returns
+    -------
+    Recorded
+
+    Raises
+    ------
+    TraceError
+        There is no step, or none with tensors.
+    """
+    world = [each for each in recordings if each.number == 0]
+    with_steps = [each for each in world if len(each.steps) > 1]
+    if not with_steps:
+        raise TraceError(
+            "the timelines have no steps after the first: record more of them, with a DistributedOptimizer"
+        )
+    # One that began with the recording holds the start of the program.
+    choice = [(each, found) for each in with_steps if (found := _full(each))]
+    if not choice:
+        raise TraceError(
+            "the timelines have steps, and no tensors in them: give the files of all ranks, of a recording in which "
+            "rank 0 took part"
+        )
+    recording, (steps, entries) = min(choice, key=lambda each: (_waited(each[1][0]), each[0].rank))
+    notes = []
+    if not recording.knobs:
+        notes.append("the timeline does not tell its knobs: the defaults are assumed")
+    if any(each.entries for each in recordings if each.number):
+        notes.append("what process sets have moved is left out")
+    return Recorded(
+        steps=steps,
+        rules=_rules(recording),
+        ranks=len(recording.ranks),
+        rank=recording.rank,
+        entries=entries,
+        of=len(recording.steps) - 1,
+        notes=tuple(notes),
+    )
+
+
+def _rules(recording: Recording) -> Rules:
+    usual = Config()
+    knobs = {name: getattr(usual, name) for name in ("fusion_threshold", "cycle_time_ms", "chunk_bytes")}
+    knobs |= recording.knobs
+    return Rules(knobs["fusion_threshold"], knobs["cycle_time_ms"] / 1e3, knobs["chunk_bytes"])
+
+
+def _waited(steps: Sequence[Step]) -> float:
+    """Seconds of a step for which the program waited, in the mean."""
+    return fmean(sum(ended - begun for begun, ended in step.waits) for step in steps)
+
+
+def _full(recording: Recording) -> tuple[tuple[Step, ...], float] | None:
+    """The steps that have as many tensors as most have, and their entries in the mean; None if none has any.
+
+    A long recording leaves out entries, so steps may have less than they had.
+    """
+    tensors = sorted((each for each in recording.tensors.values() if each.ended), key=lambda each: each.ready)
+    members: list[list[RecordedTensor]] = []
+    at = 0
+    for begun, ended in recording.steps[1:]:
+        while at < len(tensors) and tensors[at].ready < begun:
+            at += 1
+        first = at
+        while at < len(tensors) and tensors[at].ready < ended:
+            at += 1
+        members.append(tensors[first:at])
+    counts = Counter(len(each) for each in members if each)
+    if not counts:
+        return None
+    usual = max(counts, key=lambda count: (counts[count], count))
+    chosen = [(span, each) for span, each in zip(recording.steps[1:], members, strict=True) if len(each) == usual]
+    steps = tuple(_step(recording, span, each) for span, each in chosen)
+    return steps, fmean(len({tensor.entry for tensor in each}) for _, each in chosen)
+
+
+def _step(recording: Recording, span: tuple[float, float], tensors: Sequence[RecordedTensor]) -> Step:
+    begun, ended = span
+    waits = sorted((max(0.0, a - begun), min(b, ended) - begun) for a, b in recording.waits if a < ended and b > begun)
+    sums: Counter[int] = Counter()
+    for each in tensors:
+        sums[each.entry] += each.nbytes
+    return Step(
+        ended - begun, tuple(_tensor(recording, each, begun, sums[each.entry]) for each in tensors), tuple(waits)
+    )
+
+
+def _tensor(recording: Recording, tensor: RecordedTensor, begun: float, together: int) -> Tensor:
+    """A tensor with its share of what its entry moved: compressed, or gathered from all ranks of the host.
+
+    `together` is the sum of the bytes of the entry's tensors, as the program has them.
+    """
+    entry = recording.entries.get(tensor.entry)
+    factor = entry.nbytes / together if entry is not None and together else 1.0
+    return Tensor(
+        ready=tensor.ready - begun,
+        started=tensor.started - begun,
+        ended=tensor.ended - begun,
+        nbytes=tensor.nbytes * factor,
+        kind=tensor.kind,
+        compression="none" if entry is None else entry.compression,
+    )

@@ -1,0 +1,266 @@
+"""What is foreseen of more hosts: laws of the model on drawn steps, figures known by hand, broken files."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.foresee.command import main
+from engine.foresee.model import IDEAL, Batch, Network, Rules, Step, Tensor, fuse, link_share, predict
+from engine.foresee.recorded import recorded
+from engine.forms import bit_rate, short_time
+from engine.launch.cli import main as enginerun
+from engine.trace.reading import TraceError, read
+
+from .test_trace_reading import head, in_a_set, slice_, tensor, write
+
+RULES = Rules(1 << 20, 5e-3, 1 << 16)
+LINK = Network(1e9, 1e-4)
+LIST = ["--hosts", "2,8", "--bandwidth", "1G", "--latency", "100us"]
+KINDS = ("allreduce", "allreduce", "allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "barrier")
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    """Tensors that become ready one after another in 100 ms, waits that are apart, and entries in order."""
+    moments = sorted(draw(st.lists(st.floats(0, 0.09), min_size=1, max_size=30)))
+    tensors, free = [], 0.0
+    for ready in moments:
+        started = max(ready, free) + draw(st.floats(0, 1e-3))
+        free = started + draw(st.floats(0, 2e-3))
+        kind = draw(st.sampled_from(KINDS))
+        tensors.append(Tensor(ready, started, free, draw(st.integers(0, 1 << 22)), kind))
+    edges = sorted(draw(st.lists(st.floats(0, 0.2), max_size=8)))
+    waits = tuple(zip(edges[::2], edges[1::2], strict=False))
+    return Step(0.2, tuple(tensors), waits)
+
+
+rules = st.builds(Rules, st.sampled_from([0, 1 << 16, 1 << 26]), st.sampled_from([0.0, 1e-3, 1e-2]), st.just(1 << 19))
+networks = st.builds(Network, st.floats(1e6, 1e12), st.floats(0, 1e-2))
+
+
+@given(steps(), rules, st.integers(1, 300))
+def test_a_network_that_costs_nothing_gives_the_recorded_step(step: Step, chosen: Rules, hosts: int) -> None:
+    assert predict(step, chosen, hosts, IDEAL).seconds == step.seconds
+
+
+@given(steps(), rules, networks)
+def test_one_host_needs_no_network(step: Step, chosen: Rules, network: Network) -> None:
+    one = predict(step, chosen, 1, network)
+    assert (one.seconds, one.busy, one.nbytes) == (step.seconds, 0.0, 0.0)
+
+
+@given(steps(), rules, networks, st.integers(1, 300), st.floats(1, 100), st.integers(0, 300))
+def test_a_step_is_no_shorter_with_a_slower_network_or_more_hosts(
+    step: Step, chosen: Rules, network: Network, hosts: int, factor: float, more: int
+) -> None:
+    seconds = predict(step, chosen, hosts, network).seconds
+    slower = replace(network, bandwidth=network.bandwidth / factor)
+    later = replace(network, latency=network.latency * factor)
+    rounding = 1e-9
+    assert step.seconds <= seconds
+    assert predict(step, chosen, hosts, slower).seconds >= seconds - rounding
+    assert predict(step, chosen, hosts, later).seconds >= seconds - rounding
+    assert predict(step, chosen, hosts + more, network).seconds >= seconds - rounding
+
+
+@given(steps(), rules, networks, st.integers(2, 300))
+def test_a_link_carries_no_more_than_it_can(step: Step, chosen: Rules, network: Network, hosts: int) -> None:
+    foreseen = predict(step, chosen, hosts, network)
+    assert foreseen.busy == pytest.approx(8 * foreseen.nbytes / network.bandwidth)
+    assert foreseen.nbytes == pytest.approx(sum(t.nbytes * link_share(t.kind, hosts) for t in step.tensors))
+
+
+@given(steps(), rules)
+def test_fusion_loses_nothing_and_keeps_to_the_threshold(step: Step, chosen: Rules) -> None:
+    batches = fuse(step, chosen)
+    assert sum(batch.nbytes for batch in batches) == sum(tensor.nbytes for tensor in step.tensors)
+    assert [batch.closed for batch in batches] == sorted(batch.closed for batch in batches)
+    largest = max(tensor.nbytes for tensor in step.tensors)
+    assert all(batch.nbytes <= max(chosen.fusion_threshold, largest) for batch in batches)
+    assert all(batch.closed <= batch.started <= batch.ended for batch in batches)
+
+
+def ready(*moments: float, nbytes: int = 1000, **more: Any) -> tuple[Tensor, ...]:
+    return tuple(Tensor(moment, moment, moment, nbytes, **more) for moment in moments)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "waits", "chosen", "closed"),
+    [
+        (ready(0.010, 0.012, 0.014), (), RULES, [(0.014, 3000)]),  # the last of the step
+        (ready(0.010, 0.012, 0.030), (), RULES, [(0.015, 2000), (0.030, 1000)]),  # the cycle time
+        (ready(0.010, 0.012, 0.014), (), replace(RULES, fusion_threshold=2000), [(0.012, 2000), (0.014, 1000)]),
+        (ready(0.010, 0.012), (), replace(RULES, fusion_threshold=0), [(0.010, 1000), (0.012, 1000)]),
+        (ready(0.010, 0.014), ((0.011, 0.012),), RULES, [(0.011, 1000), (0.014, 1000)]),  # somebody waits
+        (ready(0.010, 0.012, 0.014), ((0.011, 0.013),), RULES, [(0.012, 2000), (0.014, 1000)]),  # for what comes yet
+        (ready(0.010) + ready(0.011, kind="broadcast"), (), RULES, [(0.011, 1000), (0.011, 1000)]),
+        (ready(0.010) + ready(0.011, compression="fp16"), (), RULES, [(0.011, 1000), (0.011, 1000)]),
+    ],
+)
+def test_when_batches_close(
+    tensors: tuple[Tensor, ...], waits: tuple[Any, ...], chosen: Rules, closed: list[tuple[float, float]]
+) -> None:
+    assert [(b.closed, b.nbytes) for b in fuse(Step(0.1, tensors, waits), chosen)] == closed
+
+
+def test_what_one_allreduce_costs() -> None:
+    """1 MB in 16 chunks over 1 Gbit/s: 8 ms on two hosts, and four trips of 0.1 ms, all after backward."""
+    one = Step(0.1, (Tensor(0.090, 0.090, 0.090, 1e6),), ((0.090, 0.0901),))
+    added = predict(one, RULES, 2, LINK).seconds - 0.1
+    assert added == pytest.approx(8e-3 + 4e-4 - 1e-4)
+    assert predict(one, RULES, 4, LINK).nbytes == 1.5e6
+
+
+def test_what_passes_while_the_program_computes_costs_nothing() -> None:
+    tensors = (Tensor(0.010, 0.010, 0.011, 1e6), Tensor(0.090, 0.090, 0.091, 1000))
+    hidden = predict(Step(0.1, tensors, ((0.090, 0.0911),)), RULES, 2, LINK).seconds - 0.1
+    assert hidden < 1e-3
+    # The same allreduce that the program waits for at once.
+    assert predict(Step(0.1, tensors, ((0.010, 0.0111), (0.090, 0.0911))), RULES, 2, LINK).seconds - 0.1 > 7e-3
+
+
+def test_a_long_way_bounds_how_many_chunks_are_under_way() -> None:
+    """100 chunks in windows of 4, each a round of two trips: the link is idle most of the time."""
+    far = Network(math.inf, 10e-3)
+    one = Step(0.1, (Tensor(0.05, 0.05, 0.05, 100 * RULES.chunk_bytes),), ((0.05, 0.05),))
+    assert predict(one, RULES, 2, far).seconds - 0.1 == pytest.approx(2 * 10e-3 + 99 * 20e-3 / 4 + 20e-3)
+
+
+def test_a_batch_has_what_its_tensors_have() -> None:
+    tensors = (Tensor(0.01, 0.02, 0.03, 10), Tensor(0.012, 0.02, 0.04, 20))
+    assert fuse(Step(0.1, tensors, ()), RULES) == [Batch(0.012, 0.02, 0.04, 30, "allreduce")]
+
+
+# ---- from files -----------------------------------------------------------------------------------------------------
+
+
+def timeline(rank: int, waited_ms: float = 5, count: int = 5, **told: Any) -> list[dict[str, Any]]:
+    """Steps of 100 ms with a tensor of 400 bytes that travels as 200, ready at 80 ms and awaited until 90."""
+    about = head(rank)
+    about["args"] |= told
+    events = [about, {"ph": "M", "pid": rank, "tid": 17, "name": "thread_name", "args": {"name": "a"}}]
+    for number in range(count):
+        at = 100.0 * number
+        events += [
+            slice_(rank, 1, "step", at, at + 100),
+            slice_(rank, 2, "wait", at + 90 - waited_ms, at + 90),
+            slice_(rank, 3, "allreduce", at + 82, at + 90, entry=number, tensors=1, bytes=200, algorithm="two-shot"),
+            *tensor(rank, 17, number, [at + 79, at + 80, at + 82, at + 90], 1, 4),
+        ]
+    return events
+
+
+def test_the_steps_of_the_rank_that_waited_least(tmp_path: Path) -> None:
+    knobs = {"fusion_threshold": 123, "cycle_time_ms": 2.0, "chunk_bytes": 4096, "stores": "auto"}
+    files = [
+        write(tmp_path / f"t.rank{rank}.json", timeline(rank, 9 - 4 * rank, engine_knobs=knobs)) for rank in (0, 1)
+    ]
+    told = recorded(read(files, []))
+    assert (told.rank, told.ranks, told.of, told.entries, told.notes) == (1, 2, 4, 1.0, ())
+    assert told.rules == Rules(123, 2e-3, 4096)
+    assert len(told.steps) == 4  # The first holds the start of the program.
+    (only,) = told.steps[0].tensors
+    times = (told.steps[0].seconds, *told.steps[0].waits[0], only.ready, only.started, only.ended, only.nbytes)
+    assert times == pytest.approx((0.1, 0.085, 0.090, 0.080, 0.082, 0.090, 200))
+
+
+def test_steps_that_lack_entries_are_left_out_and_what_is_not_known_is_said(tmp_path: Path) -> None:
+    thin = [event for event in timeline(0) if event.get("args", {}).get("entry") not in (2, 3)]
+    told = recorded(read([write(tmp_path / "t.json", [*thin, *in_a_set(0, 1, [0, 1])])], []))
+    assert (len(told.steps), told.of) == (2, 4)
+    assert told.notes == (
+        "the timeline does not tell its knobs: the defaults are assumed",
+        "what process sets have moved is left out",
+    )
+
+
+def test_the_table_the_json_and_the_picture_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "t.json", timeline(0, 5, engine_knobs={"fusion_threshold": 1 << 20}))
+    drawn = tmp_path / "t.svg"
+    assert enginerun(["foresee", str(path), *LIST, "--picture", str(drawn)]) == 0
+    shown, errors = capsys.readouterr()
+    assert str(drawn) in errors and max(map(len, shown.splitlines())) <= 130
+    assert "Not measured" in shown and "2 S (H-1)/H" in shown and "1 Gbit/s, 100 us one way" in shown
+    assert main([str(path), *LIST, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["hosts"] for row in told["hosts"]] == [1, 2, 8]
+    bars = "".join(ElementTree.parse(drawn).getroot().itertext())
+    for row in told["hosts"]:
+        assert f"{1e3 * row['step']:.2f} ms" in shown and f"{100 * row['efficiency']:.1f} %" in bars
+        assert row["efficiency"] == pytest.approx(0.1 / row["step"])
+    # The two trips of control fit into the time that the tensor was queued.
+    assert told["hosts"][1]["step"] == pytest.approx(0.1 + 2e-4 + 8 * 200 / 1e9)
+
+
+def test_other_knobs_than_those_of_the_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "t.json", timeline(0))
+    options = ["--fusion-threshold", "1M", "--cycle-time-ms", "2", "--chunk-bytes", "4K", "--json"]
+    assert main([str(path), *LIST, *options]) == 0
+    rules = json.loads(capsys.readouterr().out)["rules"]
+    assert rules == {"fusion_threshold": 1 << 20, "cycle_time": 2e-3, "chunk_bytes": 4096}
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        ([head(0)], "no steps after the first: record more of them, with a DistributedOptimizer"),
+        (timeline(0, count=1), "no steps after the first"),
+        ([head(0), *(slice_(0, 1, "step", at, at + 1) for at in range(5))], "give the files of all ranks"),
+    ],
+)
+def test_a_recording_without_steps_or_tensors_is_refused(tmp_path: Path, events: Any, why: str) -> None:
+    with pytest.raises(TraceError, match=why):
+        recorded(read([write(tmp_path / "t.json", events)], []))
+
+
+def test_a_file_that_is_no_timeline_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.json"
+    path.write_text("{}")
+    assert main([str(path), *LIST]) == 2
+    assert "no timeline of this engine; a timeline is what 'enginerun --timeline" in capsys.readouterr().err
+    assert main([str(tmp_path / "none.json"), *LIST]) == 2
+    assert "none.json: No such file" in capsys.readouterr().err
+    write(path, timeline(0))
+    assert main([str(path), *LIST, "--picture", str(tmp_path / "no" / "p.svg")]) == 2
+    assert "p.svg" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("--hosts", "2,x", "numbers of hosts from 1 to 65536 with commas"),
+        ("--hosts", "0", "numbers of hosts from 1"),
+        ("--bandwidth", "25", "of bits a second with its unit, such as 25G"),
+        ("--bandwidth", "3GB/s", "of bytes a second, eight times"),
+        ("--bandwidth", "0G", "of bits a second"),
+        ("--bandwidth", "1.2.3G", "of bits a second"),
+        ("--latency", "30", "a time with its unit"),
+        ("--latency", "-1us", "a time with its unit"),
+        ("--cycle-time-ms", "-1", "a number from 0"),
+    ],
+)
+def test_what_an_option_does_not_take_is_said(
+    option: str, value: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["t.json", *LIST, f"{option}={value}"])
+    error = capsys.readouterr().err
+    assert f"argument {option}" in error and repr(value) in error and why in error
+
+
+def test_units() -> None:
+    rates = ("25G", "25Gb", "25 Gbit/s", "25Gbps", "25000M", "2.5e10 bit/s")
+    assert [bit_rate(text) for text in rates] == [25e9] * len(rates)
+    assert bit_rate("800k") == 800e3
+    times = ("30us", "30\u00b5s", "0.03ms", "30000 ns", "0.00003s")
+    assert [short_time(text) for text in times] == pytest.approx([30e-6] * len(times))
+    assert short_time("0") == 0
