@@ -1,4 +1,4 @@
-"""`python -m benchmarks collective | training | sets | observing | compression | autotune | autotune-jobs | ..."""
+"""`python -m benchmarks collective | training | sets | observing | compression | scaling | autotune | ..."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from benchmarks.collective.contenders import NAMES
 from benchmarks.common import records
 from benchmarks.common.processes import RankError, termination_as_interrupt
 from benchmarks.common.tables import Table
+from benchmarks.scaling import run as scaling
 from benchmarks.training import report as training_report
 from benchmarks.training import run as training
 
@@ -61,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--ranks", type=int)
     add("--bytes", type=int, dest="nbytes", help="of the float32 tensor")
     add("--rounds", type=int, help="rounds in which the variants take turns")
+
+    command("scaling", "the simulator of `enginerun foresee` beside Horovod's published scaling; measures nothing")
 
     add = command("sets", "allreduce in process sets, beside the world's and other libraries' groups")
     add("--ranks", type=int, help="of the world; half of them in each set")
@@ -145,6 +148,11 @@ def _compression(options: argparse.Namespace, console: Console) -> None:
     _show(console, compression.tables(records.read("compression") or {}), path, None)
 
 
+def _scaling(console: Console) -> None:
+    path = scaling.run(scaling.Settings())
+    _show(console, scaling.tables(records.read("scaling") or {}), path, None)
+
+
 def _autotune(options: argparse.Namespace, console: Console) -> None:
     changes: dict[str, Any] = {
         name: tuple(getattr(options, name))
@@ -207,6 +215,7 @@ def _report(options: argparse.Namespace, console: Console) -> None:
         (records.read("autotune"), autotune_report),
         (records.read("autotune-jobs"), jobs_report),
         (records.read("compression"), compression),
+        (records.read("scaling"), scaling),
     ):
         if content:
             commands = [f"Made by `{content['environment']['command']}` in {content['seconds']:.0f} s."]
@@ -254,6 +263,8 @@ def main() -> None:
                 _jobs(options, console)
             if options.command == "compression":
                 _compression(options, console)
+            if options.command == "scaling":
+                _scaling(console)
             if options.command == "all":
                 options.write, options.markdown = None, False
             if options.command in ("report", "all"):

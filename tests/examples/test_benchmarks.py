@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,9 @@ from benchmarks.autotune import run as autotune
 from benchmarks.collective import operations, run, worker
 from benchmarks.collective import report as collective_report
 from benchmarks.collective.backends import share_of
-from benchmarks.common import binding, paths, stats
+from benchmarks.common import binding, paths, records, stats
+from benchmarks.scaling import architectures
+from benchmarks.scaling import run as scaling
 
 
 @pytest.fixture
@@ -157,3 +160,35 @@ def test_another_build_is_the_one_that_runs(tmp_path: Path) -> None:
     program = "import engine, benchmarks.observing; print(engine.place)"
     done = subprocess.run([sys.executable, "-P", "-c", program], env=variables, text=True, capture_output=True)
     assert done.stdout == "there\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("layers", "parameters", "tensors", "multiplications"),
+    [
+        (architectures.vgg16, 138_357_544, 32, 15.47e9),
+        (architectures.resnet101, 44_549_160, 314, 7.57e9),
+        (architectures.inception3, 23_817_352, 190, 5.71e9),
+    ],
+)
+def test_layers_add_up_to_what_is_known_of_the_models(
+    layers: Callable[[], tuple[architectures.Layer, ...]], parameters: int, tensors: int, multiplications: float
+) -> None:
+    """Parameters and trainable tensors are those of Keras and torchvision."""
+    made = layers()
+    assert sum(sum(layer.tensors) for layer in made) == parameters
+    assert sum(len(layer.tensors) for layer in made) == tensors
+    assert sum(layer.multiplications for layer in made) == pytest.approx(multiplications, rel=1e-3)
+
+
+def test_what_is_foreseen_stands_beside_what_is_published(console: Console) -> None:
+    scaling.run(scaling.Settings())
+    content = records.read("scaling")
+    assert content is not None
+    rows = content["results"]
+    published = {(row["model"], row["servers"]): row["published"] for row in rows}
+    assert [published[name, 128] for name in ("Inception V3", "ResNet-101", "VGG-16")] == [0.90, 0.90, 0.68]
+    assert all(row["foreseen"] >= row["half_batch"] and row["foreseen"] >= row["fitted"] for row in rows)
+    (chosen,) = [row for row in rows if (row["model"], row["servers"]) == scaling.FITTED_ON]
+    assert chosen["fitted"] == pytest.approx(chosen["published"], abs=1e-3)
+    shown = text(scaling.tables(content))
+    assert "Not measured" in shown and "miss" in shown and "+26.9" in shown

@@ -1,0 +1,1 @@
+"""The simulator of `enginerun foresee` beside scaling efficiencies that others have published."""

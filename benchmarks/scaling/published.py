@@ -1,0 +1,43 @@
+"""What Horovod's authors have published of its scaling, and where.
+
+- 128 servers: "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv 1802.05799, and Horovod's README;
+  32 servers: the README of October 2017 (the change that brought it: github.com/horovod/horovod/pull/44);
+- 4 servers, and images a second on one GPU, 64 images in a batch: the table that this change replaced, row "RDMA
+  Horovod (allreduce on GPU with NCCL)". As speedups: 15.0, 14.6 and 13.7 of 16.
+
+All on servers with 4 Pascal GPUs each and a network of 25 Gbit/s with RoCE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.scaling.architectures import Layer, inception3, resnet101, vgg16
+
+GPUS = 4
+"""Of a server."""
+
+BANDWIDTH = 25e9
+"""Bits a second of a server's link."""
+
+BATCH = 64
+"""Images, with which one GPU was measured, and which Horovod's page on benchmarks tells to use. Horovod's maintainers
+have also said 32 (github.com/horovod/horovod/issues/425)."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, its images a second on one GPU, and by servers its scaling efficiency."""
+
+    name: str
+    layers: Callable[[], tuple[Layer, ...]]
+    images: float
+    efficiency: dict[int, float]
+
+
+MODELS = (
+    Model("Inception V3", inception3, 134.4, {4: 15.0 / 16, 32: 0.90, 128: 0.90}),
+    Model("ResNet-101", resnet101, 119.4, {4: 14.6 / 16, 32: 0.90, 128: 0.90}),
+    Model("VGG-16", vgg16, 130.9, {4: 13.7 / 16, 32: 0.79, 128: 0.68}),
+)

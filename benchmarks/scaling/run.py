@@ -1,0 +1,131 @@
+"""The simulator of `enginerun foresee` beside Horovod's published scaling efficiencies: nothing is measured here.
+
+A step is made of a model's layers. The forward and the backward pass take a third and two thirds of the step that one
+GPU was measured to take, each layer by its multiplications; a layer's gradients are ready when its backward pass is
+done, and the program waits for all at the end. The GPUs of a server add up their gradients in no time.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import environment, records
+from benchmarks.common.tables import Table, size
+from benchmarks.scaling.published import BANDWIDTH, BATCH, GPUS, MODELS, Model
+from engine.config import Config
+from engine.foresee.model import Network, Rules, Step, Tensor, predict
+
+FITTED_ON = ("VGG-16", 128)
+"""The one published figure by which an effective bandwidth is chosen."""
+
+CLOSE = 0.05
+"""Difference of efficiencies up to which a prediction is a hit."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The network as it is assumed where nothing is published of it, and the batch."""
+
+    bandwidth: float = BANDWIDTH
+    latency: float = 10e-6
+    batch: int = BATCH
+
+
+def step_of(model: Model, batch: int) -> Step:
+    """A step on one GPU, of which nothing is communicated yet."""
+    seconds = batch / model.images
+    layers = model.layers()
+    whole = sum(layer.multiplications for layer in layers)
+    moment = seconds / 3
+    tensors = []
+    for layer in reversed(layers):
+        moment += 2 / 3 * seconds * layer.multiplications / whole
+        tensors += [Tensor(moment, moment, moment, 4 * count) for count in layer.tensors]
+    # The last gradient is ready at the end of the step, but for rounding.
+    return Step(max(seconds, moment), tuple(tensors), ((seconds, max(seconds, moment)),))
+
+
+def efficiency(step: Step, servers: int, network: Network) -> float:
+    """The step of one GPU divided by that on some servers."""
+    usual = Config()
+    rules = Rules(usual.fusion_threshold, usual.cycle_time_ms / 1e3, usual.chunk_bytes)
+    return step.seconds / predict(step, rules, servers, network).seconds
+
+
+def fitted(step: Step, servers: int, published: float, latency: float) -> float:
+    """The bandwidth with which a step has the published efficiency, by bisection: efficiency grows with it."""
+    low, high = 1e8, 1e12
+    while high / low > 1.0001:
+        middle = (low * high) ** 0.5
+        if efficiency(step, servers, Network(middle, latency)) < published:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def run(settings: Settings) -> Path:
+    """Compute, and write `out/scaling.json`."""
+    before = environment.record()
+    begun = time.perf_counter()
+    network = Network(settings.bandwidth, settings.latency)
+    steps = {model.name: step_of(model, settings.batch) for model in MODELS}
+    halves = {model.name: step_of(model, settings.batch // 2) for model in MODELS}
+    known = {model.name: model.efficiency for model in MODELS}
+    name, servers = FITTED_ON
+    effective = fitted(steps[name], servers, known[name][servers], settings.latency)
+    results = [
+        {
+            "model": model.name,
+            "parameters": sum(sum(layer.tensors) for layer in model.layers()),
+            "step": steps[model.name].seconds,
+            "servers": count,
+            "published": published,
+            "foreseen": efficiency(steps[model.name], count, network),
+            "half_batch": efficiency(halves[model.name], count, network),
+            "fitted": efficiency(steps[model.name], count, Network(effective, settings.latency)),
+        }
+        for model in MODELS
+        for count, published in model.efficiency.items()
+    ]
+    seconds = round(time.perf_counter() - begun, 1)
+    return records.write(
+        "scaling", asdict(settings), before, {"results": results, "effective_bandwidth": effective, "seconds": seconds}
+    )
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    """Return the table of `out/scaling.json`."""
+    settings, effective = content["settings"], content["effective_bandwidth"]
+    table = Table(
+        f"Scaling efficiency foreseen for {settings['bandwidth'] / 1e9:g} Gbit/s beside what Horovod has published, "
+        f"servers with {GPUS} GPUs",
+        ["model", "parameters", "step", "servers", "published", "foreseen", "error", f"within {100 * CLOSE:.0f} points",
+         f"batch {settings['batch'] // 2}", "error", f"at {effective / 1e9:.1f} Gbit/s", "error"],
+    )  # fmt: skip
+    for row in content["results"]:
+        published = row["published"]
+        cells = [row["model"], size(4 * row["parameters"]), f"{1e3 * row['step']:.0f} ms", str(row["servers"])]
+        cells += [_share(published), _share(row["foreseen"]), _points(row["foreseen"] - published)]
+        cells.append("pass" if abs(row["foreseen"] - published) <= CLOSE else "miss")
+        chosen = (row["model"], row["servers"]) == FITTED_ON
+        cells += [_share(row["half_batch"]), _points(row["half_batch"] - published)]
+        cells += [_share(row["fitted"]), "chosen so" if chosen else _points(row["fitted"] - published)]
+        table.rows.append(cells)
+    table.note = (
+        f"Not measured: published figures beside a simulation. {settings['batch']} images a GPU; "
+        f"{1e6 * settings['latency']:.0f} us of latency are assumed; the last columns take the one bandwidth that "
+        f"gives {FITTED_ON[0]} on {FITTED_ON[1]} servers its published figure."
+    )
+    return [table]
+
+
+def _share(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f}"
