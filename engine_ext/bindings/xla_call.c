@@ -124,14 +124,15 @@ static int has_futures(const xla_ffi_api *api) {
          api->future_set_error != NULL;
 }
 
-/* Answers the runtime's question for the handler's version with its own: a handler that is newer than the runtime is refused. */
+/* Answers the runtime's question for the handler's version with its own: a handler that is newer than the runtime is refused.
+ * Runtimes of version 0.1 ask without their table of functions. */
 static int tells_version(const xla_ffi_frame *frame) {
   xla_ffi_extension *extension = frame->extensions;
   for (; extension != NULL; extension = extension->next)
     if (extension->type == XLA_FFI_METADATA) {
       xla_ffi_metadata *metadata = ((xla_ffi_metadata_extension *)extension)->metadata;
-      metadata->version.major = frame->api->version.major;
-      metadata->version.minor = frame->api->version.minor;
+      metadata->version.major = frame->api != NULL ? frame->api->version.major : 0;
+      metadata->version.minor = frame->api != NULL ? frame->api->version.minor : 1;
       metadata->traits = 0;
       return 1;
     }
