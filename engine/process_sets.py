@@ -7,6 +7,7 @@ way round.
 
 from __future__ import annotations
 
+import itertools
 import time
 from array import array
 from collections import Counter
@@ -17,6 +18,8 @@ from . import readable
 from .errors import EngineError, NotInitializedError
 from .host.patience import Patience
 from .native import core
+
+_call_numbers = itertools.count(1)
 
 
 def _distinct(ranks: Iterable[int]) -> tuple[int, ...]:
@@ -46,6 +49,7 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Any) -> None:
         self.process_set_id: int | None = None
+        self._call_number = next(_call_numbers)
         self._communicator: Any = None
         self._ranks: tuple[int, ...] = ()
         self._world: core.Engine | None = None
@@ -74,6 +78,16 @@ class ProcessSet:
         """How many ranks the set has."""
         self._check()
         return len(self._ranks)
+
+    @property
+    def call_number(self) -> int:
+        """The number by which programs of compiled frameworks name the set; 0 is the global set, before `init` too.
+
+        In this process no other set ever has it, so that a program that was compiled for a set that is gone is refused,
+        and never runs in another. Ranks may have different numbers for a set.
+        """
+        self._check()
+        return self._call_number
 
     @property
     def engine(self) -> core.Engine:
@@ -132,6 +146,10 @@ class _GlobalProcessSet(ProcessSet):
     def __reduce__(self) -> str:
         return "global_process_set"
 
+    @property
+    def call_number(self) -> int:
+        return 0
+
     def _check(self) -> core.Engine:
         if self._world is None:
             raise NotInitializedError("call engine.init() first; it has not been called, or engine.shutdown() has")
@@ -173,6 +191,16 @@ class Registry:
             raise NotInitializedError(f"there is no process set with the number {number}; it may have been removed")
         return self._sets[number]
 
+    def called(self, number: int) -> ProcessSet:
+        """The set with that `call_number`."""
+        found = [each for each in (global_process_set, *self._sets.values()) if each.call_number == number]
+        if not found:
+            raise NotInitializedError(
+                f"there is no process set that compiled programs call {number}: it was removed, or engine.shutdown() "
+                "has ended it. Compile the program again for one that is there"
+            )
+        return found[0]
+
     @property
     def crowd(self) -> int:
         """How many engines the rank has that is in the most sets, the world's among them; equal on all ranks."""
@@ -195,7 +223,8 @@ class Registry:
         for other in (global_process_set, *self._sets.values()):
             if other._ranks == ranks:
                 raise ValueError(f"there is a process set with the ranks {list(ranks)} already: {other!r}")
-        process_set._enter(self._next, self._world, ranks, self._world.form(ranks))
+        formed = self._world.form(ranks, process_set._call_number)
+        process_set._enter(self._next, self._world, ranks, formed)
         self._sets[self._next] = process_set
         self._memberships.update(ranks)
         self._next += 1

@@ -26,12 +26,14 @@ _FORKED = (
     "'spawn' or 'forkserver' for processes that communicate; data-loading workers must not touch the engine."
 )
 
+_SHOWN = 5  # operations that a warning names
+
 _lock = threading.RLock()
 _under_way: str | None = None  # name of the call that holds the lock
 _put_off = False  # whether a signal handler called shutdown() during that call
 _running: Running | None = None
 _generation = 0
-_before_shutdown: list[Callable[[float], None]] = []
+_before_shutdown: list[Callable[[float], str | None]] = []
 
 
 def _in_forked_child() -> None:
@@ -155,8 +157,7 @@ def shutdown() -> None:
         _running = None
         atexit.unregister(shutdown)
         try:
-            for callback in _before_shutdown:
-                callback(running.settings.shutdown_timeout)
+            _finish_programs(running)
             if running.tuning is not None:
                 running.tuning.stop(running.settings.shutdown_timeout)
             running.sets.close()
@@ -170,10 +171,36 @@ def shutdown() -> None:
                 running.serving.stop()
 
 
-def before_shutdown(callback: Callable[[float], None]) -> None:
+def before_shutdown(callback: Callable[[float], str | None]) -> None:
     """Call something with the most seconds that it may take, whenever the engine is about to stop: a framework may have
-    programs under way whose collectives are still to come."""
+    programs under way whose collectives are still to come. It returns what has not ended by then, if anything."""
     _before_shutdown.append(callback)
+
+
+def _finish_programs(running: Running) -> None:
+    """Wait for what frameworks have under way, and say for whom that waits if it takes too long."""
+    timeout = running.settings.shutdown_timeout
+    for callback in _before_shutdown:
+        if late := callback(timeout):
+            engines = (running.engine, *running.sets.engines.values())
+            waits = [_waited_for(operation) for engine in engines for operation in engine.pending()]
+            logs.logger.warning(
+                "rank %d stops the engine while %s, after %g s (shutdown_timeout): %s",
+                running.world.rank,
+                late,
+                timeout,
+                "; ".join(waits[:_SHOWN]) or "no collective is in flight, so it computes",
+            )
+
+
+def _waited_for(operation: dict[str, Any]) -> str:
+    """An operation in flight, and which ranks have not submitted it."""
+    missing = operation["missing"]
+    if missing is None:
+        return f"{operation['name']!r} waits for other ranks"
+    if not missing:
+        return f"{operation['name']!r} was submitted by all ranks"
+    return f"{operation['name']!r} waits for rank {' and '.join(map(str, missing))}"
 
 
 def _check_pid(running: Running) -> None:
@@ -265,6 +292,17 @@ def process_set(number: int) -> ProcessSet:
         There is none.
     """
     return _current().sets.numbered(number)
+
+
+def called_set(number: int) -> ProcessSet:
+    """The process set with that `call_number`.
+
+    Raises
+    ------
+    NotInitializedError
+        There is none.
+    """
+    return _current().sets.called(number)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

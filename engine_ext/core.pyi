@@ -43,9 +43,10 @@ class Engine:
 
         Raises ValueError for what is no field of one word.
         """
-    def form(self, numbers: tuple[int, ...]) -> Engine | None:
+    def form(self, numbers: tuple[int, ...], calls: int) -> Engine | None:
         """Collective over the world: an engine for these ranks among themselves, None on the others. It fails with the
-        world. Its ranks count from 0 and are called `numbers` in messages and as roots.
+        world. Its ranks count from 0 and are called `numbers` in messages and as roots. `calls` as of the class; this
+        rank's own.
         """
 
     # `blocking` submits and waits in one native call, so that nobody is woken: `wait` then returns at once.

@@ -93,12 +93,13 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.settings = {
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
-            "counters": counters, "calls": calls,
+            "counters": counters,
         }
-        self.open(rank, tuple(range(size)), None, 0)
+        self.open(rank, tuple(range(size)), None, 0, calls)
 
-    cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset) except -1:
-        """Start this rank's engine among `numbers`, in the segment at `offset` of the world's file."""
+    cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1:
+        """Start this rank's engine among `numbers`, in the segment at `offset` of the world's file; native calls find it by the
+        number `calls`."""
         cdef State* e = self.state
         cdef engine_knobs knobs
         cdef int status, r, size = <int>len(numbers)
@@ -144,7 +145,7 @@ cdef class Engine:
             raise OSError(status, "cannot start the engine thread")
         if world is not None:
             process_set_enter(e)
-        calls_admit(e, <int>(world.formed if world is not None else self.settings["calls"]))
+        calls_admit(e, calls)
         return 0
 
     def count(self, bint on):
@@ -154,8 +155,9 @@ cdef class Engine:
     def tell(self, **fields):
         tell(self.page, fields)
 
-    def form(self, tuple numbers):
-        """An engine for some ranks of the world, among themselves; None on the others. Collective over the world."""
+    def form(self, tuple numbers, int calls):
+        """An engine for some ranks of the world, among themselves; None on the others. Collective over the world. Native calls
+        find it by the number `calls`."""
         cdef State* e = self.state
         cdef Engine part = None
         cdef uint64_t offset = self.end
@@ -174,7 +176,7 @@ cdef class Engine:
         if self.rank in numbers:
             part = Engine.__new__(Engine)
             part.settings = self.settings
-            part.open(numbers.index(self.rank), numbers, self, offset)
+            part.open(numbers.index(self.rank), numbers, self, offset, calls)
         return part
 
     def __dealloc__(self):

@@ -47,6 +47,7 @@ from .ops import (
     grouped_reducescatter,
     reducescatter,
 )
+from .primitive import register_handler
 from .state import broadcast_parameters, broadcast_pytree, check_consistency, wait_for_programs
 
 if TYPE_CHECKING:
@@ -100,9 +101,11 @@ __all__ = [
     "stop_timeline",
 ]
 
-# With 0.5.3 a compiled program that has collectives crashes; what lies between was not tried.
-if jax.__version_info__ < (0, 10):
-    raise ImportError(f"engine.jax needs JAX 0.10 or newer, and this is {jax.__version__}: pip install -U jax jaxlib")
+# Older ones have no futures for handlers, so that collectives of one program would wait for each other.
+if jax.__version_info__ < (0, 6):
+    raise ImportError(f"engine.jax needs JAX 0.6 or newer, and this is {jax.__version__}: pip install -U jax jaxlib")
+
+register_handler()
 
 # The engine waits for programs of JAX before it stops. At the end of the interpreter that is before JAX ends, too: what
 # was registered last is called first, and JAX has been imported above.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from .. import collectives, groups, runtime
+from .. import __version__, collectives, groups, runtime
 from ..compression import MARKERS
 from ..errors import ArgumentError, EngineError, UnsupportedOperationError
 from ..frameworks.backward import backward_name, combining, expect_gradient, scatter_factor
@@ -34,7 +33,8 @@ from ..types import Op, Sum
 Shape = tuple[int, ...]
 Rows = tuple[int, ...]  # how many rows come from each rank
 
-TARGET = "engine_collective"
+# Of the handler in programs, also in those that were saved: what their numbers mean is up to the version.
+TARGET = f"engine_collective_{__version__}"
 WIRES = {None: 0, "float16": 1, "bfloat16": 2, "tuned": 255}
 GROUP, MARKS_STEP = 1, 4  # ENGINE_CALL_* of engine_ext/bindings/calls.h
 LINGER_NS = 30_000  # how long a grouped call is driven by the thread of the program, which then is not woken
@@ -211,7 +211,6 @@ class Collective:
         expect_one_device()
         if name is None:
             raise ArgumentError(f'{self.kind} needs a name in a compiled program: give name="...", equal on all ranks')
-        ready()
         shapes = [aval.shape for aval in context.avals_in]
         attributes = self._attributes(shapes, settings) | {"name": name}
         sent = context.replace(avals_out=context.avals_out[: len(operands)])
@@ -222,9 +221,11 @@ class Collective:
         return results
 
     def _lower_elsewhere(self, context: Any, *operands: Any, name: str | None, settings: Settings) -> Any:
+        others = [platform for platform in context.module_context.platforms if platform != "cpu"]
         raise UnsupportedOperationError(
-            f"{self.kind} {name!r} is in a program for another device than the processor; the engine works in main "
-            'memory for now: use jax.default_device(jax.local_devices(backend="cpu")[0]) or JAX_PLATFORMS=cpu'
+            f"{self.kind} {name!r} is in a program for {' and '.join(others)}; the engine works in main memory "
+            'for now: compile it for the processor, with jax.default_device(jax.local_devices(backend="cpu")[0]) or '
+            "JAX_PLATFORMS=cpu, or call it outside of the program with arrays that lie there"
         )
 
     def _attributes(self, shapes: list[Shape], settings: Settings) -> dict[str, Any]:
@@ -240,7 +241,7 @@ class Collective:
             "op": np.int32(settings.op),
             "wire": np.int32(WIRES[settings.wire]),
             "flags": np.int32(GROUP * settings.grouped | MARKS_STEP * steps),
-            "set": np.int32(number_of(process_set)),
+            "set": np.int32(process_set.call_number),
             "root": np.int32(settings.root),
             "optimizer": np.int32(settings.optimizer or 0),
             "rank": np.int32(process_set.engine.rank if placed else 0),
@@ -388,9 +389,8 @@ ALLREDUCE, BROADCAST, ALLGATHER = Allreduce(), Broadcast(), Allgather()
 REDUCESCATTER, ALLTOALL = Reducescatter(), Alltoall()
 
 
-@cache
-def ready() -> None:
-    """Register the compiled handler with JAX, once."""
+def register_handler() -> None:
+    """Tell JAX of the compiled handler, before the first program is compiled: one that was saved needs it, too."""
     loaded = ctypes.CDLL(library("xla_call"))
     loaded.engine_xla_use.argtypes = [ctypes.c_void_p]
     loaded.engine_xla_use.restype = None
@@ -399,22 +399,19 @@ def ready() -> None:
 
 
 def expect_one_device() -> None:
-    """Raise if this process has several devices: XLA would call a collective once for each, all with one name."""
-    count = len(jax.local_devices(backend="cpu"))
+    """Raise unless the processor is one device here: XLA would call a collective once for each, all with one name."""
+    try:
+        count = len(jax.local_devices(backend="cpu"))
+    except RuntimeError as error:
+        raise EngineError(
+            f"JAX has no device for the processor in this process ({error}), and the engine works in main memory for "
+            'now: set JAX_PLATFORMS=cpu, or with an accelerator JAX_PLATFORMS="cuda,cpu"'
+        ) from error
     if count > 1:
         raise EngineError(
             f"this process has {count} local devices, and a rank has one: start as many ranks as there are devices to "
             "be, and leave out --xla_force_host_platform_device_count and jax_num_cpu_devices"
         )
-
-
-def number_of(process_set: ProcessSet) -> int:
-    """The number of a process set: 0 is the world, also before `engine.init`."""
-    if process_set is global_process_set:
-        return 0
-    process_set.size()  # raises if the set is not there
-    assert process_set.process_set_id is not None
-    return process_set.process_set_id
 
 
 def is_compiled(value: Any) -> bool:

@@ -88,13 +88,34 @@ def check_consistency(tree: Any, name: str | None = None, process_set: ProcessSe
     objects.check_consistency(plain, name, process_set)
 
 
-def wait_for_programs(timeout: float) -> None:
-    """Wait until programs whose results somebody holds have ended: collectives of theirs may still be to come."""
-    waiting = [array for array in jax.live_arrays() if not array.is_deleted() and not array.is_ready()]
+def wait_for_programs(timeout: float) -> str | None:
+    """Wait until programs on the processor have ended: collectives of theirs may still be to come.
+
+    Waits for those whose results somebody holds, and for all that this thread has dispatched: JAX runs what a thread
+    dispatches one after the other, so that a program which is dispatched now ends when the others have.
+
+    Returns
+    -------
+    str or None
+        What still runs after `timeout` seconds, if anything does.
+    """
+    try:
+        [*_, processor] = jax.local_devices(backend="cpu")
+    except RuntimeError:  # JAX_PLATFORMS leaves it out: no program has collectives.
+        return None
+    last = _plus_one(jax.device_put(np.float32(0), processor))
+    waiting = [last, *jax.live_arrays("cpu")]
     patience = Patience(timeout)
-    while waiting and patience.left():
+    while waiting := [array for array in waiting if not array.is_deleted() and not array.is_ready()]:
+        if not patience.left():
+            return "a program of JAX that was dispatched has not ended"
         time.sleep(_LOOK)
-        waiting = [array for array in waiting if not array.is_deleted() and not array.is_ready()]
+    return None
+
+
+@jax.jit
+def _plus_one(number: Any) -> Any:
+    return number + 1
 
 
 def _flat(tree: Any) -> tuple[dict[str, Any], Any]:

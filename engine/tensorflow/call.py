@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..process_sets import ProcessSet, global_process_set
+from ..process_sets import ProcessSet
 from ..types import Op, Sum
 
 WIRES = {None: 0, "float16": 1, "bfloat16": 2, "tuned": 255}
@@ -53,16 +53,11 @@ class Call(NamedTuple):
 
 
 def number_of(process_set: ProcessSet) -> int:
-    """The number of a process set.
+    """The number of a process set in graphs.
 
     Raises
     ------
     NotInitializedError
         It is not there.
     """
-    if process_set is global_process_set:
-        return 0
-    process_set._check()
-    number = process_set.process_set_id
-    assert number is not None
-    return number
+    return process_set.call_number

@@ -55,7 +55,7 @@ def place(number: int) -> tuple[Any, Any]:
     """This rank's number in a process set and how many ranks that has, asked whenever the program runs (int32)."""
 
     def run() -> list[Any]:
-        process_set = runtime.process_set(number)
+        process_set = runtime.called_set(number)
         return [np.int32(process_set.engine.rank), np.int32(process_set.size())]
 
     if tf.executing_eagerly():
@@ -73,7 +73,7 @@ def _in_graph(run: Any, inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[An
 
 
 def _reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    process_set = runtime.process_set(call.set)
+    process_set = runtime.called_set(call.set)
     if call.kind == "barrier":
         collectives.barrier(call.name, process_set)
         return []
@@ -92,7 +92,7 @@ def _reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], list[Any]]:
-    process_set = runtime.process_set(call.set)
+    process_set = runtime.called_set(call.set)
     if call.kind == "alltoall":
         sent = None if splits is None or not len(splits) else splits
         handle = collectives.alltoall_async(tensors[0], sent, call.name, process_set)

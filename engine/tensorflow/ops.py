@@ -54,7 +54,7 @@ def join(process_set: ProcessSet = global_process_set) -> Any:
     See `engine.join`.
     """
     number = number_of(process_set)
-    return _asked(lambda: collectives.join(runtime.process_set(number)))
+    return _asked(lambda: collectives.join(runtime.called_set(number)))
 
 
 def _asked(question: Any) -> Any:

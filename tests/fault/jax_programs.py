@@ -63,22 +63,52 @@ def raise_elsewhere() -> Any:
     return failing(lambda: jax.block_until_ready(program(jax.numpy.ones(4))))
 
 
-def leave_early() -> None:
-    """Dispatch a program, and end without looking at its result, which somebody still holds."""
+def eight_steps(**settings: Any) -> tuple[Any, Any]:
+    """JAX, and a program that goes on after its dispatch if it gets a large matrix; of ones it makes 2**8."""
     import jax
 
     import engine.jax as hvd
 
-    hvd.init()
+    hvd.init(**settings)
 
     @jax.jit
     def program(x: Any) -> Any:
         for k in range(8):
-            x = hvd.allreduce(x @ x / x.shape[0], name=f"step {k}")
+            x = hvd.allreduce(x @ x / x[0].sum(), name=f"step {k}") * 2
         return x
 
     jax.block_until_ready(program(jax.numpy.ones((8, 8))))
+    jax.block_until_ready(program(jax.numpy.ones((600, 600))))
+    return jax, program
+
+
+def leave_early() -> None:
+    """Dispatch a program, and end without looking at its result, which somebody still holds."""
+    jax, program = eight_steps()
     globals()["held"] = program(jax.numpy.ones((600, 600)))
+
+
+def drop_results() -> list[float] | None:
+    """Rank 0 dispatches programs and ends; the other rank does not begin them before."""
+    jax, program = eight_steps()
+    x = jax.numpy.ones((600, 600))
+    if engine.rank() == 0:
+        for _ in range(3):
+            program(x)
+        open("dispatched", "w").close()
+        return None
+    until(lambda: os.path.exists("dispatched"), "rank 0 has dispatched all")
+    return [float(program(x)[0, 0]) for _ in range(3)]
+
+
+def give_up_on_a_program() -> None:
+    """Rank 0 dispatches a program that the other rank never calls, and ends."""
+    jax, program = eight_steps(shutdown_timeout=0.5)
+    if engine.rank() == 0:
+        program(jax.numpy.ones((600, 600)))
+        engine.shutdown()
+        open("over", "w").close()
+    until(lambda: os.path.exists("over"), "rank 0 has given up")
 
 
 def refuse_devices() -> list[str]:

@@ -172,7 +172,7 @@ def shut_down(worlds: int) -> list[Any]:
         engine.barrier()
         calls = []
         if rank == 0:
-            alone = driver.run("allreduce", [ones()], name="alone", set=1)
+            alone = driver.run("allreduce", [ones()], name="alone", set=part.call_number)
             assert alone.status == "OK" and alone.outcome.ranks == 1
             names = ["known", *(f"new {k} {'x' * 200}" for k in range(2000))]
             calls = [driver.call("allreduce", [ones(3)], name=name) for name in names]
@@ -180,10 +180,11 @@ def shut_down(worlds: int) -> list[Any]:
             calls += [driver.call("allgather", [ones(3), ones(4)], name="group", group=True)]
             driver.submit(*calls, threads=2)
         engine.barrier("all is submitted")
+        alone_set = part.call_number
         begun = time.monotonic()
         engine.shutdown()
         took = time.monotonic() - begun
-        after = [driver.call("allreduce", [ones(3)], name="after"), driver.call("allreduce", [ones(3)], set=1)]
+        after = [driver.call("allreduce", [ones(3)], name="after"), driver.call("allreduce", [ones(3)], set=alone_set)]
         for call in after:
             driver.submit_here(call)
         placed = driver.table.place(0, None, None) if number else 5

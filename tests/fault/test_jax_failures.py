@@ -47,6 +47,20 @@ def test_a_rank_ends_while_its_program_still_runs() -> None:
     assert finished.code == 0, finished
 
 
+def test_a_rank_ends_while_programs_run_whose_results_it_dropped() -> None:
+    """Nobody holds a result of theirs, and the other rank needs every collective of them."""
+    finished = run_ranks(2, jax_programs.drop_results, env=ENV)
+    assert finished.values == [None, [2.0**8] * 3] and "left while others" not in finished.err, finished
+
+
+def test_a_program_that_does_not_end_is_named_with_the_rank_it_waits_for() -> None:
+    finished = run_ranks(2, jax_programs.give_up_on_a_program, env=ENV)
+    assert (
+        "rank 0 stops the engine while a program of JAX that was dispatched has not ended, after 0.5 s "
+        "(shutdown_timeout): 'step 0' waits for rank 1" in finished.ranks[0].stderr
+    ), finished
+
+
 def test_several_local_devices_are_refused() -> None:
     """XLA would call the handler once for each, all with one name."""
     (told,) = run_ranks(

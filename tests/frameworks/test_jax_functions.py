@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.errors import ArgumentError, EngineError, UnsupportedTensorError
+from engine.errors import ArgumentError, EngineError, UnsupportedOperationError, UnsupportedTensorError
 
 from ..on_ranks import on_ranks
 from .quick_jax import JAX
@@ -22,6 +22,7 @@ jax = pytest.importorskip("jax", reason="needs JAX")
 import jax.numpy as jnp  # noqa: E402
 
 import engine.jax as hvd  # noqa: E402
+from engine.jax.adapter import expect_host  # noqa: E402
 
 pytestmark = on_ranks(1, 3, env=JAX, job="jax")
 
@@ -261,6 +262,49 @@ def test_what_cannot_be_called_so(rank: int) -> None:
         jax.jit(lambda v: hvd.alltoall(v, [1] * 100, "no splits"))(x)
     with pytest.raises(TypeError, match=r"expected a jax\.Array, not str"):
         hvd.allreduce("three", name="text")
+
+
+def test_programs_for_an_accelerator_are_refused() -> None:
+    """As XLA would compile them where JAX has one; and a process in which JAX has nothing else."""
+    program = jax.jit(lambda v: hvd.allreduce(v, name="on cuda"))
+    for platforms in (("cuda",), ("cpu", "cuda"), ("tpu",)):
+        with pytest.raises(
+            UnsupportedOperationError, match=rf"'on cuda' is in a program for {platforms[-1]};.*for the pro"
+        ):
+            program.trace(jnp.ones(3)).lower(lowering_platforms=platforms)
+    with pytest.raises(UnsupportedOperationError, match=r"JAX_PLATFORMS=cpu"):
+        jax.export.export(program, platforms=("cuda",))(jnp.ones(3))
+
+    def no_processor(**_: Any) -> Any:
+        raise RuntimeError("Unknown backend cpu")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "local_devices", no_processor)
+        with pytest.raises(
+            EngineError, match=r"no device for the processor .*Unknown backend cpu.*PLATFORMS=.cuda,cpu"
+        ):
+            jax.jit(lambda v: hvd.allreduce(v, name="nowhere"))(jnp.ones(3))
+
+
+def test_arrays_on_an_accelerator_are_refused() -> None:
+    class Device:
+        platform = "gpu"
+
+        def __repr__(self) -> str:
+            return "CudaDevice(id=0)"
+
+    class OnDevice:
+        dtype = np.dtype(np.float32)
+
+        def devices(self) -> set[Device]:
+            return {Device()}
+
+    with pytest.raises(
+        UnsupportedTensorError, match=r"an array is on CudaDevice\(id=0\).*main memory.*jax\.device_put\(x"
+    ):
+        engine.adapters.adapter_of(jnp.ones(1)).input(OnDevice())
+    with pytest.raises(UnsupportedTensorError, match=r"parameters\['w'\] is on CudaDevice"):
+        expect_host(OnDevice(), "parameters['w']")
 
 
 def test_numbers_and_arrays_of_numpy_become_arrays_of_jax(size: int) -> None:

@@ -643,8 +643,7 @@ def test_ranks_that_have_joined(rank: int, size: int) -> None:
 def test_process_sets_by_their_numbers(rank: int, size: int) -> None:
     """At once in a set and in the world; a number that is no set's, or no longer, is refused."""
     part = engine.add_process_set([0, size - 1]) if size > 2 else engine.add_process_set([1])
-    number = part.process_set_id
-    assert number is not None
+    number = part.call_number
     with Driver() as driver:
         assert driver.place() == (rank, size)
         if part.included():
