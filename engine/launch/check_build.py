@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
 from ..compat import builds
@@ -38,12 +38,23 @@ def table() -> str:
 
 def _frameworks() -> Iterator[tuple[bool, str]]:
     bound = [(each.package, each.title, f"engine.{each.package}") for each in BOUND.values()]
-    distributions = packages_distributions()  # TensorFlow's package comes from one of several
+    distributions = packages_distributions()
     for package, name, binding in [*bound, ("numpy", "NumPy, DLPack, buffers", "engine")]:
-        distribution = distributions.get(package, [package])[0]
-        installed = _version(distribution)
-        state = f", {distribution} {installed}" if installed else ": not installed here"
-        yield installed is not None, f"{name} ({binding}){state}"
+        found = installed(package, distributions)
+        state = f", {found[0]} {found[1]}" if found else ": not installed here"
+        yield found is not None, f"{name} ({binding}){state}"
+
+
+def installed(package: str, distributions: Mapping[str, Sequence[str]] | None = None) -> tuple[str, str] | None:
+    """The distribution that a package comes from, of which TensorFlow's has several, and its version; None: not here.
+
+    `distributions` is `packages_distributions()`, if that is known: it takes a moment.
+    """
+    if distributions is None:
+        distributions = packages_distributions()
+    distribution = distributions.get(package, [package])[0]
+    number = _version(distribution)
+    return None if number is None else (distribution, number)
 
 
 def _native() -> tuple[list[str], str]:

@@ -17,6 +17,7 @@ from .options import parse
 COMMANDS = {
     "dashboards": "..metrics.dashboards",
     "foresee": "..foresee.command",
+    "job": ".job_command",
     "top": "..metrics.report.top",
 }
 

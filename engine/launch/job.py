@@ -98,6 +98,8 @@ class JobRun:
                 horovod=options.horovod,
                 torchrun=options.torchrun,
                 counters=metrics.counters,
+                memory=options.memory,
+                devices=options.devices,
             )
             if not options.quiet:
                 self._say(allotment.summary)

@@ -55,6 +55,10 @@ class Options:
         Ranks are given torchrun's variables too.
     ignored : tuple of str
         Options that were accepted and do nothing.
+    memory : int or None
+        Bytes of private memory that a rank may have; no option gives it, nor the next.
+    devices : tuple of str
+        CUDA_VISIBLE_DEVICES of each rank; empty: as the launcher has it.
     """
 
     size: int
@@ -71,6 +75,8 @@ class Options:
     horovod: bool
     torchrun: bool
     ignored: tuple[str, ...]
+    memory: int | None = None
+    devices: tuple[str, ...] = ()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -212,7 +218,8 @@ def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
         usage="enginerun -np N [options] [--] command [arguments]",
         description="Start a command as N ranks on this host, show their output line by line, and end them together.",
         epilog="'enginerun top' watches a running job; 'enginerun dashboards export DIR' writes dashboards for Grafana "
-        "and rules for Prometheus; 'enginerun foresee' predicts a step on more hosts. All have --help.",
+        "and rules for Prometheus; 'enginerun foresee' predicts a step on more hosts; 'enginerun job' runs a "
+        "riseml.yml. All have --help.",
         allow_abbrev=False,
     )
     parser.settings = settings

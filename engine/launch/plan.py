@@ -40,6 +40,10 @@ class Job:
         Whether ranks are given torchrun's variables too.
     counters : sequence of str
         Path of each rank's page of counters; none if nothing is counted.
+    memory : int or None
+        Bytes of private memory that a rank may have.
+    devices : sequence of str
+        CUDA_VISIBLE_DEVICES of each rank; none: as it is inherited.
     """
 
     size: int
@@ -51,6 +55,8 @@ class Job:
     horovod: bool = False
     torchrun: bool = True
     counters: Sequence[str] = ()
+    memory: int | None = None
+    devices: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,8 @@ class RankPlan:
         Where its files go.
     crowded : bool
         Whether there are more ranks than CPUs.
+    memory : int or None
+        Bytes of private memory that it may have.
     """
 
     rank: int
@@ -75,6 +83,7 @@ class RankPlan:
     cpus: tuple[int, ...] | None
     directory: Path
     crowded: bool = False
+    memory: int | None = None
 
 
 def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list[RankPlan]:
@@ -111,6 +120,7 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
             cpus=None if allotment.slices is None else allotment.slices[rank],
             directory=job.directory / f"rank.{rank}",
             crowded=allotment.crowded,
+            memory=job.memory,
         )
         for rank in range(job.size)
     ]
@@ -130,6 +140,8 @@ def _place(job: Job, rank: int) -> dict[str, str]:
     }
     if job.torchrun:
         place |= dict(zip(TORCHRUN_PLACE, (number, number, size, size, "127.0.0.1", str(job.port)), strict=True))
+    if job.devices:
+        place["CUDA_VISIBLE_DEVICES"] = job.devices[rank]
     if job.counters:
         place["ENGINE_COUNTERS"] = job.counters[rank]
     if job.horovod:

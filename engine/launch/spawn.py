@@ -196,12 +196,17 @@ def _pipe(opened: list[int]) -> tuple[int, int]:
 
 def _before_exec(launcher: int, plan: RankPlan, descriptors: tuple[int, int]) -> Callable[[], None]:
     """Make what the child does between fork and exec."""
+    hard, memory = resource.getrlimit(resource.RLIMIT_DATA)[1], plan.memory
+    if memory is not None and hard != resource.RLIM_INFINITY:
+        memory = min(memory, hard)
 
     def prepare() -> None:
         processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # it died before the request above
             os._exit(128 + signal.SIGKILL)
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         if plan.cpus is not None:
             os.sched_setaffinity(0, plan.cpus)
         if plan.crowded:

@@ -1,0 +1,264 @@
+"""Descriptions of experiments as RiseML took them, `riseml.yml`: read, and refused with line and key where they err."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..forms import Form, Whole
+from .errors import LaunchError
+
+FRAMEWORKS = {"keras": "keras", "mxnet": "mxnet", "pytorch": "torch", "tensorflow": "tensorflow"}  # and their packages
+COUNT = Whole(1)
+_SHELL = set("$`|&;<>()*?[]{}~#!\n")  # what a shell does something about
+_NULL = "tag:yaml.org,2002:null"
+
+
+@dataclass(frozen=True)
+class Told:
+    """A value, and where it stands: `riseml.yml:7: train.resources.cpus`."""
+
+    value: Any
+    place: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """An experiment.
+
+    Attributes
+    ----------
+    project : str
+    framework : str
+        One of `FRAMEWORKS`.
+    version : Told or None
+        Of the framework.
+    distributed : bool
+        Whether there is a section `horovod`.
+    workers, processes : int
+        Workers, and processes of each.
+    gpus, cpus, mem : Told or None
+        Of each worker; `mem` in MiB.
+    run : tuple of str
+        Lines that each process executes, one after another.
+    """
+
+    project: str
+    framework: str
+    version: Told | None
+    distributed: bool
+    workers: int
+    processes: int
+    gpus: Told | None
+    cpus: Told | None
+    mem: Told | None
+    run: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Processes in all: ranks."""
+        return self.workers * self.processes
+
+
+class _Section:
+    """A section of the file, whose keys are known. `name` has its keys from the outermost on."""
+
+    def __init__(self, file: str, node: Any, name: str, allowed: Sequence[str]) -> None:
+        self._file, self._node, self._name = file, node, name
+        self._allowed = f"allowed {f'in {name}' if name else 'at the top'}: {', '.join(allowed)}"
+        self._keys: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
+        if not hasattr(node, "value") or node.id != "mapping":
+            self.fail(node, name, f"it is a section, with keys below it; {self._allowed}")
+        for key, value in node.value:
+            known = str(key.value)
+            if known not in allowed:
+                self.fail(key, self.path(known), f"not known; {self._allowed}")
+            if known in self._values:
+                self.fail(key, self.path(known), "it stands here twice: leave one out")
+            self._keys[known], self._values[known] = key, value
+
+    def path(self, key: str) -> str:
+        """A key with those that it stands below."""
+        return f"{self._name}.{key}" if self._name else key
+
+    def fail(self, node: Any, key: str, why: str) -> NoReturn:
+        """Refuse what stands at a node, or the whole file."""
+        raise LaunchError(f"{self._place(node)}: {f'{key}: ' if key else ''}{why}")
+
+    def _place(self, node: Any) -> str:
+        return self._file if node is None else f"{self._file}:{node.start_mark.line + 1}"
+
+    def has(self, key: str) -> bool:
+        """Whether a key is there, with a value or without."""
+        return key in self._values
+
+    def need(self, *keys: str) -> None:
+        """Refuse a section that lacks one of these."""
+        for key in keys:
+            if key not in self._values:
+                self.fail(self._node, self.path(key), f"it is missing; {self._allowed}")
+
+    def refuse(self, key: str, why: str) -> NoReturn:
+        """Refuse a key that is there."""
+        self.fail(self._keys[key], self.path(key), why)
+
+    def section(self, key: str, *allowed: str) -> _Section:
+        """A section in this one."""
+        return _Section(self._file, self._values[key], self.path(key), allowed)
+
+    def is_section(self, key: str) -> bool:
+        """Whether a key has keys below it."""
+        return bool(self._values[key].id == "mapping")
+
+    def read(self, key: str, form: Form) -> Told | None:
+        """A value in a form; None: the key is not there."""
+        if key not in self._values:
+            return None
+        node = self._values[key]
+        if node.id != "scalar" or node.tag == _NULL:
+            self.fail(node, self.path(key), f"it takes {_expected(form)}, and nothing or a section stands here")
+        try:
+            return Told(form(node.value), f"{self._place(node)}: {self.path(key)}")
+        except ValueError as error:
+            self.fail(node, self.path(key), f"{node.value!r} is not {error}")
+
+    def must(self, key: str, form: Form) -> Any:
+        """A value in a form, of a key that has to be there."""
+        self.need(key)
+        told = self.read(key, form)
+        return None if told is None else told.value
+
+    def lines(self, key: str) -> tuple[str, ...]:
+        """A line, or a list of lines."""
+        node = self._values[key]
+        nodes = node.value if node.id == "sequence" else [node]
+        for each in nodes:
+            if each.id != "scalar" or each.tag == _NULL or not each.value.strip():
+                self.fail(each, self.path(key), "it takes a list of command lines, such as '- python train.py'")
+        if not nodes:
+            self.fail(node, self.path(key), "the list is empty: write '- python train.py' below it")
+        return tuple(each.value.strip() for each in nodes)
+
+
+def _expected(form: Form) -> str:
+    """What a form takes, in its own words."""
+    try:
+        form("")
+    except ValueError as error:
+        return str(error)
+    return "a text"
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("a text that is not blank")
+    return value.strip()
+
+
+def _framework(value: str) -> str:
+    if value not in FRAMEWORKS:
+        raise ValueError(f"one of {', '.join(FRAMEWORKS)}")
+    return value
+
+
+def describe(path: Path) -> Description:
+    """Read a description.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    Description
+
+    Raises
+    ------
+    LaunchError
+        It cannot be read, or says what cannot be; with file, line and key, and what is allowed there.
+    """
+    file = str(path)
+    top = _Section(file, _compose(path), "", ("project", "train"))
+    top.need("train")
+    project = top.read("project", _text)
+    train = top.section("train", "framework", "resources", "run", *FRAMEWORKS)
+    train.need("framework", "run")
+    framework = train.must("framework", _framework)
+    for other in FRAMEWORKS:
+        if other != framework and train.has(other):
+            train.refuse(other, f"the framework is {framework}: rename this section, or the framework")
+    version, distributed, workers, processes = None, False, 1, None
+    if train.has(framework):
+        own = train.section(framework, "horovod", "version")
+        version = own.read("version", _text)
+        distributed = own.has("horovod")
+        if distributed:
+            workers, processes = _workers(own.section("horovod", "workers"))
+    gpus = cpus = mem = None
+    if train.has("resources"):
+        resources = train.section("resources", "cpus", "gpus", "mem")
+        gpus, cpus, mem = (
+            resources.read(key, form) for key, form in (("gpus", Whole(0)), ("cpus", COUNT), ("mem", COUNT))
+        )
+    if processes is None:
+        processes = max(1, gpus.value) if gpus is not None and distributed else 1
+    return Description(
+        project="" if project is None else project.value,
+        framework=framework,
+        version=version,
+        distributed=distributed,
+        workers=workers,
+        processes=processes,
+        gpus=gpus,
+        cpus=cpus,
+        mem=mem,
+        run=train.lines("run"),
+    )
+
+
+def _workers(horovod: _Section) -> tuple[int, int | None]:
+    """The workers, and the processes of each, if the file says."""
+    horovod.need("workers")
+    if not horovod.is_section("workers"):
+        return horovod.must("workers", COUNT), None
+    workers = horovod.section("workers", "count", "processes")
+    processes = workers.read("processes", COUNT)
+    return workers.must("count", COUNT), None if processes is None else processes.value
+
+
+def _compose(path: Path) -> Any:
+    """The file as nodes, which know their lines."""
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise LaunchError(f"{str(path)!r} is YAML, which needs PyYAML: 'pip install pyyaml'") from None
+    try:
+        return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise LaunchError(f"cannot read {str(path)!r}: {why}; write 'enginerun job FILE'") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = str(path) if mark is None else f"{path}:{mark.line + 1}"
+        raise LaunchError(f"{place}: no YAML: {getattr(error, 'problem', None) or error}") from error
+
+
+def command_of(line: str) -> tuple[str, ...]:
+    """Program and arguments of a line, which a shell runs only where it has something to do.
+
+    Raises
+    ------
+    LaunchError
+        A quotation does not end.
+    """
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise LaunchError(f"train.run: {line!r}: {error}") from None
+    if _SHELL & set(line) or not words or "=" in words[0]:
+        return ("sh", "-c", line)
+    return tuple(words)
