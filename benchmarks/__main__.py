@@ -1,4 +1,4 @@
-"""`python -m benchmarks collective | training | sets | observing | compression | scaling | autotune | ..."""
+"""`python -m benchmarks collective | training | frameworks | sets | observing | compression | ..."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from benchmarks.collective.contenders import NAMES
 from benchmarks.common import records
 from benchmarks.common.processes import RankError, termination_as_interrupt
 from benchmarks.common.tables import Table
+from benchmarks.frameworks import report as frameworks_report
+from benchmarks.frameworks import run as frameworks
 from benchmarks.scaling import run as scaling
 from benchmarks.training import report as training_report
 from benchmarks.training import run as training
@@ -57,6 +59,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--variants", nargs="+", choices=training.VARIANTS)
     add("--ranks", type=int)
     add("--rounds", type=int, help="rounds in which the variants take turns")
+
+    add = command("frameworks", "calls from TensorFlow, JAX and torch, and steps of Keras, beside the bare ones")
+    add("--parts", nargs="+", choices=frameworks.PARTS)
+    add("--frameworks", nargs="+", choices=frameworks.BACKENDS, help="of the calls; of `fit` the backends of Keras")
+    add("--models", nargs="+", choices=frameworks.MODELS, help="of `fit`")
+    add("--ranks", type=int)
+    add("--rounds", type=int, help="rounds in which everything takes turns")
+    add("--merge", action="store_true", help="keep what the last run has, and is not measured now")
 
     add = command("compression", "allreduce that travels as halves, beside the uncompressed one")
     add("--ranks", type=int)
@@ -192,6 +202,13 @@ def _sets(options: argparse.Namespace, console: Console) -> None:
     _show(console, sets.tables(content), path, sets.picture(content))
 
 
+def _frameworks(options: argparse.Namespace, console: Console) -> None:
+    changes: dict[str, Any] = {name: getattr(options, name) for name in ("ranks", "rounds") if getattr(options, name)}
+    changes |= {name: tuple(getattr(options, name)) for name in ("parts", "frameworks", "models") if getattr(options, name)}
+    path = frameworks.run(frameworks.Settings(**changes), console, options.merge)
+    _show(console, frameworks_report.tables(records.read("frameworks") or {}), path, None)
+
+
 def _observing(options: argparse.Namespace, console: Console) -> None:
     changes = {name: getattr(options, name) for name in ("against", "rounds") if getattr(options, name)}
     changes |= {name: tuple(getattr(options, name)) for name in ("workloads", "variants") if getattr(options, name)}
@@ -216,6 +233,7 @@ def _report(options: argparse.Namespace, console: Console) -> None:
         (records.read("autotune-jobs"), jobs_report),
         (records.read("compression"), compression),
         (records.read("scaling"), scaling),
+        (records.read("frameworks"), frameworks_report),
     ):
         if content:
             commands = [f"Made by `{content['environment']['command']}` in {content['seconds']:.0f} s."]
@@ -255,6 +273,8 @@ def main() -> None:
                 _training(options, console)
             if options.command == "sets":
                 _sets(options, console)
+            if options.command == "frameworks":
+                _frameworks(options, console)
             if options.command == "observing":
                 _observing(options, console)
             if options.command == "autotune":

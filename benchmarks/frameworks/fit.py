@@ -1,0 +1,180 @@
+"""One rank that trains a model of Keras in several ways, a block of steps at a time. Started by `.run`.
+
+With `--strategy` it is a worker of TensorFlow's MultiWorkerMirroredStrategy, without the engine. Keras 3 does not take
+that in `fit`, so that it is compared in a loop of a `tf.function`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.common.worker import Worker
+
+MODELS = {"large": (1024, (2048, 2048, 1792), 32), "small": (64, (64, 64), 32)}
+"""Features of a sample, units of the hidden layers, and samples of a batch. `large` has 10 million parameters."""
+CLASSES = 10
+
+Step = Callable[[int], list[float]]
+"""Takes so many steps, and returns the moments at which each of them was done."""
+
+
+class Rank:
+    """The requests that a rank answers."""
+
+    def __init__(self, worker: Worker, strategy: Any) -> None:
+        import keras
+
+        self._worker, self._strategy, self._keras = worker, strategy, keras
+        self._models: dict[str, Any] = {}
+        self._steps: dict[str, Step] = {}
+
+    def build(self, request: dict[str, Any]) -> dict[str, int]:
+        """Make one variant of a model, and take its first steps; returns the number and the bytes of its parameters.
+
+        Variants are `fit`, `fit_floor`, `loop`, `loop_floor` and `loop_strategy`; what ends with `floor` trains alone.
+        """
+        variant, features = request["variant"], MODELS[request["model"]][0]
+        scope = self._strategy.scope() if variant == "loop_strategy" else None
+        if scope is None:
+            model, optimizer = self._model(request["model"])
+        else:
+            with scope:
+                model, optimizer = self._model(request["model"])
+        if variant in ("fit", "loop"):
+            optimizer = importlib.import_module("engine.keras").DistributedOptimizer(optimizer)
+        maker = self._fit if variant.startswith("fit") else self._loop
+        self._models[variant], self._steps[variant] = model, maker(model, optimizer, features, variant)
+        self._worker.meet()
+        self._steps[variant](2)
+        sizes = [int(keras_size(each)) for each in model.trainable_variables]
+        return {"tensors": len(sizes), "bytes": 4 * sum(sizes)}
+
+    def block(self, request: dict[str, Any]) -> list[float]:
+        """Meet the other ranks once, take untimed and timed steps, and return the seconds of the timed ones."""
+        self._worker.meet()
+        marks = self._steps[request["variant"]](request["warmup"] + request["steps"])
+        return [after - before for before, after in itertools.pairwise(marks[request["warmup"] - 1 :])]
+
+    def digest(self, request: dict[str, Any]) -> int:
+        """Return a checksum of the parameters of a variant."""
+        value = 0
+        for each in self._models[request["variant"]].get_weights():
+            value = zlib.crc32(each.tobytes(), value)
+        return value
+
+    def _model(self, name: str) -> tuple[Any, Any]:
+        keras = self._keras
+        features, units, self._batch = MODELS[name]
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(each, activation="relu") for each in units]
+        model = keras.Sequential([keras.Input((features,)), *layers, keras.layers.Dense(CLASSES)])
+        optimizer = keras.optimizers.SGD(0.001, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+        return model, optimizer
+
+    def _data(self, features: int, batches: int) -> tuple[Any, Any]:
+        """Samples of this rank."""
+        import numpy as np
+
+        random = np.random.default_rng(self._worker.rank)
+        x = random.normal(size=(batches * self._batch, features)).astype(np.float32)
+        return x, random.integers(CLASSES, size=len(x)).astype(np.int32)
+
+    def _fit(self, model: Any, optimizer: Any, features: int, variant: str) -> Step:
+        loss = self._keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss=loss, jit_compile="auto" if self._keras.backend.backend() == "jax" else False)
+        x, y = self._data(features, 32)
+
+        class Marks(self._keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                done.append(time.perf_counter())
+
+        done: list[float] = []
+
+        def take(steps: int) -> list[float]:
+            done.clear()
+            rows = steps * self._batch
+            model.fit(x[:rows], y[:rows], batch_size=self._batch, shuffle=False, verbose=0, callbacks=[Marks()])
+            return list(done)
+
+        return take
+
+    def _loop(self, model: Any, optimizer: Any, features: int, variant: str) -> Step:
+        """A `tf.function` with Keras' own optimizer, which adds gradients up where there is a strategy."""
+        import tensorflow as tf
+
+        loss_of = self._keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        shares = self._worker.ranks if variant == "loop_strategy" else 1
+        x, y = map(tf.constant, self._data(features, 1))
+
+        def step(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, model(x, training=True)) / shares
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            return loss
+
+        if variant == "loop_strategy":
+            program = tf.function(lambda x, y: self._strategy.run(step, (x, y)))
+        else:
+            program = tf.function(step)
+
+        def take(steps: int) -> list[float]:
+            done = []
+            for _ in range(steps):
+                program(x, y)
+                done.append(time.perf_counter())
+            return done
+
+        return take
+
+
+def keras_size(variable: Any) -> int:
+    """How many elements a variable has."""
+    count = 1
+    for length in variable.shape:
+        count *= int(length)
+    return count
+
+
+def _strategy(worker: Worker) -> Any:
+    """Join the other workers."""
+    workers = [f"127.0.0.1:{port}" for port in worker.options.strategy.split(",")]
+    task = {"type": "worker", "index": worker.rank}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+    import tensorflow as tf
+
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def main() -> None:
+    """Join the other ranks and answer requests."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strategy", default="", metavar="PORTS", help="of all workers, with commas between them")
+    worker = Worker(parser)
+    strategy = None
+    try:
+        if worker.options.strategy:
+            strategy = _strategy(worker)
+        else:
+            importlib.import_module("engine").init()
+        if os.environ["KERAS_BACKEND"] == "torch":
+            importlib.import_module("torch").set_num_threads(1)
+        rank = Rank(worker, strategy)
+    except BaseException:
+        worker.fail()
+        raise
+    worker.serve({"build": rank.build, "block": rank.block, "digest": rank.digest})
+    if strategy is None:
+        importlib.import_module("engine").shutdown()
+
+
+if __name__ == "__main__":
+    main()

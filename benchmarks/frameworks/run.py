@@ -1,0 +1,156 @@
+"""Runs the benchmark of the bindings: everything that is compared alive at once, in short blocks that take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.common import binding, environment, progress, records
+from benchmarks.common.processes import Group
+
+PARTS = ("calls", "fit")
+CALLERS = ("tensorflow", "jax", "torch")
+BACKENDS = ("tensorflow", "torch", "jax")
+MODELS = ("large", "small")
+FIT, LOOP = ("fit_floor", "fit"), ("loop_floor", "loop")
+STRATEGY = ("loop_floor", "loop_strategy")
+_QUIET = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+
+
+class DisagreementError(RuntimeError):
+    """Ranks that should hold the same parameters do not."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure, and for how long."""
+
+    parts: tuple[str, ...] = PARTS
+    frameworks: tuple[str, ...] = BACKENDS
+    models: tuple[str, ...] = MODELS
+    ranks: int = 2
+    rounds: int = 10
+    block_seconds: float = 0.15
+    fit_block_seconds: float = 0.8
+    most: int = 30
+    strategy: bool = True
+
+
+def run(settings: Settings, console: Console, merge: bool = False) -> Path:
+    """Measure, and write `out/frameworks.json`; with `merge` keep what the last run has, and is not measured now."""
+    before = environment.record()
+    begun = time.perf_counter()
+    found: list[dict[str, Any]] = []
+    if "calls" in settings.parts:
+        for framework in (name for name in CALLERS if name in settings.frameworks):
+            found.append(_calls(settings, framework, console))
+    if "fit" in settings.parts:
+        for framework in settings.frameworks:
+            for model in settings.models:
+                found.append(_fit(settings, framework, model, console))
+    last = (records.read("frameworks") or {}).get("results", []) if merge else []
+    for each in found:
+        each["environment"] = before
+    kept = [each for each in last if _key(each) not in {_key(new) for new in found}]
+    results = sorted([*kept, *found], key=_key)
+    seconds = round(time.perf_counter() - begun, 1)
+    return records.write("frameworks", asdict(settings), before, {"results": results, "seconds": seconds})
+
+
+def _key(result: dict[str, Any]) -> tuple[str, str, str]:
+    return result["part"], result["framework"], result.get("model", "")
+
+
+def _calls(settings: Settings, framework: str, console: Console) -> dict[str, Any]:
+    """Measure the calls of one framework beside the bare ones."""
+    module, arguments = "benchmarks.frameworks.calls", ["--framework", framework]
+    with Group(f"calls-{framework}", settings.ranks, module, arguments, "engine", binding.available(), _QUIET) as group:
+        cases: list[str] = group.ask({"do": "cases"})[0]
+        with progress.bar(console, f"calls, {framework}", len(cases) * (settings.rounds + 1)) as advance:
+            counts = {}
+            for case in cases:
+                group.ask({"do": "first", "case": case})
+                start = time.perf_counter()
+                _block(group, case, 0, 5)
+                each = (time.perf_counter() - start) / 5
+                counts[case] = int(min(400, max(5, settings.block_seconds / each)))
+                advance(case)
+            rounds: dict[str, list[float]] = {case: [] for case in cases}
+            for number, case in _turns(settings.rounds, cases):
+                rounds[case].append(statistics.median(_block(group, case, 2, counts[case])))
+                advance(f"{case}, round {number + 1}")
+    return {"part": "calls", "framework": framework, "rounds": rounds}
+
+
+def _block(group: Group, case: str, warmup: int, iterations: int) -> list[float]:
+    """The seconds of each call: the largest over the ranks."""
+    answers = group.ask({"do": "block", "case": case, "warmup": warmup, "iterations": iterations})
+    return [max(ranks) for ranks in zip(*answers, strict=True)]
+
+
+def _turns(rounds: int, names: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """Each name once in each round, which begins with another one each time."""
+    for number in range(rounds):
+        for k in range(len(names)):
+            yield number, names[(k + number) % len(names)]
+
+
+def _fit(settings: Settings, framework: str, model: str, console: Console) -> dict[str, Any]:
+    """Measure the steps of one model on one backend, and of the strategy where that is TensorFlow's."""
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(_trainers(settings, framework, ""))
+        keys = [("engine", variant) for variant in (*FIT, *(LOOP if framework == "tensorflow" else ()))]
+        groups = {"engine": ours}
+        if framework == "tensorflow" and settings.strategy:
+            groups["strategy"] = stack.enter_context(_trainers(settings, framework, _ports(settings.ranks)))
+            keys += [("strategy", variant) for variant in STRATEGY]
+        with progress.bar(console, f"fit, {framework}, {model}", len(keys) * (settings.rounds + 1)) as advance:
+            parameters: dict[str, int] = {}
+            steps = 0
+            for name, variant in keys:
+                parameters = groups[name].ask({"do": "build", "model": model, "variant": variant})[0]
+                seconds = _steps(groups[name], variant, 3)
+                steps = steps or int(min(settings.most, max(3, settings.fit_block_seconds / seconds)))
+                advance(f"{variant}, warm-up")
+            rounds: dict[str, list[float]] = {f"{name}.{variant}": [] for name, variant in keys}
+            for _, (name, variant) in _turns(settings.rounds, keys):
+                rounds[f"{name}.{variant}"].append(_steps(groups[name], variant, steps))
+                advance(variant)
+        for name, variant in keys:
+            digests = groups[name].ask({"do": "digest", "variant": variant})
+            if not variant.endswith("floor") and len(set(digests)) != 1:
+                raise DisagreementError(f"{framework}, {model}: the ranks' parameters of {variant} differ: {digests}")
+    return {"part": "fit", "framework": framework, "model": model, **parameters, "steps": steps, "rounds": rounds}
+
+
+def _trainers(settings: Settings, framework: str, ports: str) -> Group:
+    """The ranks that train on one backend; with `ports` under the strategy, which has its own processes."""
+    variables = {**_QUIET, "KERAS_BACKEND": framework}
+    name, launcher = ("strategy", "plain") if ports else (f"fit-{framework}", "engine")
+    arguments = ["--strategy", ports] if ports else []
+    return Group(
+        name, settings.ranks, "benchmarks.frameworks.fit", arguments, launcher, binding.available(), variables  # type: ignore[arg-type]
+    )
+
+
+def _steps(group: Group, variant: str, steps: int) -> float:
+    """The mean over the ranks of the median of their steps, in seconds."""
+    answers = group.ask({"do": "block", "variant": variant, "warmup": 2, "steps": steps})
+    return statistics.fmean(statistics.median(seconds) for seconds in answers)
+
+
+def _ports(count: int) -> str:
+    """Ports that nobody listens on at this moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return ",".join(str(each.getsockname()[1]) for each in sockets)
