@@ -204,7 +204,9 @@ def _sets(options: argparse.Namespace, console: Console) -> None:
 
 def _frameworks(options: argparse.Namespace, console: Console) -> None:
     changes: dict[str, Any] = {name: getattr(options, name) for name in ("ranks", "rounds") if getattr(options, name)}
-    changes |= {name: tuple(getattr(options, name)) for name in ("parts", "frameworks", "models") if getattr(options, name)}
+    changes |= {
+        name: tuple(getattr(options, name)) for name in ("parts", "frameworks", "models") if getattr(options, name)
+    }
     path = frameworks.run(frameworks.Settings(**changes), console, options.merge)
     _show(console, frameworks_report.tables(records.read("frameworks") or {}), path, None)
 

@@ -1,1 +1,1 @@
-"""What the bindings add: a call from TensorFlow, JAX or torch beside the bare collective, a step of Keras beside none."""
+"""What the bindings add: calls from a framework beside bare ones, a step of Keras beside one that trains alone."""

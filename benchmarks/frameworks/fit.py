@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.common.worker import Worker
 
-MODELS = {"large": (1024, (2048, 2048, 1792), 32), "small": (64, (64, 64), 32)}
+MODELS = {"large": (1024, (2048, 2048, 1792), 128), "small": (64, (64, 64), 32)}
 """Features of a sample, units of the hidden layers, and samples of a batch. `large` has 10 million parameters."""
 CLASSES = 10
 
@@ -39,7 +39,8 @@ class Rank:
     def build(self, request: dict[str, Any]) -> dict[str, int]:
         """Make one variant of a model, and take its first steps; returns the number and the bytes of its parameters.
 
-        Variants are `fit`, `fit_floor`, `loop`, `loop_floor` and `loop_strategy`; what ends with `floor` trains alone.
+        Variants are `fit`, `fit_floor`, `loop`, `loop_floor` and `loop_strategy`, of which those that end with `floor`
+        train alone, and `bare`: the collective on arrays as large as the parameters, without a model.
         """
         variant, features = request["variant"], MODELS[request["model"]][0]
         scope = self._strategy.scope() if variant == "loop_strategy" else None
@@ -50,12 +51,13 @@ class Rank:
                 model, optimizer = self._model(request["model"])
         if variant in ("fit", "loop"):
             optimizer = importlib.import_module("engine.keras").DistributedOptimizer(optimizer)
-        maker = self._fit if variant.startswith("fit") else self._loop
-        self._models[variant], self._steps[variant] = model, maker(model, optimizer, features, variant)
+        makers = {"fit": self._fit, "loop": self._loop, "bare": self._bare}
+        self._models[variant] = model
+        self._steps[variant] = makers[variant.partition("_")[0]](model, optimizer, features, variant)
         self._worker.meet()
         self._steps[variant](2)
-        sizes = [int(keras_size(each)) for each in model.trainable_variables]
-        return {"tensors": len(sizes), "bytes": 4 * sum(sizes)}
+        weights = model.get_weights()
+        return {"tensors": len(weights), "bytes": sum(each.nbytes for each in weights)}
 
     def block(self, request: dict[str, Any]) -> list[float]:
         """Meet the other ranks once, take untimed and timed steps, and return the seconds of the timed ones."""
@@ -126,22 +128,25 @@ class Rank:
         else:
             program = tf.function(step)
 
-        def take(steps: int) -> list[float]:
-            done = []
-            for _ in range(steps):
-                program(x, y)
-                done.append(time.perf_counter())
-            return done
+        return _repeated(lambda: program(x, y))
 
-        return take
+    def _bare(self, model: Any, optimizer: Any, features: int, variant: str) -> Step:
+        engine = importlib.import_module("engine")
+        arrays = [each.copy() for each in model.get_weights()]
+        return _repeated(lambda: engine.grouped_allreduce_(arrays, op=engine.Average, name="bare"))
 
 
-def keras_size(variable: Any) -> int:
-    """How many elements a variable has."""
-    count = 1
-    for length in variable.shape:
-        count *= int(length)
-    return count
+def _repeated(step: Callable[[], Any]) -> Step:
+    """Steps of a loop, one after the other."""
+
+    def take(steps: int) -> list[float]:
+        done = []
+        for _ in range(steps):
+            step()
+            done.append(time.perf_counter())
+        return done
+
+    return take
 
 
 def _strategy(worker: Worker) -> Any:

@@ -14,13 +14,13 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.common import binding, environment, progress, records
-from benchmarks.common.processes import Group
+from benchmarks.common.processes import Group, Launcher
 
 PARTS = ("calls", "fit")
 CALLERS = ("tensorflow", "jax", "torch")
 BACKENDS = ("tensorflow", "torch", "jax")
 MODELS = ("large", "small")
-FIT, LOOP = ("fit_floor", "fit"), ("loop_floor", "loop")
+FIT, LOOP = ("fit_floor", "fit", "bare"), ("loop_floor", "loop")
 STRATEGY = ("loop_floor", "loop_strategy")
 _QUIET = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
 
@@ -45,24 +45,30 @@ class Settings:
 
 
 def run(settings: Settings, console: Console, merge: bool = False) -> Path:
-    """Measure, and write `out/frameworks.json`; with `merge` keep what the last run has, and is not measured now."""
+    """Measure, and write `out/frameworks.json`; with `merge` keep what the last run has, and is not measured now.
+
+    The file is written after each measurement, so that what is there stays when a later one fails.
+    """
     before = environment.record()
     begun = time.perf_counter()
-    found: list[dict[str, Any]] = []
+    results = {_key(each): each for each in (records.read("frameworks") or {}).get("results", [])} if merge else {}
+
+    def write() -> Path:
+        content = {"results": list(results.values()), "seconds": round(time.perf_counter() - begun, 1)}
+        return records.write("frameworks", asdict(settings), before, content)
+
+    for measured in _measurements(settings, console):
+        results[_key(measured)] = measured | {"date": before["date"], "revision": before["revision"]}
+        write()
+    return write()
+
+
+def _measurements(settings: Settings, console: Console) -> Iterator[dict[str, Any]]:
+    """Each part of each framework, and each of Keras' models."""
     if "calls" in settings.parts:
-        for framework in (name for name in CALLERS if name in settings.frameworks):
-            found.append(_calls(settings, framework, console))
+        yield from (_calls(settings, name, console) for name in CALLERS if name in settings.frameworks)
     if "fit" in settings.parts:
-        for framework in settings.frameworks:
-            for model in settings.models:
-                found.append(_fit(settings, framework, model, console))
-    last = (records.read("frameworks") or {}).get("results", []) if merge else []
-    for each in found:
-        each["environment"] = before
-    kept = [each for each in last if _key(each) not in {_key(new) for new in found}]
-    results = sorted([*kept, *found], key=_key)
-    seconds = round(time.perf_counter() - begun, 1)
-    return records.write("frameworks", asdict(settings), before, {"results": results, "seconds": seconds})
+        yield from (_fit(settings, name, model, console) for name in settings.frameworks for model in settings.models)
 
 
 def _key(result: dict[str, Any]) -> tuple[str, str, str]:
@@ -134,11 +140,10 @@ def _fit(settings: Settings, framework: str, model: str, console: Console) -> di
 def _trainers(settings: Settings, framework: str, ports: str) -> Group:
     """The ranks that train on one backend; with `ports` under the strategy, which has its own processes."""
     variables = {**_QUIET, "KERAS_BACKEND": framework}
-    name, launcher = ("strategy", "plain") if ports else (f"fit-{framework}", "engine")
-    arguments = ["--strategy", ports] if ports else []
-    return Group(
-        name, settings.ranks, "benchmarks.frameworks.fit", arguments, launcher, binding.available(), variables  # type: ignore[arg-type]
-    )
+    launcher: Launcher = "plain" if ports else "engine"
+    name, arguments = ("strategy", ["--strategy", ports]) if ports else (f"fit-{framework}", [])
+    module = "benchmarks.frameworks.fit"
+    return Group(name, settings.ranks, module, arguments, launcher, binding.available(), variables)
 
 
 def _steps(group: Group, variant: str, steps: int) -> float:

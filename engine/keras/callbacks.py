@@ -10,11 +10,14 @@ import numpy as np
 
 from .. import objects, runtime
 from ..process_sets import ProcessSet, global_process_set
+from . import agreement
 from .values import broadcast_variables, variables_of
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+class BroadcastGlobalVariablesCallback(agreement.Agreeing):
     """Gives every rank the model of one, and what its optimizer remembers, before training begins.
+
+    Where the ranks would take different numbers of steps, or write one file, all of them raise a `MismatchError`.
 
     Parameters
     ----------
@@ -45,6 +48,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast, if the model has its variables by now."""
         self._done = False
+        agreement.begin(self)
         optimizer = self.model.optimizer
         if not self.model.built:
             return
@@ -64,7 +68,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             broadcast_variables([each for each in known if id(each) not in self._local], self.root_rank)
 
 
-class MetricAverageCallback(keras.callbacks.Callback):
+class MetricAverageCallback(agreement.Agreeing):
     """Averages metrics over the ranks at the end of each epoch, and has the ranks stop together.
 
     It has to stand before the callbacks that decide by metrics, such as `EarlyStopping`, `ReduceLROnPlateau` and
@@ -80,9 +84,15 @@ class MetricAverageCallback(keras.callbacks.Callback):
         Whose ranks average.
     """
 
+    averages = True
+
     def __init__(self, device: str = "", *, process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
         self._process_set = process_set
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Compare what the ranks are about to do. Collective."""
+        agreement.begin(self)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replace the numbers in `logs` by their averages. Collective."""
@@ -234,6 +244,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Saves the best model, on rank 0 alone. `MetricAverageCallback` has to stand before it.
 
+    Attributes
+    ----------
+    on_one_rank : bool
+        That the other ranks write nothing.
+
     Parameters
     ----------
     monitor, verbose, mode, save_freq : optional
@@ -241,6 +256,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     filepath : path
         A file that ends with `.keras`.
     """
+
+    on_one_rank = True
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,59 @@ def test_values_are_combined() -> None:
     np.testing.assert_array_equal(mine, np.split(size * np.arange(4.0) + total, size)[rank])
     with pytest.raises(TypeError, match="expected a number, an array or a tensor, not"):
         hvd.allreduce(object(), name="wrong")
+
+
+def test_different_numbers_of_steps_are_told_before_the_first() -> None:
+    model = compiled(keras.optimizers.SGD(0.1))
+    before = toy.weights(model)
+    x, y = toy.whole(4)
+    own = 8 + 4 * engine.rank()
+    broadcast, average = hvd.callbacks.BroadcastGlobalVariablesCallback, hvd.callbacks.MetricAverageCallback
+    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.1, steps_per_epoch=2)
+    for callbacks in ([warm_up, broadcast(0), average()], [average()]):
+        with pytest.raises(engine.errors.MismatchError, match=r"rank 0: 2 batches, 1 epochs, rank 1: 3 batches"):
+            model.fit(x[:own], y[:own], batch_size=4, verbose=0, callbacks=callbacks)
+    with pytest.raises(engine.errors.MismatchError, match="rank 0: 2 batches, 1 epochs, rank 1: 2 batches, 2 epochs"):
+        model.fit(x[:8], y[:8], batch_size=4, epochs=1 + engine.rank(), verbose=0, callbacks=[average()])
+    toy.check_close(toy.weights(model), before, 0.0)
+    # Equal numbers of steps do, though the last batch is smaller on one rank; so does a model that trains alone.
+    model.fit(x[: 8 - engine.rank()], y[: 8 - engine.rank()], batch_size=4, verbose=0, callbacks=[average()])
+    model.compile(keras.optimizers.SGD(0.1), loss="mse")
+    model.fit(x[:own], y[:own], batch_size=4, verbose=0, callbacks=[average()])
+
+
+def test_files_that_several_ranks_would_write_are_told() -> None:
+    model = compiled(keras.optimizers.SGD(0.1))
+    every = keras.callbacks.ModelCheckpoint
+    average, best = hvd.callbacks.MetricAverageCallback(), hvd.callbacks.BestModelCheckpoint
+    with pytest.raises(engine.errors.MismatchError, match=r"ranks 0 and 1 .*same.keras', all at the same time"):
+        toy.fit(model, together=True, callbacks=[average, every("same.keras")])
+    for callbacks in ([every(f"own-{engine.rank()}.keras")], [best("loss", filepath="best.keras")]):
+        toy.fit(model, together=True, epochs=1, callbacks=[average, *callbacks])
+    found = [each.name for each in Path().glob("*.keras")]
+    engine.barrier("seen")
+    if engine.rank() == 0:
+        for name in found:
+            Path(name).unlink()
+    assert {"own-0.keras", "best.keras"} <= set(found) and "same.keras" not in found
+
+
+def test_callbacks_that_decide_by_the_metrics_of_one_rank_are_warned_of() -> None:
+    warned: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    early, average = keras.callbacks.EarlyStopping, hvd.callbacks.MetricAverageCallback
+    broadcast, stops = hvd.callbacks.BroadcastGlobalVariablesCallback, keras.callbacks.TerminateOnNaN
+    logging.getLogger("engine").addHandler(handler)
+    try:
+        for callbacks in (
+            [average(), early("loss")],
+            [early("mae"), average()],
+            [broadcast(0), early("loss")],
+            [average(), stops()],
+        ):
+            toy.fit(compiled(keras.optimizers.SGD(0.1)), together=True, epochs=1, callbacks=callbacks)
+    finally:
+        logging.getLogger("engine").removeHandler(handler)
+    assert [each.split(" ", 1)[0] for each in warned] == ["EarlyStopping", "EarlyStopping", "TerminateOnNaN"]
+    assert "own 'mae'" in warned[0] and "own 'loss'" in warned[1]

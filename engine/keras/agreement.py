@@ -1,0 +1,124 @@
+"""What the ranks agree on when a `fit` begins, and which callbacks would have them train apart.
+
+A step is collective. Ranks that take different numbers of steps wait for each other in the end, or combine the last
+step of one rank's epoch with the first of another's; callbacks of Keras know nothing of other ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from .. import logs, objects
+from ..errors import MismatchError
+from .optimizer import is_distributed
+
+_DEPTH = 4  # how many callers are asked whether they are the list of callbacks
+_WRITING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+_FILES = ("filepath", "backup_dir")  # attributes by which callbacks say what they write
+
+
+class Agreeing(keras.callbacks.Callback):
+    """A callback that calls `begin` when training begins.
+
+    Attributes
+    ----------
+    averages : bool
+        Whether it averages metrics over the ranks, so that those that decide by metrics have to come after it.
+    """
+
+    averages = False
+
+
+def begin(callback: Any) -> None:
+    """Compare what the ranks are about to do, and warn of callbacks that decide by one rank's metrics. Collective.
+
+    Nothing happens without an optimizer that reduces, nor for an `Agreeing` callback that is not the first of a `fit`.
+
+    Raises
+    ------
+    MismatchError
+        Ranks are to take different numbers of steps, or would write one file at the same time; all ranks raise it.
+    """
+    optimizer = callback.model.optimizer
+    if optimizer is None or not is_distributed(optimizer):
+        return
+    process_set = optimizer._engine.options.process_set
+    callbacks = _beside(callback)
+    first = next((each for each in callbacks if isinstance(each, Agreeing)), callback)
+    if first is not callback or not process_set.included():
+        return
+    _advise(callbacks)
+    told = (callback.params or {}).get("steps"), (callback.params or {}).get("epochs"), _written(callbacks)
+    everyone = dict(zip(process_set.ranks, objects.allgather_object(told, None, process_set), strict=True))
+    _expect_equal_steps({rank: (steps, epochs) for rank, (steps, epochs, _) in everyone.items()})
+    _expect_own_files({rank: files for rank, (_, _, files) in everyone.items()})
+
+
+def _beside(callback: Any) -> list[Any]:
+    """All callbacks of the `fit` that calls this one, in their order; none if nobody knows."""
+    frame: Any = sys._getframe(2)
+    for _ in range(_DEPTH):
+        if frame is None:
+            break
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.callbacks.CallbackList):
+            return list(caller.callbacks)
+        frame = frame.f_back
+    return []
+
+
+def _advise(callbacks: Sequence[Any]) -> None:
+    """Warn of callbacks that see, or do, what the other ranks do not."""
+    averaged = next((k for k, each in enumerate(callbacks) if getattr(each, "averages", False)), None)
+    for k, each in enumerate(callbacks):
+        kind = type(each).__name__
+        if getattr(each, "monitor", None) and (averaged is None or k < averaged):
+            logs.logger.warning(
+                "%s decides by this rank's own %r: ranks may stop at different epochs, or keep different weights. Put "
+                "MetricAverageCallback before it",
+                kind,
+                each.monitor,
+            )
+        if isinstance(each, keras.callbacks.TerminateOnNaN):
+            logs.logger.warning(
+                "%s looks at this rank's own loss, and may end the training of one rank in the middle of an epoch, "
+                "where the others wait for it: leave it out, or compare the averaged loss after MetricAverageCallback",
+                kind,
+            )
+
+
+def _expect_equal_steps(told: dict[int, tuple[int | None, int | None]]) -> None:
+    """Raise MismatchError if the ranks would take different numbers of steps, as far as Keras knows these."""
+    known = {rank: each for rank, each in told.items() if each[0] is not None}
+    if len(set(known.values())) > 1:
+        said = ", ".join(f"rank {rank}: {steps} batches, {epochs} epochs" for rank, (steps, epochs) in known.items())
+        raise MismatchError(
+            f"fit() would take different numbers of steps on the ranks, and a step needs all of them ({said}). Give "
+            "each rank equally many samples and epochs, or fit(steps_per_epoch=N) with an N that all have"
+        )
+
+
+def _expect_own_files(told: dict[int, list[str]]) -> None:
+    """Raise MismatchError if several ranks would write one file, which ends as neither's."""
+    often = Counter(path for paths in told.values() for path in set(paths))
+    shared = next((path for path, count in often.items() if count > 1), None)
+    if shared is not None:
+        ranks = " and ".join(str(rank) for rank, paths in told.items() if shared in paths)
+        raise MismatchError(
+            f"ranks {ranks} have a callback that writes {shared!r}, all at the same time, which leaves a broken file. "
+            "Give ModelCheckpoint to rank 0 alone, or use engine.keras.callbacks.BestModelCheckpoint; give "
+            "BackupAndRestore a path of its own on each rank"
+        )
+
+
+def _written(callbacks: Sequence[Any]) -> list[str]:
+    """The files that callbacks of this rank write, but for those that write on rank 0 alone."""
+    writing = (each for each in callbacks if isinstance(each, _WRITING) and not getattr(each, "on_one_rank", False))
+    found = [getattr(each, name, None) for each in writing for name in _FILES]
+    return [os.path.abspath(os.fspath(path)) for path in found if path]
