@@ -100,3 +100,37 @@ def failures() -> Any:
     trained = renew()
     found["died"] = fit(trained, lambda _: (event(), os.kill(os.getpid(), signal.SIGKILL)))
     return found
+
+
+class Begun(keras.callbacks.Callback):  # type: ignore[misc]
+    """Makes a file when a `fit` has done some batches."""
+
+    def __init__(self, phase: str) -> None:
+        super().__init__()
+        self.phase = phase
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == AT:
+            Path(f"{self.phase}.{engine.rank()}").touch()
+
+
+def interrupted() -> None:
+    """Train without end, twice: the test interrupts rank 1, which leaves for a new world, and then the whole job."""
+    engine.init()
+    rank = engine.rank()
+    x = np.ones((2 * BATCHES, 4), np.float32)
+    for phase in "one", "all":
+        try:
+            model().fit(x, x[:, :2], batch_size=2, epochs=10**6, verbose=0, callbacks=[Begun(phase)])
+        except KeyboardInterrupt:
+            Path(f"{phase}.interrupted.{rank}").touch()
+            if phase == "all":
+                raise
+        except Exception as error:
+            if phase == "all":
+                raise
+            told = Path(f"{phase}.told.{rank}")
+            told.with_suffix(".part").write_text(str(error))
+            told.with_suffix(".part").rename(told)
+        engine.shutdown()
+        engine.init()

@@ -10,3 +10,10 @@ def failures() -> Any:
     from . import keras_programs
 
     return keras_programs.failures()
+
+
+def interrupted() -> None:
+    """See there."""
+    from . import keras_programs
+
+    keras_programs.interrupted()
