@@ -34,6 +34,8 @@ from benchmarks.collective import operations, run, worker
 from benchmarks.collective import report as collective_report
 from benchmarks.collective.backends import share_of
 from benchmarks.common import binding, paths, records, stats
+from benchmarks.frameworks import report as frameworks_report
+from benchmarks.frameworks import run as frameworks
 from benchmarks.scaling import architectures
 from benchmarks.scaling import run as scaling
 
@@ -136,6 +138,38 @@ def test_jobs_are_watched_only_where_it_is_said(console: Console) -> None:
     assert all(len(row["processor"]) == 2 and min(row["processor"]) > 0 for row in content["results"])
     assert "| gradient hooks alone, never watched |" in text(observing.tables(content))
     assert observing.picture(content).exists()
+
+
+def test_bindings_are_measured_beside_bare_calls_and_steps_alone(console: Console) -> None:
+    pytest.importorskip("keras", reason="needs Keras")
+    settings = frameworks.Settings(
+        frameworks=("torch",), models=("small",), rounds=2, block_seconds=0.0, fit_block_seconds=0.0
+    )
+    for part in frameworks.PARTS:
+        path = frameworks.run(dataclasses.replace(settings, parts=(part,)), console, merge=True)
+    content = json.loads(path.read_text())
+    assert [each["part"] for each in content["results"]] == ["calls", "fit"]
+    calls, fit = (each["rounds"] for each in content["results"])
+    assert {"bare", "bare group", "named", "group"} <= set(calls)
+    assert set(fit) == {"engine.fit", "engine.fit_floor", "engine.bare"}
+    assert all(len(each) == 2 and min(each) > 0 for each in (*calls.values(), *fit.values()))
+    shown = text(frameworks_report.tables(content))
+    assert "torch: 4 KiB, in place" in shown and "a small model" in shown and "Strategy" not in shown
+
+
+def test_what_a_binding_adds_is_told_by_round() -> None:
+    names = ("engine.fit", "engine.bare", "engine.fit_floor", "strategy.loop_strategy", "strategy.loop_floor")
+    rounds = dict(zip(names, ([3.0, 5.0, 4.0], [1.0] * 3, [2.0, 4.0, 3.0], [9.0] * 3, [5.0] * 3), strict=True))
+    rounds |= {"engine.loop": [4.0] * 3, "engine.loop_floor": [2.0] * 3}
+    results = [{"part": "fit", "framework": "tensorflow", "model": "large", "rounds": rounds}]
+    environment = dict.fromkeys(
+        ("processor", "usable_processors", "memory_gib", "kernel", "python", "revision", "date")
+    )
+    environment |= {"packages": {}, "virtual_machine": False, "cpu_quota": None}
+    content = {"results": results, "settings": {"ranks": 2}, "environment": environment}
+    fits, beside = frameworks_report.tables(content)
+    assert fits.rows[0][4:] == ["1 s [1 s, 1 s]", "1 s", "33.3 %", "10 %", "miss"]
+    assert beside.rows[0][-3:] == ["0.5", "0.25", "miss"]
 
 
 def test_policies_search_for_a_known_bottom(console: Console) -> None:
