@@ -252,6 +252,7 @@ def _replay(batches: Sequence[Batch], step: Step, rules: Rules, hosts: int, netw
     """The end of the step, and the seconds for which the link is busy.
 
     What the program waited for is what was done when it went on. If that is done later now, all that follows is later.
+    What was not done when the step ended is waited for in the next one, which is as late as that is.
     """
     late = 0.0  # seconds by which the program is behind its recording
     free = 0.0  # when the entry before is done
@@ -268,6 +269,7 @@ def _replay(batches: Sequence[Batch], step: Step, rules: Rules, hosts: int, netw
         done = [now for recorded, now in pending if recorded <= until]
         pending = [entry for entry in pending if entry[0] > until]
         late = max([late, *(now - until for now in done)])
+    late = max([late, *(now - recorded for recorded, now in pending)])
     return step.seconds + late, busy
 
 

@@ -272,10 +272,10 @@ def test_a_line_that_fails_is_the_last(launcher: Launcher):
 
 
 def test_an_interrupt_ends_all_lines(launcher: Launcher):
-    lines = "\n".join(f"  - {line}" for line in ("touch here; exec sleep 600", "touch started"))
+    lines = "\n".join(f"  - {line}" for line in ("touch here.$ENGINE_RANK; exec sleep 600", "touch started"))
     wrote(launcher.home, SMALL.format(workers="2", resources="{}").replace("run: python train.py", f"run:\n{lines}"))
     job = launcher.start("job")
-    launcher.wait_for("here")
+    launcher.wait_for("here.0", "here.1")
     job.send_signal(signal.SIGINT)
     assert launcher.finish(job).code == 130
     assert not (launcher.home / "started").exists()
