@@ -36,6 +36,8 @@ class Call(NamedTuple):
         Whether others like it are submitted beside it, with which it may be fused: nothing waits for it alone.
     optimizer : int
         Number of the optimizer of whose step its end is the end; -1: it ends no step.
+    backward : bool
+        Whether it is the gradient of another call.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Call(NamedTuple):
     mathematical: bool = False
     overlaps: bool = False
     optimizer: int = -1
+    backward: bool = False
 
 
 def number_of(process_set: ProcessSet) -> int:

@@ -15,6 +15,7 @@ from tensorflow.python.eager import context
 
 from .. import collectives, groups, runtime
 from ..compression import MARKERS
+from ..errors import EngineError
 from ..process_sets import ProcessSet
 from . import order
 from .call import WIRES, Call
@@ -66,6 +67,11 @@ def place(number: int) -> tuple[Any, Any]:
 
 
 def _in_graph(run: Any, inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
+    if order.is_called(tf.compat.v1.get_default_graph()):
+        raise EngineError(
+            "calls of Python have no order in the gradient of a function that another function calls: take the "
+            "gradient inside of the outer function, or have native ops (ENGINE_TENSORFLOW_NATIVE=1)"
+        )
     with order.after_the_last():
         results = tf.numpy_function(run, list(inputs), list(dtypes))
     order.keep_in_order(results[0].op if dtypes else results)  # without results there is the operation alone

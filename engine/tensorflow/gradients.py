@@ -138,7 +138,7 @@ def _dense(gradient: Any) -> Any:
 
 
 def _backward(call: Call) -> Call:
-    return call._replace(name=backward_name(call.name), optimizer=-1)
+    return call._replace(name=backward_name(call.name), optimizer=-1, backward=True)
 
 
 def _function(call: Call) -> str:

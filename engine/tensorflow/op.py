@@ -157,6 +157,7 @@ def _attributes(call: Call, linger: int) -> dict[str, Any]:
         "mathematical": call.mathematical,
         "linger": linger,
         "optimizer": call.optimizer,
+        "depth": order.depth(call.backward),
     }
 
 

@@ -12,10 +12,38 @@ from typing import Any
 
 import tensorflow as tf
 
+_GRADIENTS = "__backward_"  # how the names of gradients' graphs begin
+
 
 def is_of_session(graph: Any) -> bool:
     """Whether a graph is one of TensorFlow 1, of which sessions run parts, and not that of a function."""
     return not hasattr(graph, "outer_graph")
+
+
+def is_called(graph: Any) -> bool:
+    """Whether a graph is that of the gradient of a function that was traced while another function called it."""
+    function = getattr(graph, "outer_graph", None)
+    return graph.name.startswith(_GRADIENTS) and hasattr(getattr(function, "outer_graph", None), "outer_graph")
+
+
+def depth(backward: bool) -> int:
+    """In how many name scopes an operation of a gradient is made now; -1 of any other operation, and eagerly.
+
+    TensorFlow does not order the calls of a function's gradient. So the native ops tell these calls apart by the parts
+    that inlining puts in front of those scopes.
+
+    Parameters
+    ----------
+    backward : bool
+        Whether it is the gradient of a collective. One that a program's own gradient calls is known by its graph.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or is_of_session(graph):
+        return -1
+    if not backward and not graph.name.startswith(_GRADIENTS):
+        return -1
+    scope = graph.get_name_scope()
+    return len(scope.split("/")) if scope else 0
 
 
 @contextmanager

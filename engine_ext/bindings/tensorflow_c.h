@@ -25,6 +25,11 @@ enum { TF_FLOAT = 1, TF_DOUBLE, TF_INT32, TF_UINT8, TF_INT16, TF_INT8, TF_COMPLE
        TF_FLOAT8_E5M2FNUZ = 28 };
 enum { TF_MOST_DIMS = 254 };
 
+typedef struct TF_Text {                          /* TF_StringView: not terminated */
+  const char *data;
+  size_t bytes;
+} TF_Text;
+
 /* Result, name and parameters of each function. */
 #define TENSORFLOW_FUNCTIONS(ROW)                                                                                            \
   ROW(TF_Status *, NewStatus, (void))                                                                                        \
@@ -65,6 +70,7 @@ enum { TF_MOST_DIMS = 254 };
   ROW(void, OpKernelConstruction_GetAttrBool, (TF_Construction *, const char *name, unsigned char *value, TF_Status *))      \
   ROW(void, OpKernelConstruction_GetAttrString, (TF_Construction *, const char *name, char *value, size_t most,              \
                                                  TF_Status *))                                                               \
+  ROW(TF_Text, OpKernelConstruction_GetName, (TF_Construction *))                                                            \
   ROW(void, OpKernelConstruction_Failure, (TF_Construction *, TF_Status *))                                                  \
   ROW(void, OpKernelContext_Failure, (TF_Context *, TF_Status *))                                                            \
   ROW(int, NumInputs, (TF_Context *))                                                                                        \

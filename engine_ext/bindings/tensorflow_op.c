@@ -17,11 +17,12 @@
 #include "bindings/calls.h"
 #include "bindings/tensorflow_c.h"
 #include "kernels/kernels.h"
+#include "platform/hash.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 
 enum { LINGER_NONE, LINGER_FIRST, LINGER_BRIEFLY, LINGER_FOREVER };   /* attribute `linger`; engine/tensorflow/op.py */
-enum { LINGER_NS = 30000, LOOP_NAMES = 64, MOST_LAYOUTS = 32, FEW = 16, LONGEST_NAME = 1024 };
+enum { LINGER_NS = 30000, LOOP_NAMES = 64, MOST_LAYOUTS = 32, FEW = 16, LONGEST_NAME = 1024, LONGEST_WAY = 512 };
 
 static const int8_t DTYPES[] = {                  /* the engine's number of each dtype of TensorFlow, plus one; 0: none */
     [TF_FLOAT] = ENGINE_FLOAT32 + 1,
@@ -56,6 +57,8 @@ typedef struct kernel {                           /* one op of a graph, or one s
   engine_call call;                               /* all of it but the tensors */
   form form;
   int linger;
+  _Atomic uint32_t running;                       /* calls without a name of an op of a graph that are in flight */
+  _Atomic int64_t step;                           /* of the last of these */
   char name[];
 } kernel;
 
@@ -64,6 +67,7 @@ typedef struct pending {                          /* an op that was submitted */
   const kernel *op;
   TF_Context *context;
   TF_Status *failure;                             /* what has kept it from being submitted as it should; NULL: nothing */
+  kernel *counted;                                /* where it counts among the running; NULL: nowhere */
 } pending;
 
 /* ---- the end of an op ------------------------------------------------------------------------------------------------------ */
@@ -195,6 +199,7 @@ static void complete(void *argument, engine_result *result) {
     tf.DeleteStatus(status);
   }
   free(result->memory);
+  if (p->counted != NULL) atomic_fetch_sub(&p->counted->running, 1);
   run_and_destroy(p->done);                       /* the context and the kernel may be gone now */
   free(p);
 }
@@ -303,7 +308,20 @@ static uint64_t linger_of(const kernel *op, TF_Context *context) {
   }
 }
 
-static void submit(const kernel *op, TF_Context *context, pending *p) {
+/* Calls without a name meet those of other ranks by their order, which TensorFlow does not keep if a function runs several times at
+ * once: that is refused. */
+static void expect_order(kernel *op, TF_Context *context, pending *p, TF_Status *status) {
+  int64_t step = tf.StepId(context);
+  if (!(op->call.flags & ENGINE_CALL_UNNAMED) || op->linger == LINGER_FOREVER) return;
+  p->counted = op;
+  if (atomic_fetch_add(&op->running, 1) && atomic_load(&op->step) != step) {
+    tf.SetStatus(status, TF_FAILED_PRECONDITION, "EngineError: this call has no name, and its function runs several times at once, "
+                 "in an order that the ranks do not share: run it once at a time, as with num_parallel_calls=1 of tf.data");
+  }
+  atomic_store(&op->step, step);
+}
+
+static void submit(kernel *op, TF_Context *context, pending *p) {
   char name[LONGEST_NAME + 8];
   engine_call call = op->call;
   engine_call_tensor few[FEW], *tensors = few;
@@ -318,9 +336,10 @@ static void submit(const kernel *op, TF_Context *context, pending *p) {
   call.linger_ns = linger_of(op, context);
   call.done = complete, call.argument = p;
   if (call.count > FEW) tensors = malloc(call.count * sizeof *tensors);
+  expect_order(op, context, p, status);
   if (tensors == NULL) {
     tf.SetStatus(status, TF_RESOURCE_EXHAUSTED, "MemoryError: no memory for the description of a group");
-  } else if (describe(op, context, &call, tensors, status) && op->form == EXCHANGES) {
+  } else if (tf.GetCode(status) == TF_OK && describe(op, context, &call, tensors, status) && op->form == EXCHANGES) {
     call.splits = splits = find_splits(op, context, &tensors[0], status);
   }
   if (tf.GetCode(status) != TF_OK) {              /* refused by the engine, so that the other ranks hear of it */
@@ -335,7 +354,7 @@ static void submit(const kernel *op, TF_Context *context, pending *p) {
 }
 
 static void compute(void *created, TF_Context *context, TF_Done *done) {
-  const kernel *op = created;
+  kernel *op = created;
   pending *p;
   if (engine == NULL) {
     fail(context, TF_FAILED_PRECONDITION, "NotInitializedError: import engine.tensorflow before you run this graph");
@@ -368,16 +387,52 @@ static double factor(TF_Construction *construction, const char *name, TF_Status 
   return value;
 }
 
-static void *create(TF_Construction *construction, form of) {
-  TF_Status *status = tf.NewStatus();
+/* By which way a node was called: its name before inlining had `depth` parts before the last, and has got those of the calls in
+ * front of them, such as `gradients/StatefulPartitionedCall_1_grad/StatefulPartitionedCall`. Empty if it was not inlined. */
+static TF_Text find_path(TF_Text node, int64_t depth) {
+  size_t length = node.bytes;
+  for (; depth >= 0 && length; depth--) {
+    while (length && node.data[length - 1] != '/') length--;
+    if (length) length--;
+  }
+  return (TF_Text){node.data, length};
+}
+
+/* A kernel with the name of its operation. Where TensorFlow does not order calls (`depth` is not negative), the calls of one
+ * function are told apart by their ways, which are equal on ranks that run one program; nodes without a name take their own. */
+static kernel *create_named(TF_Construction *construction, TF_Status *status) {
   int32_t list, length = 0;
-  unsigned char group = 0;
-  int64_t optimizer;
+  int64_t depth = number(construction, "depth", status);
+  TF_Text node = tf.OpKernelConstruction_GetName(construction), path = {NULL, 0};
   kernel *op;
   tf.OpKernelConstruction_GetAttrSize(construction, "operation", &list, &length, status);
-  op = calloc(1, sizeof *op + (size_t)length + 1);
+  if (depth >= 0) path = find_path(node, depth);
+  op = calloc(1, sizeof *op + (size_t)length + node.bytes + 2);
   if (op == NULL) abort();                        /* as TensorFlow does without memory for its own kernels */
   if (length > 0) tf.OpKernelConstruction_GetAttrString(construction, "operation", op->name, (size_t)length, status);
+  if (path.bytes && length > 0) {
+    op->name[length++] = '@';
+    memcpy(op->name + length, path.data, path.bytes);
+    length += (int32_t)path.bytes;
+  } else if (path.bytes) {
+    memcpy(op->name, node.data, node.bytes);
+    length = (int32_t)node.bytes;
+  }
+  if (path.bytes && length > LONGEST_WAY) {       /* the engine takes names of a limited length */
+    uint64_t hash = fnv_text(fnv_begin(), op->name, (size_t)length);
+    length = LONGEST_WAY;
+    length += snprintf(op->name + length, 18, "~%016llx", (unsigned long long)hash);
+  }
+  op->call.name_bytes = (uint32_t)length;
+  return op;
+}
+
+static void *create(TF_Construction *construction, form of) {
+  TF_Status *status = tf.NewStatus();
+  unsigned char group = 0;
+  int64_t optimizer;
+  kernel *op = create_named(construction, status);
+  uint32_t length = op->call.name_bytes;
   tf.OpKernelConstruction_GetAttrBool(construction, "group", &group, status);
   optimizer = number(construction, "optimizer", status);
   op->form = of, op->linger = (int)number(construction, "linger", status);
@@ -392,7 +447,7 @@ static void *create(TF_Construction *construction, form of) {
       .root = (int32_t)number(construction, "root", status),
       .prescale = factor(construction, "prescale", status),
       .postscale = factor(construction, "postscale", status),
-      .name_bytes = (uint32_t)length,
+      .name_bytes = length,
       .optimizer = optimizer >= 0 ? (int32_t)optimizer : 0,
   };
   if (tf.GetCode(status) != TF_OK) tf.OpKernelConstruction_Failure(construction, status);
@@ -464,7 +519,7 @@ static void infer_nothing(TF_Shapes *shapes, TF_Status *status) { tf.ShapeInfere
 
 static const char *const ATTRIBUTES[] = {
     "kind: int", "set: int", "operation: string", "group: bool", "op: int", "wire: int", "prescale: int", "postscale: int",
-    "root: int", "mathematical: bool", "linger: int", "optimizer: int", "T: list(type) >= 0", NULL};
+    "root: int", "mathematical: bool", "linger: int", "optimizer: int", "depth: int", "T: list(type) >= 0", NULL};
 static const char *const SET[] = {"set: int", NULL};
 
 static const struct {

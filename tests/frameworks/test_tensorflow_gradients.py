@@ -17,6 +17,7 @@ import engine
 import engine.tensorflow as hvd
 from engine.errors import EngineError
 from engine.frameworks.backward import mathematical_gradients
+from engine.tensorflow import op
 
 from .tensorflow_ranks import MODES, PYTHON, on_op_ranks
 
@@ -177,6 +178,53 @@ def test_calls_without_a_name_keep_their_order_in_the_graph_of_a_gradient(size: 
         assert tf.convert_to_tensor(found).numpy().tolist() == [[(k + 1.0) * size] * 2 for k in range(20)]
 
 
+@pytest.mark.parametrize("name", ["called four times", None])
+def test_each_call_of_a_function_gets_its_own_gradient(name: str | None, rank: int, size: int) -> None:
+    """TensorFlow runs these gradients in any order, here in another one on each rank."""
+
+    @tf.custom_gradient
+    def late(x: Any) -> Any:
+        def backward(gradient: Any) -> Any:
+            delay = gradient
+            for _ in range(60):
+                delay = tf.sin(delay)
+            return gradient + tf.where(delay > 1.0, 1.0, 0.0)
+
+        return tf.identity(x), backward
+
+    @tf.function(autograph=False)
+    def inner(x: Any) -> Any:
+        return hvd.allreduce(x, op=engine.Sum, name=name)
+
+    @tf.function(autograph=False)
+    def outer(xs: Any) -> Any:
+        reduced = [inner(x) for x in xs]
+        return tf.add_n([(late(x) if (k + rank) % 2 else x) * (k + 1.0) for k, x in enumerate(reduced)])
+
+    if not op.native:
+        with pytest.raises(EngineError, match="take the gradient inside of the outer function"):
+            gradient_of(outer, [tf.constant(1.0) for _ in range(4)])
+        return
+    found = gradient_of(outer, [tf.constant(1.0) for _ in range(4)])
+    assert [float(each) for each in found] == [size * (k + 1.0) for k in range(4)]
+
+
+@pytest.mark.parametrize("name", ["row", None])
+def test_a_jacobian_of_all_rows_at_once(name: str | None, size: int) -> None:
+    x = tf.constant([1.0, 2.0, 3.0], tf.float64)
+
+    @tf.function(autograph=False)
+    def program() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = hvd.allreduce(x**2, op=engine.Sum, name=name)
+        return tape.jacobian(y, x)
+
+    if not op.native:
+        pytest.skip("calls of Python have no names for them")
+    np.testing.assert_allclose(program().numpy(), np.diag(2 * size * x.numpy()))
+
+
 def test_complex_numbers(size: int) -> None:
     x = tf.constant([1 + 2j, 3 - 1j], tf.complex128)
     for mode in MODES.values():
@@ -195,7 +243,6 @@ def test_slices_and_integers_beside_floats(rank: int, size: int) -> None:
 
 
 def test_a_jacobian_row_by_row() -> None:
-    """With `experimental_use_pfor` TensorFlow runs each collective once more, at the same time."""
     x = tf.constant([1.0, 2.0], tf.float64)
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)

@@ -5,7 +5,9 @@ On two ranks also by Python, which takes over where native ops cannot be.
 
 from __future__ import annotations
 
+import queue
 import tempfile
+import threading
 from typing import Any
 
 import numpy as np
@@ -246,6 +248,37 @@ def test_iterations_of_a_loop_overlap(name: str | None, size: int) -> None:
         return tf.while_loop(lambda k, _: k < steps, body, (0, 0.0), parallel_iterations=10)[1]
 
     assert float(program(tf.constant(100))) == size * sum(range(100))
+
+
+@on_op_ranks(2)
+def test_a_call_without_a_name_is_refused_while_another_run_of_its_function_has_it_in_flight(rank: int) -> None:
+    @tf.function(autograph=False)
+    def program(x: Any) -> Any:
+        return hvd.allreduce(x, op=engine.Sum)
+
+    ended: queue.Queue[str] = queue.Queue()
+
+    def run() -> None:
+        try:
+            ended.put(str(float(program(tf.constant(1.0)))))
+        except tf.errors.OpError as error:
+            ended.put(error.message)
+
+    program(tf.constant(1.0))
+    threads = [threading.Thread(target=run) for _ in range(2 if rank == 0 else 0)]
+    for thread in threads:
+        thread.start()
+    refused = ended.get(timeout=60) if rank == 0 else ""
+    engine.barrier("one run was refused")
+    if rank == 1:  # whose runs follow each other, and meet the one that is in flight and the one that was refused
+        run()
+        run()
+        one, other = ended.get(), ended.get()
+    else:
+        one, other = ended.get(timeout=60), refused
+    for thread in threads:
+        thread.join()
+    assert one == "2.0" and ("MismatchError" if rank else "runs several times at once") in other, (one, other)
 
 
 def test_a_call_without_a_name_keeps_its_place_when_one_rank_traces_again(rank: int, size: int) -> None:
