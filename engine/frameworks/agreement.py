@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 
 from .. import objects
 from ..process_sets import ProcessSet
@@ -21,6 +22,15 @@ def next_number(kind: str, process_set: ProcessSet) -> int:
     Two frameworks in one process count together, so that they cannot give one name to two operations.
     """
     return next(_counts.setdefault(process_set, {}).setdefault(kind, itertools.count()))
+
+
+def columns_of_absent(names: Sequence[str]) -> int:
+    """The columns of an empty tensor that goes with a group from which these gradients are absent.
+
+    Ranks compare the shapes of a group's tensors. So groups that lack other gradients on another rank, of equal shapes
+    perhaps, are a mismatch at once.
+    """
+    return zlib.crc32("\0".join(names).encode()) % (1 << 31) + 1
 
 
 def claim_name(options: Options) -> tuple[int, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..frameworks.agreement import columns_of_absent
 from ..frameworks.options import Options
 from ..jax.reduce import reduce_arrays
 
@@ -23,7 +24,7 @@ def reduce(
 
     Parameters
     ----------
-    gradients : sequence of jax.Array
+    gradients : sequence of jax.Array or None
     names : sequence of str
         One for each; equal on all ranks.
     options : Options
@@ -34,10 +35,14 @@ def reduce(
 
     Returns
     -------
-    list of jax.Array
+    list of jax.Array or None
     """
+    sent = [gradient for gradient in gradients if gradient is not None]
+    if absent := [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]:
+        sent.append(jax.numpy.zeros((0, columns_of_absent(absent))))
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return reduce_arrays(gradients, names[0] + more, options, number)
+    reduced = iter(reduce_arrays(sent, names[0] + more, options, number))
+    return [None if gradient is None else next(reduced) for gradient in gradients]
 
 
 def dense(gradient: Any) -> Any:

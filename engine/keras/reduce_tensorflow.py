@@ -20,7 +20,9 @@ def reduce(
     groups: Sequence[Sequence[int]] | None,
 ) -> list[Any]:
     """Reduce gradients over ranks. Collective. Parameters as of `reduce_gradients`; `number`: of the optimizer."""
-    sent = [each if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in gradients]
+    sent = [
+        each if each is None or isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in gradients
+    ]
     return reduce_gradients(
         sent, names, options, prefix="", num_groups=options.num_groups, groups=groups, optimizer=number
     )

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from ..frameworks.agreement import columns_of_absent
 from ..frameworks.options import Options
 from ..groups import grouped_allreduce_
 
 
 @torch.compiler.disable
 def reduce(
-    gradients: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
     names: Sequence[str],
     options: Options,
     number: int,
@@ -23,7 +24,7 @@ def reduce(
 
     Parameters
     ----------
-    gradients : sequence of torch.Tensor
+    gradients : sequence of torch.Tensor or None
     names : sequence of str
         One for each; equal on all ranks.
     options : Options
@@ -34,17 +35,21 @@ def reduce(
 
     Returns
     -------
-    list of torch.Tensor
+    list of torch.Tensor or None
     """
     sent: list[torch.Tensor] = []
     known: set[int] = set()
     for gradient in gradients:
+        if gradient is None:
+            continue
         mine = dense(gradient).detach()
         # Autograd may give several parameters one tensor, or views that repeat elements.
         if mine.data_ptr() in known or not mine.is_contiguous():
             mine = mine.clone(memory_format=torch.contiguous_format)
         known.add(mine.data_ptr())
         sent.append(mine)
+    if absent := [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]:
+        sent.append(torch.zeros(0, columns_of_absent(absent)))
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     results = grouped_allreduce_(
         sent,
@@ -57,7 +62,8 @@ def reduce(
     )
     if number >= 0:
         options.process_set.engine.mark_step(number)
-    return results
+    reduced = iter(results)
+    return [None if gradient is None else next(reduced) for gradient in gradients]
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -118,16 +118,14 @@ class Wrapping:
         ordinary: list[int] = []
         overwriting: list[int] = []  # of float8: not gradients but new values of scales, the largest of which fits all
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if gradient is None:
-                continue
             if id(variable) in local:
-                if self._scale_local:
+                if self._scale_local and gradient is not None:
                     reduced[index] = self._backend.divided(gradient, process_set.size())
             else:
                 (overwriting if getattr(variable, "overwrite_with_gradient", False) else ordinary).append(index)
         largest = replace(self.options, op=Max, prescale=1.0, postscale=1.0)
         for options, indices in (largest, overwriting), (self.options, ordinary):
-            if indices:
+            if any(gradients[index] is not None for index in indices):
                 results = self._backend.reduce(
                     [gradients[index] for index in indices],
                     [names[index] for index in indices],

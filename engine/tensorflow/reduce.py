@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..compression import resolve
+from ..frameworks.agreement import columns_of_absent
 from ..frameworks.options import Options
 from ..types import Adasum
 from . import op as _op
@@ -37,7 +38,7 @@ def reduce_gradients(
     Parameters
     ----------
     gradients : sequence of tf.Tensor, tf.IndexedSlices or None
-        None for variables that have none, the same on all ranks.
+        None for variables that have none, the same on all ranks, which compare it.
     names : sequence of str
         One for each gradient, all different and equal on all ranks.
     options : Options
@@ -62,8 +63,13 @@ def reduce_gradients(
     if options.sparse_as_dense:
         results = [tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in results]
     sparse_ones = [k for k, each in enumerate(results) if isinstance(each, tf.IndexedSlices)]
-    dense = [k for k, each in enumerate(results) if each is not None and k not in set(sparse_ones)]
-    buckets = _buckets(dense, results, num_groups, groups)
+    others = [k for k in range(len(results)) if k not in set(sparse_ones)]
+    # Where a bucket begins and what it is called does not depend on which of its gradients there are.
+    buckets = [
+        bucket
+        for bucket in _buckets(others, results, num_groups, groups)
+        if any(results[k] is not None for k in bucket)
+    ]
     _, own = resolve(options.compression, options.op)
     for k in reversed(sparse_ones):
         ends = optimizer if not buckets and k == sparse_ones[0] else -1
@@ -78,18 +84,21 @@ def reduce_gradients(
             ends,
         )
     for bucket in buckets:
-        sent = [results[k] for k in bucket]
+        present = [k for k in bucket if results[k] is not None]
+        sent = [results[k] for k in present]
         contexts = []
         if own is not None:
             sent, contexts = map(list, zip(*(own.compress(each) for each in sent), strict=True))
+        if len(present) < len(bucket):
+            sent.append(tf.zeros([0, columns_of_absent([names[k] for k in bucket if results[k] is None])]))
         more = f"+{len(bucket) - 1}" if len(bucket) > 1 else ""
         call = _call(options, f"{prefix}{names[bucket[0]]}{more}", len(buckets) > 1)
         if bucket is buckets[-1]:
             call = call._replace(optimizer=optimizer)
-        reduced = _op.reduce(call, sent)
+        reduced = _op.reduce(call, sent)[: len(present)]
         if own is not None:
             reduced = [own.decompress(each, context) for each, context in zip(reduced, contexts, strict=True)]
-        for k, result in zip(bucket, reduced, strict=True):
+        for k, result in zip(present, reduced, strict=True):
             results[k] = result
     return results
 
@@ -110,29 +119,29 @@ def _call(options: Options, name: str, overlaps: bool) -> Call:
 
 
 def _buckets(
-    dense: list[int], gradients: Sequence[Any], num_groups: int, groups: Sequence[Sequence[int]] | None
+    others: list[int], gradients: Sequence[Any], num_groups: int, groups: Sequence[Sequence[int]] | None
 ) -> list[list[int]]:
-    """The numbers of the dense gradients in buckets, in the order in which these are submitted."""
-    if not dense:
+    """The numbers of the gradients that are not sparse in buckets, in the order in which these are submitted."""
+    if not others:
         return []
     if groups is not None:
-        known = set(dense)
+        known = set(others)
         chosen = [[k for k in group if k in known] for group in groups]
         rest = known.difference(*chosen)
         return sorted([*filter(None, chosen), *([k] for k in rest)], key=max, reverse=True)
     if num_groups:
-        count = min(num_groups, len(dense))
-        starts = [len(dense) * part // count for part in range(count + 1)]
-        return [dense[starts[part] : starts[part + 1]] for part in reversed(range(count))]
+        count = min(num_groups, len(others))
+        starts = [len(others) * part // count for part in range(count + 1)]
+        return [others[starts[part] : starts[part + 1]] for part in reversed(range(count))]
     if tf.executing_eagerly() or _op.blocks():
-        return [dense]
-    return _by_size(dense, lambda k: _bytes(gradients[k]))
+        return [others]
+    return _by_size(others, lambda k: _bytes(gradients[k]))
 
 
-def _by_size(dense: list[int], size: Callable[[int], int]) -> list[list[int]]:
+def _by_size(others: list[int], size: Callable[[int], int]) -> list[list[int]]:
     buckets: list[list[int]] = [[]]
     filled = 0
-    for k in reversed(dense):
+    for k in reversed(others):
         if filled >= BUCKET_BYTES:
             buckets.append([])
             filled = 0
@@ -143,4 +152,6 @@ def _by_size(dense: list[int], size: Callable[[int], int]) -> list[list[int]]:
 
 def _bytes(gradient: Any) -> int:
     """Bytes of a gradient, as far as its shape is known while the program is traced."""
+    if gradient is None:
+        return 0
     return int(gradient.shape.num_elements() or 0) * int(gradient.dtype.size)

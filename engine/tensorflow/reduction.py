@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from .. import objects
 from ..compression import Scheme, resolve
 from ..frameworks.agreement import next_number
 from ..frameworks.options import Options
@@ -18,9 +19,11 @@ from .call import number_of
 from .names import key_of, name_of, once_in_graph, unique
 from .reduce import reduce_gradients
 
-# Numbers of the tapes of a process set, by the names of the variables. A tape lives for a step: the next one for the
-# same variables goes on counting the same steps.
-_tapes: weakref.WeakKeyDictionary[ProcessSet, dict[tuple[str, ...], int]] = weakref.WeakKeyDictionary()
+_Numbers = dict[tuple[str, ...], int]  # of optimizers, by the names of the variables
+
+# Numbers of the tapes of a process set. A tape lives for a step: the next one for the same variables goes on counting
+# the same steps.
+_tapes: weakref.WeakKeyDictionary[ProcessSet, _Numbers] = weakref.WeakKeyDictionary()
 
 
 class Reduction:
@@ -56,6 +59,7 @@ class Reduction:
         self._prefix = prefix
         self._local: dict[int, Any] = {}  # by their keys, which stay theirs as long as they are held
         self._paused = False
+        self._numbers: _Numbers = {}  # of an optimizer's own, by the variables that it has reduced so far
         self._groups = None if options.groups is None else _keys(options.groups)
 
     @property
@@ -79,6 +83,9 @@ class Reduction:
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], generic_names: bool = False) -> list[Any]:
         """The reduced gradients of variables; None of those that have none. Collective.
 
+        When these variables come for the first time, the ranks compare which of them have a gradient, and of which
+        kind: also while a function is traced.
+
         Parameters
         ----------
         gradients : sequence of tf.Tensor, tf.IndexedSlices or None
@@ -86,6 +93,11 @@ class Reduction:
             One for each gradient.
         generic_names : bool
             Call them by their places, not by their names.
+
+        Raises
+        ------
+        MismatchError
+            The ranks' variables, or their gradients, differ.
         """
         if not self.active:
             return list(gradients)
@@ -99,7 +111,7 @@ class Reduction:
             prefix="",
             num_groups=self.options.num_groups,
             groups=self._places(variables, shared),
-            optimizer=self._step_number(names) if self._number is None else self._number,
+            optimizer=self._number_of(names, gradients, variables),
         )
         results = [self._scaled(each) for each in gradients] if len(shared) < len(names) else list(gradients)
         for k, result in zip(shared, reduced, strict=True):
@@ -127,12 +139,26 @@ class Reduction:
         found = [[places[key] for key in group if key in places] for group in self._groups]
         return [group for group in found if group]
 
-    def _step_number(self, names: Sequence[str]) -> int:
-        numbers = _tapes.setdefault(self.options.process_set, {})
+    def _number_of(self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]) -> int:
+        """The number of the optimizer; when variables come for the first time, they are compared over the ranks."""
+        process_set = self.options.process_set
+        numbers = self._numbers if self._number is not None else _tapes.setdefault(process_set, {})
         key = tuple(names)
         if key not in numbers:
-            numbers[key] = next_number("optimizer", self.options.process_set)
+            pairs = zip(gradients, variables, strict=True)
+            described = {name: (self._describe(*each), 0) for name, each in zip(names, pairs, strict=True)}
+            title = "the ranks reduce gradients of different variables, or of other kinds"
+            objects.compare(described, title, f"{self._prefix}variables", process_set)
+            numbers[key] = next_number("optimizer", process_set) if self._number is None else self._number
         return numbers[key]
+
+    def _describe(self, gradient: Any, variable: Any) -> str:
+        if key_of(variable) in self._local:
+            return "a variable of its own"
+        text = f"{tf.as_dtype(variable.dtype).base_dtype.name}{list(variable.shape)}"
+        if gradient is None:
+            return f"{text} without a gradient"
+        return f"{text} with a sparse gradient" if isinstance(gradient, tf.IndexedSlices) else text
 
     def _scaled(self, gradient: Any) -> Any:
         """A gradient that stays with its rank, as much of it as it would have in an average."""

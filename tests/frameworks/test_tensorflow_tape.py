@@ -168,6 +168,41 @@ def test_structures_and_gradients_that_are_none(traced: bool) -> None:
     assert many["a"] == many["b"][0] == one == expected
 
 
+@traced
+def test_a_gradient_that_one_rank_lacks_is_named_at_once(rank: int, size: int, traced: bool) -> None:
+    suffix = "traced" if traced else "eager"
+    used = tf.Variable([1.0, 2.0], name=f"used {suffix}")
+    head = tf.Variable([3.0, 4.0], name=f"head {suffix}")
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(used * (head if rank == 0 else 1.0))
+        return hvd.DistributedGradientTape(tape).gradient(value, [used, head])
+
+    if size == 1:
+        return
+    text = toy.raises(Exception, toy.as_function(step, traced))
+    assert f"'head {suffix}': rank" in text and "float32[2] without a gradient" in text, text
+
+
+@traced
+def test_gradients_that_other_ranks_lack_later_on_are_no_partners_of_others(size: int, rank: int, traced: bool) -> None:
+    """Ranks have equally many gradients, of equal shapes, of different variables."""
+    three = [tf.Variable([1.0, 2.0], name=f"{name} {traced}") for name in ("first", "second", "third")]
+
+    def step(chosen: Sequence[int]) -> Any:
+        with tf.GradientTape() as tape:
+            value = tf.add_n([tf.reduce_sum(three[k] ** 2) for k in chosen])
+        return hvd.DistributedGradientTape(tape).gradient(value, three)
+
+    run = toy.as_function(step, traced)
+    assert [each is None for each in run((0, 1))] == [False, False, True]
+    if size > 1:
+        text = toy.raises(FAILED, lambda: run((0, 1) if rank else (0, 2)))
+        assert "ranks disagree" in text, text
+    assert [each is None for each in run((1, 2))] == [True, False, False]
+
+
 @on_op_ranks(2)
 def test_three_thousand_operations_in_the_first_step(rank: int) -> None:
     weights = tf.Variable(tf.ones([3000]))
