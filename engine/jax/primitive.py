@@ -97,6 +97,7 @@ class Collective:
 
     kind: str
     by_rows = False  # whether the first dimension is divided among ranks, or put together from them
+    in_place = False  # whether a result takes the memory of its array; XLA copies one that is used otherwise
     gathers = False  # whether the rows that came from each rank, int32[arrays, ranks], are a further result
 
     def __init__(self) -> None:
@@ -214,7 +215,9 @@ class Collective:
         shapes = [aval.shape for aval in context.avals_in]
         attributes = self._attributes(shapes, settings) | {"name": name}
         sent = context.replace(avals_out=context.avals_out[: len(operands)])
-        results = list(jax.ffi.ffi_lowering(TARGET, has_side_effect=True)(sent, *operands, **attributes))
+        aliases = {k: k for k in range(len(operands))} if self.in_place else {}
+        lower = jax.ffi.ffi_lowering(TARGET, has_side_effect=True, operand_output_aliases=aliases)
+        results = list(lower(sent, *operands, **attributes))
         if self.gathers:
             rows = attributes["rows"].reshape(len(operands), -1).astype(np.int32)
             results.append(mlir.ir_constant(rows))
@@ -257,6 +260,7 @@ class Allreduce(Collective):
     """The gradient of a sum over ranks is the sum of the gradients; of an average, their average; so of Adasum."""
 
     kind = "allreduce"
+    in_place = True  # Gradients are computed, reduced, and not looked at again.
 
     def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
         s = settings

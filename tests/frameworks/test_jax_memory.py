@@ -129,3 +129,9 @@ def test_a_program_of_a_process_set_that_is_gone_runs_in_no_other(rank: int, siz
     if pair.included():
         assert program(jnp.ones(2)).tolist() == [ranks] * 2
     hvd.remove_process_set(pair)
+
+
+def test_a_gradient_is_reduced_in_the_memory_that_it_lies_in() -> None:
+    program = jax.jit(lambda x: hvd.grouped_allreduce([x * 2, x * 3], name="in place"))
+    compiled = program.lower(jnp.ones(LARGE)).compile()
+    assert "output_to_operand_aliasing={{0}: (0, {}), {1}: (1, {})}" in compiled.as_text()
