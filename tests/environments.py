@@ -1,0 +1,85 @@
+"""Environments with other versions of some packages than that which runs the tests.
+
+Such an environment sees the packages of the one that makes it, the engine's editable build among them, but its own come
+first. So pip need not put together what does not ask for each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import sysconfig
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+class NotToBeHadError(Exception):
+    """The environment cannot be made here; says why."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One environment, made when it is asked for.
+
+    Attributes
+    ----------
+    home : Path
+    installs : tuple of tuple of str
+        Arguments of `pip install`, for one call after the other.
+    hidden : tuple of str
+        Packages of the outer environment that do not go with those: importing one is an `ImportError`.
+    """
+
+    home: Path
+    installs: tuple[tuple[str, ...], ...]
+    hidden: tuple[str, ...] = ()
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.home / "bin" / "python"
+
+    def make(self, timeout: float = 100.0) -> Path:
+        """Make the environment, unless it is there; its interpreter.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds that one call of pip may take.
+
+        Raises
+        ------
+        NotToBeHadError
+            pip cannot get the packages.
+        """
+        made = self.home / ".made"
+        contents = "\n".join([sysconfig.get_path("purelib"), *map(" ".join, self.installs), *self.hidden])
+        self.home.parent.mkdir(exist_ok=True, parents=True)
+        with open(f"{self.home}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two runs of the tests
+            if not made.exists() or made.read_text() != contents:
+                venv.create(self.home, clear=True, with_pip=False, symlinks=True)
+                self._fill(timeout)
+                made.write_text(contents)
+        return self.python
+
+    def _fill(self, timeout: float) -> None:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(self.python)]
+        for options in self.installs:
+            command = [*pip, "install", "--quiet", "--no-compile", "--retries", "1", *options]
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False
+            )
+            if done.returncode != 0:
+                raise NotToBeHadError(f"pip cannot install {' '.join(options)}: {done.stdout.strip()[-300:]}")
+        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        asked = subprocess.run([self.python, "-c", code], check=True, capture_output=True, text=True)
+        packages = Path(asked.stdout.strip())
+        outer = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+        (packages / "outer.pth").write_text(outer)
+        for name in self.hidden:
+            (packages / f"{name}.py").write_text(f"raise ImportError('{name} does not go with this environment')\n")

@@ -1,0 +1,117 @@
+"""Run the tests of TensorFlow, Keras and JAX with the oldest versions that are supported, one between, and the newest.
+
+Each has an environment of its own, of up to 1.3 GB below build/versions, which is made once. A part says what it did,
+and the command fails if a part does. What is not to be had here is named and left out.
+
+    python -m tests.versions [--only-ranks 2] [tensorflow-2.16 jax-0.6 ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from typing import NamedTuple
+
+from .environments import ROOT, Environment, NotToBeHadError
+
+HOME = ROOT / "build" / "versions"
+PIP_TIMEOUT, TESTS_TIMEOUT = 900.0, 3600.0  # seconds
+_JAX_TESTS = (
+    *(f"tests/frameworks/test_jax_{name}.py" for name in ("functions", "memory", "programs", "saved", "training")),
+    "tests/fault/test_jax_failures.py",
+)
+_TENSORFLOW_TESTS = (
+    *(
+        f"tests/frameworks/test_tensorflow_{name}.py"
+        for name in ("batch_norm", "gradients", "ops", "optimizer", "session", "tape", "variables")
+    ),
+    "tests/fault/test_tensorflow_failures.py",
+)
+_KERAS_TESTS = ("tests/frameworks/test_keras_optimizers.py", "tests/frameworks/test_keras_training.py")
+
+
+class Part(NamedTuple):
+    """Some versions, and what runs with them.
+
+    Attributes
+    ----------
+    environment : Environment
+    package : str
+        Whose version is told.
+    tests : tuple of tuple of str
+        Arguments of pytest, for one run after the other.
+    """
+
+    environment: Environment
+    package: str
+    tests: tuple[tuple[str, ...], ...]
+
+
+def _jax(name: str, *versions: str) -> Part:
+    return Part(Environment(HOME / name, (versions,)), "jax", (_JAX_TESTS,))
+
+
+PARTS = {
+    # It looks for JAX, and breaks on one that wants a newer ml_dtypes.
+    "tensorflow-2.16": Part(
+        Environment(HOME / "tensorflow-2.16", (("tensorflow-cpu==2.16.2",),), hidden=("jax", "torch")),
+        "tensorflow-cpu",
+        (_TENSORFLOW_TESTS, (*_KERAS_TESTS, "-k", "tensorflow")),
+    ),
+    "jax-0.6": _jax("jax-0.6", "--no-deps", "jax==0.6.0", "jaxlib==0.6.0"),
+    "jax-0.8": _jax("jax-0.8", "--no-deps", "jax==0.8.0", "jaxlib==0.8.0"),
+    "jax-newest": _jax("jax-newest", "--upgrade", "jax", "jaxlib", "optax"),
+}
+
+
+def run(part: Part, options: list[str]) -> str:
+    """Run the tests of a part; what passed. An AssertionError says what did not."""
+    python = part.environment.make(PIP_TIMEOUT)
+    version = subprocess.run(
+        [python, "-c", f"from importlib.metadata import version; print(version({part.package!r}))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    told = []
+    for tests in part.tests:
+        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, *options]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TESTS_TIMEOUT,
+            check=False,
+        )
+        assert done.returncode == 0, f"{part.package} {version}:\n{done.stdout[-6000:]}"
+        told += re.findall(r"^(\d+ passed.*) in ", done.stdout, re.MULTILINE)
+    return f"{part.package} {version}: {'; '.join(told)}"
+
+
+def main() -> int:
+    """Run all parts, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only-ranks", help="as of pytest: of the tests on ranks, those on so many")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(PARTS):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
+    failed = False
+    for name in given.parts or PARTS:
+        try:
+            told = run(PARTS[name], [] if given.only_ranks is None else ["--only-ranks", given.only_ranks])
+            print(f"{name}: {told}", flush=True)
+        except NotToBeHadError as error:
+            print(f"{name}: left out, {error}", flush=True)
+        except AssertionError as error:
+            failed = True
+            print(f"{name}: FAILED: {error}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
