@@ -2,7 +2,8 @@
 
 Each kind of collective is one primitive of any number of arrays, which travel together. A primitive that is called with
 arrays calls the engine at once. Compiled for the processor, it is a call of `engine_ext/bindings/xla_call.c`, which
-answers with a future: as many collectives of a program are under way as its data allow, in any order.
+answers with a future: as many collectives of a program are under way as its data allow, in any order. Only a program
+of few operations or small arrays XLA runs one after the other, and waits for each.
 
 To JAX a collective is a pure function: calls whose results nobody uses are left out, as `lax.psum` is. Every rank has
 to trace the same collectives.

@@ -79,5 +79,5 @@ def test_programs_of_another_process(tmp_path: Path) -> None:
     expected = [[3.0] * 4, [1.0, 2.0], [3.0] * 4, [6.0] * 4]
     assert run_ranks(2, compile_and_save, str(tmp_path), env=JAX).values == [expected] * 2
     for refused, loaded, again, cached in run_ranks(2, load, str(tmp_path), env=JAX).values:
-        assert "No FFI handler registered for engine_collective_" in refused
+        assert "NOT_FOUND" in refused and "engine_collective_" in refused
         assert loaded == again == expected and cached
