@@ -31,8 +31,7 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport (
-    SIG_SETMASK, pthread_create, pthread_join, pthread_mutex_lock, pthread_mutex_unlock, pthread_self, pthread_sigmask,
-    sigfillset, sigset_t,
+    engine_thread_start, pthread_join, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
 from engine_ext.shared.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status, rank_page,
@@ -163,14 +162,10 @@ cdef void* engine_thread(void* argument) noexcept nogil:
 
 
 cdef int driver_start(State* e) noexcept nogil:
-    """Start the engine thread, with all signals blocked: they are for the user's threads. 0 or an errno."""
-    cdef sigset_t everything, theirs
+    """Start the engine thread: 0 or an errno."""
     cdef int status
     announce_sleep(e, DOOR_ENGINE, load32_relaxed(&e.segment.mine.door[DOOR_ENGINE]))
-    sigfillset(&everything)
-    pthread_sigmask(SIG_SETMASK, &everything, &theirs)
-    status = pthread_create(&e.thread, NULL, engine_thread, e)
-    pthread_sigmask(SIG_SETMASK, &theirs, NULL)
+    status = engine_thread_start(&e.thread, engine_thread, e)
     e.threaded = status == 0
     return status
 

@@ -2,7 +2,7 @@
 
 What a call's end sets off belongs to the framework: it may run the rest of a program, and wait there for other collectives. So
 whoever drives only puts the finished operation on a queue, and a finisher takes it from there. Finishers hold neither a lock
-nor the driver's role nor the GIL while they call. They have all signals blocked, and begin each call with the default
+nor the driver's role nor the GIL while they call. Signals are not delivered to them, and they begin each call with the default
 floating-point state.
 
 When something is on the queue and no finisher has come back for PATIENCE_NS, another one is started, since each may be waiting
@@ -16,11 +16,9 @@ from libc.stdint cimport uint64_t
 
 from engine_ext.operations.op cimport Op
 from engine_ext.platform.posix cimport (
-    CLOCK_MONOTONIC, PTHREAD_CREATE_DETACHED, SIG_SETMASK, clock_gettime, nanosleep, pthread_attr_destroy, pthread_attr_init,
-    pthread_attr_setdetachstate, pthread_attr_t, pthread_cond_init, pthread_cond_signal, pthread_cond_t,
+    CLOCK_MONOTONIC, clock_gettime, engine_thread_start, nanosleep, pthread_cond_init, pthread_cond_signal, pthread_cond_t,
     pthread_cond_timedwait, pthread_cond_wait, pthread_condattr_init, pthread_condattr_setclock, pthread_condattr_t,
-    pthread_create, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, pthread_sigmask, pthread_t,
-    sigfillset, sigset_t, timespec,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, timespec,
 )
 
 cdef extern from "platform/cpu.h" nogil:
@@ -88,25 +86,8 @@ cdef void* guard(void* unused) noexcept nogil:
         nanosleep(&patience, NULL)
         pthread_mutex_lock(&pool.lock)
         if pool.queued > pool.idle and pool.taken == taken:
-            pool.threads += start(finisher)
+            pool.threads += engine_thread_start(NULL, finisher, NULL) == 0
     return NULL
-
-
-cdef bint start(void* (*run)(void*) noexcept nogil) noexcept nogil:
-    """Start a thread; whether that was possible."""
-    cdef pthread_attr_t attributes
-    cdef sigset_t everything, theirs
-    cdef pthread_t thread
-    cdef bint started
-    if pthread_attr_init(&attributes):
-        return False
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED)
-    sigfillset(&everything)
-    pthread_sigmask(SIG_SETMASK, &everything, &theirs)
-    started = pthread_create(&thread, &attributes, run, NULL) == 0
-    pthread_sigmask(SIG_SETMASK, &theirs, NULL)
-    pthread_attr_destroy(&attributes)
-    return started
 
 
 cdef bint finishers_start() noexcept nogil:
@@ -114,9 +95,9 @@ cdef bint finishers_start() noexcept nogil:
     cdef bint there
     pthread_mutex_lock(&pool.lock)
     if pool.threads == 0:
-        pool.threads += start(finisher)
+        pool.threads += engine_thread_start(NULL, finisher, NULL) == 0
     if not pool.guarded:
-        pool.guarded = start(guard)
+        pool.guarded = engine_thread_start(NULL, guard, NULL) == 0
     there = pool.threads > 0 and pool.guarded
     pthread_mutex_unlock(&pool.lock)
     return there

@@ -29,13 +29,6 @@ cdef extern from "<unistd.h>" nogil:
     long read(int fd, void* data, size_t count)
     long write(int fd, const void* data, size_t count)
 
-cdef extern from "<signal.h>" nogil:
-    ctypedef struct sigset_t:
-        pass
-    enum: SIG_SETMASK
-    int sigfillset(sigset_t* signals)
-    int pthread_sigmask(int how, const sigset_t* signals, sigset_t* old)
-
 cdef extern from "<time.h>" nogil:
     enum: CLOCK_MONOTONIC
     cdef struct timespec:
@@ -45,10 +38,7 @@ cdef extern from "<time.h>" nogil:
     int nanosleep(const timespec* duration, timespec* left)
 
 cdef extern from "<pthread.h>" nogil:
-    enum: PTHREAD_CREATE_DETACHED
     ctypedef struct pthread_t:
-        pass
-    ctypedef struct pthread_attr_t:
         pass
     ctypedef struct pthread_mutex_t:
         pass
@@ -57,9 +47,6 @@ cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_condattr_t:
         pass
     int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil, void (*child)() noexcept nogil)
-    int pthread_attr_init(pthread_attr_t* attributes)
-    int pthread_attr_setdetachstate(pthread_attr_t* attributes, int state)
-    int pthread_attr_destroy(pthread_attr_t* attributes)
     int pthread_condattr_init(pthread_condattr_t* attributes)
     int pthread_condattr_setclock(pthread_condattr_t* attributes, int clock)
     int pthread_cond_init(pthread_cond_t* condition, const pthread_condattr_t* attributes)
@@ -67,10 +54,12 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_cond_broadcast(pthread_cond_t* condition)
     int pthread_cond_wait(pthread_cond_t* condition, pthread_mutex_t* mutex)
     int pthread_cond_timedwait(pthread_cond_t* condition, pthread_mutex_t* mutex, const timespec* until)
-    int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*) noexcept nogil, void* argument)
     pthread_t pthread_self()
     int pthread_join(pthread_t thread, void** result)
     int pthread_mutex_init(pthread_mutex_t* mutex, const void* attributes)
     int pthread_mutex_destroy(pthread_mutex_t* mutex)
     int pthread_mutex_lock(pthread_mutex_t* mutex)
     int pthread_mutex_unlock(pthread_mutex_t* mutex)
+
+cdef extern from "platform/threads.h" nogil:
+    int engine_thread_start(pthread_t* thread, void* (*run)(void*) noexcept nogil, void* argument)
