@@ -5,7 +5,7 @@ from compiled code meet. Nothing here holds the GIL or raises: a text begins wit
 """
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.stdlib cimport malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from engine_ext.bindings.arguments cimport FAULT_BYTES, fill_meta, reduction_fault, wire_of
@@ -13,6 +13,7 @@ from engine_ext.bindings.calls cimport (
     ENGINE_CALL_DIMS, ENGINE_CALL_GROUP, ENGINE_CALL_NO_MEMORY, ENGINE_CALL_OK, ENGINE_CALL_REFUSED, engine_call_tensor,
 )
 from engine_ext.bindings.collectives cimport fill_reduction, own_rows, row_bytes
+from engine_ext.bindings.extents cimport Extent, find_overlap
 from engine_ext.bindings.groups cimport MAX_GROUP, group_begin, group_count, group_payload
 from engine_ext.bindings.view cimport View
 from engine_ext.kernels.kernels cimport (
@@ -115,16 +116,58 @@ cdef bint view_member(const State* e, const Operation* row, const engine_call* c
     return True
 
 
+cdef uint64_t extents_of(const State* e, const Operation* row, const char* source, const char* target, const View* view, int k,
+                         Extent* extents) noexcept nogil:
+    """Where a tensor and its result lie, in place or apart: how many extents of the two there are."""
+    cdef uint64_t nbytes = view.nbytes
+    cdef int count = 0
+    if row.parts and view.nbytes:
+        nbytes = <uint64_t>own_rows(e, view.dims[0]) * row_bytes(view)
+    if source != target and view.nbytes:
+        extents[0].begin, extents[0].end, extents[0].index, extents[0].reads = source, source + view.nbytes, k, True
+        count = 1
+    if target != NULL and nbytes:
+        extents[count].begin, extents[count].index, extents[count].reads = target, k, False
+        extents[count].end = target + (view.nbytes if source == target else nbytes)
+        count += 1
+    return count
+
+
+cdef bint expect_apart(Extent* extents, uint64_t count, char* text) noexcept nogil:
+    """Whether no result lies where something else does."""
+    cdef int one = 0, other = 0
+    if not find_overlap(extents, <Py_ssize_t>count, &one, &other):
+        return True
+    if one == other:
+        return refuse(text, b"a tensor and its result overlap: the result is to lie exactly where the tensor does, or apart from it")
+    snprintf(text, FAULT_BYTES, "ArgumentError: tensors %d and %d of the group share memory: in place each would be reduced twice; "
+             "leave one out, or give each a result of its own", one, other)
+    return False
+
+
 cdef int group_op(const State* e, const Operation* row, const engine_call* call, Op* op, char* text) noexcept nogil:
     cdef View view
+    cdef Extent* extents = NULL
+    cdef uint64_t count = 0
     cdef uint32_t k
-    if not group_begin(op, call.kind, call.count):
+    cdef bint fits = True
+    if row.reduces:
+        extents = <Extent*>malloc(call.count * 2 * sizeof(Extent))
+    if (row.reduces and extents == NULL) or not group_begin(op, call.kind, call.count):
+        free(extents)
         return ENGINE_CALL_NO_MEMORY
     for k in range(call.count):
-        if not view_member(e, row, call, k, &view, text):
-            return ENGINE_CALL_REFUSED
+        fits = view_member(e, row, call, k, &view, text)
+        if not fits:
+            break
         group_count(op, k, &view)
         op.members[k].target = <char*>call.tensors[k].target
+        if row.reduces:
+            count += extents_of(e, row, view.data, op.members[k].target, &view, <int>k, &extents[count])
+    fits = fits and expect_apart(extents, count, text)
+    free(extents)
+    if not fits:
+        return ENGINE_CALL_REFUSED
     if not row.reduces:
         return ENGINE_CALL_OK if group_payload(op) else ENGINE_CALL_NO_MEMORY
     fill_reduction(op, call.op, call.prescale, call.postscale)
@@ -150,7 +193,11 @@ cdef bint take_splits(const State* e, const engine_call* call, const View* view,
 
 cdef int tensor_op(const State* e, const Operation* row, const engine_call* call, Op* op, char* text) noexcept nogil:
     cdef View view
+    cdef Extent[2] extents
     if not view_member(e, row, call, 0, &view, text):
+        return ENGINE_CALL_REFUSED
+    if (row.reduces or row.rooted) and not expect_apart(
+            extents, extents_of(e, row, view.data, <char*>call.tensors[0].target, &view, 0, extents), text):
         return ENGINE_CALL_REFUSED
     if row.rooted and not expect_root(e, call.root, text):
         return ENGINE_CALL_REFUSED
