@@ -139,9 +139,9 @@ cdef bint expect_apart(Extent* extents, uint64_t count, char* text) noexcept nog
     if not find_overlap(extents, <Py_ssize_t>count, &one, &other):
         return True
     if one == other:
-        return refuse(text, b"a tensor and its result overlap: the result is to lie exactly where the tensor does, or apart from it")
-    snprintf(text, FAULT_BYTES, "ArgumentError: tensors %d and %d of the group share memory: in place each would be reduced twice; "
-             "leave one out, or give each a result of its own", one, other)
+        return refuse(text, b"a tensor and its result overlap: the result is to lie where the tensor does, or apart from it")
+    snprintf(text, FAULT_BYTES, "ArgumentError: tensors %d and %d of the group share memory: in place each would be reduced "
+             "twice; leave one out, or give each a result of its own", one, other)
     return False
 
 

@@ -13,6 +13,8 @@
  *   - `submit` blocks for `linger_ns` at most. While it does, this thread does the engine's work, so that a call that is
  *     alone is done when it returns. With 0 it never waits. Who lingers does not hold the GIL.
  *   - Operations of one name meet by name; those without meet by the order in which each rank submits them.
+ *   - A call that is refused on one rank fails on the others, too, which are told why: also one whose name is in flight here.
+ *     So whoever makes calls, and finds that it cannot make one, submits it with a `fault`.
  *   - The ranks compare what they submit: kind, dtype, shape, operation, factors, wire, and of a group the shapes and dtypes
  *     of all its tensors. A difference fails the call on every rank, and nothing else.
  */
@@ -22,7 +24,7 @@
 #include <stdint.h>
 
 #define ENGINE_CALLS_CAPSULE "engine_calls"
-#define ENGINE_CALLS_VERSION 1
+#define ENGINE_CALLS_VERSION 2
 #define ENGINE_CALL_DIMS 12       /* most dimensions of a tensor */
 #define ENGINE_CALL_FOREVER UINT64_MAX
 
@@ -48,13 +50,14 @@ enum {
 
 typedef struct engine_call_tensor {
   const void *source;             /* contiguous, aligned to an element; may be NULL where there are no elements */
-  void *target;                   /* the result, as large as `source` (of a reduce-scatter: this rank's rows of it); may be
-                                   * the source; not looked at where the engine allocates the result (allgather, alltoall) */
+  void *target;                   /* the result, as large as `source` (of a reduce-scatter: this rank's rows of it); is the
+                                   * source itself, or lies apart from all tensors and results of the call; not looked at
+                                   * where the engine allocates the result (allgather, alltoall) */
   int32_t dtype, ndim;            /* ENGINE_FLOAT32 .. of kernels/kernels.h */
   int64_t dims[ENGINE_CALL_DIMS];
 } engine_call_tensor;
 
-/* What has become of a call. It and what it points to are gone when `done` returns, except `memory`. */
+/* What has become of a call. It and what it points to are gone when `done` returns, except `memory`. Texts are UTF-8. */
 typedef struct engine_result {
   int32_t status, ranks;          /* ENGINE_CALL_*; number of ranks in the process set */
   const char *text;               /* why it failed: the class of engine/errors.py, a colon, and its message; NULL if it did not */
@@ -63,6 +66,7 @@ typedef struct engine_result {
   uint64_t bytes;                 /* of `memory` */
   const int64_t *rows;            /* rows that came from each rank; of a group: see `part_rows` */
   uint32_t count, padding;        /* number of tensors in the group; 0: no group */
+  struct engine_parts *parts;     /* the engine's: where the tensor after the last that `part_copy` has copied begins */
 } engine_result;
 
 typedef void (*engine_done)(void *argument, engine_result *result);
@@ -82,6 +86,8 @@ typedef struct engine_call {
   void *argument;
   uint64_t linger_ns;             /* how long `submit` may wait for the end; ENGINE_CALL_FOREVER: until it has come */
   int32_t optimizer, padding;     /* with ENGINE_CALL_MARKS_STEP: number of the optimizer */
+  const char *fault;              /* NULL; or why there is no such call, as a `text` says it: then it is refused, and of the
+                                   * rest only what names the operation and its end is looked at */
 } engine_call;
 
 typedef struct engine_calls {
@@ -91,7 +97,7 @@ typedef struct engine_calls {
   int (*place)(int32_t set, int32_t *rank, int32_t *size);
   /* Of a gathered group: the rows of tensor `k` that came from each rank, into rows[ranks]; the bytes of all of them. */
   uint64_t (*part_rows)(const engine_result *result, uint32_t k, int64_t *rows);
-  /* Copy tensor `k` of a gathered group, the rows of all ranks one after the other's, to `target`. */
+  /* Copy tensor `k` of a gathered group, the rows of all ranks one after the other's, to `target`. In order it is quick. */
   void (*part_copy)(const engine_result *result, uint32_t k, void *target);
 } engine_calls;
 

@@ -11,6 +11,8 @@ cdef extern from "engine_ext/bindings/calls.h" nogil:
         ENGINE_CALL_DIMS, ENGINE_CALLS_VERSION
         ENGINE_CALL_FOREVER
     const char* ENGINE_CALLS_CAPSULE
+    cdef struct engine_parts:
+        pass
     ctypedef struct engine_call_tensor:
         const void* source
         void* target
@@ -23,6 +25,7 @@ cdef extern from "engine_ext/bindings/calls.h" nogil:
         uint64_t bytes
         const int64_t* rows
         uint32_t count
+        engine_parts* parts
     ctypedef void (*Done "engine_done")(void* argument, engine_result* result) noexcept nogil
     ctypedef struct engine_call:
         uint32_t struct_size
@@ -38,6 +41,7 @@ cdef extern from "engine_ext/bindings/calls.h" nogil:
         void* argument
         uint64_t linger_ns
         int32_t optimizer
+        const char* fault
     ctypedef struct engine_calls:
         uint32_t struct_size, version
         void (*submit)(const engine_call* call) noexcept nogil

@@ -10,17 +10,17 @@ from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset, strncmp
+from libc.string cimport memcpy, memset
 
 from engine_ext.bindings.call_ops cimport call_op
+from engine_ext.bindings.call_texts cimport TEXT_BYTES, text_as_utf8, text_of_end, text_of_refusal
 from engine_ext.bindings.groups cimport group_copy, group_rows, group_skip
 from engine_ext.bindings.submit cimport TICK_NS
 from engine_ext.control.driver cimport (
-    LABEL_BYTES, Goal, Target, driver_call, driver_label, driver_note_done, driver_note_thread, driver_submit, driver_wait,
+    Goal, Target, driver_call, driver_note_done, driver_note_thread, driver_submit, driver_wait,
 )
 from engine_ext.control.finishers cimport finishers_forked, finishers_start
 from engine_ext.control.stall cimport stall_look_after, stall_look_for_left
-from engine_ext.control.verdict cimport VERDICT_BYTES, verdict_describe
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_PATIENT, Op, free_parts, make_op
 from engine_ext.platform.atomics cimport load_pointer, now_ns, or32
@@ -33,9 +33,6 @@ from engine_ext.platform.posix cimport (
 from engine_ext.shared.layout cimport (
     FAILURE_BYTES, FAULT_CALL, KINDS, MAX_RANKS, NAME_BYTES, Status,
 )
-
-cdef enum:
-    TEXT_BYTES = VERDICT_BYTES + NAME_BYTES     # of the text of a result
 
 cdef struct Access:             # an engine, as calls find it
     Access* next
@@ -52,6 +49,10 @@ cdef struct Call:               # what remains of a call until its end
     int32_t ranks
     uint32_t name_bytes
     char[1] name                # of as many bytes as there are, none without a name; not terminated
+
+cdef struct Parts:              # of a gathered group
+    uint32_t next               # the tensor after the last that was copied
+    uint64_t[MAX_RANKS] offsets  # where it begins in each rank's payload; nowhere yet before the first
 
 cdef struct Registry:
     pthread_mutex_t lock
@@ -113,20 +114,20 @@ cdef void calls_dismiss(State* e) noexcept nogil:
 cdef bint calls_settle(State* e, uint64_t ns) noexcept nogil:
     """The engine has stopped: wait for the answers of its calls, at most so many nanoseconds. False: somebody is still inside,
     and the engine must stay."""
-    cdef uint64_t begun = now_ns(), left
+    cdef uint64_t begun = now_ns(), passed
     cdef timespec until
     cdef Access* access
     cdef bint empty = True
     pthread_mutex_lock(&registry.lock)
     access = access_of(e)
     while access != NULL and (access.inside or access.unanswered):
-        left = ns - age_ns(now_ns(), begun) if age_ns(now_ns(), begun) < ns else 0
-        if left == 0:
+        passed = age_ns(now_ns(), begun)
+        if passed >= ns:
             empty = access.inside == 0
             break
         clock_gettime(CLOCK_MONOTONIC, &until)
-        until.tv_nsec += <long>(left % 1000000000)
-        until.tv_sec += <long>(left // 1000000000) + until.tv_nsec // 1000000000
+        until.tv_nsec += <long>((ns - passed) % 1000000000)
+        until.tv_sec += <long>((ns - passed) // 1000000000) + until.tv_nsec // 1000000000
         until.tv_nsec %= 1000000000
         pthread_cond_timedwait(&registry.news, &registry.lock, &until)
     if access != NULL and empty:
@@ -141,10 +142,11 @@ cdef void discard(Access* access) noexcept nogil:
     cdef Access** link = &registry.first
     if access.engine != NULL or access.inside or access.unanswered:
         return
-    while link[0] != access:
+    while link[0] != NULL and link[0] != access:        # NULL: a `done` has forked, and returns in the child
         link = &link[0].next
-    link[0] = access.next
-    free(access)
+    if link[0] == access:
+        link[0] = access.next
+        free(access)
 
 
 cdef Access* enter(int number) noexcept nogil:
@@ -177,38 +179,13 @@ cdef inline void leave(Access* access) noexcept nogil:
 
 # ---- the end of a call -------------------------------------------------------------------------------------------------------
 
-cdef void answer(const engine_call* call, int status, const char* text) noexcept nogil:
+cdef void answer(const engine_call* call, int status, char* text) noexcept nogil:
     """End a call that was not submitted."""
     cdef engine_result result
     memset(&result, 0, sizeof(result))
+    text_as_utf8(text)
     result.status, result.text = status, text
     call.done(call.argument, &result)
-
-
-cdef int describe_end(const Op* op, const Call* call, char* text) noexcept nogil:
-    """How a call has ended, ENGINE_CALL_*; and unless it went well why, in `text`."""
-    cdef char[LABEL_BYTES] label
-    cdef const char* told = b""
-    cdef const char* name = call.name
-    cdef int length = <int>call.name_bytes
-    if op.status == Status.OK or op.status == Status.ABSENT:
-        return ENGINE_CALL_OK
-    if op.text != NULL:
-        told = op.text
-    if op.number:
-        name, length = label, <int>driver_label(label, op.meta.kind, op.number - 1)
-    if op.status == Status.MISMATCH:
-        snprintf(text, TEXT_BYTES, "MismatchError: ranks disagree on '%.*s': %s", length, name, told)
-        return ENGINE_CALL_MISMATCH
-    if op.status == Status.FAILED_CALL:
-        snprintf(text, TEXT_BYTES, "MismatchError: '%.*s' was not done: %s", length, name, told)
-        return ENGINE_CALL_MISMATCH
-    if op.status == Status.AFTER_FAILURE:
-        snprintf(text, TEXT_BYTES, "DuplicateNameError: a call of '%.*s' has failed on this rank, and other ranks have not "
-                 "called it since: it cannot be called again before they have", length, name)
-        return ENGINE_CALL_DUPLICATE
-    snprintf(text, TEXT_BYTES, "%s", told)
-    return ENGINE_CALL_NOT_INITIALIZED if strncmp(text, b"NotInitializedError", 19) == 0 else ENGINE_CALL_FAILED_WORLD
 
 
 cdef void end(Op* op) noexcept nogil:
@@ -217,9 +194,13 @@ cdef void end(Op* op) noexcept nogil:
     cdef Access* access = call.access
     cdef char[TEXT_BYTES] text
     cdef engine_result result
+    cdef Parts parts
     memset(&result, 0, sizeof(result))
-    result.status, result.ranks = describe_end(op, call, text), call.ranks
+    parts.next = 0
+    result.status, result.ranks = text_of_end(op, call.name, call.name_bytes, text), call.ranks
+    result.parts = <engine_parts*>&parts
     if result.status != ENGINE_CALL_OK:
+        text_as_utf8(text)
         result.text = text
     elif operation_of(&op.meta).uneven:
         result.memory, result.bytes, result.rows, result.count = op.memory, op.memory_bytes, op.row_counts, op.meta.group
@@ -265,25 +246,6 @@ cdef void tell_others(State* e, const engine_call* call, Target* target, const c
         free_parts(op)
 
 
-cdef int describe_refusal(State* e, const engine_call* call, const Target* target, int status, char* text) noexcept nogil:
-    """Why the driver has not taken an operation, ENGINE_CALL_* and `text`."""
-    cdef const char* name = target.text if target.text != NULL else target.label
-    cdef int rank = e.segment.numbers[e.segment.rank], length = <int>target.text_bytes
-    if status == Status.FAILED_WORLD:
-        verdict_describe(e, text)
-        return ENGINE_CALL_NOT_INITIALIZED if strncmp(text, b"NotInitializedError", 19) == 0 else ENGINE_CALL_FAILED_WORLD
-    if status == Status.DUPLICATE:
-        snprintf(text, TEXT_BYTES, "DuplicateNameError: rank %d submitted '%.*s' again before its operation had completed; name "
-                 "your calls apart, or leave the name out", rank, length, name)
-        return ENGINE_CALL_DUPLICATE
-    if status == Status.JOINED:
-        snprintf(text, TEXT_BYTES, "EngineError: rank %d submitted '%.*s' after join(): it submits nothing until every rank has "
-                 "joined; call join() after all else, and wait for it", rank, length, name)
-        return ENGINE_CALL_JOINED
-    snprintf(text, TEXT_BYTES, "MemoryError: no memory to submit '%.*s'", length, name)
-    return ENGINE_CALL_NO_MEMORY
-
-
 cdef bint wait_for(State* e, Op* op, uint64_t begun, uint64_t ns, int status) noexcept nogil:
     """Drive until the operation is done, or `ns` have passed since `begun`: whether the call can be ended here. If not, the
     operation must not be touched any more."""
@@ -320,6 +282,44 @@ cdef int bring(State* e, const engine_call* call, Target* target, Op* op, Op** e
     return status
 
 
+cdef int prepare(Access* access, const engine_call* call, const Target* target, Op* op, char* text) noexcept nogil:
+    """Fill in the operation of a call: ENGINE_CALL_OK, or why it cannot be submitted, and that in `text`."""
+    cdef int status = ENGINE_CALL_NO_MEMORY
+    if call.fault != NULL:
+        snprintf(text, TEXT_BYTES, "%s", call.fault)
+        return ENGINE_CALL_REFUSED
+    if op != NULL:
+        status = call_op(access.engine, call, op, text)
+    if status == ENGINE_CALL_OK:
+        op.call = remember(access, call, target)
+        if op.call == NULL or not finishers_start():
+            status = ENGINE_CALL_NO_MEMORY
+    if status == ENGINE_CALL_NO_MEMORY:
+        snprintf(text, TEXT_BYTES, "MemoryError: no memory, or no thread, for a call")
+    return status
+
+
+cdef int try_to_submit(Access* access, const engine_call* call, Target* target, Op* op, Op** ended, char* text) noexcept nogil:
+    """Submit an operation as `bring` does: ENGINE_CALL_OK, or why that cannot be, and that in `text`; then others are told."""
+    cdef int status
+    if not take_name(call, target):
+        snprintf(text, TEXT_BYTES, "ArgumentError: a name has 1 to %d bytes of UTF-8; this one has %u", <int>NAME_BYTES,
+                 call.name_bytes)
+        return ENGINE_CALL_REFUSED
+    status = prepare(access, call, target, op, text)
+    if status == ENGINE_CALL_OK:
+        count(access, 0, 1)             # before it is submitted: its end may come at once
+        status = bring(access.engine, call, target, op, ended)
+        if status == Status.OK:
+            return ENGINE_CALL_OK
+        status = text_of_refusal(access.engine, target, status, text)
+        count(access, 0, -1)
+    if call.kind < KINDS and (
+            status == ENGINE_CALL_REFUSED or status == ENGINE_CALL_NO_MEMORY or status == ENGINE_CALL_DUPLICATE):
+        tell_others(access.engine, call, target, text)
+    return status
+
+
 cdef void submit(const engine_call* call) noexcept nogil:
     """As calls.h says."""
     cdef char[TEXT_BYTES] text
@@ -329,56 +329,40 @@ cdef void submit(const engine_call* call) noexcept nogil:
     cdef Op* op
     cdef int status
     if call.struct_size != sizeof(engine_call):
-        answer(call, ENGINE_CALL_REFUSED, b"IncompatibleRanksError: the call was made for another version of the engine")
+        snprintf(text, TEXT_BYTES, "IncompatibleRanksError: the call was made for another version of the engine")
+        answer(call, ENGINE_CALL_REFUSED, text)
         return
     access = enter(call.set)
     if access == NULL:
-        refuse_closed(call)
+        answer(call, describe_closed(call, text), text)
         return
     driver_note_thread(access.engine)
     if call.linger_ns != ENGINE_CALL_FOREVER:
         driver_note_done(access.engine)
     op = make_op()
-    if not take_name(call, &target):
-        status = ENGINE_CALL_REFUSED
-        snprintf(text, TEXT_BYTES, "ArgumentError: a name has 1 to %d bytes of UTF-8; this one has %u", <int>NAME_BYTES,
-                 call.name_bytes)
-    else:
-        status = call_op(access.engine, call, op, text) if op != NULL else ENGINE_CALL_NO_MEMORY
-        if status == ENGINE_CALL_REFUSED and call.kind < KINDS:
-            tell_others(access.engine, call, &target, text)
-    if status == ENGINE_CALL_OK:
-        op.call = remember(access, call, &target)
-        if op.call == NULL or not finishers_start():
-            status = ENGINE_CALL_NO_MEMORY
-    if status == ENGINE_CALL_NO_MEMORY:
-        snprintf(text, TEXT_BYTES, "MemoryError: no memory, or no thread, for a call")
-    if status == ENGINE_CALL_OK:
-        count(access, 0, 1)             # before it is submitted: its end may come at once
-        status = bring(access.engine, call, &target, op, &ended)
-        if status == Status.OK:
-            leave(access)
-            if ended != NULL:
-                end(ended)
-            return
-        status = describe_refusal(access.engine, call, &target, status, text)
-        count(access, 0, -1)
-    if op != NULL:
+    status = try_to_submit(access, call, &target, op, &ended, text)
+    if status != ENGINE_CALL_OK and op != NULL:
         free_parts(op)
     leave(access)
-    answer(call, status, text)
+    if status != ENGINE_CALL_OK:
+        answer(call, status, text)
+    elif ended != NULL:
+        end(ended)
 
 
-cdef void refuse_closed(const engine_call* call) noexcept nogil:
+cdef int describe_closed(const engine_call* call, char* text) noexcept nogil:
+    """Why there is no engine for a call: ENGINE_CALL_*, and that in `text`."""
     if registry.forked:
-        answer(call, ENGINE_CALL_FORKED, b"ForkedError: the engine was used in a forked child of its process, which is no rank. "
-               b"Use the engine in the parent only, or start the child with the 'spawn' method")
-    elif call.set:
-        answer(call, ENGINE_CALL_NOT_INITIALIZED, b"NotInitializedError: this rank has no such process set: it was never added, "
-               b"or was removed, or this rank is not in it")
+        snprintf(text, TEXT_BYTES, "ForkedError: the engine was used in a forked child of its process, which is no rank. Use the "
+                 "engine in the parent only, or start the child with the 'spawn' method")
+        return ENGINE_CALL_FORKED
+    if call.set:
+        snprintf(text, TEXT_BYTES, "NotInitializedError: this rank has no such process set: it was never added, or was removed, "
+                 "or this rank is not in it")
     else:
-        answer(call, ENGINE_CALL_NOT_INITIALIZED, b"NotInitializedError: there is no engine: call engine.init() first; after "
-               b"engine.shutdown() call it again")
+        snprintf(text, TEXT_BYTES, "NotInitializedError: there is no engine: call engine.init() first; after engine.shutdown() "
+                 "call it again")
+    return ENGINE_CALL_NOT_INITIALIZED
 
 
 cdef int place(int32_t set, int32_t* rank, int32_t* size) noexcept nogil:
@@ -398,9 +382,12 @@ cdef uint64_t part_rows(const engine_result* result, uint32_t k, int64_t* rows) 
 
 
 cdef void part_copy(const engine_result* result, uint32_t k, void* target) noexcept nogil:
-    cdef uint64_t[MAX_RANKS] offsets
-    group_skip(result.memory, result.rows, result.ranks, result.count, k, offsets)
-    group_copy(result.memory, result.rows, result.ranks, k, offsets, <char*>target)
+    cdef Parts* parts = <Parts*>result.parts
+    if k < parts.next:
+        parts.next = 0
+    group_skip(result.memory, result.rows, result.ranks, result.count, parts.next, k, parts.offsets)
+    group_copy(result.memory, result.rows, result.ranks, k, parts.offsets, <char*>target)
+    parts.next = k + 1
 
 
 # ---- the table ---------------------------------------------------------------------------------------------------------------

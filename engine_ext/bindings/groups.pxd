@@ -14,7 +14,7 @@ cdef void group_count(Op* op, Py_ssize_t k, const View* view) noexcept nogil
 cdef bint group_payload(Op* op) noexcept nogil
 cdef uint64_t group_rows(const char* memory, const int64_t* nbytes, int size, uint32_t k, int64_t* rows,
                          uint64_t* row_bytes) noexcept nogil
-cdef void group_skip(const char* memory, const int64_t* nbytes, int size, uint32_t count, uint32_t k,
+cdef void group_skip(const char* memory, const int64_t* nbytes, int size, uint32_t count, uint32_t first, uint32_t k,
                      uint64_t* offsets) noexcept nogil
 cdef void group_copy(const char* memory, const int64_t* nbytes, int size, uint32_t k, uint64_t* offsets, char* to) noexcept nogil
 cdef int group_expect_apart(const Op* op) except -1

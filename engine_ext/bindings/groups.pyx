@@ -164,15 +164,18 @@ cdef uint64_t group_rows(const char* memory, const int64_t* nbytes, int size, ui
     return total
 
 
-cdef void group_skip(const char* memory, const int64_t* nbytes, int size, uint32_t count, uint32_t k,
+cdef void group_skip(const char* memory, const int64_t* nbytes, int size, uint32_t count, uint32_t first, uint32_t k,
                      uint64_t* offsets) noexcept nogil:
-    """Where member `k` of `count` begins in each rank's payload, `memory` and `nbytes` being as for group_rows."""
+    """Where member `k` of `count` begins in each rank's payload, `memory` and `nbytes` being as for group_rows. The offsets are
+    those of member `first`, unless that is 0."""
     cdef const int64_t* sent
     cdef uint32_t m
     cdef int r
     for r in range(size):
-        sent, offsets[r] = <const int64_t*>memory, padded(count * 2 * sizeof(int64_t))
-        for m in range(k if nbytes[r] else 0):
+        sent = <const int64_t*>memory
+        if first == 0:
+            offsets[r] = padded(count * 2 * sizeof(int64_t))
+        for m in range(first, k if nbytes[r] else first):
             offsets[r] += padded(<uint64_t>sent[2 * m] * <uint64_t>sent[2 * m + 1])
         memory += nbytes[r]
 
@@ -203,7 +206,7 @@ cdef list group_parts(const char* memory, const int64_t* nbytes, int size, uint3
     cdef int64_t[MAX_RANKS] rows
     cdef uint64_t[MAX_RANKS] offsets
     cdef uint32_t k
-    group_skip(memory, nbytes, size, count, 0, offsets)
+    group_skip(memory, nbytes, size, count, 0, 0, offsets)
     for k in range(count):
         total = group_rows(memory, nbytes, size, k, rows, &row_bytes)
         part = Memory.__new__(Memory)

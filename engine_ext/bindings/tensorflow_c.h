@@ -36,6 +36,7 @@ typedef struct TF_Text {                          /* TF_StringView: not terminat
   ROW(void, DeleteStatus, (TF_Status *))                                                                                     \
   ROW(void, SetStatus, (TF_Status *, int code, const char *message))                                                         \
   ROW(int, GetCode, (const TF_Status *))                                                                                     \
+  ROW(const char *, Message, (const TF_Status *))                                                                            \
   ROW(TF_Tensor *, NewTensor, (int dtype, const int64_t *dims, int ndim, void *data, size_t bytes,                           \
                                void (*release)(void *data, size_t bytes, void *argument), void *argument))                   \
   ROW(void, DeleteTensor, (TF_Tensor *))                                                                                     \

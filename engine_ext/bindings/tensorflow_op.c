@@ -46,6 +46,10 @@ static const int8_t DTYPES[] = {                  /* the engine's number of each
     [TF_FLOAT8_E5M2FNUZ] = ENGINE_FLOAT8_E5M2FNUZ + 1,
 };
 
+static const char TOO_MANY_ROWS[] =
+    "UnsupportedTensorError: more than 2,147,483,647 rows came from one rank, and the op tells numbers of rows as int32: reshape "
+    "the tensor to fewer rows";
+
 static tensorflow_functions tf;
 static const engine_calls *engine;                /* the native call; NULL before it was given */
 static char reason[256];                          /* why there are no ops; empty: there are */
@@ -64,7 +68,6 @@ typedef struct kernel {                           /* one op of a graph, or one s
 
 typedef struct pending {                          /* an op that was submitted */
   uint64_t done[4];                               /* TensorFlow's callback, relocated */
-  const kernel *op;
   TF_Context *context;
   TF_Status *failure;                             /* what has kept it from being submitted as it should; NULL: nothing */
   kernel *counted;                                /* where it counts among the running; NULL: nowhere */
@@ -150,6 +153,10 @@ static void put_rows(pending *p, engine_result *result, int k, int64_t rows, TF_
   if (ndim < 1) ndim = 1;
   if (!result->count && result->memory != NULL && bytes) {
     output = tf.NewTensor(dtype, dims, ndim, result->memory, bytes, release, NULL);
+    if (output == NULL) {
+      tf.SetStatus(status, TF_INTERNAL, "EngineError: TensorFlow does not take what was received as a tensor");
+      return;
+    }
     result->memory = NULL;
     tf.SetOutput(p->context, k, output, status);
   } else {
@@ -174,10 +181,11 @@ static void put_gathered(pending *p, engine_result *result, TF_Status *status) {
       memcpy(rows, result->rows, (size_t)result->ranks * sizeof *rows);
     }
     for (total = 0, r = 0; r < result->ranks; r++) {
+      if (rows[r] > INT32_MAX) tf.SetStatus(status, TF_INVALID_ARGUMENT, TOO_MANY_ROWS);
       *told++ = (int32_t)rows[r];
       total += rows[r];
     }
-    put_rows(p, result, k, total, status);
+    if (tf.GetCode(status) == TF_OK) put_rows(p, result, k, total, status);
   }
   if (counts != NULL) tf.DeleteTensor(counts);
   free(rows);
@@ -344,7 +352,7 @@ static void submit(kernel *op, TF_Context *context, pending *p) {
   }
   if (tf.GetCode(status) != TF_OK) {              /* refused by the engine, so that the other ranks hear of it */
     p->failure = status;
-    call.count = 0, call.tensors = NULL, call.flags &= (uint8_t)~ENGINE_CALL_GROUP;
+    call.fault = tf.Message(status);
   } else {
     tf.DeleteStatus(status);
   }

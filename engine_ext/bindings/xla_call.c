@@ -108,6 +108,8 @@ typedef struct pending {
   int64_t *rows;                /* [count][ranks] of a call that gathers, and one row of `ranks` more to compare with */
 } pending;
 
+static void ignore(void *argument, engine_result *result) { (void)argument, (void)result; }
+
 static xla_ffi_error *error_of(const xla_ffi_api *api, int code, const char *text) {
   xla_ffi_error_create create = {sizeof create, NULL, text, code};
   return api->error_create(&create);
@@ -226,17 +228,33 @@ static void finish(void *argument, engine_result *result) {
   drop(api, error != NULL ? api->future_set_error(&fail) : api->future_set_available(&set));
 }
 
+/* Has a call fail on the other ranks, too, and returns the error. */
+static xla_ffi_error *refuse(const engine_calls *calls, const xla_ffi_api *api, const attributes *a, int code, const char *text) {
+  engine_call native = {
+      .struct_size = sizeof native,
+      .set = a->set,
+      .kind = (uint8_t)a->kind,
+      .flags = (uint8_t)(a->flags & ENGINE_CALL_UNNAMED),
+      .name = a->name.data,
+      .name_bytes = (uint32_t)a->name.size,
+      .done = ignore,
+      .fault = text,
+  };
+  calls->submit(&native);
+  return error_of(api, code, text);
+}
+
 /* A record of the call with its tensors, or an error. */
-static xla_ffi_error *make_pending(const xla_ffi_frame *frame, const attributes *a, pending **made) {
+static xla_ffi_error *make_pending(const engine_calls *calls, const xla_ffi_frame *frame, const attributes *a, pending **made) {
   char text[TEXT_BYTES];
   uint32_t count = (uint32_t)frame->arguments.size;
   int gathers = a->kind == KIND_ALLGATHER || a->kind == KIND_ALLTOALL;
   size_t rows = gathers ? (size_t)count * (size_t)a->ranks : 0;
   if (frame->results.size < frame->arguments.size || (gathers && (a->ranks < 1 || a->rows.size != rows)))
-    return error_of(frame->api, XLA_FFI_INTERNAL, "EngineError: the results of a collective do not fit its arguments");
+    return refuse(calls, frame->api, a, XLA_FFI_INTERNAL, "EngineError: the results of a collective do not fit its arguments");
   pending *call = calloc(1, sizeof *call + count * sizeof *call->tensors + (rows + (size_t)a->ranks) * sizeof *call->rows);
   if (call == NULL)
-    return error_of(frame->api, XLA_FFI_RESOURCE_EXHAUSTED, "EngineError: no memory for a collective");
+    return refuse(calls, frame->api, a, XLA_FFI_RESOURCE_EXHAUSTED, "EngineError: no memory for a collective");
   call->api = frame->api;
   call->gathers = gathers;
   call->ranks = a->ranks;
@@ -253,7 +271,7 @@ static xla_ffi_error *make_pending(const xla_ffi_frame *frame, const attributes 
       snprintf(text, sizeof text, "UnsupportedTensorError: tensor %u of '%s' has XLA's dtype %d, which the engine does not have",
                k, call->name, source->dtype);
       free(call);
-      return error_of(frame->api, XLA_FFI_INVALID_ARGUMENT, text);
+      return refuse(calls, frame->api, a, XLA_FFI_INVALID_ARGUMENT, text);
     }
   }
   *made = call;
@@ -286,6 +304,7 @@ static xla_ffi_error *run(const engine_calls *calls, xla_ffi_frame *frame, const
     xla_ffi_future_create create = {sizeof create, NULL, NULL};
     xla_ffi_error *error = call->api->future_create(&create);
     if (error != NULL) {
+      drop(call->api, refuse(calls, call->api, a, XLA_FFI_INTERNAL, "EngineError: the runtime has no future for a collective"));
       free(call);
       return error;
     }
@@ -314,7 +333,7 @@ static xla_ffi_error *expect_place(const engine_calls *calls, const xla_ffi_api 
            "MismatchError: '%.*s' was compiled for rank %d of %d, and this is rank %d of %d now: call jax.clear_caches() after "
            "engine.init()",
            (int)(a->name.size < NAME_SHOWN ? a->name.size : NAME_SHOWN), a->name.data, a->rank, a->ranks, rank, ranks);
-  return error_of(api, XLA_FFI_FAILED_PRECONDITION, text);
+  return refuse(calls, api, a, XLA_FFI_FAILED_PRECONDITION, text);
 }
 
 /* The handler, for all kinds of collectives. */
@@ -337,11 +356,11 @@ EXPORT xla_ffi_error *engine_xla_collective(xla_ffi_frame *frame) {
              "wait for each other: '%.*s' has to be a grouped call, the only one of its program; or install a later jaxlib",
              frame->api->version.major, frame->api->version.minor, (int)(a.name.size < NAME_SHOWN ? a.name.size : NAME_SHOWN),
              a.name.data);
-    return error_of(frame->api, XLA_FFI_UNIMPLEMENTED, text);
+    return refuse(calls, frame->api, &a, XLA_FFI_UNIMPLEMENTED, text);
   }
   xla_ffi_error *error = expect_place(calls, frame->api, &a);
   if (error == NULL)
-    error = make_pending(frame, &a, &call);
+    error = make_pending(calls, frame, &a, &call);
   return error != NULL ? error : run(calls, frame, &a, call);
 }
 

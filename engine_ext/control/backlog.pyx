@@ -1,8 +1,8 @@
 """The backlog: operations of native calls that could not be submitted yet, since their callers cannot wait.
 
 An operation comes here when the request ring is full, when a failed call of its name is not settled yet, or when it has no name
-and the one that it is given is still in flight. Whoever drives submits it as soon as that is over, the oldest first. The
-engine's lock is held, except where it says otherwise.
+and the one that it is given is still in flight; and the failure of a call that was refused because its name is. Whoever drives
+submits it as soon as that is over, the oldest first. The engine's lock is held, except where it says otherwise.
 """
 from libc.stdint cimport uint64_t
 
@@ -21,6 +21,7 @@ cdef void backlog_add(State* e, Record* record, Op* op) noexcept nogil:
     op.since = patience_at(e.clock, op.submitted)
     record.pins += 1
     record.queued += 1
+    record.failing += fails(op)
     if e.backlog_last != NULL:
         e.backlog_last.next = op
     e.backlog_last = op
@@ -28,7 +29,7 @@ cdef void backlog_add(State* e, Record* record, Op* op) noexcept nogil:
         store_pointer(<void**>&e.backlog, op)
 
 
-cdef void unlink(State* e, Record* record, Op* before, Op* after) noexcept nogil:
+cdef void unlink(State* e, Record* record, bint failing, Op* before, Op* after) noexcept nogil:
     """Take the operation between these two out of the list."""
     if after != NULL:
         after.previous = before
@@ -39,6 +40,7 @@ cdef void unlink(State* e, Record* record, Op* before, Op* after) noexcept nogil
     else:
         store_pointer(<void**>&e.backlog, after)
     record.queued -= 1
+    record.failing -= failing
     record.pins -= 1
     table_release(&e.table, record)
 
@@ -60,7 +62,7 @@ cdef bint backlog_submit(State* e) noexcept nogil:
             if table_submit(&e.table, record, op, 0) != Status.OK:
                 break                           # the ring is full
             observe_submission(e, op)
-            unlink(e, record, before, after)
+            unlink(e, record, fails(op), before, after)
             moved = True
         op = after
     pthread_mutex_unlock(&e.lock)
@@ -69,7 +71,7 @@ cdef bint backlog_submit(State* e) noexcept nogil:
 
 cdef void take(State* e, Op* op, int status) noexcept nogil:
     """Take an operation out that will not be submitted."""
-    unlink(e, op.record, op.previous, op.next)
+    unlink(e, op.record, fails(op), op.previous, op.next)
     op.record, op.status = NULL, status
 
 

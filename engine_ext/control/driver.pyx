@@ -23,7 +23,7 @@ from engine_ext.control.state cimport Role, State
 from engine_ext.control.table cimport bit, table_await, table_brought_by_all, table_record, table_release, table_submit
 from engine_ext.data.executor cimport executor_needs
 from engine_ext.operations.kinds cimport kind_name
-from engine_ext.operations.op cimport OP_DONE, OP_PATIENT, Op, Record
+from engine_ext.operations.op cimport OP_DONE, OP_PATIENT, Op, Record, fails
 from engine_ext.platform.atomics cimport (
     FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas, cas32, count_up,
     full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns,
@@ -235,18 +235,25 @@ cdef int submit_unnamed(State* e, Target* target, Op* op, Record** record, uint6
 
 
 cdef int submit_record(State* e, Record* record, Op* op, uint64_t now) noexcept nogil:
-    """Bring an operation, or put it into the backlog. Behind others there, which need a request, too, it is put at once."""
+    """Bring an operation, or put it into the backlog. Behind others there, which need a request, too, it is put at once. A call
+    that was refused because its name is in flight is told to the other ranks when that is over: theirs meets it then."""
     cdef bint patient = load32_relaxed(&op.flags) & OP_PATIENT != 0
     cdef int status
     if record.queued:               # Python waits for what is in flight under the name, or else for room
-        status = Status.NO_ROOM if op.number and record.inflight == NULL else Status.DUPLICATE
+        status = Status.DUPLICATE
+        if op.number or record.queued == record.failing:
+            if record.inflight == NULL:
+                status = Status.NO_ROOM
+            elif fails(record.inflight):
+                status = Status.AFTER_FAILURE
     elif patient and e.backlog != NULL and record.id < 0 and record.inflight == NULL:
         status = Status.NO_ROOM
     else:
         status = table_submit(&e.table, record, op, now)
         if status == Status.OK:
             observe_submission(e, op)
-    if patient and (status == Status.NO_ROOM or status == Status.AFTER_FAILURE or (status == Status.DUPLICATE and op.number)):
+    if patient and (status == Status.NO_ROOM or status == Status.AFTER_FAILURE
+                    or (status == Status.DUPLICATE and (op.number or fails(op)))):
         backlog_add(e, record, op)
         return Status.OK
     return status
@@ -361,7 +368,8 @@ cdef int driver_call(State* e, Target* target, Op* op, uint64_t ns) noexcept nog
         add32(&e.waiters, <uint32_t>-1)
         status = driver_submit(e, target, op)
     if status == Status.OK and not met(e, &goal):
-        return driver_wait(e, &goal, ns)
+        ns = age_ns(tick, now_ns())             # what is left of it
+        return driver_wait(e, &goal, ns) if ns else Status.TICK
     return status
 
 

@@ -304,6 +304,18 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
             wake(&e.segment, e.segment.leader, 0)              # who drives, here
 
 
+cdef void give_up_waiting(State* e, uint64_t seen) noexcept nogil:
+    """End native calls that have waited for longer than the stall limit for a failed call of their name to be settled."""
+    cdef Op* op
+    while True:
+        pthread_mutex_lock(&e.lock)
+        op = backlog_take_overdue(e, seen)
+        pthread_mutex_unlock(&e.lock)
+        if op == NULL:
+            return
+        complete(e, op)
+
+
 cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     """Look after all that this rank has in flight, whether a thread waits for it or not: report what is overdue, once, and end
     the world when the stall limit is over. When to look again, as this process sees time pass; the end of time if it never
@@ -312,11 +324,11 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     cdef uint32_t overdue = 0
     cdef bint news
     cdef Op* first = NULL
-    cdef Op* given_up
     cdef Op* op
     if load32_relaxed(&e.failed):
         e.overdue_count = 0
         return again
+    give_up_waiting(e, seen)
     pthread_mutex_lock(&e.lock)
     op = e.table.inflight                       # newest first
     while op != NULL:
@@ -325,15 +337,12 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
         if oldest > e.reported:
             unreported, first = oldest, op
         op = op.next
-    given_up = backlog_take_overdue(e, seen)
     news = unreported != 0 and overdue_ns(seen, unreported, e.stall_warning_ns)
     if news:
         e.reported, unreported = seen, 0        # a report tells all that is in flight
         if e.segment.mine.overdue & 1 == 0:
             say_overdue(e, first, False)
     pthread_mutex_unlock(&e.lock)
-    if given_up != NULL:
-        complete(e, given_up)
     e.overdue_count = overdue
     if news:
         if not coordinates(&e.segment):

@@ -60,6 +60,7 @@ cdef struct Record:
     Op* inflight        # stored under the lock, by store_pointer; waiters look without it
     uint32_t pins       # hooks, waits and the backlog hold this record: it is not freed while there are any
     uint32_t queued     # operations under this name in the backlog
+    uint32_t failing    # of these, how many only tell that a call has failed
     uint32_t defined    # DEFINE entries so far: a version of `meta`, cheaper to compare than it
     bint fresh          # defined, and in no entry yet: no rank has toggled its bit
     engine_meta meta    # as the DEFINE entry gave it; valid while id >= 0

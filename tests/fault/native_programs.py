@@ -5,7 +5,9 @@ Times are of the monotonic clock, which all processes of a machine share.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import resource
 import signal
 import threading
 import time
@@ -319,3 +321,56 @@ def interrupted() -> Any:
             seen.append(time.monotonic() - begun)
         thread.join()
     return seen, {call.outcome.signals for call in busy if not call.outcome.inside}
+
+
+def crashing() -> None:
+    """A `done` writes to where there is no memory, on a thread of the engine."""
+    faulthandler.enable()
+    engine.init()
+    driver = Driver()
+    driver.submit(driver.call("allreduce", [ones()], name="crash").then("crash", 8))
+    linger()
+
+
+# ---- what a process cannot have
+
+
+def without_threads() -> Any:
+    """Rank 0 can start no thread for its first calls, which the other ranks are told; later it can."""
+    engine.init()
+    rank = engine.rank()
+    driver = Driver()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    superuser = os.geteuid() == 0
+    refused = [driver.call("allreduce", [ones()], name=name) for name in ("first", None)]
+    if rank == 0:
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
+        if superuser:  # whom no such limit holds
+            os.setresuid(65534, 65534, 0)
+    for call in refused:
+        driver.submit_here(call)
+    if rank == 0:
+        if superuser:
+            os.setresuid(0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+    driver.wait(refused)
+    return told([*refused, *(driver.run("allreduce", [ones()], name=name) for name in ("first", None))])
+
+
+def given_up(count: int) -> Any:
+    """Calls of rank 0 wait for failures of their names to be settled, and rank 1 never calls these."""
+    engine.init()
+    driver = Driver()
+    engine.barrier()
+    calls = []
+    if engine.rank() == 0:
+        for k in range(count):
+            failing = driver.call("allreduce", [ones()], name=f"x {k}")
+            failing.native.op = 99
+            driver.submit(failing)
+            calls.append(driver.call("allreduce", [ones()], name=f"x {k}"))
+        driver.submit(*calls)
+        driver.wait(calls)
+        touch("given up")
+    wait_for("given up")
+    return [(call.status, call.text, call.outcome.ended / 1e9) for call in calls]

@@ -118,3 +118,26 @@ def test_forked_children_are_refused() -> None:
 def test_signals_are_for_the_main_thread() -> None:
     for seen, signals in run_ranks(2, native_programs.interrupted).values:
         assert max(seen) < 2 and signals <= {0}
+
+
+def test_a_crash_in_a_done_is_shown_by_pythons_faulthandler() -> None:
+    """Faults are not blocked on the engine's threads: the kernel runs no handler then."""
+    finished = run_ranks(1, native_programs.crashing, check=False)
+    assert finished.code == 128 + signal.SIGSEGV, finished
+    assert "Fatal Python error: Segmentation fault" in finished.ranks[0].stderr, finished
+
+
+def test_without_a_thread_calls_fail_on_every_rank() -> None:
+    refused, met = (values for values in run_ranks(2, native_programs.without_threads).values)
+    for mine, other in zip(refused[:2], met[:2], strict=True):
+        assert mine["status"] == "NO_MEMORY" and "no thread" in mine["text"], mine
+        assert other["status"] == "MISMATCH" and "rank 0 failed before it was submitted" in other["text"], other
+    assert [value["status"] for value in (*refused[2:], *met[2:])] == ["OK"] * 4
+
+
+def test_calls_behind_failures_are_given_up_together() -> None:
+    settings = {"ENGINE_STALL_LIMIT": str(LIMIT), "ENGINE_STALL_WARNING": "0.4"}
+    values = run_ranks(2, native_programs.given_up, 40, env=settings).values[0]
+    assert {status for status, _, _ in values} == {"DUPLICATE"} and "other ranks have not" in values[0][1], values
+    ended = [at for _, _, at in values]
+    assert max(ended) - min(ended) < 2 * LIMIT, ended

@@ -350,3 +350,18 @@ def test_results_lie_in_their_inputs_memory_where_nobody_else_needs_it() -> None
     first, kept, same = program(x)
     assert set(first.numpy()) == {2.0 * engine.size()} and set(kept.numpy()) == {float(engine.size())}
     assert set(same.numpy()) == set(x.numpy()) == {1.0}
+
+
+def test_numbers_of_rows_that_do_not_fit_are_refused() -> None:
+    """They are told as int32: three thousand million rows of nothing would be a negative number."""
+    if op.native:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="numbers of rows as int32"):
+            hvd.allgather(tf.zeros([3_000_000_000, 0]))
+
+
+def test_what_one_rank_cannot_submit_is_told_to_the_others_in_its_words(rank: int, size: int) -> None:
+    splits = [1] * (size + 1 if rank == 0 else size)
+    with pytest.raises((tf.errors.OpError, engine.errors.EngineError, ValueError)) as error:
+        hvd.alltoall(tf.zeros([size]), splits=splits, name="divided")
+    assert not op.native or f"splits says how many rows go to each of {size} ranks" in str(error.value), error.value
+    assert hvd.allreduce(tf.ones(2), op=engine.Sum).numpy().tolist() == [size, size]

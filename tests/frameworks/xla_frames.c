@@ -83,6 +83,7 @@ static int wait_for_future(void) {
 static engine_result ending;
 static int64_t came[RANKS] = {2, 2};
 static int submitted;
+static char fault[1000];                /* of the last call that had one */
 static engine_call last;
 static engine_call_tensor tensors[2];
 
@@ -99,6 +100,12 @@ static void *end(void *argument) {
 static void submit(const engine_call *call) {
   pthread_t thread;
   CHECK(call->struct_size == sizeof *call);
+  if (call->fault != NULL) {
+    engine_result refused = {.status = ENGINE_CALL_REFUSED, .text = call->fault};
+    snprintf(fault, sizeof fault, "%s", call->fault);
+    call->done(call->argument, &refused);
+    return;
+  }
   submitted++;
   last = *call;
   memcpy(tensors, call->tensors, call->count * sizeof *tensors);
@@ -211,6 +218,7 @@ static void test_an_older_runtime(void) {
   CHECK(code(call(group)) == XLA_FFI_FAILED_PRECONDITION && strcmp(error_text, "MismatchError: no") == 0);
   memset(&ending, 0, sizeof ending);
   CHECK(code(call(plain)) == XLA_FFI_UNIMPLEMENTED && strstr(error_text, "has no futures") != NULL);
+  CHECK(strcmp(fault, error_text) == 0);
   CHECK(submitted == calls + 2 && futures == before);
   api.struct_size = sizeof api;
 }
@@ -229,6 +237,7 @@ static void test_gathered_rows(void) {
   memset(&ending, 0, sizeof ending);
   gather.rank = 1;      /* it was compiled for another rank */
   CHECK(code(call(gather)) == XLA_FFI_FAILED_PRECONDITION && strstr(error_text, "clear_caches") != NULL);
+  CHECK(strcmp(fault, error_text) == 0);          /* the other ranks are told */
 }
 
 static void test_what_cannot_be(void) {
@@ -236,6 +245,7 @@ static void test_what_cannot_be(void) {
   int calls = submitted;
   wrong.dtype = 29;     /* a dtype that the engine does not have */
   CHECK(code(call(wrong)) == XLA_FFI_INVALID_ARGUMENT && strstr(error_text, "UnsupportedTensorError") == error_text);
+  CHECK(strcmp(fault, error_text) == 0);
   wrong = plain;
   wrong.attributes = 13;
   CHECK(code(call(wrong)) == XLA_FFI_INTERNAL && strstr(error_text, "postscale") != NULL);

@@ -80,6 +80,7 @@ class NativeCall(ctypes.Structure):
         ("linger_ns", c_uint64),
         ("optimizer", c_int32),
         ("padding", c_int32),
+        ("fault", c_char_p),
     ]
 
 

@@ -225,7 +225,7 @@ def test_a_group_is_scattered(parts: Parts, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 6, 300])
 def test_a_group_is_gathered(count: int, parts: Parts, rank: int, size: int) -> None:
-    """By part_rows and part_copy; each rank has other rows of each tensor."""
+    """By part_rows and part_copy, in any order; each rank has other rows of each tensor."""
 
     def of(other: int) -> list[Array]:
         return [
@@ -428,6 +428,7 @@ def test_names_of_any_bytes(rank: int, size: int) -> None:
         driver.submit(*odd)
         driver.wait(odd)
         assert {call.status for call in odd} == {"MISMATCH" if size > 1 else "OK"}
+        assert size == 1 or ("?? no UTF-8" in odd[0].text and "größe" in odd[4].text), [call.text for call in odd]
         assert native.history()
         engine.stop_timeline()
         works(driver, size)
@@ -448,163 +449,6 @@ def test_unnamed_calls_are_counted_with_pythons(rank: int, size: int) -> None:
             assert engine.synchronize(handle).tolist() == [total(size) + (k - 1) * size] * 2
         for k, call in calls:
             assert call.status == "OK" and call.targets[0].tolist() == [total(size) + (k - 1) * size] * 2, k
-
-
-# ---- what is refused
-
-
-def spoil(**fields: Any) -> Callable[[Call], None]:
-    """Set fields of a call."""
-
-    def change(call: Call) -> None:
-        for name, value in fields.items():
-            setattr(call.native, name, value)
-
-    return change
-
-
-def spoil_tensor(**fields: Any) -> Callable[[Call], None]:
-    """Set fields of a call's first tensor."""
-
-    def change(call: Call) -> None:
-        for name, value in fields.items():
-            setattr(call.tensors[0], name, value)
-
-    return change
-
-
-def move(call: Call, field: str, by: int) -> None:
-    """Move the memory of a call's first tensor."""
-    setattr(call.tensors[0], field, getattr(call.tensors[0], field) + by)
-
-
-def dims(*numbers: int) -> Callable[[Call], None]:
-    """Set the dimensions of a call's first tensor."""
-
-    def change(call: Call) -> None:
-        call.tensors[0].ndim = len(numbers)
-        call.tensors[0].dims[: len(numbers)] = list(numbers)
-
-    return change
-
-
-# The kind of operation, what is wrong with it, and its other options.
-REFUSED: dict[str, tuple[str, Callable[[Call], None], dict[str, Any]]] = {
-    "a dtype below": ("allreduce", spoil_tensor(dtype=-1), {}),
-    "a dtype above": ("allreduce", spoil_tensor(dtype=21), {}),
-    "a dtype that is only moved": ("allreduce", spoil_tensor(dtype=11), {}),
-    "a dtype of a group": ("allreduce", spoil_tensor(dtype=1000), {"group": True}),
-    "an operation": ("allreduce", spoil(op=17), {}),
-    "average of bool": ("allreduce", spoil_tensor(dtype=10), {"op": "Average"}),
-    "adasum of rows": ("reducescatter", spoil(op=5), {}),
-    "dimensions below": ("allreduce", spoil_tensor(ndim=-1), {}),
-    "dimensions above": ("allreduce", spoil_tensor(ndim=13), {}),
-    "a negative dimension": ("allreduce", dims(-4), {}),
-    "two negative dimensions": ("allreduce", dims(-2, -2), {}),
-    "more elements than there can be": ("allreduce", dims(1 << 40, 1 << 40), {}),
-    "elements that wrap to a few": ("allreduce", dims(1 << 32, 1 << 32, 4), {}),
-    "bytes that wrap": ("allreduce", dims((1 << 62) + 1), {}),
-    "no tensor": ("allreduce", spoil(count=0), {}),
-    "no tensor in a group": ("allreduce", spoil(count=0), {"group": True}),
-    "two tensors and no group": ("allreduce", spoil(count=2), {}),
-    "a group that is too large": ("allreduce", spoil(count=(1 << 20) + 1), {"group": True}),
-    "a group that is much too large": ("allgather", spoil(count=2**32 - 1), {"group": True}),
-    "a compression": ("allreduce", spoil(wire=77), {}),
-    "a compression to float32": ("allreduce", spoil(wire=3), {}),
-    "adasum compressed": ("allreduce", spoil(op=5, wire=1), {}),
-    "a factor": ("allreduce", spoil(prescale=float("nan")), {}),
-    "a factor of the result": ("allreduce", spoil(postscale=float("inf")), {}),
-    "a root below": ("broadcast", spoil(root=-1), {}),
-    "a root above": ("broadcast", spoil(root=1000), {}),
-    "a scalar's rows": ("allgather", spoil_tensor(ndim=0), {}),
-    "a scalar's rows to scatter": ("reducescatter", spoil_tensor(ndim=0), {}),
-    "no splits": ("alltoall", spoil(splits=None), {"splits": [1, 1, 1, 1]}),
-    "more rows than there are": ("alltoall", spoil(), {"splits": [5, 5, 5, 5]}),
-    "a negative split": ("alltoall", spoil(), {"splits": [-1, 1, 1, 1]}),
-    "splits that wrap": ("alltoall", spoil(), {"splits": [2**63 - 1] * 4}),
-    "no source": ("allreduce", spoil_tensor(source=None), {}),
-    "no target": ("allreduce", spoil_tensor(target=None), {}),
-    "no source of rows": ("allgather", spoil_tensor(source=None), {}),
-    "no source in a group": ("allreduce", spoil_tensor(source=None), {"group": True}),
-    "no target in a group": ("reducescatter", spoil_tensor(target=None), {"group": True}),
-    "a source that is not aligned": ("allreduce", lambda call: move(call, "source", 2), {}),
-    "a target that is not aligned": ("allreduce", lambda call: move(call, "target", 1), {}),
-    "no tensors at all": ("allreduce", spoil(tensors=None), {}),
-}
-
-
-@pytest.mark.parametrize("name", [True, False], ids=["named", "unnamed"])
-@pytest.mark.parametrize("title", REFUSED)
-def test_a_call_that_cannot_be_is_told_to_the_others(title: str, name: bool, rank: int, size: int) -> None:
-    kind, change, options = REFUSED[title]
-    odd = size - 1
-    with Driver() as driver:
-        plain = {"splits": [1] * size} if kind == "alltoall" else {"group": True} if options.get("group") else {}
-        call = driver.call(kind, [f32(4)], name=title if name else None, **(options if rank == odd else plain))
-        if rank == odd:
-            change(call)
-        driver.submit(call)
-        call.wait()
-        if rank == odd:
-            assert call.status == "REFUSED" and "Error: " in call.text, (call.status, call.text)
-        else:
-            assert call.status == "MISMATCH", (call.status, call.text)
-            assert call.text.startswith("MismatchError: ") and f"rank {odd} failed" in call.text, call.text
-        again = driver.run(kind, [f32(4)], name=title if name else None, **plain)
-        assert again.status == "OK", again.text
-        works(driver, size)
-
-
-NAMELESS: dict[str, Callable[[Call], None]] = {
-    "no name": spoil(name_bytes=0),
-    "a name that is too long": lambda call: spoil(name=b"x" * 1025, name_bytes=1025)(call),
-    "a name that is much too long": lambda call: spoil(name_bytes=2**32 - 1)(call),
-    "a kind": spoil(kind=200),
-    "another size": spoil(struct_size=8),
-    "a larger size": spoil(struct_size=4096),
-}
-
-
-@pytest.mark.parametrize("title", NAMELESS)
-def test_what_has_no_name_is_refused_here_alone(title: str, size: int) -> None:
-    with Driver() as driver:
-        call = driver.call("allreduce", [f32(4)], name="x")
-        NAMELESS[title](call)
-        driver.submit(call)
-        call.wait()
-        assert call.status == "REFUSED" and "Error: " in call.text, (call.status, call.text)
-        works(driver, size)
-
-
-@on_ranks(3, job="native calls")
-def test_adasum_among_three_ranks_is_refused(rank: int, size: int) -> None:
-    with Driver() as driver:
-        call = driver.run("allreduce", [f32(4)], op="Adasum", name="three")
-        assert call.status == "REFUSED" and "1, 2, 4, 8 .. ranks" in call.text
-        works(driver, size)
-
-
-def test_a_name_that_is_in_flight(rank: int, size: int) -> None:
-    """The second call fails, natively after Python and the other way round; the first goes on."""
-    with Driver() as driver:
-        held = driver.call("allreduce", [f32(4)], name="twice")
-        if rank == 0:
-            driver.submit(held)
-        if rank == 0 and size > 1:
-            again = driver.run("allreduce", [f32(4)], name="twice")
-            assert again.status == "DUPLICATE" and again.text.startswith("DuplicateNameError: rank 0 submitted 'twice'")
-            with pytest.raises(engine.errors.DuplicateNameError):
-                engine.allreduce_async(f32(4), engine.Sum, "twice")
-            handle = engine.allreduce_async(f32(4), engine.Sum, "twice in Python")
-            assert driver.run("allreduce", [f32(4)], name="twice in Python").status == "DUPLICATE"
-        engine.barrier("the first is in flight")
-        if rank != 0:
-            driver.submit(held)
-            handle = engine.allreduce_async(f32(4), engine.Sum, "twice in Python")
-        if size > 1:
-            assert (engine.synchronize(handle) == size).all()
-        assert held.wait().status == "OK" and (held.targets[0] == size).all()
-        works(driver, size)
 
 
 # ---- join and process sets
