@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,9 +23,10 @@ def load_model(
 ) -> Any:
     """Load a model, compiled as it was saved, and wrap its optimizer in `DistributedOptimizer`.
 
-    The file may have been saved with a wrapped optimizer or with a plain one: it is the same. Its optimizer keeps what
-    it remembers, such as moments and the number of steps. Not collective: each rank that is to have the model reads
-    the file; a rank that did not gets the values from the others by `BroadcastGlobalVariablesCallback`.
+    The file may have been saved with a wrapped optimizer or with a plain one: it is the same; also with one that
+    Horovod has wrapped, of a class of Keras. Its optimizer keeps what it remembers, such as moments and the number of
+    steps. Not collective: each rank that is to have the model reads the file; a rank that did not gets the values from
+    the others by `BroadcastGlobalVariablesCallback`.
 
     Parameters
     ----------
@@ -40,8 +44,22 @@ def load_model(
     keras.Model
     """
     known = {kind.__name__: kind for kind in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    objects = {**_wrapped_by_horovod(filepath), **known, **(custom_objects or {})}
+    model = keras.models.load_model(filepath, custom_objects=objects)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not is_distributed(optimizer):
         DistributedOptimizer(optimizer, compression=compression, **options)
     return model
+
+
+def _wrapped_by_horovod(filepath: Any) -> dict[str, type]:
+    """The class of Keras by which to load the optimizer of a `.keras` file, if that names one of Horovod's module."""
+    if not os.path.isfile(filepath) or not zipfile.is_zipfile(filepath):
+        return {}
+    with zipfile.ZipFile(filepath) as file:
+        compiled = json.loads(file.read("config.json")).get("compile_config") or {}
+    saved = compiled.get("optimizer")
+    if not isinstance(saved, dict) or not str(saved.get("module")).startswith("horovod."):
+        return {}
+    kind = getattr(keras.optimizers, str(saved.get("class_name")), None)
+    return {} if kind is None else {str(saved.get("registered_name")): kind}

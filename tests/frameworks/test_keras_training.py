@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -246,6 +247,31 @@ def test_files_know_nothing_of_the_engine(parts: Parts) -> None:
             assert int(plain.optimizer.iterations) == 4
             assert int(wrapped.optimizer.iterations) == 12, "reduced and stepped for each of 8 batches"
         toy.check_same_everywhere(toy.weights(wrapped))
+
+
+@on_backends(1, backends=("torch",))
+def test_a_model_that_horovod_has_saved_is_loaded() -> None:
+    """Its file names the class that Horovod made of Keras' own; a class of that name from elsewhere stays unknown."""
+    model = toy.model()
+    model.compile(keras.optimizers.Adam(0.25), loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    model.save("plain.keras")
+    for module in "horovod._keras", "elsewhere":
+        with zipfile.ZipFile("plain.keras") as plain, zipfile.ZipFile("wrapped.keras", "w") as wrapped:
+            for name in plain.namelist():
+                data = plain.read(name)
+                if name == "config.json":
+                    config = json.loads(data)
+                    config["compile_config"]["optimizer"] |= {"module": module, "registered_name": "Adam"}
+                    data = json.dumps(config).encode()
+                wrapped.writestr(name, data)
+        if module == "elsewhere":
+            with pytest.raises(TypeError, match="Could not locate class 'Adam'"):
+                hvd.load_model("wrapped.keras")
+        else:
+            optimizer = hvd.load_model("wrapped.keras").optimizer
+            assert optimizer.__class__ is type(keras.optimizers.Adam()) and hasattr(optimizer, "unwrap")
+            assert float(optimizer.learning_rate) == 0.25
 
 
 @on_backends(2, backends=("jax",))
