@@ -223,8 +223,7 @@ class Registry:
         for other in (global_process_set, *self._sets.values()):
             if other._ranks == ranks:
                 raise ValueError(f"there is a process set with the ranks {list(ranks)} already: {other!r}")
-        formed = self._world.form(ranks, process_set._call_number)
-        process_set._enter(self._next, self._world, ranks, formed)
+        process_set._enter(self._next, self._world, ranks, self._form(process_set, ranks))
         self._sets[self._next] = process_set
         self._memberships.update(ranks)
         self._next += 1
@@ -256,23 +255,45 @@ class Registry:
         self._sets.clear()
         global_process_set._leave()
 
-    def _expect_idle(self, process_set: ProcessSet) -> None:
-        """Wait for what is in flight in a set; if it stays so, an error on every rank, and the set stays, too."""
-        patience = Patience(self._timeout)
-        while (waiting := self._pending(process_set)) and patience.left():
-            time.sleep(0.001)
-        handle = self._world.allgather(array("b", waiting.encode()), "engine.process_set.pending", True)
+    def _form(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> core.Engine | None:
+        """This rank's engine in a set. If a rank cannot start its own, no rank has the set, and numbers stay equal."""
+        formed, failure = None, ""
+        try:
+            formed = self._world.form(ranks, process_set._call_number)
+        except (OSError, MemoryError) as error:
+            failure = f"{type(error).__name__}: {error}"
+        told = self._first_told("formed", failure)
+        if told is not None:
+            if formed is not None:
+                formed.close(0.0)
+            raise EngineError(
+                f"a process set of the ranks {list(ranks)} cannot be formed: on rank {told[0]}: {told[1]}"
+            )
+        return formed
+
+    def _first_told(self, subject: str, text: str) -> tuple[int, str] | None:
+        """Of the texts of all ranks the first that is not empty, and whose it is; None if all are. Collective."""
+        handle = self._world.allgather(array("b", text.encode()), f"engine.process_set.{subject}", True)
         handle.wait()
         data, counts = handle.gathered
         start = 0
         for rank, count in enumerate(counts):
             if count:
-                name = bytes(data[start : start + count]).decode("utf-8", "replace")
-                raise EngineError(
-                    f"{process_set} cannot be removed: rank {rank} has waited {self._timeout:.0f} s for {name!r} in "
-                    "it, which other ranks have not submitted"
-                )
+                return rank, bytes(data[start : start + count]).decode("utf-8", "replace")
             start += count
+        return None
+
+    def _expect_idle(self, process_set: ProcessSet) -> None:
+        """Wait for what is in flight in a set; if it stays so, an error on every rank, and the set stays, too."""
+        patience = Patience(self._timeout)
+        while (waiting := self._pending(process_set)) and patience.left():
+            time.sleep(0.001)
+        told = self._first_told("pending", waiting)
+        if told is not None:
+            raise EngineError(
+                f"{process_set} cannot be removed: rank {told[0]} has waited {self._timeout:.0f} s for {told[1]!r} in "
+                "it, which other ranks have not submitted"
+            )
 
     def _pending(self, process_set: ProcessSet) -> str:
         """The name of an operation that is in flight in a set on this rank; empty: there is none."""

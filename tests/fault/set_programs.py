@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from typing import Any
 
 import engine
@@ -68,3 +70,22 @@ def touch_when_joined(name: str) -> None:
         touch(name)
 
     threading.Thread(target=look, daemon=True).start()
+
+
+def without_a_thread() -> Any:
+    """Rank 1 cannot start the engine of a set; nobody has the set then, and the next has one number on all ranks."""
+    engine.init()
+    rank, superuser = engine.rank(), os.geteuid() == 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
+        if superuser:  # whom no such limit holds
+            os.setresuid(65534, 65534, 0)
+    refused = observe(lambda: engine.add_process_set([0, 1]))
+    if rank == 1:
+        if superuser:
+            os.setresuid(0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+    later = engine.add_process_set([0, 1])
+    total = engine.allreduce(ones(), engine.Sum, process_set=later) if rank < 2 else ones() * 2
+    return refused, later.process_set_id, float(total[0])

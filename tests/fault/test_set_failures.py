@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from ..ranks import start_ranks
+from ..ranks import run_ranks, start_ranks
 from ..waiting import let_pass
 from . import set_programs
 from .faults import WITHIN, named, others, ready, send, stop
@@ -89,3 +89,9 @@ def test_a_rank_that_does_not_join(victim: int, moment: str, kind: str) -> None:
             waited = rf"join has waited \d s for rank {victim}, and nothing was submitted"
             assert re.search(waited, finished.ranks[rank].stderr), finished
         assert rank == victim or (value["type"] == kind and value["rank"] == victim), value
+
+
+def test_a_set_that_one_rank_cannot_form_is_formed_by_none() -> None:
+    for refused, number, total in run_ranks(3, set_programs.without_a_thread).values:
+        assert refused["type"] == "EngineError" and "on rank 1: " in refused["text"], refused
+        assert number == 1 and total == 2.0
