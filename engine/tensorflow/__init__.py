@@ -7,7 +7,7 @@ from typing import Any
 from ..frameworks import basics
 from ..frameworks.backward import mathematical_gradients
 from ..frameworks.basics import *  # noqa: F403
-from .op import native
+from . import op as _op
 from .ops import (
     allgather,
     allreduce,
@@ -61,7 +61,7 @@ __all__ = [
     "local_rank_op",
     "local_size_op",
     "mathematical_gradients",
-    "native",
+    "native",  # noqa: F405 (below)
     "process_set_included_op",
     "rank_op",
     "reducescatter",
@@ -71,6 +71,8 @@ __all__ += basics.__all__
 
 
 def __getattr__(name: str) -> Any:
+    if name == "native":
+        return _op.native
     # Keras is imported for the one thing that needs it.
     if name == "SyncBatchNormalization":
         from .sync_batch_norm import SyncBatchNormalization

@@ -1,4 +1,4 @@
-"""The library of native ops: loaded, tried, and given the engine's native call; or the reason why it cannot be used."""
+"""The library of native ops: loaded, given the engine's native call, and tried; or the reason why it cannot be used."""
 
 from __future__ import annotations
 
@@ -28,12 +28,7 @@ def load() -> Any:
     try:
         return _load(library("tensorflow_op"))
     except (EngineError, OSError, tf.errors.OpError) as error:
-        logs.logger.warning(
-            "engine.tensorflow: native ops cannot be used with TensorFlow %s, so collectives are calls of Python, "
-            "which cost more and run one after the other: %s",
-            tf.__version__,
-            error,
-        )
+        _warn(error)
         return None
 
 
@@ -43,7 +38,7 @@ def _load(path: str) -> Any:
     Raises
     ------
     EngineError
-        This TensorFlow lacks a function of its C API, or hands over its callbacks in an unknown layout.
+        This TensorFlow lacks a function of its C API.
     """
     module = tf.load_op_library(path)
     native = ctypes.CDLL(path)  # the same library, once more
@@ -56,6 +51,25 @@ def _load(path: str) -> Any:
     missing = [name for name in _OPS if not hasattr(module, name)]
     if missing:
         raise EngineError(f"TensorFlow has made no functions for {', '.join(missing)}")
-    if tf.executing_eagerly() and not int(module.engine_probe(set=0)):
-        raise EngineError("its callbacks are not laid out as libstdc++'s std::function")
     return module
+
+
+def works(module: Any) -> bool:
+    """Whether TensorFlow's callbacks are laid out as the ops have to know them; a warning says it if not.
+
+    This starts TensorFlow's runtime, and what a program sets up, devices and threads, it has to set up before.
+    """
+    with tf.init_scope():
+        if not tf.executing_eagerly() or int(module.engine_probe(set=0)):  # each op looks at its callback, besides
+            return True
+    _warn("its callbacks are not laid out as libstdc++'s std::function")
+    return False
+
+
+def _warn(reason: object) -> None:
+    logs.logger.warning(
+        "engine.tensorflow: native ops cannot be used with TensorFlow %s, so collectives are calls of Python, "
+        "which cost more and run one after the other: %s",
+        tf.__version__,
+        reason,
+    )

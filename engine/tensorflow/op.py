@@ -23,8 +23,18 @@ from .call import Call
 _NOT_AT_ALL, _FIRST_OF_STEP, _BRIEFLY, _FOREVER = range(4)
 
 _module = library.load()
+_tried = False
 native: bool = _module is not None
 """Whether collectives are native ops."""
+
+
+def _library() -> Any:
+    """The wrappers of the native ops; None: collectives are calls of Python. The first collective tries the ops."""
+    global _module, _tried, native
+    if not _tried and _module is not None and not library.works(_module):
+        _module, native = None, False
+    _tried = True
+    return _module
 
 
 def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
@@ -48,13 +58,14 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
         While a function is traced that XLA is to compile.
     """
     call = _named_in_session(call)
-    if _module is None:
+    module = _library()
+    if module is None:
         return _through_python(call, tensors, None)[0]
     if call.kind == "reducescatter":
-        results = _submit(_module.engine_scatter, call, tensors)
+        results = _submit(module.engine_scatter, call, tensors)
         _tell_rows(tensors, results)
     else:
-        results = _submit(_module.engine_reduce, call, tensors)
+        results = _submit(module.engine_reduce, call, tensors)
     return list(results) if tensors else []
 
 
@@ -70,12 +81,13 @@ def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list
         How many rows of each tensor came from each rank; int32, of shape (tensors, ranks).
     """
     call = _named_in_session(call)
-    if _module is None:
+    module = _library()
+    if module is None:
         return _through_python(call, tensors, splits)
     if call.kind == "alltoall":
-        results, rows = _submit(_module.engine_exchange, call, tensors, splits)
+        results, rows = _submit(module.engine_exchange, call, tensors, splits)
     else:
-        results, rows = _submit(_module.engine_gather, call, tensors)
+        results, rows = _submit(module.engine_gather, call, tensors)
     _tell_rows(tensors, results)
     if not tf.executing_eagerly():
         rows.set_shape([len(tensors), None])
@@ -84,9 +96,10 @@ def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list
 
 def place(number: int) -> tuple[Any, Any]:
     """This rank's number in a process set, and how many ranks that has: int32, asked whenever the program runs."""
-    if _module is None:
+    module = _library()
+    if module is None:
         return fallback.place(number)
-    rank, size = _module.engine_place(set=number)
+    rank, size = module.engine_place(set=number)
     if not tf.executing_eagerly():
         rank.set_shape([])
         size.set_shape([])
@@ -95,7 +108,7 @@ def place(number: int) -> tuple[Any, Any]:
 
 def blocks() -> bool:
     """Whether collectives that are added to a graph now hold a thread each, in any order: one is better than many."""
-    return _module is None and order.is_of_session(tf.compat.v1.get_default_graph())
+    return _library() is None and order.is_of_session(tf.compat.v1.get_default_graph())
 
 
 def expect_no_xla() -> None:

@@ -77,6 +77,7 @@ DIES = """
     import tensorflow as tf
     import engine, engine.tensorflow as hvd
 
+    tf.config.threading.set_inter_op_parallelism_threads(1)  # the import has left TensorFlow's runtime as it was
     engine.init()
     # Without AutoGraph, whose files a process that is killed leaves behind.
     step = tf.function(lambda x: [hvd.allreduce(x, name=f"step {k}") for k in range(3)], autograph=False)

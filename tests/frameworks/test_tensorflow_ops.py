@@ -5,6 +5,7 @@ On two ranks also by Python, which takes over where native ops cannot be.
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import tempfile
 import threading
@@ -211,6 +212,42 @@ def test_many_calls_in_any_order_on_one_thread() -> None:
     assert [float(each) for each in results] == [10.0 * k * engine.size() for k in range(50)]
     if op.native:
         assert engine.counters()["entries"] - before < 3 * 30
+
+
+class Memory(ctypes.Structure):
+    """What the C library tells of its heap: `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+def bytes_in_use() -> int:
+    """Of the heap."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Memory
+    return int(mallinfo().uordblks)
+
+
+@on_op_ranks(2)
+def test_ten_thousand_calls_that_end_after_their_kernels_have_returned(size: int) -> None:
+    """All but the first of a step are submitted without waiting: another thread ends them. None is lost or leaks."""
+    calls, runs = 100, 50
+
+    @tf.function(autograph=False)
+    def program(x: Any) -> Any:
+        return tf.stack([hvd.allreduce(x + k, op=engine.Sum, name=f"late {k}") for k in range(calls)])
+
+    x, want = tf.zeros([]), np.arange(calls, dtype=np.float32) * size
+    used, before = [], tensors()
+    for _ in range(2):
+        for _ in range(runs):
+            found = program(x).numpy()
+        np.testing.assert_array_equal(found, want)
+        used.append(bytes_in_use())
+    assert tensors() - before == 2 * runs * calls
+    assert used[1] - used[0] < runs * calls * 16, "less than the smallest piece of memory for each call"
 
 
 def test_a_name_that_is_used_again(size: int) -> None:

@@ -189,6 +189,17 @@ def test_an_optimizer_of_keras_goes_to_its_binding(rank: int, size: int) -> None
     toy.check_close([weight.numpy()], [1 - (size - 1)], 1e-6)
 
 
+def test_the_binding_of_keras_under_its_other_name() -> None:
+    from engine.tensorflow.keras.callbacks import MetricAverageCallback
+
+    import engine.keras
+    import engine.tensorflow.keras as other
+
+    assert MetricAverageCallback is engine.keras.callbacks.MetricAverageCallback
+    for name in engine.keras.__all__:
+        assert getattr(other, name) is getattr(engine.keras, name), name
+
+
 def test_what_cannot_be_is_refused_at_once() -> None:
     for error, given, options, part in (
         (TypeError, object(), {}, "keras.optimizers.Optimizer"),
