@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
+from itertools import takewhile
 from typing import Any
 
 import keras
@@ -145,8 +146,15 @@ class Wrapping:
         return [[places[id(each)] for each in group if id(each) in places] for group in self.options.groups]
 
     def _names(self, variables: Sequence[Any]) -> list[str]:
-        """Names of the variables' gradients; those of one path are numbered."""
-        paths = [str(getattr(each, "path", None) or each.name) for each in variables]
+        """Names of the variables' gradients, without what all paths begin with; those of one path are numbered.
+
+        A Sequential model that was loaded has the paths of a new one without the model's own name, and one rank alone
+        may have loaded it.
+        """
+        parts = [str(getattr(each, "path", None) or each.name).split("/") for each in variables]
+        levels = zip(*(each[:-1] for each in parts), strict=False)
+        shared = len([*takewhile(lambda level: len({*level}) == 1, levels)])
+        paths = ["/".join(each[shared:]) for each in parts]
         often = Counter(paths)
         return [
             f"{self._prefix}.{path}" if often[path] == 1 else f"{self._prefix}.{path}#{index}"

@@ -274,6 +274,18 @@ def test_a_model_that_horovod_has_saved_is_loaded() -> None:
             assert float(optimizer.learning_rate) == 0.25
 
 
+def test_one_rank_alone_may_load_the_model(rank: int) -> None:
+    """As scripts of Horovod resume. The paths of a Sequential model that was loaded lack the name of the model."""
+    model = toy.model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.25)), "mse", jit_compile=False)
+    model.optimizer.build(model.trainable_variables)
+    if rank == 0:
+        model.save("resumed.keras")
+        model = hvd.load_model("resumed.keras")
+    toy.fit(model, together=True, epochs=1)
+    hvd.check_consistency({str(k): each for k, each in enumerate(toy.weights(model))})
+
+
 @on_backends(2, backends=("jax",))
 def test_a_saved_model_loads_where_there_is_no_engine() -> None:
     if engine.rank() == 0:
