@@ -103,6 +103,12 @@ def distributed(
         postscale_factor=postscale_factor,
         gradient_predivide_factor=gradient_predivide_factor,
     )
+    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise ValueError(
+            f"engine.jax reduces for transformations of optax, such as optax.adam(1e-3), and was given a "
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}: engine.DistributedOptimizer takes those of "
+            "every framework"
+        )
     if optimizer is not None and hasattr(optimizer.update, _REDUCES):
         raise ValueError("this optimizer reduces gradients already: give distributed the plain one, once")
     if isinstance(compression, Scheme):

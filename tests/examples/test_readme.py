@@ -53,6 +53,19 @@ def test_the_keras_script_trains_on_two_ranks() -> None:
     assert "loss" not in done.ranks[1].stdout
 
 
+@pytest.mark.parametrize(("framework", "package"), [("tensorflow", "tensorflow"), ("jax", "optax")])
+def test_scripts_of_the_frameworks_page_train_on_two_ranks(framework: str, package: str) -> None:
+    """Ranks begin with other parameters and other data, and end with equal parameters and a small loss."""
+    pytest.importorskip(package, reason=f"needs {package}")
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    block = rf"<!-- {framework}: a test runs it -->\n```python\n(.*?)^```"
+    (program,) = re.findall(block, page, re.DOTALL | re.MULTILINE)
+    environment = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    done = run_ranks(2, program, env=environment)
+    ends = [re.findall(r"rank \d: loss ([0-9.]+), weights ([0-9.-]+)", rank.stdout) for rank in done.ranks]
+    assert ends[0] == ends[1] and float(ends[0][0][0]) < 0.5, done
+
+
 def losses(text: str) -> list[float]:
     """What the script printed, an epoch a line."""
     found = re.findall(r"epoch (\d+): loss ([0-9.]+)", text)

@@ -158,6 +158,8 @@ def test_options_that_make_no_sense() -> None:
         hvd.distributed(every=2)
     with pytest.raises(ValueError, match="1 or more"):
         hvd.distributed(optax.sgd(0.1), every=0)
+    with pytest.raises(ValueError, match="such as optax"):
+        hvd.distributed(object())
     with pytest.raises(ValueError, match="is not for JAX"):
         hvd.distributed(compression=engine.compression.Scheme())
 
