@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from .. import objects
 from ..compression import Scheme, resolve
+from ..errors import EngineError, WorldError
 from ..frameworks.agreement import next_number
 from ..frameworks.options import Options
 from ..process_sets import ProcessSet
@@ -97,7 +98,8 @@ class Reduction:
         Raises
         ------
         MismatchError
-            The ranks' variables, or their gradients, differ.
+            The ranks' variables, or their gradients, differ. While a function is traced it is a
+            `tf.errors.FailedPreconditionError` with that text.
         """
         if not self.active:
             return list(gradients)
@@ -148,9 +150,20 @@ class Reduction:
             pairs = zip(gradients, variables, strict=True)
             described = {name: (self._describe(*each), 0) for name, each in zip(names, pairs, strict=True)}
             title = "the ranks reduce gradients of different variables, or of other kinds"
-            objects.compare(described, title, f"{self._prefix}variables", process_set)
+            self._compare(described, title)
             numbers[key] = next_number("optimizer", process_set) if self._number is None else self._number
         return numbers[key]
+
+    def _compare(self, described: dict[str, tuple[str, int]], title: str) -> None:
+        try:
+            objects.compare(described, title, f"{self._prefix}variables", self.options.process_set)
+        except EngineError as error:
+            if tf.executing_eagerly():
+                raise
+            # What traces a function replaces exceptions of other classes than Python's and TensorFlow's.
+            told = f"{type(error).__name__}: {error}"
+            kind = tf.errors.AbortedError if isinstance(error, WorldError) else tf.errors.FailedPreconditionError
+            raise kind(None, None, told) from error
 
     def _describe(self, gradient: Any, variable: Any) -> str:
         if key_of(variable) in self._local:
