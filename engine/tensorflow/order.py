@@ -22,8 +22,9 @@ def is_of_session(graph: Any) -> bool:
 
 def is_called(graph: Any) -> bool:
     """Whether a graph is that of the gradient of a function that was traced while another function called it."""
-    function = getattr(graph, "outer_graph", None)
-    return getattr(graph, "name", "").startswith(_GRADIENTS) and hasattr(getattr(function, "outer_graph", None), "outer_graph")
+    if is_of_session(graph):
+        return False
+    return graph.name.startswith(_GRADIENTS) and hasattr(getattr(graph.outer_graph, "outer_graph", None), "outer_graph")
 
 
 def depth(backward: bool) -> int:
