@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -65,7 +66,7 @@ def disagree(callback: Any) -> None:
     """Submit something else by the name of the gradients, which all ranks then refuse; end this rank's `fit`."""
     prefix = f"{callback.model.optimizer._engine._prefix}."
     known = engine.runtime.engine().definitions()
-    [name] = [each["name"] for each in known if prefix in each["name"] and "layer/" in each["name"]]
+    [name] = [each["name"] for each in known if re.search(rf"{re.escape(prefix)}(kernel|bias)", each["name"])]
     event()
     try:
         engine.allreduce(np.ones(3), name=name)
