@@ -6,6 +6,7 @@ A form is called with one value. What it does not take is a ValueError that says
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections.abc import Callable
@@ -209,3 +210,15 @@ def optional(form: Form, word: str) -> Form:
             raise ValueError(f"{word}, or {error}") from None
 
     return parse
+
+
+def argument(form: Form) -> Callable[[str], Any]:
+    """A form as the `type` of an option of argparse, with the form's own words for what it refuses."""
+
+    def read_argument(text: str) -> Any:
+        try:
+            return form(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
+
+    return read_argument

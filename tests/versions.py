@@ -12,9 +12,11 @@ import argparse
 import re
 import subprocess
 import sys
+from functools import partial
 from typing import NamedTuple
 
 from .environments import ROOT, Environment, NotToBeHadError
+from .parts import run_parts
 
 HOME = ROOT / "build" / "versions"
 PIP_TIMEOUT, TESTS_TIMEOUT = 900.0, 3600.0  # seconds
@@ -98,19 +100,9 @@ def main() -> int:
     parser.add_argument("--only-ranks", help="as of pytest: of the tests on ranks, those on so many")
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     given = parser.parse_args()
-    if unknown := set(given.parts) - set(PARTS):
-        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
-    failed = False
-    for name in given.parts or PARTS:
-        try:
-            told = run(PARTS[name], [] if given.only_ranks is None else ["--only-ranks", given.only_ranks])
-            print(f"{name}: {told}", flush=True)
-        except NotToBeHadError as error:
-            print(f"{name}: left out, {error}", flush=True)
-        except AssertionError as error:
-            failed = True
-            print(f"{name}: FAILED: {error}", flush=True)
-    return int(failed)
+    options = [] if given.only_ranks is None else ["--only-ranks", given.only_ranks]
+    known = {name: partial(run, part, options) for name, part in PARTS.items()}
+    return run_parts(known, given.parts, parser, NotToBeHadError)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from .. import readable
-from ..forms import Bytes, Form, Number, Whole, bit_rate, short_time
+from ..forms import Bytes, Number, Whole, argument, bit_rate, short_time
 from ..trace.reading import TraceError, read
 from .model import Network, Rules, fuse, predict
 from .picture import draw
@@ -182,18 +182,6 @@ def _json(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -
     return json.dumps(parts, indent=1)
 
 
-def _read(form: Form) -> Callable[[str], Any]:
-    """A form as argparse takes it, with its own words for what it refuses."""
-
-    def read_option(given: str) -> Any:
-        try:
-            return form(given)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{given!r} is not {error}") from None
-
-    return read_option
-
-
 def _hosts(given: Any) -> list[int]:
     """Numbers of hosts, as `2,8,64`."""
     try:
@@ -211,12 +199,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="timelines of one job, or a directory of them")
-    add("--hosts", type=_read(_hosts), required=True, metavar="N,N,..", help="numbers of hosts, as 2,8,64")
-    add("--bandwidth", type=_read(bit_rate), required=True, metavar="RATE", help="of a host's link, as 25G: bit/s")
-    add("--latency", type=_read(short_time), required=True, metavar="TIME", help="from host to host, one way, as 30us")
-    add("--fusion-threshold", type=_read(Bytes()), metavar="SIZE", help="other than the recording's, as 64M")
-    add("--cycle-time-ms", type=_read(Number(0, 10_000)), metavar="MS", help="other than the recording's")
-    add("--chunk-bytes", type=_read(Bytes(4 << 10, 1 << 30, "512K")), metavar="SIZE", help="other than the recording's")
+    add("--hosts", type=argument(_hosts), required=True, metavar="N,N,..", help="numbers of hosts, as 2,8,64")
+    add("--bandwidth", type=argument(bit_rate), required=True, metavar="RATE", help="of a host's link, as 25G: bit/s")
+    add(
+        "--latency",
+        type=argument(short_time),
+        required=True,
+        metavar="TIME",
+        help="from host to host, one way, as 30us",
+    )
+    add("--fusion-threshold", type=argument(Bytes()), metavar="SIZE", help="not the recording's, as 64M")
+    add("--cycle-time-ms", type=argument(Number(0, 10_000)), metavar="MS", help="not the recording's")
+    add(
+        "--chunk-bytes",
+        type=argument(Bytes(4 << 10, 1 << 30, "512K")),
+        metavar="SIZE",
+        help="other than the recording's",
+    )
     add("--picture", type=Path, metavar="FILE.svg", help="draw the table too")
     add("--json", action="store_true", help="print JSON: seconds, bytes, shares from 0 to 1")
     return parser

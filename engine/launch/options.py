@@ -14,7 +14,7 @@ from .. import config
 from ..compat import switch
 from ..config import Config
 from ..errors import ConfigError
-from ..forms import LARGEST, Form, Number, Whole, Words, seconds, truth
+from ..forms import LARGEST, Number, Whole, Words, argument, seconds, truth
 from ..setting import Option, Setting, read, variable
 from . import horovod_options
 from .check_build import table
@@ -231,7 +231,7 @@ def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
     add("--prefix-output-with-timestamp", action="store_true", help="begin each line of output with the time")
     add(
         "--grace-period",
-        type=_form(seconds()),
+        type=argument(seconds()),
         default=5.0,
         metavar="S",
         help="seconds from a failure or a signal to SIGTERM, and from there to SIGKILL (default 5)",
@@ -260,7 +260,7 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("CPUs")
     group.add_argument("--no-binding", dest="binding", action="store_false", help="let ranks run on any CPU")
     group.add_argument(
-        "--cpus-per-rank", type=_form(COUNT), metavar="N", help="CPUs and threads per rank (default: an equal share)"
+        "--cpus-per-rank", type=argument(COUNT), metavar="N", help="CPUs and threads per rank (default: an equal share)"
     )
 
 
@@ -268,8 +268,8 @@ def _add_horovods(parser: argparse.ArgumentParser, settings: Mapping[str, Settin
     add = parser.add_argument_group("scripts and command lines written for Horovod").add_argument
     add("--horovod", action="store_true", help="make 'import horovod.torch' give engine.torch, and so on")
     add("--config-file", type=Path, metavar="FILE", help="file of more options, as YAML, TOML or JSON")
-    add("--min-np", "--min-num-proc", type=_form(COUNT), metavar="N", help="must be the number of ranks")
-    add("--max-np", "--max-num-proc", type=_form(COUNT), metavar="N", help="must be the number of ranks")
+    add("--min-np", "--min-num-proc", type=argument(COUNT), metavar="N", help="must be the number of ranks")
+    add("--max-np", "--max-num-proc", type=argument(COUNT), metavar="N", help="must be the number of ranks")
     add("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
     add(
         "--fusion-threshold-mb",
@@ -351,21 +351,9 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
     return settings
 
 
-def _form(form: Form) -> Callable[[str], Any]:
-    """A reader for an option that is no setting, in one of the forms of settings."""
-
-    def parse_form(text: str) -> Any:
-        try:
-            return form(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
-
-    return parse_form
-
-
 def _ranks(text: str) -> int:
     """A number of ranks. Of `-np4`, written without a blank, argparse takes `p4` for the value of `-n`."""
-    return int(_form(COUNT)(text[1:] if text[:1] == "p" and text[1:].isdigit() else text))
+    return int(argument(COUNT)(text[1:] if text[:1] == "p" and text[1:].isdigit() else text))
 
 
 def _mebibytes(text: str) -> str:

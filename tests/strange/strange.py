@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..parts import run_parts
 from ..waiting import until
 from .strange_machines import JOB, Machine, install, lines
 
@@ -174,18 +175,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", help="names: ranks, python3.12, torch-oldest, torch-newest, ...")
     given = parser.parse_args()
     known = dict(parts(given.build.absolute()))
-    if unknown := set(given.parts) - set(known):
-        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
-    failed = False
-    for name in given.parts or known:
-        try:
-            print(f"{name}: {known[name]()}", flush=True)
-        except LeftOutError as error:
-            print(f"{name}: left out, {error}", flush=True)
-        except AssertionError as error:
-            failed = True
-            print(f"{name}: FAILED: {error}", flush=True)
-    return int(failed)
+    return run_parts(known, given.parts, parser, LeftOutError)
 
 
 if __name__ == "__main__":
