@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .waiting import MARK, Found, NotWithin, let_pass, marked, until
+from .waiting import MARK, PATIENCE, Found, NotWithin, let_pass, marked, until
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = 6000  # characters of a rank's stream in a failure's text
@@ -154,11 +154,11 @@ class Job:
         path = self.home / f"pid.{rank}"
         return int(self._until(lambda: path.exists() and path.read_text(), f"rank {rank} started"))
 
-    def wait_for(self, *names: str, timeout: float = 30.0) -> None:
+    def wait_for(self, *names: str, timeout: float = PATIENCE) -> None:
         """Wait until ranks have made files in their working directory."""
         self._until(lambda: all((self.directory / name).exists() for name in names), f"files {names}", timeout)
 
-    def _until(self, condition: Callable[[], Found], what: str, timeout: float = 30.0) -> Found:
+    def _until(self, condition: Callable[[], Found], what: str, timeout: float = PATIENCE) -> Found:
         def look() -> Found:
             if not (found := condition()) and self.process.poll() is not None and not (found := condition()):
                 raise RanksFailed(f"the job ended before this became true: {what}\n{self.result()}")
@@ -219,14 +219,14 @@ class Job:
             raise RanksFailed(f"not done within {self.timeout} s\n{self.result()}") from None
         finished = self.result()
         try:
-            until(lambda: not marked(self.mark), "no process is left", 5.0)
+            until(lambda: not marked(self.mark), "no process is left", 20.0)
         except NotWithin:
             left = marked(self.mark)
             lines = "\n".join(f"{pid}: {_text(Path(f'/proc/{pid}/cmdline'))}" for pid in left)
             self.kill()
             raise RanksFailed(f"processes are left:\n{lines}\n{finished}") from None
         try:
-            until(lambda: not _ownerless(_shm_entries() - self._shm), "nothing is left in /dev/shm", 2.0)
+            until(lambda: not _ownerless(_shm_entries() - self._shm), "nothing is left in /dev/shm", 10.0)
         except NotWithin:
             raise RanksFailed(f"left in /dev/shm: {_ownerless(_shm_entries() - self._shm)}\n{finished}") from None
         if check and finished.code != 0:

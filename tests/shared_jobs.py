@@ -17,7 +17,7 @@ from .on_ranks import BEGUN, FAILED, OUTCOMES, SKIPPED, Case, Ranks
 from .ranks import Job, RanksFailed, start_ranks
 from .waiting import NotWithin, until
 
-STALLED = {"ENGINE_STALL_LIMIT": "20"}  # a rank that is waited for in vain becomes an error, in time for the report
+STALLED = {"ENGINE_STALL_LIMIT": "45"}  # a rank that is waited for in vain becomes an error, in time for the report
 Key = tuple[str, Ranks]
 
 

@@ -11,14 +11,15 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 MARK = "RANKS_TEST"  # the variable by which the processes of a test are found
+PATIENCE = 60.0  # seconds for a state that comes at once, unless a framework is imported first, or never
 
 
 class NotWithin(AssertionError):
     """A state did not come in time."""
 
 
-def until(condition: Callable[[], Found], what: str, seconds: float = 30.0, pause: float = 0.002) -> Found:
-    """Look until something is so.
+def until(condition: Callable[[], Found], what: str, seconds: float = PATIENCE, pause: float = 0.002) -> Found:
+    """Look until something is so; for the last time when the time is over, however long this process stood still.
 
     Parameters
     ----------
@@ -40,11 +41,13 @@ def until(condition: Callable[[], Found], what: str, seconds: float = 30.0, paus
     NotWithin
     """
     end = time.monotonic() + seconds
-    while not (found := condition()):
-        if time.monotonic() > end:
+    while True:
+        over = time.monotonic() > end
+        if found := condition():
+            return found
+        if over:
             raise NotWithin(f"not within {seconds} s: {what}")
         time.sleep(pause)
-    return found
 
 
 def be_late(seconds: float) -> None:
@@ -81,9 +84,22 @@ def measured(measure: Callable[[], object], times: int = 3) -> None:
                 raise
 
 
-def until_files(*paths: Path | str, seconds: float = 30.0) -> None:
+def until_files(*paths: Path | str, seconds: float = PATIENCE) -> None:
     """Wait for files that other processes make."""
     until(lambda: all(os.path.exists(path) for path in paths), f"files {tuple(map(str, paths))}", seconds)
+
+
+def meet(where: str, rank: int, size: int) -> None:
+    """Return when all ranks have come here, without the engine: by files in their working directory.
+
+    Parameters
+    ----------
+    where : str
+        Has no other meeting in the job.
+    rank, size : int
+    """
+    Path(f"{where}.{rank}").touch()
+    until_files(*(f"{where}.{each}" for each in range(size)))
 
 
 def marked(mark: str) -> list[int]:

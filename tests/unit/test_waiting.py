@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ..ranks import RanksFailed
-from ..waiting import NotWithin, measured, until
+from ..waiting import NotWithin, be_late, measured, until
 
 
 def failing(times: int, error: type[Exception] = AssertionError) -> tuple[Callable[[], None], list[int]]:
@@ -49,3 +49,13 @@ def test_a_state_is_awaited_until_it_comes_or_the_time_is_over() -> None:
     assert until(lambda: next(looks), "it") == "it"
     with pytest.raises(NotWithin, match=r"not within 0\.01 s: what never comes"):
         until(lambda: False, "what never comes", 0.01)
+
+
+def test_who_stands_still_beyond_the_time_looks_once_more() -> None:
+    looks = iter([0, "it"])
+
+    def look() -> object:
+        be_late(0.05)
+        return next(looks)
+
+    assert until(look, "it", 0.01) == "it"
