@@ -11,6 +11,7 @@ import engine
 from engine import runtime
 
 from ..on_ranks import on_ranks
+from ..waiting import meet
 from .arrays import refused
 
 pytestmark = on_ranks(1, 2, 3, 4, world={"cycle_time_ms": 1})
@@ -60,7 +61,7 @@ def test_a_change_is_at_one_entry_for_all_ranks(change: dict[str, Any], rank: in
 
 
 @pytest.mark.parametrize("threshold", [0, 64 << 20])
-def test_a_threshold_of_0_sends_every_tensor_alone_and_a_large_one_fuses(threshold: int, rank: int) -> None:
+def test_a_threshold_of_0_sends_every_tensor_alone_and_a_large_one_fuses(threshold: int, rank: int, size: int) -> None:
     if rank == 0:
         engine.set_knobs(fusion_threshold=threshold, cycle_time_ms=10_000)
     for name in ("before", "behind", *map(str, range(100))):
@@ -68,6 +69,7 @@ def test_a_threshold_of_0_sends_every_tensor_alone_and_a_large_one_fuses(thresho
     engine.barrier("names are known")
     before = engine.counters()
     handles = [engine.allreduce_async(np.ones(1000, np.float32), engine.Sum, f"{k}") for k in range(100)]
+    meet(f"all are brought.{threshold}", rank, size)  # in the engine nobody waits until then
     engine.barrier("names are known")  # Somebody waits: the batch closes with what all ranks have brought.
     for handle in handles:
         engine.synchronize(handle)
