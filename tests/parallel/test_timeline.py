@@ -16,7 +16,7 @@ from engine.trace.reading import Recording, Tensor, merge, read
 from engine.trace.summary import summarize, text
 from engine.trace.timeline import BURST, PAGE
 
-from ..ranks import Job, run_ranks, start_ranks
+from ..ranks import Finished, Job, run_ranks, start_ranks
 from ..waiting import measured
 from . import timeline_program
 
@@ -37,13 +37,18 @@ def recordings(job: Job, pattern: str) -> list[Recording]:
     return found
 
 
-@pytest.mark.parametrize(("size", "slow"), [(1, 0), (2, 1), (3, 2), (4, 0)])
-def test_every_tensor_is_shown_in_order_with_who_was_last(size: int, slow: int) -> None:
+def stepped(size: int, slow: int) -> tuple[Finished, list[Recording], list[list[dict[str, Any]]]]:
+    """A job of steps in which one rank is slow, what its timelines hold, and their events."""
     options = ["--timeline", "t.json", "--timeline-mark-cycles"]
     with start_ranks(size, timeline_program.steps, slow, 0.2 if size == 3 else 0.1, options=options) as job:
         finished = job.finish()
-        found = recordings(job, "t.rank*.json")
         files = [complete(job.directory / f"t.rank{rank}.json") for rank in range(size)]
+        return finished, recordings(job, "t.rank*.json"), files
+
+
+@pytest.mark.parametrize(("size", "slow"), [(1, 0), (2, 1), (3, 2), (4, 0)])
+def test_every_tensor_is_shown_in_order_with_who_was_last(size: int, slow: int) -> None:
+    finished, found, files = stepped(size, slow)
     assert [recording.rank for recording in found] == list(range(size))
     by_rank: list[dict[tuple[int, str], Tensor]] = [recording.tensors for recording in found]
     for rank, tensors in enumerate(by_rank):
@@ -71,13 +76,20 @@ def test_every_tensor_is_shown_in_order_with_who_was_last(size: int, slow: int) 
         assert tensor.last is not None
         assert submitted[tensor.last] == max(submitted)
         assert abs(tensor.late - (max(submitted) - min(submitted))) < 2e-6
-    if size > 1:
-        figures = summarize(found)
+    told = [found]
+
+    def measure() -> None:
+        """Another rank may have been late, too, with the machine: then once more."""
+        each = told.pop() if told else stepped(size, slow)[1]
+        figures = summarize(each)
         assert figures["slowest_rank"] == slow
         if size == 3:
-            late = [tensor for tensor in by_rank[0].values() if tensor.late > 0.1]
+            late = [tensor for tensor in each[0].tensors.values() if tensor.late > 0.1]
             assert len(late) >= timeline_program.STEPS // 2 and {tensor.last for tensor in late} == {slow}
             assert figures["lateness"][slow]["late"] > 0.15 * (timeline_program.STEPS // 2)
+
+    if size > 1:
+        measured(measure)
 
 
 def test_entries_say_what_they_were_compressed_to() -> None:
@@ -192,7 +204,7 @@ def test_the_limit_holds_and_is_said_once() -> None:
 
 def test_a_rate_bounds_what_is_recorded_and_all_ranks_record_the_same() -> None:
     rounds, names = 10, 2000
-    # A thousand lines a second at first, five thousand at once, and a debt of one entry: some thousand tensors.
+    rate, entry = 1000, 8 + 3 * (names + 1)  # lines a second at first; lines of an entry, at most
     env = {"ENGINE_TIMELINE": "t.json", "ENGINE_TIMELINE_LIMIT": "3000000"}
     with start_ranks(2, timeline_program.at_once, names, rounds, env=env) as job:
         job.finish()
@@ -202,7 +214,10 @@ def test_a_rate_bounds_what_is_recorded_and_all_ranks_record_the_same() -> None:
         assert recording.totals is not None
         assert recording.totals["tensors"] == rounds * (names + 1)
         assert (recording.totals["dropped"], recording.totals["left_out"]) == (0, 0)
-        assert names / 2 < len(recording.tensors) < 4 * names
+        seconds = (recording.totals["now_ns"] - recording.totals["since_ns"]) / 1e9
+        shown = 8 * len(recording.entries) + 3 * len(recording.tensors)
+        # What may be written at once, and a debt of one entry: some thousand tensors.
+        assert names / 2 < len(recording.tensors) and shown < rate * (BURST + seconds) + 2 * entry, (shown, seconds)
 
 
 def test_a_timeline_that_cannot_be_written_is_an_error_before_the_job_starts() -> None:
@@ -282,7 +297,17 @@ def test_process_sets_are_shown_in_the_same_file_by_the_ranks_of_the_world(size:
         among = {2: "among rank 1", 3: "among ranks 1, 2", 4: "among ranks 1-3"}[size]
         assert (f"rank {rank} {among} (set 3)" in titles) == (rank > 0)
         assert any(event["args"].get("algorithm") == "adasum" for event in mine if "args" in event) == (size != 3)
-    assert figures["slowest_rank"] == size - 1
+    measurements = [figures]
+
+    def measure() -> None:
+        """Another rank may have been late, too, with the machine: then once more."""
+        if not measurements:
+            with start_ranks(size, timeline_program.in_sets, options=["--timeline", "t.json"]) as job:
+                job.finish()
+                measurements.append(summarize(recordings(job, "t.rank*.json")))
+        assert measurements.pop()["slowest_rank"] == size - 1
+
+    measured(measure)
     assert [(each["id"], each["ranks"]) for each in figures["process_sets"]] == [
         (number, list(ranks)) for number, ranks in members.items() if number
     ]

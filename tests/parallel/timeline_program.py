@@ -158,7 +158,7 @@ def in_sets() -> dict[int, dict[str, int]]:
         for turn in range(SET_STEPS):
             for chosen in sets if number == 2 else sets[2:]:
                 if chosen.included():
-                    be_late(0.02 if engine.rank() == size - 1 and turn % 2 else 0.0)
+                    be_late(0.05 if engine.rank() == size - 1 and turn % 2 else 0.0)
                     handles = [engine.allreduce_async(ones(), name=name, process_set=chosen) for name in NAMES]
                     for handle in handles:
                         engine.synchronize(handle)
