@@ -44,7 +44,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 DIMS = 12
 FOREVER = 2**64 - 1
 GROUP, UNNAMED, MARKS_STEP = 1, 2, 4
-SECONDS = 30.0
+SECONDS = 60.0
 # What `status` may be, by number, as the header names it: OK, REFUSED ..
 STATUSES = re.findall(r"ENGINE_CALL_(\w+)", HEADER[HEADER.index("enum {") : HEADER.index("};")])
 CODES = setup.codes()

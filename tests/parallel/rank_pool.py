@@ -14,7 +14,7 @@ from typing import Any
 from ..ranks import Job, RanksFailed, start_ranks
 from . import drawn_operations
 
-ENV = {"ENGINE_STALL_LIMIT": "15"}
+ENV = {"ENGINE_STALL_LIMIT": "30"}
 
 
 def serve(address: str) -> None:

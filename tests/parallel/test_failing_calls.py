@@ -175,7 +175,8 @@ def test_every_rank_fails() -> None:
 # ---- calls that one rank alone makes
 
 
-lonely = on_ranks(2, 3, env={"ENGINE_STALL_LIMIT": "1", "ENGINE_STALL_WARNING": "0.5"})
+LIMIT = 4.0  # seconds: a rank that stands still for less, with the machine, is no failure
+lonely = on_ranks(2, 3, env={"ENGINE_STALL_LIMIT": str(LIMIT), "ENGINE_STALL_WARNING": "0.5"})
 
 
 def fail_alone(name: str | None = None) -> None:
@@ -188,7 +189,7 @@ def test_a_lonely_failure_is_not_overdue_when_the_stall_limit_is_over(rank: int,
     common("known and lonely")
     fail_alone("lonely")
     fail_alone("known and lonely")
-    end = time.monotonic() + 1.5
+    end = time.monotonic() + 1.25 * LIMIT
     while common("goes on").tolist() == [size] * 3 and engine.broadcast_object(time.monotonic() < end):
         engine.barrier("so long")
 
@@ -228,7 +229,7 @@ def test_the_end_does_not_wait_for_a_lonely_failure() -> None:
     fail_alone("at the end")
     begun = time.monotonic()
     engine.shutdown()
-    assert time.monotonic() - begun < 5, "shutdown_timeout is 10 s"
+    assert time.monotonic() - begun < 9, "shutdown_timeout is 10 s"
 
 
 @on_ranks(2, world=None, job="a call that failed alone is made again")

@@ -41,7 +41,7 @@ def test_poll(rank: int, size: int) -> None:
     else:
         engine.barrier("polled it")
         handle = engine.allreduce_async(mine, engine.Sum, "polled")
-    until(lambda: engine.poll(handle), "done, as every rank has brought it: nobody waits, but the cycle ends", 10)
+    until(lambda: engine.poll(handle), "done, as every rank has brought it: nobody waits, but the cycle ends")
     assert "done" in repr(handle)
     first = engine.synchronize(handle)
     assert engine.synchronize(handle) is first and handle.wait() is first

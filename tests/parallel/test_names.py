@@ -377,4 +377,4 @@ def test_dropped_handles_leave_no_memory(rank: int) -> None:
         turn(number)
     # Kept tensors would be 480,000 kB. What grows is the ranks' slots: they count when they are first touched,
     # 2 MB a rank at the default chunk, as far as one rank happens to run ahead of the others.
-    assert memory() - before < 32_000, f"{before} kB, then {memory()} kB"
+    assert memory() - before < 64_000, f"{before} kB, then {memory()} kB"

@@ -21,7 +21,7 @@ from engine.process_sets import global_process_set
 
 SETTINGS: dict[str, Any] = {
     "stall_warning": 0.0,
-    "stall_limit": 15.0,
+    "stall_limit": 60.0,
     "spin_us": 0.0,
 }
 KNOBS: dict[str, Any] = {
