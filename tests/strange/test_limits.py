@@ -106,6 +106,6 @@ def test_a_rank_with_closed_streams_keeps_their_numbers_free_of_its_memory(machi
         env=machine.environment,
         preexec_fn=lambda: [os.close(number) for number in range(3)],
         check=True,
-        timeout=30,
+        timeout=90,
     )
     assert said.read_text() == "/dev/null /dev/null /dev/null"
