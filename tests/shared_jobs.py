@@ -18,6 +18,7 @@ from .ranks import Job, RanksFailed, start_ranks
 from .waiting import NotWithin, until
 
 STALLED = {"ENGINE_STALL_LIMIT": "45"}  # a rank that is waited for in vain becomes an error, in time for the report
+START = 300  # seconds for the first test of a job, which waits for ranks that import their frameworks
 Key = tuple[str, Ranks]
 
 
@@ -171,10 +172,12 @@ class Jobs:
         items[:] = [item for _, item in sorted(zip(places, items, strict=True), key=lambda pair: pair[0])]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Say what each job runs: what was chosen."""
+        """Say what each job runs: what was chosen. The first of it gets the time that the ranks take to begin, too."""
         chosen: dict[Key, dict[str, Case]] = {}
         for item in session.items:
             if (key := key_of(item)) is not None and not statically_skipped(item):
+                if key not in chosen and item.get_closest_marker("timeout") is None:
+                    item.add_marker(pytest.mark.timeout(START))
                 chosen.setdefault(key, {})[item.nodeid] = case_of(item)
         self.jobs = {key: SharedJob(key[1], cases) for key, cases in chosen.items()}
 

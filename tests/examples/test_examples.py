@@ -88,7 +88,7 @@ def test_the_gpt_writes(tmp_path: Path) -> None:
 
 def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     command = [*LAUNCH, "2", "--", sys.executable, str(EXAMPLES / "gpt.py"), "--batch", "3"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     assert "gpt.py: a batch of 3 cannot be shared equally by 2 ranks" in done.stderr
     assert "Traceback" not in done.stderr

@@ -22,7 +22,7 @@ RECIPES = dict(re.findall(r"^## ([^\n]*)\n+```python\n(.*?)^```", PAGE, re.DOTAL
 def done() -> Any:
     """All recipes in one job; the last one, which writes a checkpoint, a second time."""
     recipes = {**RECIPES, "again": RECIPES["Checkpoints"]}
-    return run_ranks(2, recipe_program.run, BEGINNING, recipes, timeout=100, env={"ENGINE_STALL_LIMIT": "20"})
+    return run_ranks(2, recipe_program.run, BEGINNING, recipes, timeout=100, env={"ENGINE_STALL_LIMIT": "60"})
 
 
 def test_every_block_is_a_recipe() -> None:
