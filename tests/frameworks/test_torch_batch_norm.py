@@ -123,7 +123,7 @@ def test_who_is_not_in_the_set_normalises_alone() -> None:
         return
     first = engine.add_process_set([0])
     layer, alone = SyncBatchNorm(CHANNELS, process_set=first).double(), nn.BatchNorm2d(CHANNELS).double()
-    before = engine.counters()["entries"]
+    before = toy.reduced()
     for step in range(rank + 1):  # Another number of batches on each rank.
         x = batches([4] * size, 4, step)[rank]
         mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -132,7 +132,7 @@ def test_who_is_not_in_the_set_normalises_alone() -> None:
         (wanted**3).sum().backward()
         assert mine.grad is not None and other.grad is not None
         assert torch.equal(output, wanted) and torch.equal(mine.grad, other.grad)
-    assert engine.counters()["entries"] == before
+    assert toy.reduced() == before
     engine.remove_process_set(first)
     for name, buffer in layer.named_buffers():
         assert torch.equal(buffer, alone.get_buffer(name))
@@ -170,11 +170,11 @@ def test_evaluation_is_that_of_torch_and_calls_nobody() -> None:
         alone.load_state_dict(layer.state_dict())
         layer.eval()
         alone.eval()
-        before = engine.counters()["entries"]
+        before = toy.reduced()
         if engine.rank() == 0:  # A collective here would wait for the others.
             x = batches([3], 4, 7)[0]
             assert torch.equal(layer(x), alone(x))
-            assert engine.counters()["entries"] == before
+            assert toy.reduced() == before
 
 
 def test_an_mlp_trains_as_in_one_process() -> None:
