@@ -454,7 +454,7 @@ def test_a_wait_that_a_signal_ends_goes_on_in_the_step(wrap: Wrap) -> None:
     bias = nn.Parameter(torch.zeros(3))
     optimizer = wrap(torch.optim.SGD([weight, bias], lr=1.0))
     mine = engine.rank() + 1.0
-    toy.leave_waiting(((weight * mine).sum() + (bias * mine).sum()).backward)
+    toy.leave_waiting(((weight * mine).sum() + (bias * mine).sum()).backward, operations=2)
     optimizer.step()
     mean = (engine.size() + 1) / 2
     for parameter in (weight, bias):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import engine
 from engine import runtime
 
 from ..on_ranks import Ranks
+from ..waiting import let_pass, until
 
 # Ranks on which tensors lend their memory as those of torch 2.2 to 2.9 do: by `__dlpack__` alone, which refuses what
 # requires a gradient.
@@ -29,22 +31,31 @@ class Interrupted(Exception):
     """What a signal handler of a case raises."""
 
 
-def leave_waiting(call: Callable[[], object]) -> None:
-    """On rank 0 a signal handler's exception ends the wait in `call`, as Ctrl-C does; the others call it after that."""
+def leave_waiting(call: Callable[[], object], operations: int = 1) -> None:
+    """On rank 0 a signal handler's exception ends the wait in `call`, as Ctrl-C does; the others call it after that.
+
+    `operations`: so many are in flight when it waits.
+    """
 
     def leave(*_: Any) -> None:
         raise Interrupted
+
+    def interrupt() -> None:
+        until(lambda: len(in_flight()) >= operations, "what is waited for is in flight", pause=0.01)
+        let_pass(0.2)  # for the few lines between the last submission and the wait
+        os.kill(os.getpid(), signal.SIGALRM)
 
     if engine.rank() != 0:
         engine.barrier("left")
         call()
         return
     before = signal.signal(signal.SIGALRM, leave)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     try:
         raises(Interrupted, call)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        thread.join()
         signal.signal(signal.SIGALRM, before)
     engine.barrier("left")
 
