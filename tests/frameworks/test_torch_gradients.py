@@ -60,7 +60,7 @@ def test_reduces_while_backward_runs(wrap: Wrap) -> None:
     def wait_for_the_last_layer() -> None:
         with contextlib.suppress(NotWithin):  # what is compared below says so
             # Computes, as far as the engine can tell: nothing here calls it to wait.
-            until(lambda: toy.reduced() >= before + 2, "the last layer is reduced", 10)
+            until(lambda: toy.reduced() >= before + 2, "the last layer is reduced", 40)
         counts.append(toy.reduced() - before)
         seen.append(toy.gradients_of(model))
 
