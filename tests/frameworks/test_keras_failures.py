@@ -30,9 +30,10 @@ def test_each_failure_is_told_at_once(backend: str) -> None:
     for kind, expected in TEXTS.items():
         text, seconds = found[kind]
         assert expected in text, (kind, text)
-        assert seconds < 5.0, (kind, seconds, text)
+        assert seconds < 30.0, (kind, seconds, text)  # 0.1 s; who is not told waits for the stall limit, minutes
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_interrupt_ends_fit(backend: str) -> None:
     """Of one rank, where the others are told, and of the whole job, as Ctrl-C does; nothing of it is left."""
