@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine import config
 
 from ..on_ranks import on_ranks
 from .quick_jax import JAX
@@ -187,8 +188,8 @@ def test_one_name_twice_one_after_the_other(size: int) -> None:
     assert chain(jnp.ones(2)).tolist() == [size**2] * 2
 
 
-def test_fifty_collectives_wait_for_no_cycle(size: int) -> None:
-    """Nobody waits in the engine for any of them, and yet none waits for a cycle of 5 ms."""
+def test_fifty_collectives_wait_for_no_cycle(rank: int, size: int) -> None:
+    """Nobody waits in the engine for any of them, and yet none waits for a cycle."""
     program = jax.jit(lambda xs: [hvd.allreduce(x, hvd.Sum, f"small {k}") for k, x in enumerate(xs)])
     arrays = [jnp.full((100,), float(k)) for k in range(50)]
     found = jax.block_until_ready(program(arrays))
@@ -200,5 +201,11 @@ def test_fifty_collectives_wait_for_no_cycle(size: int) -> None:
         jax.block_until_ready(program(arrays))
         return time.monotonic() - begun
 
-    least = min(seconds() for _ in range(10))
-    assert least < 0.1, least  # 3 ms; 250 ms with a cycle for each
+    try:
+        if rank == 0:
+            engine.set_knobs(cycle_time_ms=500)
+        least = min(seconds() for _ in range(3))
+    finally:
+        if rank == 0:
+            engine.set_knobs(cycle_time_ms=config.Config().cycle_time_ms)
+    assert least < 5, least  # 3 ms; 25 s with a cycle for each
