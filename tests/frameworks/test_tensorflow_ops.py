@@ -9,6 +9,7 @@ import ctypes
 import queue
 import tempfile
 import threading
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -232,7 +233,7 @@ def bytes_in_use() -> int:
 @on_op_ranks(2)
 def test_ten_thousand_calls_that_end_after_their_kernels_have_returned(size: int) -> None:
     """All but the first of a step are submitted without waiting: another thread ends them. None is lost or leaks."""
-    calls, runs = 100, 50
+    calls, runs, rounds = 100, 25, 4
 
     @tf.function(autograph=False)
     def program(x: Any) -> Any:
@@ -240,13 +241,15 @@ def test_ten_thousand_calls_that_end_after_their_kernels_have_returned(size: int
 
     x, want = tf.zeros([]), np.arange(calls, dtype=np.float32) * size
     used, before = [], tensors()
-    for _ in range(2):
+    for _ in range(rounds):
         for _ in range(runs):
             found = program(x).numpy()
         np.testing.assert_array_equal(found, want)
         used.append(bytes_in_use())
-    assert tensors() - before == 2 * runs * calls
-    assert used[1] - used[0] < runs * calls * 16, "less than the smallest piece of memory for each call"
+    assert tensors() - before == rounds * runs * calls
+    # What leaks does so in every round; in one of them TensorFlow may have made something that it keeps.
+    least = min(later - earlier for earlier, later in pairwise(used))
+    assert least < runs * calls * 16, ("as much as the smallest piece of memory for each call", used)
 
 
 def test_a_name_that_is_used_again(size: int) -> None:
