@@ -10,6 +10,7 @@ import fcntl
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,12 +50,12 @@ class Environment:
         Parameters
         ----------
         timeout : float
-            Seconds that one call of pip may take.
+            Seconds that pip may take.
 
         Raises
         ------
         NotToBeHadError
-            pip cannot get the packages.
+            pip cannot get the packages, or not in that time.
         """
         made = self.home / ".made"
         contents = "\n".join([sysconfig.get_path("purelib"), *map(" ".join, self.installs), *self.hidden])
@@ -69,11 +70,16 @@ class Environment:
 
     def _fill(self, timeout: float) -> None:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(self.python)]
+        end = time.monotonic() + timeout
         for options in self.installs:
             command = [*pip, "install", "--quiet", "--no-compile", "--retries", "1", *options]
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False
-            )
+            left = max(1.0, end - time.monotonic())
+            try:
+                done = subprocess.run(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=left, check=False
+                )
+            except subprocess.TimeoutExpired:
+                raise NotToBeHadError(f"pip has not installed {' '.join(options)} within {timeout:.0f} s") from None
             if done.returncode != 0:
                 raise NotToBeHadError(f"pip cannot install {' '.join(options)}: {done.stdout.strip()[-300:]}")
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"
