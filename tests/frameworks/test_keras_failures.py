@@ -13,6 +13,8 @@ from ..ranks import run_ranks, start_ranks
 from . import keras_programs_called
 from .backends import BACKENDS, environment
 
+pytestmark = pytest.mark.timeout(240)  # jobs with several worlds, in which Keras compiles anew
+
 TEXTS = {
     "mismatch": "MismatchError: ",
     "left": "RankLeftError: rank 1 ",
@@ -23,7 +25,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_each_failure_is_told_at_once(backend: str) -> None:
-    finished = run_ranks(2, keras_programs_called.failures, check=False, env=environment(backend))
+    finished = run_ranks(2, keras_programs_called.failures, check=False, env=environment(backend), timeout=200)
     found = finished.values[0]
     assert found is not None and finished.code != 0, finished
     assert len(found["goes on"]) == 1
@@ -33,7 +35,6 @@ def test_each_failure_is_told_at_once(backend: str) -> None:
         assert seconds < 30.0, (kind, seconds, text)  # 0.1 s; who is not told waits for the stall limit, minutes
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_interrupt_ends_fit(backend: str) -> None:
     """Of one rank, where the others are told, and of the whole job, as Ctrl-C does; nothing of it is left."""
