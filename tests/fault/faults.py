@@ -15,6 +15,16 @@ from ..waiting import until
 WITHIN = 2.0  # seconds in which every rank must know
 
 
+class LateError(AssertionError):
+    """What had to come soon came, and was late: a test that says so is repeated (conftest.py)."""
+
+
+def soon(seconds: float, limit: float, about: object = "") -> None:
+    """Check that something took less than `limit` seconds. Where it did not, the machine may have stood still."""
+    if seconds >= limit:
+        raise LateError(f"took {seconds:.2f} s, not less than {limit:g} s: {about}")
+
+
 def abstract_sockets() -> set[str]:
     """Names of the engine's sockets on this machine, those of other jobs included."""
     lines = Path("/proc/net/unix").read_text().splitlines()
@@ -27,8 +37,8 @@ def ready(job: Job, *ranks: int) -> None:
 
 
 def send(job: Job, rank: int, signum: int) -> float:
-    """Signal a rank; returns when, in seconds since the epoch."""
-    at = time.time()
+    """Signal a rank; returns when, on the monotonic clock, which all processes of a machine share."""
+    at = time.monotonic()
     os.kill(job.pid(rank), signum)
     return at
 
@@ -84,7 +94,7 @@ def named(
     since: float,
     within: float = WITHIN,
 ) -> None:
-    """Check that every rank in `values` got `kind`, naming a culprit, in time."""
+    """Check that every rank in `values` got `kind`, naming a culprit, in time; else a `LateError`."""
     allowed = [culprits] if isinstance(culprits, int) else list(culprits)
     items = values.items() if isinstance(values, Mapping) else enumerate(values)
     assert items
@@ -93,7 +103,7 @@ def named(
         assert value["type"] == kind, f"rank {rank}: {value}\n{finished}"
         assert value["rank"] in allowed and f"rank {value['rank']}" in value["text"], f"rank {rank}: {value}"
         late = value["at"] - max(since, value["begun"])
-        assert late < within, f"rank {rank} was told {late:.2f} s after\n{value}\n{finished}"
+        soon(late, within, f"rank {rank} was told\n{value}\n{finished}")
 
 
 def others(finished: Finished, *culprits: int) -> dict[int, Any]:

@@ -84,13 +84,13 @@ def eight_steps(**settings: Any) -> tuple[Any, Any]:
 
 def leave_early() -> None:
     """Dispatch a program, and end without looking at its result, which somebody still holds."""
-    jax, program = eight_steps()
+    jax, program = eight_steps(shutdown_timeout=60.0)
     globals()["held"] = program(jax.numpy.ones((600, 600)))
 
 
 def drop_results() -> list[float] | None:
     """Rank 0 dispatches programs and ends; the other rank does not begin them before."""
-    jax, program = eight_steps()
+    jax, program = eight_steps(shutdown_timeout=60.0)
     x = jax.numpy.ones((600, 600))
     if engine.rank() == 0:
         for _ in range(3):

@@ -112,11 +112,8 @@ def disturbed(victim: int) -> Any:
     driver.submit(*calls)
     touch(f"ready.{rank}")
     driver.wait(calls, 30)
-    at = time.time() - time.monotonic()
     later = driver.run("allreduce", [ones()], name="later")
-    return [
-        {**each, "at": call.outcome.ended / 1e9 + at} for each, call in zip(told([*calls, later]), calls, strict=False)
-    ]
+    return [{**each, "at": call.outcome.ended / 1e9} for each, call in zip(told([*calls, later]), calls, strict=False)]
 
 
 def withheld(limit: float) -> list[Any]:
@@ -217,8 +214,8 @@ def shut_down_beside_a_done() -> Any:
         closing.set()
 
     timer = threading.Timer(0.5, go_on)
-    timer.start()
     begun = time.monotonic()
+    timer.start()
     engine.shutdown()
     took = time.monotonic() - begun
     finished = [call.outcome.finished for call in (*calls, nested)]
@@ -245,7 +242,7 @@ def racing(worlds: int, count: int) -> list[dict[str, int]]:
         thread.join(20)
         assert not thread.is_alive(), "a submit does not return"
         for k, call in enumerate(calls):
-            driver.wait([call], 10, 1 if k % 5 else 4)
+            driver.wait([call], times=1 if k % 5 else 4)
         statuses = [call.status for call in calls]
         found.append({status: statuses.count(status) for status in set(statuses)})
         wrong = [k for k, call in enumerate(calls) if call.outcome.times != (1 if k % 5 else 4)]

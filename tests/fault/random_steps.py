@@ -98,7 +98,7 @@ class Steps:
         self.rank, self.size = engine.rank(), engine.size()
         self.pool = ThreadPoolExecutor(2)
         both = threading.Barrier(2)
-        list(self.pool.map(lambda _: both.wait(10), range(2)))  # so that both threads exist
+        list(self.pool.map(lambda _: both.wait(60), range(2)))  # so that both threads exist
         self.starvation = Starvation()
         self.log = Log()
 

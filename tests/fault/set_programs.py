@@ -9,7 +9,7 @@ from typing import Any
 import engine
 
 from ..waiting import be_late, linger, until
-from .programs import observe, ones, stream, touch, wait_for
+from .programs import linger_until_failure, observe, ones, stream, touch, wait_for
 
 
 def in_a_set(victim: int, moment: str) -> Any:
@@ -47,7 +47,7 @@ def joining(victim: int, moment: str) -> Any:
     if moment in ("leaves", "nothing"):
         if rank == victim:
             touch(f"ready.{rank}")
-            until(lambda: False, "nothing", 4.0) if moment == "nothing" else None
+            linger_until_failure() if moment == "nothing" else None
             return {"type": "left"}
         touch(f"ready.{rank}")
         return observe(engine.join)

@@ -104,7 +104,7 @@ def doomed(seed: int, victim: int, end: str, last: int) -> dict[str, Any]:
     dice = random.Random(seed * 1009 + training.rank)
 
     def go() -> None:
-        Path("gone").write_text(str(time.time()))
+        Path("gone").write_text(str(time.monotonic()))
         if end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         elif end == "raises":

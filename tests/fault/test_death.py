@@ -11,7 +11,7 @@ import pytest
 from ..ranks import run_ranks, start_ranks
 from ..waiting import until
 from . import programs
-from .faults import named, others, ready, send
+from .faults import WITHIN, named, others, ready, send, soon
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_death_while_the_ranks_gather(victim: int) -> None:
         finished = job.finish(check=False)
     value = finished.values[survivor]
     assert value["type"] == "RendezvousError" and f"rank {victim} (pid " in value["text"], value
-    assert value["at"] - died < 2
+    soon(value["at"] - died, WITHIN, value)
 
 
 def test_death_before_a_rank_came_to_the_gathering() -> None:
@@ -94,7 +94,7 @@ def test_death_before_a_rank_came_to_the_gathering() -> None:
         send(job, 1, signal.SIGKILL)
         finished = job.finish(check=False)
     assert finished.code == 128 + signal.SIGKILL and "first failure: rank 1 " in finished.err
-    assert finished.seconds < 20
+    assert finished.seconds < 50, "start_timeout is 60 s"
 
 
 @pytest.mark.parametrize("size", [2, 3])

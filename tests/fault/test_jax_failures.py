@@ -9,6 +9,7 @@ import pytest
 
 from ..ranks import run_ranks, start_ranks
 from . import jax_programs
+from .faults import soon
 
 pytest.importorskip("jax", reason="needs JAX")
 
@@ -24,7 +25,8 @@ def test_a_rank_dies_while_a_program_waits_for_it() -> None:
     for rank in (0, 2):
         kind, text, ours, seconds = finished.values[rank]
         assert kind in KINDS and ours == "RankDiedError", finished
-        assert "ABORTED: RankDiedError: rank 1 died" in text and seconds < 5
+        assert "ABORTED: RankDiedError: rank 1 died" in text
+        soon(seconds, 5, finished)
 
 
 def test_a_rank_that_left_is_noticed_at_once() -> None:
@@ -32,14 +34,16 @@ def test_a_rank_that_left_is_noticed_at_once() -> None:
     finished = run_ranks(2, jax_programs.wait_for_who_left, env=ENV, check=False)
     kind, text, ours, seconds = finished.values[0]
     assert kind in KINDS and ours == "RankLeftError", finished
-    assert "rank 1 left" in text and seconds < 5
+    assert "rank 1 left" in text
+    soon(seconds, 5, finished)
 
 
 def test_an_exception_elsewhere_is_told() -> None:
     finished = run_ranks(2, jax_programs.raise_elsewhere, env=ENV, check=False)
     kind, text, ours, seconds = finished.values[0]
     assert kind in KINDS and ours == "RankRaisedError", finished
-    assert "a mistake of the script" in text and seconds < 5
+    assert "a mistake of the script" in text
+    soon(seconds, 5, finished)
 
 
 def test_a_rank_ends_while_its_program_still_runs() -> None:
@@ -81,4 +85,5 @@ def test_a_stopped_launcher_ends_ranks_that_sit_in_a_program() -> None:
         begun = time.monotonic()
         job.process.send_signal(signal.SIGINT)
         finished = job.finish(check=False)
-    assert finished.code != 0 and time.monotonic() - begun < 15
+    assert finished.code != 0
+    soon(time.monotonic() - begun, 15, finished)

@@ -12,7 +12,7 @@ import pytest
 from ..ranks import run_ranks, start_ranks
 from ..waiting import until
 from . import programs
-from .faults import WITHIN, named, others, ready, send, stop, stop_in_the_middle
+from .faults import WITHIN, named, others, ready, send, soon, stop, stop_in_the_middle
 
 LIMIT = 2.0
 STALL = {"ENGINE_STALL_LIMIT": str(LIMIT)}
@@ -41,8 +41,10 @@ def test_a_stopped_rank_is_named_and_corrupts_nothing(size: int, victim: int, mo
         finished = job.finish(check=False)
     kind = "RankStalledError"
     named(finished, others(finished, victim), victim, kind, stopped, LIMIT + WITHIN)
+    # The limit is over no sooner than it should be, counted from when somebody began to wait.
+    begun = stopped if moment == "streaming" else min(finished.values[rank]["begun"] for rank in survivors)
     for rank in survivors:
-        assert finished.values[rank]["at"] - stopped > LIMIT / 2
+        assert finished.values[rank]["at"] - min(stopped, begun) > LIMIT / 2
     if any("in the middle of schedule entry" in finished.values[rank]["text"] for rank in survivors):
         expected = rf"schedule entry \d+ \('shared'\) has stood still for \d s for rank {victim}\n"
         assert any(re.search(expected, finished.ranks[rank].stderr) for rank in survivors), finished
@@ -51,7 +53,7 @@ def test_a_stopped_rank_is_named_and_corrupts_nothing(size: int, victim: int, mo
     for rank, value in enumerate(finished.values):
         assert value["changed"] == 0, f"rank {rank}'s gradients changed after the failure"
         assert value["again"] == kind, value
-        assert value["busy"] < 0.1, f"rank {rank} used {value['busy']:.2f} s of processor in 0.3 s, doing nothing"
+        assert value["busy"] < programs.BUSY, f"rank {rank} uses the processor, doing nothing"
         record = json.loads(finished.files[f"rank.{rank}/failure.json"])
         assert record["rank"] == victim and record["cause"] == "stalled"
 
@@ -68,7 +70,7 @@ def test_a_short_stop_is_no_failure() -> None:
 
 
 def test_who_is_kept_waiting_is_not_blamed() -> None:
-    finished = run_ranks(3, programs.chain, 1.5, check=False)
+    finished = run_ranks(3, programs.chain, 3.0, check=False)
     for value in finished.values:
         assert value["type"] == "RankStalledError" and value["rank"] == 2, finished.values
 
@@ -99,7 +101,9 @@ def test_the_stall_report_names_tensors_and_missing_ranks(kind: str) -> None:
             assert f"'new.{rank}' (allreduce) has waited 1 s for ranks {missing}" in finished.ranks[0].stderr
             assert f"'new.{rank}' (allreduce) has waited" in finished.ranks[rank].stderr
     for rank, value in enumerate(finished.values):
-        assert value["type"] == "RankStalledError" and 2 < value["at"] - value["begun"] < 3 + WITHIN, value
+        assert value["type"] == "RankStalledError", value
+        soon(value["at"] - value["begun"], 3 + WITHIN, value)
+        assert value["at"] - min(each["begun"] for each in finished.values) > 2, value
         # The account is rank 0's, whoever was kept waiting for too long first.
         assert "which rank" in value["text"] and "They keep each other waiting: do all ranks call" in value["text"], (
             value

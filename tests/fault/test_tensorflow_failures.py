@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..ranks import run_ranks, start_ranks
+from .faults import soon
 
 ENV = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTEROP_THREADS": "1"}
 
@@ -69,7 +70,7 @@ def test_wrong_calls_and_a_rank_that_leaves() -> None:
             assert kind == error and words in text, found
     for kind, text, seconds in first[6:]:
         assert kind == "AbortedError" and "RankLeftError: rank 1 left" in text
-        assert seconds < 2
+        soon(seconds, 2, first)
 
 
 DIES = """
@@ -91,7 +92,7 @@ DIES = """
             call()
         except tf.errors.AbortedError as error:
             assert "RankDiedError: rank 1 died" in error.message, error.message
-            assert time.monotonic() - begun < 2
+            assert time.monotonic() - begun < 30, "stall_limit is 600 s"
         else:
             raise AssertionError("it went on")
     open("seen", "w").close()
@@ -124,4 +125,4 @@ def test_an_interrupt_ends_ranks_that_wait_for_each_other() -> None:
         begun = time.monotonic()
         os.kill(job.process.pid, signal.SIGINT)
         job.finish(check=False)
-        assert time.monotonic() - begun < 10
+        soon(time.monotonic() - begun, 10)

@@ -31,8 +31,8 @@ if engine.rank() == 1:
 engine.allreduce(np.ones(3), name="batch")
 """
 # The test command's own dump of stacks at a crash is not what users have.
-SETTINGS = {"ENGINE_STALL_LIMIT": "0.5", "PYTHONFAULTHANDLER": ""}
-OPTIONS = ["--grace-period", "1"]
+SETTINGS = {"ENGINE_STALL_LIMIT": "2", "PYTHONFAULTHANDLER": ""}
+OPTIONS = ["--grace-period", "2"]
 
 
 @pytest.mark.parametrize(
