@@ -11,8 +11,8 @@ from ..waiting import until
 from . import wait_programs
 from .faults import WITHIN, named
 
-LIMIT = 2.0
-STALL = {"ENGINE_STALL_WARNING": "0.5", "ENGINE_STALL_LIMIT": str(LIMIT)}
+LIMIT = 3.0
+STALL = {"ENGINE_STALL_WARNING": "1.5", "ENGINE_STALL_LIMIT": str(LIMIT)}  # there is one warning: all have come by then
 
 
 @pytest.mark.parametrize(
