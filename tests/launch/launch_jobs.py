@@ -14,7 +14,7 @@ import engine
 
 from ..waiting import MARK, marked, until, until_files
 
-DEADLINE = 40.0
+DEADLINE = 100.0
 SETTINGS = ("ENGINE_", "HOROVOD_", "OMP_", "PYTHONUNBUFFERED", "NO_COLOR")
 
 
@@ -68,7 +68,7 @@ class Launcher:
             def touch(name): (here / name).touch()
             def linger(): time.sleep(600)
             def until(condition):
-                end = time.monotonic() + 20
+                end = time.monotonic() + 60
                 while not condition():
                     if time.monotonic() > end: sys.exit(99)
                     time.sleep(0.002)
@@ -104,7 +104,7 @@ class Launcher:
 
     def nothing_left(self) -> None:
         """Check that no process of the test is left."""
-        until(lambda: not marked(self.mark), "no process left", 5.0)
+        until(lambda: not marked(self.mark), "no process left")
 
     def kept(self) -> list[Path]:
         """Temporary directories that are still there."""

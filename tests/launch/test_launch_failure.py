@@ -13,6 +13,8 @@ class RankDiedError(WorldError): pass
 class RankStalledError(WorldError): pass
 class RankLeftError(WorldError): pass
 """
+# Ranks that end by themselves have time for that, however late they are: the launcher ends none of them.
+LONG = ("--grace-period", 60)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,7 @@ class RankLeftError(WorldError): pass
     ],
 )
 def test_the_failing_rank_is_named_and_gives_the_code(launcher, ending, code, words):
-    job = launcher.run("-np", 3, python=f"if rank == 1: {ending}")
+    job = launcher.run("-np", 3, *LONG, python=f"if rank == 1: {ending}")
     assert job.code == code
     assert job.verdict[0].startswith("enginerun: first failure: rank 1 on ")
     assert words in job.verdict[0]
@@ -54,8 +56,7 @@ def test_the_report_is_last_and_has_the_end_of_stderr_and_the_traceback(launcher
 
 def test_the_first_by_time_not_by_number(launcher):
     job = launcher.run(
-        "-np",
-        3,
+        *("-np", 3, *LONG),
         python="""
             if rank == 2:
                 (here / "draft").write_text(str(os.getpid())); os.rename(here / "draft", here / "pid"); sys.exit(5)
@@ -74,8 +75,7 @@ def test_the_first_by_time_not_by_number(launcher):
 def test_ranks_that_fail_because_of_another_are_not_the_cause(launcher):
     # Rank 1 ends only after both others have raised because of it: by time it is the last.
     job = launcher.run(
-        "-np",
-        3,
+        *("-np", 3, *LONG),
         python=ENGINE_ERRORS
         + """
 if rank == 1:
@@ -95,15 +95,14 @@ raise RankDiedError(f"rank 1 died (SIGKILL) while rank {rank} waited for 'fc.wei
 
 def test_a_stopped_rank_is_named_and_ended(launcher):
     job = launcher.run(
-        "-np",
-        3,
-        "--grace-period",
-        0.3,
+        *("-np", 3, "--grace-period", 2),
         python=ENGINE_ERRORS
         + """
-if rank == 2:
-    touch("stopping"); os.kill(os.getpid(), signal.SIGSTOP)
-wait_for("stopping")
+(here / f"tmp.{rank}").write_text(str(os.getpid())); os.rename(here / f"tmp.{rank}", here / f"pid.{rank}")
+wait_for("pid.0", "pid.1", "pid.2")
+if rank == 2: os.kill(os.getpid(), signal.SIGSTOP)
+stat = pathlib.Path("/proc", (here / "pid.2").read_text(), "stat")
+until(lambda: stat.read_text().rpartition(") ")[2][0] == "T")
 raise RankStalledError("rank 2 stood still for 10 s")
 """,
     )
@@ -117,8 +116,7 @@ raise RankStalledError("rank 2 stood still for 10 s")
 
 def test_a_rank_that_left_is_named_though_it_ended_well(launcher):
     job = launcher.run(
-        "-np",
-        2,
+        *("-np", 2, *LONG),
         python=ENGINE_ERRORS
         + """
 if rank == 1: touch("left"); sys.exit(0)
@@ -132,10 +130,7 @@ wait_for("left"); raise RankLeftError("rank 1 left while 'x' was needed")
 
 def test_reports_of_the_engine_are_believed(launcher):
     job = launcher.run(
-        "-np",
-        3,
-        "--grace-period",
-        0.3,
+        *("-np", 3, "--grace-period", 2),
         python="""
             import json
             if rank == 1: linger()
@@ -143,6 +138,7 @@ def test_reports_of_the_engine_are_believed(launcher):
             (home / "failure.json").write_text(
                 json.dumps({"rank": 1, "cause": "stalled", "message": "rank 1 withheld 'x'", "time": time.time()}))
             (home / "flight.json").write_text("{}")
+            touch(f"wrote.{rank}"); wait_for("wrote.0", "wrote.2")  # the grace begins when the first of them ends
             sys.exit(4)
         """,
     )
@@ -157,16 +153,13 @@ def test_reports_of_the_engine_are_believed(launcher):
 
 def test_the_rest_gets_a_grace_then_sigterm_then_sigkill(launcher):
     job = launcher.run(
-        "-np",
-        4,
-        "--grace-period",
-        0.4,
+        *("-np", 4, "--grace-period", 2),
         python="""
             def on_term(*_): touch(f"term.{rank}"); sys.exit(0)
             if rank == 1: signal.signal(signal.SIGTERM, on_term)
             if rank == 2: signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            if rank == 3: wait_for("failed"); touch("ended"); sys.exit(0)
-            if rank == 0: wait_for("up.1", "up.2"); touch("failed"); sys.exit(9)
+            if rank == 3: touch("up.3"); wait_for("failed"); touch("ended"); sys.exit(0)
+            if rank == 0: wait_for("up.1", "up.2", "up.3"); touch("failed"); sys.exit(9)
             touch(f"up.{rank}")
             while True: linger()
         """,
@@ -225,8 +218,7 @@ touch(f"up.{rank}")
 
 def test_of_many_ranks_that_fail_because_of_one_its_traceback_alone_is_shown(launcher):
     job = launcher.run(
-        "-np",
-        3,
+        *("-np", 3, *LONG),
         python=ENGINE_JOB
         + """
 if rank == 2: raise ValueError("boom")
@@ -245,7 +237,8 @@ engine.allreduce(numpy.ones(2), name="x")
 
 
 def test_an_interrupted_job_shows_no_traceback_of_every_rank(launcher):
-    process = launcher.start("-np", 2, python=ENGINE_JOB + "engine.allreduce(numpy.ones(2), name=str(rank))")
+    program = ENGINE_JOB + "engine.allreduce(numpy.ones(2), name=str(rank))"
+    process = launcher.start("-np", 2, *LONG, python=program)
     launcher.wait_for("up.0", "up.1")
     process.send_signal(signal.SIGINT)
     job = launcher.finish(process)
@@ -256,17 +249,19 @@ def test_an_interrupted_job_shows_no_traceback_of_every_rank(launcher):
 
 def test_a_hook_for_exceptions_of_the_programs_own_sees_all_of_them(launcher):
     hook = "sys.excepthook = lambda kind, *_: sys.stderr.write(f'mine {kind.__name__}\\n')\n"
-    job = launcher.run("-np", 2, python=hook + ENGINE_JOB + "if rank: raise ValueError\nengine.barrier()")
+    job = launcher.run("-np", 2, *LONG, python=hook + ENGINE_JOB + "if rank: raise ValueError\nengine.barrier()")
     assert "mine RankRaisedError" in job.lines(0, "stderr")
 
 
 def test_the_odd_one_out_of_a_mismatch_is_named(launcher):
-    job = launcher.run("-np", 3, python=ENGINE_JOB + "engine.allreduce(numpy.ones(2 + (rank == 1)), name='x')")
+    program = ENGINE_JOB + "engine.allreduce(numpy.ones(2 + (rank == 1)), name='x')"
+    job = launcher.run("-np", 3, *LONG, python=program)
     assert "enginerun: the ranks disagree: rank 1 is the odd one out" in job.err
 
 
 def test_a_rank_that_left_has_its_cause_told_once_with_what_it_may_be(launcher):
-    job = launcher.run("-np", 2, python=ENGINE_JOB + "if rank == 0: engine.allreduce(numpy.ones(2), name='warm')")
+    program = ENGINE_JOB + "if rank == 0: engine.allreduce(numpy.ones(2), name='warm')"
+    job = launcher.run("-np", 2, *LONG, python=program)
     assert "first failure: rank 1 " in job.verdict[0]
     assert job.verdict[0].count("left while") == 1 and "noticed it first" not in job.verdict[0], job
     assert "Did ranks make different numbers of steps?" in job.verdict[0]

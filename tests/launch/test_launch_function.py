@@ -162,7 +162,7 @@ def test_the_job_ends_with_its_caller(launcher, signum):
     launcher.started.append(caller)
     launcher.wait_for("ready.0", "ready.1")
     caller.send_signal(signum)
-    err = caller.communicate(timeout=20)[1].decode()
+    err = caller.communicate(timeout=60)[1].decode()
     launcher.nothing_left()
     assert list(launcher.temporary.glob("enginerun-call-*")) == []
     if signum == signal.SIGINT:

@@ -22,7 +22,7 @@ from engine.launch.errors import LaunchError
 from engine.launch.options import load, parse
 from engine.metrics import page
 
-from ..waiting import until
+from ..waiting import measured, until
 from .launch_jobs import Launcher
 
 WAIT = "touch(f'up.{rank}'); wait_for('end')"
@@ -38,14 +38,14 @@ def target(launcher: Launcher, directory: str = "sd") -> str:
 
 def scrape(where: str) -> dict[str, str]:
     """Values, by what stands before them."""
-    with urllib.request.urlopen(f"http://{where}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{where}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
 
 def test_ranks_are_up_until_they_have_ended(launcher):
     process = launcher.start(
-        *("-np", 2, "--grace-period", 20, "--metrics-port", 0, "--metrics-file-sd", "sd", "--run-name", "a b"),
+        *("-np", 2, "--grace-period", 60, "--metrics-port", 0, "--metrics-file-sd", "sd", "--run-name", "a b"),
         python="touch(f'up.{rank}')\nif rank: wait_for('die'); sys.exit(3)\nwait_for('end')",
     )
     launcher.wait_for("up.0", "up.1")
@@ -83,7 +83,7 @@ def test_nothing_points_to_a_job_that_has_ended(launcher, end):
         (launcher.home / "end").touch()
     else:
         process.send_signal(end)
-    process.wait(20)
+    process.wait(60)
     until(lambda: os.listdir(launcher.home / "sd") == [], "no file for file_sd")
     if end == signal.SIGKILL:
         until(lambda: not textfile.exists(), "no textfile of a job that seems to run")
@@ -97,7 +97,7 @@ LINGERS = "a signal ends that"
 FAIL = "touch(f'{os.getpid()}.pid'); touch(f'up.{rank}'); wait_for('die'); sys.exit(3)"
 
 
-@pytest.mark.parametrize(("seconds", "then"), [("5", "scrape"), ("60", "SIGTERM"), ("0", "nothing")])
+@pytest.mark.parametrize(("seconds", "then"), [("600", "scrape"), ("600", "SIGTERM"), ("0", "nothing")])
 def test_who_has_scraped_a_job_may_see_it_fail(launcher, seconds, then):
     with (launcher.home / "err").open("wb") as err:
         arguments = ("-np", 2, "--metrics-file-sd", "sd", "--run-name", "it", "--metrics-linger", seconds)
@@ -108,16 +108,14 @@ def test_who_has_scraped_a_job_may_see_it_fail(launcher, seconds, then):
     pids = [path.stem for path in launcher.home.glob("*.pid")]
     (launcher.home / "die").touch()
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "all ranks are gone")
-    began = time.monotonic()
     if then == "scrape":
         last = scrape(where)
         assert [last[f'engine_rank_up{{rank="{rank}",run="it"}}'] for rank in (0, 1)] == ["0.0", "0.0"]
         scrape(where)  # another one may come as well: the first has not ended it
-    elif then == "SIGTERM":
+    if then != "nothing":
         until(lambda: LINGERS in (launcher.home / "err").read_text(), "the launcher waits")
         process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 3
-    assert time.monotonic() - began < 30
+    assert process.wait(60) == 3
     assert (LINGERS in (launcher.home / "err").read_text()) == (then != "nothing")
     assert os.listdir(launcher.home / "sd") == []
 
@@ -175,7 +173,8 @@ def test_who_would_not_wait_for_the_end_does_not_wait_for_a_scrape(launcher):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         touch('deaf'); wait_for('never')
     """
-    process = launcher.start("-np", 2, "--grace-period", 20, "--metrics-file-sd", "sd", python=program)
+    lingers = ("--metrics-file-sd", "sd", "--metrics-linger", 600)  # longer than the job is waited for
+    process = launcher.start("-np", 2, "--grace-period", 60, *lingers, python=program)
     launcher.wait_for("deaf")
     where = target(launcher)
     scrape(where)
@@ -184,11 +183,9 @@ def test_who_would_not_wait_for_the_end_does_not_wait_for_a_scrape(launcher):
         lambda: any(name.startswith("engine_rank_up") and value == "0.0" for name, value in scrape(where).items()),
         "down",
     )
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
     job = launcher.finish(process)
     assert job.code == 3 and LINGERS not in job.err
-    assert time.monotonic() - began < 12, "metrics are served for 15 s more"
 
 
 def test_one_program_after_the_other_counts_into_the_ranks_page(launcher):
@@ -208,11 +205,8 @@ def test_one_program_after_the_other_counts_into_the_ranks_page(launcher):
 
 
 def test_a_failure_that_nobody_looks_for_ends_at_once(launcher):
-    began = time.monotonic()
-    process = launcher.start("-np", 1, "--metrics-port", 0, python="sys.exit(3)")
-    job = launcher.finish(process)
+    job = launcher.run("-np", 1, "--metrics-port", 0, "--metrics-linger", 600, python="sys.exit(3)")
     assert job.code == 3 and LINGERS not in job.err
-    assert time.monotonic() - began < 12, "metrics are served for 15 s more"
 
 
 def test_a_stale_file_is_overwritten_and_another_jobs_is_left(launcher):
@@ -282,15 +276,20 @@ def test_nothing_is_counted_where_it_is_not_wanted(launcher, arguments):
 
 
 def test_an_idle_client_does_not_delay_the_end(launcher):
-    process = launcher.start("-np", 1, "--metrics-file-sd", "sd", python=WAIT)
-    launcher.wait_for("up.0")
-    host, port = target(launcher).split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as client:
-        began = time.monotonic()
-        (launcher.home / "end").touch()
-        assert launcher.finish(process).code == 0
-        assert time.monotonic() - began < 8, "a request that has not come is waited for for 10 s"
-        assert client.recv(1) == b""
+    def measure() -> None:
+        for name in ("up.0", "end"):
+            (launcher.home / name).unlink(missing_ok=True)
+        process = launcher.start("-np", 1, "--metrics-file-sd", "sd", python=WAIT)
+        launcher.wait_for("up.0")
+        host, port = target(launcher).split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as client:
+            began = time.monotonic()
+            (launcher.home / "end").touch()
+            assert launcher.finish(process).code == 0
+            assert client.recv(1) == b""
+            assert time.monotonic() - began < 8, "a request that has not come is waited for for 10 s"
+
+    measured(measure)
 
 
 def test_a_damaged_page_is_said_once_and_the_job_goes_on(launcher):

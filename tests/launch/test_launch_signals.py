@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from ..waiting import marked, until
-from .launch_jobs import DEADLINE
+from .launch_jobs import DEADLINE, Launcher
 
+GUARDIAN = "enginerun-guard"
 GRANDCHILDREN = """
 subprocess.Popen(["sleep", "600"])
 subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -32,13 +33,17 @@ def name_of(pid: int) -> str:
     return "" if ") Z " in text else text.partition("(")[2].rpartition(")")[0]
 
 
+def guardian_of(launcher: Launcher) -> int:
+    """The process that is left to sweep, once it has taken its name."""
+    return until(lambda: [pid for pid in marked(launcher.mark) if name_of(pid) == GUARDIAN], "a guardian")[0]
+
+
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
 )
 def test_a_signal_to_end_is_passed_on_and_gives_the_code(launcher, signum, code):
     process = launcher.start(
-        "-np",
-        2,
+        *("-np", 2, "--grace-period", 60),
         python=f"""
             def end(*_): touch(f"signal.{{rank}}"); sys.exit(0)
             signal.signal({int(signum)}, end); touch(f"up.{{rank}}")
@@ -101,8 +106,7 @@ while True: linger()
 def test_ctrl_c_on_a_terminal_reaches_the_ranks_once(launcher):
     ours, theirs = pty.openpty()
     process = launcher.start(
-        "-np",
-        2,
+        *("-np", 2, "--grace-period", 60),
         stdin=theirs,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -219,8 +223,7 @@ def test_the_ranks_die_with_the_launcher_without_the_guardian_too(launcher):
         python="touch(f'up.{rank}'); linger()",
     )
     launcher.wait_for("up.0", "up.1")
-    [guardian] = [pid for pid in marked(launcher.mark) if name_of(pid) == "enginerun-guard"]
-    os.kill(guardian, signal.SIGKILL)
+    os.kill(guardian_of(launcher), signal.SIGKILL)
     process.kill()
     process.wait()
     launcher.nothing_left()
@@ -229,8 +232,7 @@ def test_the_ranks_die_with_the_launcher_without_the_guardian_too(launcher):
 def test_a_job_goes_on_without_its_guardian(launcher):
     process = launcher.start("-np", 2, python="touch(f'up.{rank}'); wait_for('end')")
     launcher.wait_for("up.0", "up.1")
-    [guardian] = [pid for pid in marked(launcher.mark) if name_of(pid) == "enginerun-guard"]
-    os.kill(guardian, signal.SIGKILL)
+    os.kill(guardian_of(launcher), signal.SIGKILL)
     (launcher.home / "end").touch()
     assert launcher.finish(process).code == 0
 
