@@ -5,6 +5,7 @@ import signal
 from itertools import chain
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from .shared_jobs import Jobs, parts, rank, ranks, size
 from .time_table import time_table
@@ -15,6 +16,10 @@ QUICK = ("checks", "unit")
 
 # What a test finds is not for later jobs, and what earlier ones have found not for tests.
 os.environ["ENGINE_AUTOTUNE_CACHE"] = "off"
+
+# An example takes as long as the machine lets it: how fast something is, no drawn test asks.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # What `nohup` or a shell's background has told this process to ignore, all that the tests start would ignore too. A
 # handler is not inherited.
