@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import pytest
 
 from autotune import cli, result_cache
 from autotune.result_cache import Known, Workload
+
+from ..waiting import until
 
 JOB = Workload("a1b2", 60, 100_000_000, 4, 1, "shm", "A processor", 8, "0.1", {})
 FOUND = Known(JOB, {"fusion_threshold": 1 << 20, "cycle_time_ms": 0.5, "stores": "cached"}, 0.11, 0.04, 30)
@@ -260,19 +261,24 @@ from tests.autotune.test_result_cache import FOUND
 from autotune import result_cache
 print("ready", flush=True)
 sys.stdin.read(1)
-for k in range(150):
-    found = replace(FOUND, trials=1000 * int(sys.argv[2]) + k, log="x" * (1 + k * 97 % 8000))
-    result_cache.remember(Path(sys.argv[1]), found)
+home, number, end = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+k = 0
+while k < 150 or not end.exists():
+    found = replace(FOUND, trials=1000 * number + k % 900, log="x" * (1 + k * 97 % 8000))
+    result_cache.remember(home, found)
+    k += 1
+result_cache.remember(home, replace(FOUND, trials=1000 * number + 999))
 """
 
 
 def test_jobs_that_write_at_once_leave_one_whole_result(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-c", WRITER, str(tmp_path)]
+    home, end = tmp_path / "home", tmp_path / "end"
+    command = [sys.executable, "-P", "-c", WRITER, str(home)]
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[2])])
     environ = {**os.environ, "PYTHONPATH": path}
-    result_cache.remember(tmp_path, FOUND)
+    result_cache.remember(home, FOUND)
     writers = [
-        subprocess.Popen([*command, str(k)], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        subprocess.Popen([*command, str(k), str(end)], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for k in range(3)
     ]
     for each in writers:
@@ -281,18 +287,26 @@ def test_jobs_that_write_at_once_leave_one_whole_result(tmp_path: Path) -> None:
         assert each.stdin is not None
         each.stdin.write(b"x")
         each.stdin.flush()
-    seen, end = set(), time.monotonic() + 60.0
-    while any(each.poll() is None for each in writers) and time.monotonic() < end:
-        found, _ = recalled(tmp_path)  # never half a file
+    seen = set()
+
+    def read() -> None:
+        found, _ = recalled(home)  # never half a file
         assert found is not None
         seen.add(found.trials)
-    assert [each.wait(10.0) for each in writers] == [0, 0, 0]
+
+    def written() -> bool:
+        read()
+        if len(seen) > 20:  # while they were writing: they go on until then
+            end.touch()
+        return all(each.poll() is not None for each in writers)
+
+    until(written, "the writers have ended", pause=0)
+    assert [each.returncode for each in writers] == [0, 0, 0]
     for each in writers:
         each.communicate()
-    assert len(seen) > 3
-    found, _ = recalled(tmp_path)
-    assert found is not None and found.trials % 1000 == 149
-    assert [path.name for path in tmp_path.iterdir()] == [JOB.file]
+    found, _ = recalled(home)
+    assert found is not None and found.trials % 1000 == 999
+    assert [path.name for path in home.iterdir()] == [JOB.file]
 
 
 @pytest.mark.parametrize(

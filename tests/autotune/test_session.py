@@ -122,7 +122,7 @@ def test_the_process_ends_with_the_reason(data: bytes, says: str) -> None:
         server.start()
         ours.send(data)
         answer = json.loads(ours.recv(LIMIT))
-        server.join(10)
+        server.join(60)
     assert answer["type"] == "failed" and says in answer["reason"]
     assert codes == [2]
 
@@ -135,11 +135,11 @@ def test_a_search_by_the_process_that_ends_with_its_socket() -> None:
         status = Path(f"/proc/{process.pid}/status").read_text()
         done = searched(lambda **message: process.ask(message, 60.0), cpus=sorted(os.sched_getaffinity(0)))
         descriptors = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
-        assert process.ask({"type": "observe", "samples": [0.1]}, 20.0) == {"version": 2, "type": "watching"}
+        assert process.ask({"type": "observe", "samples": [0.1]}, 60.0) == {"version": 2, "type": "watching"}
         niceness = os.getpriority(os.PRIO_PROCESS, process.pid)
         os.kill(process.pid, signal.SIGINT)
         os.kill(process.pid, signal.SIGTERM)
-        assert process.ask({"type": "observe", "samples": [0.1]}, 20.0)["type"] == "watching"
+        assert process.ask({"type": "observe", "samples": [0.1]}, 60.0)["type"] == "watching"
         pid = process.pid
     assert done["type"] == "done"
     assert niceness == min(os.getpriority(os.PRIO_PROCESS, 0) + daemon.NICE, 19)
@@ -156,8 +156,8 @@ ANSWERS = {
     'send(b\'{"version": 2, "type": "failed", "reason": "so it is"}\')': "so it is",
     "sys.exit('out of luck')": "has ended with exit code 1: out of luck",
     "os.kill(os.getpid(), 9)": "was killed by SIGKILL",
-    "time.sleep(60)": "has not answered for 2 s",
-    "s.close(); time.sleep(60)": "has closed its socket",
+    "time.sleep(600)": "has not answered for 2 s",
+    "s.close(); time.sleep(600)": "has closed its socket",
 }
 
 
@@ -172,8 +172,8 @@ def test_whatever_the_process_does_is_one_error_within_the_time(does: str, monke
     with TunerProcess() as process:
         began = time.monotonic()
         with pytest.raises(TunerError, match=ANSWERS[does]):
-            process.ask({"type": "begin"}, 2.0)
-        assert time.monotonic() - began < 10.0
+            process.ask({"type": "begin"}, 2.0 if "2 s" in ANSWERS[does] else 60.0)
+        assert time.monotonic() - began < 60.0
         pid = process.pid
     assert not Path(f"/proc/{pid}").exists()
 
@@ -196,7 +196,7 @@ def test_the_process_dies_with_its_parent(stopped: bool) -> None:
         if stopped:
             os.kill(pid, signal.SIGSTOP)
         parent.kill()
-    until(lambda: (found := processes.look(pid)) is None or found.state == "Z", "the tuner has ended", 10.0)
+    until(lambda: (found := processes.look(pid)) is None or found.state == "Z", "the tuner has ended")
 
 
 def test_the_secret_of_the_job_stays_with_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ EDITABLE_BUILD = ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.
 VARIABLES = {"import-linter": {"MESONPY_EDITABLE_SKIP": str(EDITABLE_BUILD)}}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_check(name: str) -> None:
     program, *arguments = COMMANDS[name]

@@ -23,7 +23,7 @@ from engine.rendezvous import Gathered, gather, hosting
 from engine.rendezvous.messages import GRACE, address, readable
 from engine.world import World
 
-from ..waiting import until
+from ..waiting import measured, until
 
 BUILD: dict[str, str | int] = {"protocol": 1, "layout": "abc", "kernels": "avx2"}
 
@@ -52,7 +52,7 @@ def create() -> tuple[int, int]:
     return control, arena
 
 
-def meet(*ranks: tuple[World, dict[str, str | int]], timeout: float = 10.0) -> list[Any]:
+def meet(*ranks: tuple[World, dict[str, str | int]], timeout: float = 60.0) -> list[Any]:
     """Run ranks as threads; what each returned or raised."""
     results: list[Any] = [None] * len(ranks)
 
@@ -78,7 +78,7 @@ def test_all_ranks_hold_the_same_segment_and_a_pidfd_of_each(job: Callable[..., 
     seen: list[Any] = []
 
     def run(rank: int) -> None:
-        gathered = gather(job(rank, size), 1, BUILD, 10.0, create)
+        gathered = gather(job(rank, size), 1, BUILD, 60.0, create)
         fds = [gathered.control, gathered.arena, *gathered.peers]
         links = [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]
         seen.append((os.fstat(gathered.control).st_ino, links, gathered.pids, [os.get_inheritable(fd) for fd in fds]))
@@ -116,7 +116,7 @@ def test_a_visitor_who_has_spoken_is_heard_however_late(
         """Rank 0 stands still between the greeting and the answer, until the answer is there and its time is over."""
         accept(self, listener)
         for visitor in self.strangers:
-            assert readable([visitor.connection.fileno()], 5.0)
+            assert readable([visitor.connection.fileno()], 60.0)
         over = time.monotonic() + 2 * hosting.GRACE
         while time.monotonic() < over:
             pass
@@ -127,9 +127,13 @@ def test_a_visitor_who_has_spoken_is_heard_however_late(
 
 
 def test_whoever_did_not_come_is_named_on_every_rank_that_came(job: Callable[..., World]) -> None:
-    results = meet((job(0, 4), BUILD), (job(2, 4), BUILD), timeout=0.3)
-    assert all(type(result) is RendezvousError for result in results)
-    assert [str(result) for result in results] == ["ranks 1, 3 did not come within 0.3 s (ENGINE_START_TIMEOUT)"] * 2
+    def measure() -> None:
+        results = meet((job(0, 4), BUILD), (job(2, 4), BUILD), timeout=0.5)
+        assert all(type(result) is RendezvousError for result in results)
+        expected = "ranks 1, 3 did not come within 0.5 s (ENGINE_START_TIMEOUT)"
+        assert [str(result) for result in results] == [expected] * 2
+
+    measured(measure, 5)  # a thread may come too late
 
 
 def test_without_rank_0_the_others_say_so(job: Callable[..., World]) -> None:
@@ -159,61 +163,68 @@ def test_worlds_of_different_size_are_refused(job: Callable[..., World]) -> None
 
 
 def test_a_second_rank_0_is_told(job: Callable[..., World]) -> None:
-    results = meet((job(0, 2), BUILD), (job(0, 2), BUILD), timeout=0.3)
-    assert sum("another process holds this job's socket" in str(result) for result in results) == 1
+    def measure() -> None:
+        results = meet((job(0, 2), BUILD), (job(0, 2), BUILD), timeout=0.5)
+        assert sum("another process holds this job's socket" in str(result) for result in results) == 1
+
+    measured(measure, 5)  # one thread may come when the other has gone
 
 
 def test_another_secret_is_refused_and_does_not_disturb(job: Callable[..., World]) -> None:
     with ThreadPoolExecutor(2) as pool:
-        hosting_rank = pool.submit(gather, job(0, 2), 1, BUILD, 10.0, create)
+        hosting_rank = pool.submit(gather, job(0, 2), 1, BUILD, 60.0, create)
         # The right one comes after: rank 0 listens only until its ranks have come.
         with pytest.raises(RendezvousError, match="does not know this job's secret"):
-            pool.submit(gather, job(1, 2, "t"), 1, BUILD, 10.0, create).result()
-        pool.submit(gather, job(1, 2), 1, BUILD, 10.0, create).result().close()
+            pool.submit(gather, job(1, 2, "t"), 1, BUILD, 60.0, create).result()
+        pool.submit(gather, job(1, 2), 1, BUILD, 60.0, create).result().close()
         hosting_rank.result().close()
 
 
 def test_strangers_neither_break_nor_stall_the_others(job: Callable[..., World]) -> None:
     """Junk, silence, half a message, and connections by the hundred."""
-    stop = threading.Event()
-    held: list[socket.socket] = []
-    lock = threading.Lock()
 
-    def annoy(junk: bytes) -> None:
-        while not stop.is_set():
-            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            stranger.settimeout(1.0)
-            try:
-                stranger.connect(address(job(0, 2), 1))
-                stranger.sendall(junk)
-            except OSError:
-                stranger.close()
-                stop.wait(0.001)
-                continue
-            with lock:
-                held.append(stranger)
-                if len(held) > 150:
-                    held.pop(0).close()
+    def measure() -> None:
+        stop = threading.Event()
+        held: list[socket.socket] = []
+        lock = threading.Lock()
 
-    threads = [
-        threading.Thread(target=annoy, args=(junk,))
-        for junk in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x40half", b"\0\0\0\x22" + b"x" * 34)
-    ]
-    for thread in threads:
-        thread.start()
-    began = time.monotonic()
-    late = threading.Timer(0.3, lambda: results.extend(meet((job(1, 2), BUILD))))
-    results: list[Any] = []
-    late.start()
-    results += meet((job(0, 2), BUILD))
-    late.join()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    for stranger in held:
-        stranger.close()
-    assert [type(result) for result in results] == [Gathered, Gathered]
-    assert time.monotonic() - began < GRACE
+        def annoy(junk: bytes) -> None:
+            while not stop.is_set():
+                stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                stranger.settimeout(1.0)
+                try:
+                    stranger.connect(address(job(0, 2), 1))
+                    stranger.sendall(junk)
+                except OSError:
+                    stranger.close()
+                    stop.wait(0.001)
+                    continue
+                with lock:
+                    held.append(stranger)
+                    if len(held) > 150:
+                        held.pop(0).close()
+
+        threads = [
+            threading.Thread(target=annoy, args=(junk,))
+            for junk in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x40half", b"\0\0\0\x22" + b"x" * 34)
+        ]
+        for thread in threads:
+            thread.start()
+        began = time.monotonic()
+        late = threading.Timer(0.3, lambda: results.extend(meet((job(1, 2), BUILD))))
+        results: list[Any] = []
+        late.start()
+        results += meet((job(0, 2), BUILD))
+        late.join()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        for stranger in held:
+            stranger.close()
+        assert [type(result) for result in results] == [Gathered, Gathered]
+        assert time.monotonic() - began < GRACE
+
+    measured(measure)
 
 
 RANK = """
@@ -222,7 +233,7 @@ from engine.rendezvous import gather
 from engine.world import World
 rank, size, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 try:
-    gather(World(rank, size, rank, size, key, "s", "test"), 1, {"protocol": 1}, 20.0, lambda: (0, 0))
+    gather(World(rank, size, rank, size, key, "s", "test"), 1, {"protocol": 1}, 100.0, lambda: (0, 0))
 except Exception as error:
     print(f"{type(error).__name__}: {error}", flush=True)
 """
@@ -252,7 +263,7 @@ def test_a_rank_that_dies_while_they_gather_is_named(victim: int) -> None:
     processes = [start(rank, 4, key) for rank in (0, 1, 2)]
     wait_for_members(processes[0], 3)
     processes[victim].send_signal(signal.SIGKILL)
-    texts = [process.communicate(timeout=20)[0].strip() for process in processes]
+    texts = [process.communicate(timeout=60)[0].strip() for process in processes]
     del texts[victim]
     ended = "died before all ranks had come" if victim == 0 else "ended while the ranks were gathering"
     for text in texts:
