@@ -22,7 +22,7 @@ def fake_job() -> Iterator[Callable[..., FakeJob]]:
 
     yield start
     for job in started:
-        job.process.communicate(timeout=20)
+        job.process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="session")

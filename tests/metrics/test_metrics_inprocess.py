@@ -17,7 +17,7 @@ import engine
 from engine.errors import ConfigError
 def scrape(run):
     [group] = json.loads(pathlib.Path("sd", run + ".json").read_text())
-    with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 """
@@ -40,7 +40,7 @@ def run(home: Path, program: str, size: int = 1) -> list[str]:
         port = free.getsockname()[1]
     ranks = [start(home, program, rank, size, port) for rank in range(size)]
     try:
-        outputs = [each.communicate(timeout=60) for each in ranks]
+        outputs = [each.communicate(timeout=100) for each in ranks]
     finally:
         for each in ranks:
             each.kill()

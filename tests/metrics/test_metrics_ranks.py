@@ -20,7 +20,7 @@ engine.init()
 for step in range(20):
     engine.allreduce(np.ones(1000, np.float32), name="gradient")
 pathlib.Path(f"ready.{engine.rank()}").touch()
-until_files("end")
+until_files("end", seconds=90)
 """
 
 
@@ -29,13 +29,13 @@ def scrape(directory: Path) -> dict[str, float]:
     [file] = directory.glob("*.json")
     [group] = json.loads(file.read_text())
     run = f',run="{file.stem}"'
-    with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=60) as answer:
         lines = answer.read().decode().replace(run, "").splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 
 def test_a_rank_that_has_died_is_down_and_keeps_its_counters(tmp_path):
-    options = ["--metrics-file-sd", str(tmp_path), "--grace-period", "20"]
+    options = ["--metrics-file-sd", str(tmp_path), "--grace-period", "90"]
     with start_ranks(2, PROGRAM, options=options) as job:
         job.wait_for("ready.0", "ready.1")
         before = scrape(tmp_path)

@@ -22,7 +22,7 @@ pytest.importorskip("prometheus_client", reason="needs prometheus_client")
 from grafana.queries import Asked, hurried, panel_queries
 
 from ..ranks import Job, start_ranks
-from ..waiting import let_pass, until
+from ..waiting import let_pass, measured, until
 from . import real_training
 
 RULES = Path(__file__).parents[2] / "grafana" / "rules"
@@ -78,16 +78,20 @@ def run(prometheus: Programs, tmp_path_factory: pytest.TempPathFactory) -> Itera
     options = OPTIONS.format(targets=targets).split()
     with (
         Server(prometheus, directory, config) as server,
-        start_ranks(4, real_training.train, timeout=240.0, options=options) as job,
+        start_ranks(4, real_training.train, timeout=500.0, options=options) as job,
     ):
         yield Run(server, job, targets)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_file_sd_leads_to_every_rank(run: Run) -> None:
     run.until_is(lambda: len(run.server.query(f'engine_rank_up{{run="{NAME}"}} == 1')) == 4, "four ranks are up")
-    (target,) = run.server.api("targets")["activeTargets"]
-    assert target["health"] == "up" and target["lastError"] == ""
+
+    def healthy() -> bool:
+        (target,) = run.server.api("targets")["activeTargets"]
+        return target["health"] == "up" and target["lastError"] == ""
+
+    run.until_is(healthy, "the endpoint answers within the second that a scrape may take")
     run.until_is(
         lambda: run.server.query(f'engine_autotune_phase{{run="{NAME}"}} == 3'), "the tuner has searched", seconds=150.0
     )
@@ -100,12 +104,17 @@ def test_file_sd_leads_to_every_rank(run: Run) -> None:
 def test_every_panel_has_an_answer_in_a_sane_range(run: Run, asked: Asked) -> None:
     """A misspelt metric is a success with no series."""
     expr = asked.expr(NAME, interval=INTERVAL)
-    end = time.time()
-    now = [value for _, value in run.server.query(expr)]
-    over_time = run.server.query_range(expr, end - 10, end, 1)
-    if asked.query.expected:
-        assert now or over_time, f"no series: {expr}"
-    values = [*now, *(value for _, series in over_time for value in series)]
+
+    def answered() -> bool:
+        end = time.time()
+        now = [value for _, value in run.server.query(expr)]
+        over_time = run.server.query_range(expr, end - 10, end, 1)
+        values[:] = [*now, *(value for _, series in over_time for value in series)]
+        return bool(now or over_time)
+
+    values: list[float] = []
+    if not answered() and asked.query.expected:  # scrapes may have come too late for so short an interval
+        run.until_is(answered, f"series: {expr}")
     assert all(math.isfinite(value) and asked.query.low <= value <= asked.query.high for value in values), values
 
 
@@ -114,27 +123,31 @@ def test_every_rule_works_and_no_alert_fires(run: Run) -> None:
     assert len(rules) > 10
     assert {rule["name"]: rule.get("lastError", "") for rule in rules if rule["health"] != "ok"} == {}
     recorded = [rule["name"] for rule in rules if rule["type"] == "recording"]
-    assert [name for name in recorded if not run.server.query(f'{{__name__="{name}", run="{NAME}"}}')] == []
-    firing = [rule["name"] for rule in rules if rule["type"] == "alerting" and rule["state"] == "firing"]
-    assert firing == []
+    for name in recorded:
+        run.until_is(lambda: run.server.query(f'{{__name__="{name}", run="{NAME}"}}'), name)  # noqa: B023
+    # A machine that stands still for some seconds may set one off: then it is over soon.
+    run.until_is(lambda: not run.server.query(f'ALERTS{{alertstate="firing", run="{NAME}"}}'), "no alert fires")
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(200)
 def test_the_slowed_rank_is_the_straggler_and_no_other(run: Run) -> None:
     (run.job.directory / "slow.2").touch()
-    run.until_is(lambda: run.firing("EngineStraggler"), "the straggler is reported")
-    for _ in range(8):  # and stays so
-        assert run.firing("EngineStraggler") == {"2"}
-        let_pass(0.5)
+
+    def measure() -> None:
+        run.until_is(lambda: run.firing("EngineStraggler") == {"2"}, "the straggler is reported, and no other")
+        for _ in range(8):  # and stays so
+            assert run.firing("EngineStraggler") == {"2"}
+            let_pass(0.5)
+
+    measured(measure)
     (run.job.directory / "slow.2").unlink()
     run.until_is(lambda: not run.firing("EngineStraggler"), "it is over")
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(200)
 def test_the_killed_rank_is_down_and_no_other(run: Run) -> None:
     os.kill(run.job.pid(3), signal.SIGKILL)
-    until(lambda: run.firing("EngineRankDown"), "somebody is down", pause=0.2)
-    assert run.firing("EngineRankDown") == {"3"}
+    until(lambda: run.firing("EngineRankDown") == {"3"}, "rank 3 is down, and no other", pause=0.2)
     finished = run.job.finish(check=False)
     assert finished.code == 128 + signal.SIGKILL
     assert list(run.targets.iterdir()) == [], "the announcement is taken away"

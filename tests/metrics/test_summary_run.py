@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ..waiting import measured
 from .watched_jobs import ENVIRONMENT
 
@@ -19,7 +21,7 @@ model = torch.nn.Linear(200, 200)
 optimizer = engine.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
 for step in range(60):
     if sys.argv[1:] == ["late"] and engine.rank() == 1:
-        be_late(0.01)
+        be_late(0.04)  # more than steps differ by on a machine that does much else
     if sys.argv[1:] == ["dies"] and engine.rank() == 1 and step == 40:
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.zero_grad()
@@ -37,11 +39,13 @@ def summarized(tmp_path: Path, *options: str, program: str = TRAINS) -> tuple[in
     return run.returncode, "\n".join(re.findall(r"^enginerun: (.*)$", run.stderr, re.MULTILINE))
 
 
+@pytest.mark.timeout(400)  # three jobs, at most
 def test_a_run_is_summarised_with_its_late_rank(tmp_path: Path) -> None:
     def measure() -> None:
         code, text = summarized(tmp_path, "late")
         assert code == 0
-        assert re.search(r"steps: +60, of [1-9]\d(\.\d)? ms", text), text
+        step = re.search(r"steps: +60, of ([\d.]+) (ms|s)\b", text)
+        assert step is not None and (step[2] == "s" or float(step[1]) >= 10), text
         assert re.search(r"communication: +blocked for \d+\.\d % of the time", text), text
         assert "look at rank 1: it submits its tensors" in text
         assert "--fusion-threshold 64M --cycle-time-ms 5" in text
