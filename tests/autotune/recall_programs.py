@@ -16,7 +16,7 @@ from .tuned_programs import native_mark, steps_until, tuner
 
 def searches(home: str, models: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     """Search to the end for each model, which has tensors of these lengths besides; the knobs that were deployed."""
-    tuned_programs.SLOW = 0.03  # so much that it is found in any noise
+    tuned_programs.SLOW = 0.03
     ranks, found = int(os.environ["WORLD_SIZE"]), []
     for number, lengths in enumerate(models):
         engine.init(autotune_log=f"{home}/{ranks}.{number}.jsonl", autotune_warmup=3)

@@ -19,7 +19,7 @@ from ..waiting import be_late, until
 from .tuned_programs import native_mark, steps_until, tuner
 
 SHORT, LONG = 0.002, 0.006  # seconds that a step of a discriminator and of a generator takes at least
-LATE = 0.01
+LATE = 0.03
 STEPS = 24
 
 
@@ -46,7 +46,7 @@ def unnamed_traffic() -> dict[str, Any]:
         for handle in handles:
             engine.synchronize(handle)
 
-    end, flag = time.monotonic() + 60.0, np.zeros(1, np.float32)
+    end, flag = time.monotonic() + 90.0, np.zeros(1, np.float32)
     while not flag[0]:
         reduce()
         late = time.monotonic() > end

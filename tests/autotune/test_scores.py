@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,15 +54,21 @@ def test_without_an_optimizer_periods_of_the_traffic_are_tuned(
     assert "ms/period" in shown and "exposed" in shown and "ms/step" not in shown
 
 
+@pytest.mark.timeout(400)  # several jobs, at most
 def test_of_tensors_without_names_the_busy_time_is_tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log.jsonl"
     held = {"HOROVOD_FUSION_THRESHOLD": str(1 << 20), "ENGINE_CHUNK_BYTES": "64K", "ENGINE_STORES": "cached"}
-    finished = run_ranks(2, scored_programs.unnamed_traffic, options=options(log, 10), env=held)
-    first, second = finished.values
-    assert first == second and first["cycle_time_ms"] < 4.0  # the default is 5, and after 4 ms somebody waits
-    assert journal.read(log)[0]["about"]["score"] == "busy seconds per GiB"
-    (said,) = (line for line in finished.ranks[0].stderr.splitlines() if "autotune: " in line)
-    assert ": a byte takes " in said and "less busy time than before" in said
+
+    def measure() -> None:
+        log.unlink(missing_ok=True)
+        finished = run_ranks(2, scored_programs.unnamed_traffic, options=options(log, 10), env=held)
+        first, second = finished.values
+        assert first == second and first["cycle_time_ms"] < 4.0  # the default is 5, and after 4 ms somebody waits
+        assert journal.read(log)[0]["about"]["score"] == "busy seconds per GiB"
+        (said,) = [line for line in finished.ranks[0].stderr.splitlines() if "autotune: " in line]
+        assert ": a byte takes " in said and "less busy time than before" in said
+
+    measured(measure)
     assert cli.main(["show", str(log)]) == 0
     shown = capsys.readouterr().out
     assert "busy" in shown and "ms/GiB" in shown and "ms/step" not in shown
@@ -69,14 +76,16 @@ def test_of_tensors_without_names_the_busy_time_is_tuned(tmp_path: Path, capsys:
 
 def test_steps_that_come_later_are_tuned_in_a_search_of_their_own(tmp_path: Path) -> None:
     logs = [tmp_path / "log.jsonl", tmp_path / "log.2.jsonl"]
+    # So many trials are left when steps begin that enough of them come before the search by traffic is over.
     finished = run_ranks(
-        2, scored_programs.steps_after_traffic, [str(each) for each in logs], options=options(logs[0], 4)
+        2, scored_programs.steps_after_traffic, [str(each) for each in logs], options=options(logs[0], 9)
     )
     assert [journal.read(log)[0]["about"]["score"] for log in logs] == ["seconds per period", "seconds per step"]
     said = [line for line in finished.ranks[0].stderr.splitlines() if "autotune: " in line]
     assert "from now on the steps of an optimizer count: the search begins anew" in said[0] and len(said) == 2
 
 
+@pytest.mark.timeout(400)
 def test_a_whole_alternation_of_two_optimizers_is_a_step(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
 
@@ -88,9 +97,10 @@ def test_a_whole_alternation_of_two_optimizers_is_a_step(tmp_path: Path) -> None
         assert statistics.median(samples) >= 0.99 * least  # and no single step takes that long
         assert statistics.median(samples) == pytest.approx(finished.values[0], rel=0.25)
 
-    measured(measure)
+    measured(measure, 5)
 
 
+@pytest.mark.timeout(400)
 def test_rank_0_measures_the_slowest_rank_and_sees_who_waits() -> None:
     def measure() -> None:
         here, there = run_ranks(2, scored_programs.late_ranks).values
@@ -104,7 +114,7 @@ def test_rank_0_measures_the_slowest_rank_and_sees_who_waits() -> None:
         assert waiting["rank 1"] > 0.5 > waiting["rank 0"]
         assert waiting["rank 1"] > 2 * waiting["rank 0"]
 
-    measured(measure)
+    measured(measure, 5)
 
 
 def test_a_job_of_process_sets_is_told_that_they_are_not_tuned() -> None:
@@ -218,12 +228,14 @@ def test_the_engine_marks_the_traffic(native: Any) -> None:
     _, found = native.steps(0)
     assert [mark[2] for mark in found] == [TRAFFIC] * 2 and found[1][5] - found[0][5] == 2 * 4 * (256 + 512)
     assert found[0][4] == 0  # nobody counts busy time
+    began = time.monotonic_ns()
     native.mark_traffic(window=3)
     reduced(native, *"abcdefg")
+    passed = time.monotonic_ns() - began  # a mark is of the moment at which it is made, a little after what it tells
     _, windows = native.steps(2)
     assert len(windows) == 2 and windows[1][5] - windows[0][5] == 3 * 1024
-    assert 0 < windows[1][4] - windows[0][4] <= windows[1][0] - windows[0][0]  # busy, of the time
-    assert 0 < windows[1][3] - windows[0][3] <= windows[1][0] - windows[0][0]  # waited
+    assert 0 < windows[1][4] - windows[0][4] <= passed  # busy, of the time
+    assert 0 < windows[1][3] - windows[0][3] <= passed  # waited
     native.mark_traffic()
     reduced(native, *"abcdefg")
     assert native.steps(4) == (4, [])
