@@ -78,14 +78,14 @@ def run(prometheus: Programs, tmp_path_factory: pytest.TempPathFactory) -> Itera
     options = OPTIONS.format(targets=targets).split()
     with (
         Server(prometheus, directory, config) as server,
-        start_ranks(4, real_training.train, timeout=500.0, options=options) as job,
+        start_ranks(4, real_training.train, timeout=700.0, options=options) as job,
     ):
         yield Run(server, job, targets)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 def test_file_sd_leads_to_every_rank(run: Run) -> None:
-    run.until_is(lambda: len(run.server.query(f'engine_rank_up{{run="{NAME}"}} == 1')) == 4, "four ranks are up")
+    run.until_is(lambda: len(run.server.query(f'engine_rank_up{{run="{NAME}"}} == 1')) == 4, "four ranks are up", 120.0)
 
     def healthy() -> bool:
         (target,) = run.server.api("targets")["activeTargets"]
@@ -93,7 +93,7 @@ def test_file_sd_leads_to_every_rank(run: Run) -> None:
 
     run.until_is(healthy, "the endpoint answers within the second that a scrape may take")
     run.until_is(
-        lambda: run.server.query(f'engine_autotune_phase{{run="{NAME}"}} == 3'), "the tuner has searched", seconds=150.0
+        lambda: run.server.query(f'engine_autotune_phase{{run="{NAME}"}} == 3'), "the tuner has searched", seconds=240.0
     )
     assert run.server.query(f'engine_autotune_trials_total{{run="{NAME}"}}')[0][1] >= 3
     sizes = {labels["rank"]: value for labels, value in run.server.query("engine_world_size")}
