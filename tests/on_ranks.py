@@ -114,7 +114,7 @@ class Worlds:
 
     def enter(self, case: Case) -> None:
         wanted = None if case.world is None else (case.module, dict(case.world))
-        if engine.is_initialized() and wanted != self.current:
+        if engine.is_initialized() and (wanted is None or wanted != self.current):
             engine.shutdown()
         if wanted is not None and not engine.is_initialized():
             engine.init(**wanted[1])
