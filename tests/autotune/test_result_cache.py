@@ -296,11 +296,11 @@ def test_jobs_that_write_at_once_leave_one_whole_result(tmp_path: Path) -> None:
 
     def written() -> bool:
         read()
-        if len(seen) > 20:  # while they were writing: they go on until then
+        if len(seen) > 3:  # while they were writing: they go on until then
             end.touch()
         return all(each.poll() is not None for each in writers)
 
-    until(written, "the writers have ended", pause=0)
+    until(written, "the writers have ended", 100.0, pause=0)
     assert [each.returncode for each in writers] == [0, 0, 0]
     for each in writers:
         each.communicate()
