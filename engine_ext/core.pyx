@@ -291,7 +291,7 @@ cdef class Engine:
 
     @property
     def joins(self):
-        return load32_acquire(&self.state.joins)
+        return load32_acquire(&self.state.segment.joins)
 
     def share(self, uint64_t nbytes):
         cdef Arena* arena = &self.state.arena

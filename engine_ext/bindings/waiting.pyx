@@ -80,7 +80,7 @@ cdef int wait_for_joins(State* e) except -1:
         with nogil:
             stall_join(e, begun)
             status = driver_wait(e, &goal, TICK_NS)
-    if load32_acquire(&e.joins) < goal.joins:
+    if load32_acquire(&e.segment.joins) < goal.joins:
         refuse(e, Status.FAILED_WORLD, "join")
     # The ranks have submitted different numbers of unnamed operations: count anew, together.
     for kind in range(KINDS):

@@ -277,15 +277,15 @@ cdef void see_joined(Coordinator* c) noexcept nogil:
 cdef bint append_joined(Coordinator* c) noexcept nogil:
     """All have joined: let them go, and look at no submission of theirs until every one of them knows."""
     cdef engine_entry* entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8)
-    cdef uint64_t since
+    cdef uint64_t since, latest = 0
     cdef int r
     if entry == NULL:
         return False
     entry.type = ENTRY_JOINED
     for r in range(c.segment.size):
-        since = load_relaxed(&c.segment.pages[r].joined)
-        if since >= entry.bytes:
-            entry.id, entry.bytes = c.segment.numbers[r], since
+        since = load_relaxed(&c.segment.pages[r].joined_at)
+        if since >= latest:
+            entry.id, latest = c.segment.numbers[r], since
     stamp(c, entry)
     schedule_append(&c.writer, entry)
     c.resume_at = c.writer.tail

@@ -26,10 +26,11 @@ from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport OP_DONE, OP_PATIENT, Op, Record, fails
 from engine_ext.platform.atomics cimport (
     FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas, cas32, count_up,
-    full_fence, futex_wait, futex_wake, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns,
+    full_fence, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns,
     spin_pause, store32_relaxed, store32_release, store_relaxed, store_release, yield_processor,
 )
 from engine_ext.platform.clock cimport age_ns
+from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_count, door_ring, door_sleep
 from engine_ext.platform.posix cimport (
     engine_thread_start, pthread_join, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
@@ -118,7 +119,7 @@ cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
 
 
 cdef uint64_t until(uint64_t when) noexcept nogil:
-    """Nanoseconds from now, for futex_wait: at least 1, and 0 for no limit."""
+    """Nanoseconds from now, for door_sleep: at least 1, and 0 for no limit."""
     cdef uint64_t now
     if when == NEVER:
         return 0
@@ -136,7 +137,7 @@ cdef void* engine_thread(void* argument) noexcept nogil:
     cdef bint moved
     engine_float_enter()
     while True:
-        door = load32_acquire(&mine.door[DOOR_ENGINE])
+        door = door_count(&mine.door[DOOR_ENGINE])
         if load32_acquire(&e.stop):             # after the door was read: pairs with driver_stop, which rings it
             break
         full_fence(FENCE_TAKE)                  # the door before the role; pairs with the fence in give_back
@@ -153,18 +154,17 @@ cdef void* engine_thread(void* argument) noexcept nogil:
             store32_release(&e.role, Role.ENGINE_ASLEEP)
             full_fence(FENCE_ROLE)              # role given up before the look for waiters; pairs with driver_wait
             if load32_relaxed(&e.waiters):
-                add32(&e.local_door, 1)
-                futex_wake(&e.local_door, 1 << 30)
+                door_ring(&e.local_door, DOOR_EVERYBODY)
             if moved:
                 continue
-        futex_wait(&mine.door[DOOR_ENGINE], door, until(when))
+        door_sleep(&mine.door[DOOR_ENGINE], door, until(when))
     return NULL
 
 
 cdef int driver_start(State* e) noexcept nogil:
     """Start the engine thread: 0 or an errno."""
     cdef int status
-    announce_sleep(e, DOOR_ENGINE, load32_relaxed(&e.segment.mine.door[DOOR_ENGINE]))
+    announce_sleep(e, DOOR_ENGINE, door_count(&e.segment.mine.door[DOOR_ENGINE]))
     status = engine_thread_start(&e.thread, engine_thread, e)
     e.threaded = status == 0
     return status
@@ -177,12 +177,11 @@ cdef void driver_stop(State* e) noexcept nogil:
     if e.threaded:
         store32_release(&e.stop, 1)
         for door in range(DOOR_ENGINE, DOOR_WAITER + 1):
-            add32(&e.segment.mine.door[door], 1)
-            futex_wake(&e.segment.mine.door[door], 1)
+            door_ring(&e.segment.mine.door[door], 1)
         pthread_join(e.thread, NULL)
         e.threaded = False
     while not cas32(&e.role, Role.ENGINE_ASLEEP, Role.ENGINE):
-        futex_wait(&e.local_door, load32_acquire(&e.local_door), STOP_POLL_NS)
+        door_sleep(&e.local_door, door_count(&e.local_door), STOP_POLL_NS)
     fail_everything(e)
     store32_release(&e.role, Role.ENGINE_ASLEEP)
 
@@ -389,7 +388,7 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
     if goal.idle:
         return load_pointer(<void**>&e.table.inflight) == NULL and load_pointer(<void**>&e.backlog) == NULL
     if goal.joins:
-        return load32_acquire(&e.joins) >= goal.joins           # pairs with end_join
+        return load32_acquire(&e.segment.joins) >= goal.joins           # pairs with end_join
     return load_acquire(&e.segment.coordinator.drained[e.segment.rank]) > goal.drained
 
 
@@ -398,20 +397,18 @@ cdef void give_back(State* e) noexcept nogil:
     cdef bint busy = e.entry != NULL or load_pointer(<void**>&e.backlog) != NULL or (
         coordinates(&e.segment) and (e.coordinator.queue_count or e.coordinator.append_again))
     cdef uint64_t cursor = e.segment.mine.cursor
-    cdef uint32_t count = load32_acquire(&e.segment.mine.door[DOOR_ENGINE])
+    cdef uint32_t count = door_count(&e.segment.mine.door[DOOR_ENGINE])
     # The engine thread sleeps at this count, or at an earlier one and then it is on its way. Or at a later one, when a ring
     # that was meant for an earlier sleep comes only now: nobody would ring for this announcement then, so it is called.
     announce_sleep(e, DOOR_ENGINE, count)
     store32_release(&e.role, Role.ENGINE_ASLEEP)
     full_fence(FENCE_GIVE_BACK)     # announced and given back before the look; pairs with wake() and driver_wait
     if load32_relaxed(&e.waiters) > 1:              # one of them may take the role, or be on its way out
-        add32(&e.local_door, 1)
-        futex_wake(&e.local_door, 1 << 30)
-    if (busy or load32_relaxed(&e.segment.mine.door[DOOR_ENGINE]) != count
+        door_ring(&e.local_door, DOOR_EVERYBODY)
+    if (busy or door_count(&e.segment.mine.door[DOOR_ENGINE]) != count
             or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(e.segment.abort) != 0
             or (coordinates(&e.segment) and coordinator_unseen(&e.coordinator))):
-        add32(&e.segment.mine.door[DOOR_ENGINE], 1)
-        futex_wake(&e.segment.mine.door[DOOR_ENGINE], 1)
+        door_ring(&e.segment.mine.door[DOOR_ENGINE], 1)
 
 
 cdef inline bint is_small(const State* e, const Goal* goal) noexcept nogil:
@@ -452,7 +449,7 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
             if now_ns() < spin_end:
                 continue
         spin_end = 0
-        door = load32_acquire(&mine.door[DOOR_WAITER])
+        door = door_count(&mine.door[DOOR_WAITER])
         announce_sleep(e, DOOR_WAITER, door)
         full_fence(FENCE_CALLER)                                # pairs with the fence in wake()
         if not drive_once(e) and not met(e, goal) and not load32_acquire(&e.stop):      # the door was read before
@@ -462,9 +459,9 @@ cdef void drive_until(State* e, const Goal* goal, uint64_t tick) noexcept nogil:
             stall_check(e)
             when = deadline(e)
             observe_sleep(e)
-            futex_wait(&mine.door[DOOR_WAITER], door, until(tick if when == NEVER else min(when, tick)))
+            door_sleep(&mine.door[DOOR_WAITER], door, until(tick if when == NEVER else min(when, tick)))
             store32_relaxed(&mine.asleep, 0)
-            if now_ns() >= tick and load32_acquire(&mine.door[DOOR_WAITER]) == door and drive_once(e):
+            if now_ns() >= tick and door_count(&mine.door[DOOR_WAITER]) == door and drive_once(e):
                 observe_late_wake(e)            # nobody rang, and yet there was something to do
         else:
             store32_relaxed(&mine.asleep, 0)
@@ -483,13 +480,13 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
     add32(&e.waiters, 1)
     while not met(e, goal):
         full_fence(FENCE_WAITER)                                # counted as a waiter before the look at the role
-        door = load32_acquire(&e.local_door)
+        door = door_count(&e.local_door)
         if not load32_acquire(&e.stop) and cas32(&e.role, Role.ENGINE_ASLEEP, Role.WAITER):
             store32_relaxed(&e.segment.mine.asleep, 0)
             drive_until(e, goal, tick)
             give_back(e)
         elif not met(e, goal):
-            futex_wait(&e.local_door, door, until(tick))
+            door_sleep(&e.local_door, door, until(tick))
         if now_ns() >= tick:
             break
     add32(&e.waiters, <uint32_t>-1)
@@ -526,10 +523,11 @@ cdef int driver_join(State* e, uint32_t* join) noexcept nogil:
     elif e.table.inflight != NULL or e.backlog != NULL:
         status = Status.TICK
     else:
-        join[0] = load32_relaxed(&e.joins) + 1
+        join[0] = load32_relaxed(&e.segment.joins) + 1
         e.joined = True
+        store_relaxed(&e.segment.mine.joined_at, now_ns())
         # Release: all that this rank has submitted, which is done, comes before; pairs with see_joined.
-        store_release(&e.segment.mine.joined, now_ns())
+        store_release(&e.segment.mine.joined, join[0])
         store_release(&e.segment.mine.waits, e.segment.mine.waits + 1)
     pthread_mutex_unlock(&e.lock)
     if status == Status.OK:

@@ -21,9 +21,10 @@ from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_STAND_IN, Finished, Op, Record, fails
 from engine_ext.operations.operation cimport Operation, operation_begin
 from engine_ext.platform.atomics cimport (
-    FENCE_DONE, add32, cas_pointer, count_up, full_fence, futex_wake, load32_relaxed, load_acquire, load_pointer, now_ns,
+    FENCE_DONE, add32, cas_pointer, count_up, full_fence, load32_relaxed, load_acquire, load_pointer, now_ns,
     or32, store32_release, store_relaxed, store_release,
 )
+from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, write
 from engine_ext.shared.layout cimport (
     ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED,
@@ -83,8 +84,7 @@ cdef void wake_waiters(State* e) noexcept nogil:
     """Waiters that do not drive look whether theirs is done. The caller holds the role; a waiter that does is counted too."""
     full_fence(FENCE_DONE)                            # done before the look for waiters; pairs with the fence in driver_wait
     if load32_relaxed(&e.waiters) > <uint32_t>(load32_relaxed(&e.role) == Role.WAITER):
-        add32(&e.local_door, 1)
-        futex_wake(&e.local_door, 1 << 30)
+        door_ring(&e.local_door, DOOR_EVERYBODY)
         count_up(&e.segment.wakes, 1)
 
 
@@ -108,8 +108,7 @@ cdef void fail_everything(State* e) noexcept nogil:
     part = e.sets
     while part != NULL:                 # whoever sleeps in a process set of this rank
         for door in range(1, DOORS):
-            add32(&part.segment.mine.door[door], 1)
-            futex_wake(&part.segment.mine.door[door], 1 << 30)
+            door_ring(&part.segment.mine.door[door], DOOR_EVERYBODY)
         part = part.next_set
     pthread_mutex_unlock(&e.lock)
     observe_failure(e, word, failed)
@@ -218,10 +217,9 @@ cdef void end_join(State* e, const engine_entry* entry) noexcept nogil:
     """A JOINED entry: every rank has joined, and all go on together."""
     pthread_mutex_lock(&e.lock)
     e.joined, e.last_joined = False, entry.id
-    e.segment.joins_over = entry.bytes
     store_release(&e.segment.mine.joined, 0)        # before the cursor passes the entry: pairs with the coordinator's resume
+    add32(&e.segment.joins, 1)                      # pairs with met()
     pthread_mutex_unlock(&e.lock)
-    add32(&e.joins, 1)
     wake_waiters(e)
 
 

@@ -93,7 +93,6 @@ cdef struct State:
     uint32_t wanted_new         # atomic: 1 while `wanted` is not yet in force
     # join
     bint joined                 # whether this rank has joined: it submits nothing until all have; under the lock
-    uint32_t joins              # atomic: number of joins that have ended on all ranks
     int last_joined             # the rank that joined last in the most recent of them
     bint joins_reported         # whether this wait for other ranks to join has been reported
     # calls

@@ -25,5 +25,3 @@ cdef extern from "engine_ext/platform/atomics.h" nogil:
     void spin_pause()
     void yield_processor()
     uint64_t now_ns()
-    void futex_wait(uint32_t* word, uint32_t expected, uint64_t timeout_ns)
-    void futex_wake(uint32_t* word, int count)

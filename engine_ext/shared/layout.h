@@ -133,7 +133,7 @@ typedef struct engine_entry {
   uint8_t type, kind, algorithm, stores;
   uint32_t items, flags;       /* number of operations; ENTRY_NEEDS_PACK .. */
   uint64_t sequence;           /* number of the entry in the schedule */
-  uint64_t bytes;              /* BATCH: bytes of the tensors; ERROR: of the text; JOINED: when the last rank joined (ns) */
+  uint64_t bytes;              /* BATCH: bytes of the tensors; ERROR: of the text */
   engine_knobs knobs;          /* in force when it was appended: all ranks see a change at the same entry */
   uint32_t chunk, reserved;    /* bytes in one chunk of this entry */
   int32_t id, name_bytes;      /* the name's; JOINED: id is the last rank to join; BATCH: see ENTRY_MEMBERS */
@@ -167,8 +167,9 @@ typedef struct rank_page {
   uint32_t blocked;            /* threads that have waited in this world or set for longer than a tick */
   uint32_t overdue;            /* (id + 1) << 1 | whether the stall limit is over, of an overdue operation; 0: none is.
                                 * The coordinator, which knows who waits for what, answers it. */
-  _Alignas(64) uint64_t joined; /* when this rank joined: nanoseconds, monotonic; 0: it has not. Other ranks read it whenever
-                                 * they submit, so its line has no words that change often. */
+  _Alignas(64) uint64_t joined; /* which of its joins this rank is in, the first being 1; 0: it has not joined. Other ranks read it
+                                 * whenever they submit, so its line has no words that change often. */
+  uint64_t joined_at;          /* when that was: nanoseconds, monotonic */
   _Alignas(64) uint32_t asleep; /* SLEEP_* and the door's count; 0: a thread of the rank is awake in the driver's role */
   uint32_t blocked_anywhere;   /* `blocked`, added up over the world and all process sets; in pages of the world alone */
   uint64_t need[3];            /* with SLEEP_IN_ENTRY: chunks packed, reduced, copied on another rank at which to wake this one */

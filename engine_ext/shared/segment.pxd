@@ -1,7 +1,8 @@
 """The mapped control segment of a world, or of a process set: where the words are, and how to wake who waits on them."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.platform.atomics cimport FENCE_WAKE, add32, count_up, full_fence, futex_wake, load32_relaxed, load_relaxed
+from engine_ext.platform.atomics cimport FENCE_WAKE, count_up, full_fence, load32_relaxed, load_relaxed
+from engine_ext.platform.doors cimport door_ring
 from engine_ext.shared.layout cimport (
     COORDINATOR, SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header,
 )
@@ -19,7 +20,7 @@ cdef struct Segment:
     rank_page** pages           # by rank
     rank_page* mine
     uint32_t reason_claimed     # this process has written its reason; the world's alone
-    uint64_t joins_over         # the last join that all ranks have ended began before this, in nanoseconds
+    uint32_t joins              # atomic: number of joins that have ended on all ranks, as this rank knows
     uint64_t wakes              # futex calls made to wake somebody; statistics
 
 cdef int segment_create(int size, uint32_t generation) noexcept nogil
@@ -37,7 +38,7 @@ cdef inline bint coordinates(const Segment* segment) noexcept nogil:
 
 cdef inline bint away(const Segment* segment, int rank) noexcept nogil:
     """Whether `rank` has joined: it submits nothing, and is waited for by nobody."""
-    return load_relaxed(&segment.pages[rank].joined) > segment.joins_over
+    return load_relaxed(&segment.pages[rank].joined) > load32_relaxed(&segment.joins)
 
 cdef inline bint elsewhere(const Segment* segment, int rank) noexcept nogil:
     """Whether a thread of `rank` waits in another process set, or in the world: then it is kept waiting itself."""
@@ -56,8 +57,7 @@ cdef inline void wake_unfenced(Segment* segment, int rank, uint32_t only) noexce
     cdef uint32_t door = asleep & SLEEP_DOORS
     if door != 0 and (only == 0 or asleep & only) and (
             (load32_relaxed(&page.door[door]) ^ asleep >> SLEEP_COUNT_SHIFT) << SLEEP_COUNT_SHIFT == 0):
-        add32(&page.door[door], 1)      # pairs with the expected value given to futex_wait
-        futex_wake(&page.door[door], 1)
+        door_ring(&page.door[door], 1)
         count_up(&segment.wakes, 1)
 
 cdef inline void wake(Segment* segment, int rank, uint32_t only) noexcept nogil:

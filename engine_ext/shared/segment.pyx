@@ -4,13 +4,14 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strncpy
 
-from engine_ext.platform.atomics cimport add32, cas, cas32, futex_wake
+from engine_ext.platform.atomics cimport cas, cas32
+from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport (
     MADV_DONTFORK, MAP_FAILED, MAP_NORESERVE, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, close, ftruncate, madvise, mmap,
     munmap,
 )
 from engine_ext.shared.layout cimport (
-    COORDINATOR, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, engine_layout, rank_page, segment_bytes, segment_coordinator,
+    COORDINATOR, DOORS, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, engine_layout, rank_page, segment_bytes, segment_coordinator,
     segment_header, segment_page, segment_schedule,
 )
 
@@ -111,9 +112,8 @@ cdef void wake_everybody(Segment* segment) noexcept nogil:
     """Wake every thread that sleeps on any door, whatever `asleep` says: after an abort."""
     cdef int r, door
     for r in range(segment.size):
-        for door in range(1, 3):
-            add32(&segment.pages[r].door[door], 1)
-            futex_wake(&segment.pages[r].door[door], 1 << 30)
+        for door in range(1, DOORS):
+            door_ring(&segment.pages[r].door[door], DOOR_EVERYBODY)
 
 
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil:

@@ -58,14 +58,14 @@ MUTANTS = (
     Mutant(
         "who gives the role back does not look whether it was rung meanwhile",
         DRIVER,
-        "if (busy or load32_relaxed(&e.segment.mine.door[DOOR_ENGINE]) != count\n            or",
+        "if (busy or door_count(&e.segment.mine.door[DOOR_ENGINE]) != count\n            or",
         "if (busy\n            or",
     ),
     Mutant(
         "the engine thread does not look whether it was rung before it sleeps",
         DRIVER,
-        "futex_wait(&mine.door[DOOR_ENGINE], door, until(when))",
-        "futex_wait(&mine.door[DOOR_ENGINE], load32_acquire(&mine.door[DOOR_ENGINE]), until(when))",
+        "door_sleep(&mine.door[DOOR_ENGINE], door, until(when))",
+        "door_sleep(&mine.door[DOOR_ENGINE], door_count(&mine.door[DOOR_ENGINE]), until(when))",
     ),
     Mutant(
         "stages of an entry ring nobody",
