@@ -21,6 +21,7 @@ cdef class Engine:
     cdef uint64_t regions
     cdef list shared                # this rank's parts of the arena
 
+    cdef int connect(self) except -1
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1
     cdef Handle start(self, Op* op, object name, bint blocking, object output)
     cdef int agree(self, str name, uint64_t size) except -1

@@ -25,10 +25,12 @@ from engine_ext.bindings.ownership cimport bury
 from engine_ext.bindings.refusals cimport expect_open, world_error
 from engine_ext.bindings.submit cimport TICK_NS
 from engine_ext.bindings.waiting cimport wait_for_joins
+from engine_ext.control.connections cimport Network, connections_close, connections_forked, connections_open
 from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
 from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait
 from engine_ext.control.execute cimport raise_event
 from engine_ext.control.monitor cimport monitor_wait
+from engine_ext.control.network cimport network_leave, network_start
 from engine_ext.control.observers cimport observers_close, observers_count, observers_open
 from engine_ext.control.process_sets cimport process_set_enter, process_set_leave
 from engine_ext.control.stall cimport stall_open
@@ -47,20 +49,33 @@ from engine_ext.platform.posix cimport (
 from engine_ext.setup cimport kernel_level
 from engine_ext.shared.counters cimport counters_end, counters_unmap
 from engine_ext.shared.layout cimport (
-    CAUSE_RAISED, COORDINATOR, KIND_ALLREDUCE, KIND_REDUCESCATTER, Status, engine_knobs, segment_bytes,
+    CAUSE_RAISED, COORDINATOR, KIND_ALLREDUCE, KIND_REDUCESCATTER, MAX_RANKS, Status, engine_knobs, segment_bytes,
 )
 from engine_ext.shared.segment cimport (
     abort_world, segment_append, segment_discard, segment_map, segment_unmap, segment_within, wake_others,
 )
 from engine_ext.snapshots cimport counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
 from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
+from engine_ext.transport.lanes cimport lanes_open
 from engine_ext.transport.shm cimport shared_memory_open
+from engine_ext.transport.transport cimport Transport
 
 from engine_ext.errors import EngineError, IncompatibleRanksError
 
 cdef extern from "<sys/eventfd.h>" nogil:
     enum: EFD_CLOEXEC, EFD_NONBLOCK
     int eventfd(unsigned int initial, int flags)
+
+
+cdef const int* places(hosts, tuple numbers, int* host_of) except? NULL:
+    """The host of each of `numbers`, counted from 0 in the order in which they come; NULL: there is one."""
+    cdef dict counted = {}
+    cdef int r
+    if hosts is None:
+        return NULL
+    for r in range(len(numbers)):
+        host_of[r] = counted.setdefault(hosts[numbers[r]], len(counted))
+    return host_of
 
 
 @cython.no_gc_clear                  # __dealloc__ needs the world
@@ -76,7 +91,7 @@ cdef class Engine:
         self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, dict knobs, stall_warning, stall_limit, spin_us,
-                 int counters=-1, double yield_us=0.0, int calls=0):
+                 int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, wires=None):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -93,7 +108,7 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.settings = {
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
-            "counters": counters,
+            "counters": counters, "hosts": hosts, "lanes": lanes, "wires": wires,
         }
         self.open(rank, tuple(range(size)), None, 0, calls)
 
@@ -103,6 +118,8 @@ cdef class Engine:
         cdef State* e = self.state
         cdef engine_knobs knobs
         cdef int status, r, size = <int>len(numbers)
+        cdef int[MAX_RANKS] host_of
+        cdef Transport* transport
         self.rank, self.size, self.numbers, self.number, self.offset = rank, size, numbers, numbers[rank], offset
         e.alive = <uint64_t*>mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
         if <void*>e.alive == MAP_FAILED:
@@ -120,7 +137,8 @@ cdef class Engine:
         e.stall_warning_ns = seconds_ns(self.settings["stall_warning"])
         e.stall_limit_ns = seconds_ns(self.settings["stall_limit"])
         pthread_mutex_init(&e.lock, NULL)
-        status = segment_map(&e.segment, self.control if world is None else world.control, offset, rank, size)
+        status = segment_map(&e.segment, self.control if world is None else world.control, offset, rank, size,
+                             places(self.settings["hosts"], numbers, host_of))
         if status == -EPROTO:
             raise IncompatibleRanksError(f"rank {rank} was given a control segment of another layout than this build's")
         if status < 0:
@@ -134,18 +152,41 @@ cdef class Engine:
                 e.segment.numbers[r] = numbers[r]
             segment_within(&e.segment, &world.state.segment)
             self.world, e.world = world, world.state
+        if e.segment.hosts > 1:
+            self.connect()
+            transport = lanes_open(&e.network.lanes, &e.segment, e.network.to)
+        else:
+            transport = shared_memory_open(&e.transport, &e.segment)
         if (table_open(&e.table, &e.segment, e.clock) != Status.OK
-                or executor_open(&e.executor, rank, size, shared_memory_open(&e.transport, &e.segment), &e.arena,
-                                 engine_kernels_get(kernel_level()), e.clock) != Status.OK
+                or executor_open(&e.executor, rank, size, transport, &e.arena, engine_kernels_get(kernel_level()),
+                                 e.clock) != Status.OK
                 or (rank == COORDINATOR and coordinator_open(&e.coordinator, &e.segment, e.clock, &knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
         observers_open(e, self.page if world is None else world.state.counters_page)
+        status = network_start(e) if e.network != NULL else 0
+        if status:
+            raise OSError(status, "cannot start the network thread")
         status = driver_start(e)
         if status:
             raise OSError(status, "cannot start the engine thread")
         if world is not None:
             process_set_enter(e)
         calls_admit(e, calls)
+        return 0
+
+    cdef int connect(self) except -1:
+        """Take over the connections to other hosts."""
+        cdef State* e = self.state
+        cdef int[MAX_RANKS] lanes, wires
+        cdef dict given = self.settings["lanes"], led = self.settings["wires"]
+        cdef int k
+        if self.world is not None:
+            raise EngineError("a process set with ranks on several hosts is not possible yet: form one for each host")
+        for k in range(self.size):
+            lanes[k], wires[k] = given.get(k, -1), led.get(k, -1)
+        e.network = <Network*>calloc(1, sizeof(Network))
+        if e.network == NULL or connections_open(e.network, &e.segment, lanes, wires) != Status.OK:
+            raise MemoryError("no memory for the connections to other hosts")
         return 0
 
     def count(self, bint on):
@@ -167,8 +208,8 @@ cdef class Engine:
             raise EngineError("process sets are formed by the world's engine")
         self.end += segment_bytes(<uint32_t>len(numbers))
         self.formed += 1
-        # The coordinator's rank makes the segment before it submits the barrier, so every member finds it after.
-        if self.rank == COORDINATOR:
+        # The leader of each host makes the segment before it submits the barrier, so every member finds it after.
+        if e.segment.rank == e.segment.leader:
             status = segment_append(&e.segment, self.control, offset, <int>len(numbers))
         if status < 0:
             raise OSError(-status, f"cannot make the control segment of a process set of {len(numbers)} ranks")
@@ -192,6 +233,9 @@ cdef class Engine:
                 if not calls_settle(e, TICK_NS):
                     return          # a thread is inside: it keeps what it uses
             arena_close(&e.arena)
+            if e.network != NULL:
+                connections_close(e.network)
+                free(e.network)
             if e.segment.header != NULL:
                 table_close(&e.table)
                 executor_close(&e.executor)
@@ -303,8 +347,8 @@ cdef class Engine:
             raise EngineError("tensors are shared by all ranks of the world, not by a process set")
         if nbytes == 0:
             raise ValueError("a shared region has at least one byte")
-        # The coordinator's rank makes the file long enough before it submits the barrier, so every rank finds it so after.
-        if self.rank == COORDINATOR:
+        # The leader of each host makes the file long enough before it submits the barrier, so every rank finds it so after.
+        if self.state.segment.rank == self.state.segment.leader:
             grow_arena(arena, nbytes)
         self.regions += 1
         name = f"engine.share.{self.regions}"
@@ -366,6 +410,8 @@ cdef class Engine:
         """To be called in every forked child: makes its view of shared tensors its own."""
         if self.state.alive != NULL and self.state.alive[0] != 1:
             arena_forked(&self.state.arena)
+            if self.state.network != NULL:
+                connections_forked(self.state.network)
 
     def monitor(self):
         cdef int events
@@ -423,6 +469,10 @@ cdef class Engine:
             store32_release(&e.segment.mine.left, 1)
             add32(&e.segment.header.departures, 1)      # pairs with stall_look_for_left
             wake_others(&e.segment, 0)
+            with nogil:
+                network_leave(e, limit)
+                if e.network != NULL and settled:
+                    connections_close(e.network)
             for part in self.shared:
                 (<Part>part).detached = True
             arena_close(&e.arena)

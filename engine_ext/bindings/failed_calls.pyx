@@ -15,6 +15,7 @@ from engine_ext.operations.op cimport Op, free_op, new_op
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport FAILURE_BYTES, FAULT_CALL, KINDS, KIND_BARRIER, NAME_BYTES, STUCK_SHIFT, UNNAMED
+from engine_ext.shared.segment cimport visible
 
 import logging
 
@@ -103,7 +104,7 @@ cdef bint withholds(State* e, int rank, Op* op) noexcept:
     if op.number:
         return load_acquire(&e.segment.pages[rank].unnamed[op.meta.kind]) < op.number
     pthread_mutex_lock(&e.lock)
-    if op.record != NULL and op.record.id >= 0:
+    if op.record != NULL and op.record.id >= 0 and visible(&e.segment, rank):
         missing = bit(e.segment.pages[rank].ready, op.record.id) != bit(e.segment.mine.ready, op.record.id)
     pthread_mutex_unlock(&e.lock)
     return missing

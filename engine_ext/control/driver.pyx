@@ -14,6 +14,7 @@ from libc.string cimport memset
 from engine_ext.control.backlog cimport backlog_add, backlog_submit
 from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
 from engine_ext.control.execute cimport fail_everything, run_schedule, wake_waiters
+from engine_ext.control.network cimport network_relay
 from engine_ext.control.observers cimport (
     observe_call_begins, observe_late_wake, observe_readiness, observe_sleep, observe_submission, observe_wait_begins,
     observe_wait_ends, observe_yield,
@@ -35,9 +36,9 @@ from engine_ext.platform.posix cimport (
     engine_thread_start, pthread_join, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
 from engine_ext.shared.layout cimport (
-    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status, rank_page,
+    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_RELAY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status, rank_page,
 )
-from engine_ext.shared.segment cimport coordinates, wake, wake_others, wake_unfenced
+from engine_ext.shared.segment cimport coordinates, relays, wake, wake_others, wake_unfenced
 
 cdef extern from "platform/cpu.h" nogil:
     uint64_t engine_float_enter()
@@ -61,6 +62,7 @@ cdef bint drive_once(State* e) noexcept nogil:
     cdef uint64_t tail, drained
     cdef int32_t waiting
     if load_acquire(e.segment.abort) != 0:          # pairs with the compare-and-swap of abort_world
+        network_relay(e)
         if load32_relaxed(&e.failed):
             return False
         fail_everything(e)
@@ -79,17 +81,21 @@ cdef bint drive_once(State* e) noexcept nogil:
         elif e.coordinator.drained:
             wake_others(&e.segment, 0)
         e.coordinator.drained = False
+        store32_relaxed(&e.segment.coordinator.stuck, e.coordinator.append_again)
         observe_readiness(e)
         # What announce_sleep publishes has changed: announce again before sleeping on it.
         moved |= e.coordinator.queue_count != waiting or e.coordinator.append_again != stuck
     if backlog_submit(e):                                   # before waiters of Python are told that there is room
         notify_leader(e, -1, 0, True)
         moved = True
+    network_relay(e)
     drained = load_acquire(&e.segment.coordinator.drained[e.segment.rank])      # pairs with the coordinator's drain
     if drained != e.drained:                                # no entry says so to a waiter that does not drive
         e.drained = drained
         wake_waiters(e)
-    moved |= run_schedule(e)
+    if run_schedule(e):
+        network_relay(e)
+        moved = True
     observe_readiness(e)
     return moved
 
@@ -115,6 +121,10 @@ cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
             asleep |= SLEEP_STUCK
         if e.coordinator.queue_count:
             asleep |= SLEEP_CYCLE
+    elif relays(&e.segment):
+        asleep |= SLEEP_RELAY
+        if load32_acquire(&e.segment.coordinator.stuck):
+            asleep |= SLEEP_STUCK
     store32_release(&e.segment.mine.asleep, asleep)
 
 
@@ -497,7 +507,7 @@ cdef int driver_wait(State* e, const Goal* goal, uint64_t ns) noexcept nogil:
 
 cdef void wake_timed_leader(State* e) noexcept nogil:
     """Somebody waits now: a leader that sleeps until the end of a cycle has to reconsider."""
-    wake(&e.segment, e.segment.leader, SLEEP_CYCLE)
+    wake(&e.segment, e.segment.leader, SLEEP_CYCLE | SLEEP_RELAY)
 
 
 cdef void driver_await(State* e, Op* op) noexcept nogil:

@@ -63,7 +63,7 @@ cdef int due(Coordinator* c) noexcept nogil:
 
 cdef inline bint in_place(Coordinator* c, const engine_meta* meta) noexcept nogil:
     """Whether a tensor is reduced where the ranks share it. What is compressed must travel."""
-    return meta.shared >= 0 and wire_now(c, meta) == 0
+    return meta.shared >= 0 and wire_now(c, meta) == 0 and c.segment.hosts == 1
 
 
 cdef bint fuses(Coordinator* c, const NameState* a, const NameState* b) noexcept nogil:

@@ -23,7 +23,7 @@ from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_ac
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, MAX_RANKS, REASON_BYTES
-from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere, wake, wake_others
+from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere, visible, wake, wake_others
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
@@ -166,7 +166,7 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
 
 cdef inline bint withholds(State* e, int rank, int32_t id) noexcept nogil:
     """Whether `rank`, which has not joined, has not submitted `id` as often as this rank."""
-    return not away(&e.segment, rank) and bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id)
+    return visible(&e.segment, rank) and not away(&e.segment, rank) and bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id)
 
 
 cdef Op* longest_waiting(State* e) noexcept nogil:

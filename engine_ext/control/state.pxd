@@ -1,6 +1,7 @@
 """The state of one rank's engine, outside of Python."""
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
+from engine_ext.control.connections cimport Network
 from engine_ext.control.coordinator cimport Coordinator
 from engine_ext.control.step_marks cimport Marks
 from engine_ext.control.overlap cimport Overlap
@@ -64,6 +65,7 @@ cdef struct State:
     Table table
     Arena arena
     SharedMemory transport
+    Network* network            # NULL: all ranks are on this host
     Executor executor
     Coordinator coordinator     # used on the coordinator's rank alone
     pthread_mutex_t lock        # guards table, wanted knobs, history, and what says so below

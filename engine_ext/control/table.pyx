@@ -12,7 +12,7 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.platform.clock cimport patience, patience_at
 from engine_ext.shared.layout cimport IDS, REQUEST_BYTES, Status, engine_meta, engine_request, rank_page
-from engine_ext.shared.segment cimport away
+from engine_ext.shared.segment cimport away, visible
 
 
 cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil:
@@ -246,15 +246,15 @@ cdef int table_evict(Table* table, int32_t id) noexcept nogil:
 
 
 cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil:
-    """Whether every rank that has not joined has toggled the bit of `id` as often as this one: the arrival that completes a
-    set."""
+    """Whether every rank that has not joined, and that this one sees, has toggled the bit of `id` as often as this one: the
+    arrival that completes a set."""
     cdef uint64_t mine
     cdef int r
     if id < 0:
         return True             # a request: only the coordinator can tell
     mine = load_relaxed(&table.segment.mine.ready[id >> 6])
     for r in range(table.segment.size):
-        if r != table.segment.rank and not away(table.segment, r) and (
+        if r != table.segment.rank and visible(table.segment, r) and not away(table.segment, r) and (
                 load_relaxed(&table.segment.pages[r].ready[id >> 6]) ^ mine) >> (id & 63) & 1:
             return False
     return True

@@ -5,7 +5,7 @@ from engine_ext.data.plan cimport Piece, Plan
 from engine_ext.kernels.kernels cimport engine_kernels, engine_reduction
 from engine_ext.platform.clock cimport patience
 from engine_ext.transport.arena cimport Arena
-from engine_ext.transport.transport cimport Progress, Transport
+from engine_ext.transport.transport cimport Progress, Stage, Transport
 
 cdef struct Executor
 
@@ -13,6 +13,8 @@ cdef struct Steps:          # how the chunks of an entry pass the stages; `n` co
     void (*pack)(Executor* x, uint64_t n) noexcept nogil        # offer this rank's bytes to the others
     void (*reduce)(Executor* x, uint64_t n) noexcept nogil      # combine what all have offered; NULL: there is nothing to combine
     void (*copy)(Executor* x, uint64_t n) noexcept nogil        # take what others have; NULL: it is passed with reduce
+    # What a stage has put into this rank's slot for others, where they cannot read it in place: `offer` below; NULL: nothing.
+    void (*offer)(Executor* x, Stage stage, uint64_t n) noexcept nogil
     bint in_place               # tensors lie where all ranks reach them: nothing goes through the slots
     bint copies_results         # copy takes what others have reduced, not what they have packed
 
@@ -70,6 +72,10 @@ cdef struct Executor:
 cdef inline char* slot(const Executor* x, int rank, uint64_t n) noexcept nogil:
     """Where the chunk `n` of the entry, counted from its first, lies in the slot of `rank`."""
     return x.transport.slot(x.transport, rank, x.first + n)
+
+cdef inline void offer(const Executor* x, int rank, uint64_t n, uint64_t begin, uint64_t end) noexcept nogil:
+    """Have `rank`, or with -1 every rank, read [begin, end) of this rank's slot for chunk `n` of the entry."""
+    x.transport.offer(x.transport, rank, x.first + n, begin, end - begin)
 
 cdef inline uint64_t elements(const Executor* x, const Piece* piece, uint64_t nbytes) noexcept nogil:
     """How many, in bytes that travel."""

@@ -11,7 +11,7 @@ from engine_ext.data.plan cimport plan_free
 from engine_ext.platform.atomics cimport now_ns
 from engine_ext.platform.clock cimport age_ns, patience, patience_at
 from engine_ext.shared.layout cimport SLOTS, Status
-from engine_ext.transport.transport cimport Progress, Stage
+from engine_ext.transport.transport cimport Progress
 
 
 cdef int executor_open(Executor* x, int rank, int size, Transport* transport, Arena* arena, const engine_kernels* kernels,
@@ -88,6 +88,8 @@ cdef void pass_chunk(Executor* x, Stage stage, uint64_t chunk) noexcept nogil:
         x.steps.reduce(x, chunk)
     else:
         x.steps.copy(x, chunk)
+    if x.transport.offer != NULL and x.steps.offer != NULL:
+        x.steps.offer(x, stage, chunk)
     if x.timed:
         if x.stage_first[<int>stage] == 0:
             x.stage_first[<int>stage] = begun

@@ -18,16 +18,17 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.executor cimport Adasum, Steps, elements, executor_start, offset, slot
+from engine_ext.data.executor cimport Adasum, Steps, elements, executor_start, offer, offset, slot
 from engine_ext.data.pieces cimport chunk_end, compartment, find_slots, find_sources, part_start, place
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, Piece, cut_range, next_piece
 from engine_ext.kernels.kernels cimport ENGINE_INNER_LANES
-from engine_ext.operations.allreduce cimport copy_parts_of_others, pack_parts_of_others
+from engine_ext.operations.allreduce cimport copy_parts_of_others, offer_parts_to_others, pack_parts_of_others
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport bytes_of_all, choose_scatter, chunks_of_plan, plan_tensors, stand_in_tensor
 from engine_ext.shared.layout cimport ALGORITHM_ADASUM, SLOT_BYTES, engine_entry
+from engine_ext.transport.transport cimport Stage
 
-cdef Steps STEPS = Steps(pack, reduce, copy, False, True)
+cdef Steps STEPS = Steps(pack, reduce, copy, offer_chunk, False, True)
 
 # A vector of the tree whose squared norm is below this share of what it was added up from is zero: its ranks cancel to within
 # the resolution of float32, (2^-24)^2, and which way the rest points is chance.
@@ -279,6 +280,22 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
         pack_exchange(x, n - x.adasum.measured)
     else:
         pack_parts_of_others(x, n, begin_of(x, n))
+
+
+cdef void offer_chunk(Executor* x, Stage stage, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * compartment(x), k = n - x.adasum.measured
+    cdef int r
+    if n >= x.adasum.lead:
+        offer_parts_to_others(x, stage, n, begin_of(x, n))
+    elif n >= x.adasum.measured and stage == Stage.REDUCED:
+        offer(x, -1, n, exchange_start(x, k, x.rank), exchange_start(x, k, x.rank + 1))
+    elif stage == Stage.PACKED:
+        for r in range(x.size):
+            if n >= x.adasum.measured:
+                offer(x, r, n, exchange_start(x, k, r), exchange_start(x, k, r + 1))
+            else:
+                offer(x, r, n, <uint64_t>r * compartment(x),
+                      <uint64_t>r * compartment(x) + min(compartment(x), x.adasum.starts[x.plan.count] - begin))
 
 
 cdef void reduce(Executor* x, uint64_t n) noexcept nogil:

@@ -7,7 +7,7 @@ of every tensor in place, and writes it to all.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from engine_ext.data.executor cimport Steps, elements, executor_start, slot
+from engine_ext.data.executor cimport Steps, elements, executor_start, offer, slot
 from engine_ext.data.pieces cimport chunk_end, copy_range, identity_of_absent, pack_range, part_start, reduce_range
 from engine_ext.data.plan cimport Cut, cut_range, next_piece
 from engine_ext.kernels.identity cimport fill_identity
@@ -16,13 +16,14 @@ from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport bytes_of_all, choose_two_shot, chunks_of_plan, plan_tensors, stand_in_tensor
 from engine_ext.shared.layout cimport ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, SLOT_BYTES, engine_entry
 from engine_ext.transport.arena cimport arena_address
+from engine_ext.transport.transport cimport Stage
 
 cdef enum:
     ONE_SHOT_BYTES = 32768      # of all ranks together: below it a second handshake costs more than the extra reading
 
-cdef Steps ONE_SHOT = Steps(pack_all, reduce_all, NULL, False, True)
-cdef Steps TWO_SHOT = Steps(pack_parts, reduce_part, copy_parts, False, True)
-cdef Steps SHARED = Steps(pack_shared, reduce_shared, copy_shared, True, True)
+cdef Steps ONE_SHOT = Steps(pack_all, reduce_all, NULL, offer_all, False, True)
+cdef Steps TWO_SHOT = Steps(pack_parts, reduce_part, copy_parts, offer_parts, False, True)
+cdef Steps SHARED = Steps(pack_shared, reduce_shared, copy_shared, NULL, True, True)
 
 
 cdef Operation allreduce_row() noexcept:
@@ -66,6 +67,12 @@ cdef void reduce_all(Executor* x, uint64_t n) noexcept nogil:
     reduce_range(x, n, begin, begin, chunk_end(x, begin), 1)
 
 
+cdef void offer_all(Executor* x, Stage stage, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * x.chunk
+    if stage == Stage.PACKED:
+        offer(x, -1, n, 0, chunk_end(x, begin) - begin)
+
+
 # ---- two-shot ----------------------------------------------------------------------------------------------------------------
 
 cdef void pack_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept nogil:
@@ -89,6 +96,21 @@ cdef void copy_parts_of_others(Executor* x, uint64_t n, uint64_t begin) noexcept
         low, high = part_start(x, begin, end, r), part_start(x, begin, end, r + 1)
         if r != x.rank and low < high:
             copy_range(x, slot(x, r, n), begin, low, high)
+
+
+cdef void offer_parts_to_others(Executor* x, Stage stage, uint64_t n, uint64_t begin) noexcept nogil:
+    """To each rank what it reduces of chunk n, and then to all what this one has reduced."""
+    cdef uint64_t end = chunk_end(x, begin)
+    cdef int r
+    if stage == Stage.PACKED:
+        for r in range(x.size):
+            offer(x, r, n, part_start(x, begin, end, r) - begin, part_start(x, begin, end, r + 1) - begin)
+    elif stage == Stage.REDUCED:
+        offer(x, -1, n, part_start(x, begin, end, x.rank) - begin, part_start(x, begin, end, x.rank + 1) - begin)
+
+
+cdef void offer_parts(Executor* x, Stage stage, uint64_t n) noexcept nogil:
+    offer_parts_to_others(x, stage, n, n * x.chunk)
 
 
 cdef void pack_parts(Executor* x, uint64_t n) noexcept nogil:

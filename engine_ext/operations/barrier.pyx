@@ -7,7 +7,7 @@ from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport SAYS_ALIGNED, choose_two_shot
 from engine_ext.shared.layout cimport engine_entry, engine_meta
 
-cdef Steps STEPS = Steps(NULL, NULL, NULL, False, False)
+cdef Steps STEPS = Steps(NULL, NULL, NULL, NULL, False, False)
 
 
 cdef Operation barrier_row() noexcept:

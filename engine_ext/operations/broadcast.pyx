@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.executor cimport Steps, executor_start, slot
+from engine_ext.data.executor cimport Steps, executor_start, offer, slot
 from engine_ext.data.pieces cimport chunk_end, copy_range, pack_range
 from engine_ext.data.plan cimport Cut, cut_range, next_piece, plan_clear
 from engine_ext.operations.op cimport Op
@@ -10,8 +10,9 @@ from engine_ext.operations.operation cimport (
     bytes_of_all, choose_two_shot, chunks_of_plan, give_target, plan_bytes, stand_in_tensor,
 )
 from engine_ext.shared.layout cimport engine_entry
+from engine_ext.transport.transport cimport Stage
 
-cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
+cdef Steps STEPS = Steps(pack, NULL, copy, offer_all, False, False)
 
 
 cdef Operation broadcast_row() noexcept:
@@ -47,6 +48,12 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
     cdef uint64_t begin = n * x.chunk
     if x.rank == x.root and x.size > 1:
         pack_range(x, slot(x, x.rank, n), begin, begin, chunk_end(x, begin))
+
+
+cdef void offer_all(Executor* x, Stage stage, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * x.chunk
+    if stage == Stage.PACKED and x.rank == x.root:
+        offer(x, -1, n, 0, chunk_end(x, begin) - begin)
 
 
 cdef void copy(Executor* x, uint64_t n) noexcept nogil:

@@ -8,16 +8,17 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.executor cimport Executor, Steps, executor_start, slot
+from engine_ext.data.executor cimport Executor, Steps, executor_start, offer, slot
 from engine_ext.data.pieces cimport compartment, in_compartment, place
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport bytes_of_row, choose_scatter, plan_bytes, stand_in_rows
 from engine_ext.shared.layout cimport engine_entry
+from engine_ext.transport.transport cimport Stage
 
 cdef extern from "platform/memory.h" nogil:
     char* engine_memory_take(uint64_t bytes)
 
-cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
+cdef Steps STEPS = Steps(pack, NULL, copy, offer_rows, False, False)
 
 
 cdef Operation exchange_row() noexcept:
@@ -70,6 +71,18 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
         nbytes = in_compartment(x, x.send_bytes[r], begin)
         if nbytes and r != x.rank:
             x.kernels.copy(place(x, x.rank, n, r), x.plan.pieces[0].source + x.send_start[r] + begin, nbytes)
+
+
+cdef void offer_rows(Executor* x, Stage stage, uint64_t n) noexcept nogil:
+    """How many rows go to each rank, to all; then to each its rows."""
+    cdef uint64_t at
+    cdef int r
+    if stage == Stage.PACKED and n == 0:
+        offer(x, -1, 0, 0, <uint64_t>x.size * 8)
+    elif stage == Stage.PACKED:
+        for r in range(x.size):
+            at = <uint64_t>r * compartment(x)
+            offer(x, r, n, at, at + in_compartment(x, x.send_bytes[r], (n - 1) * compartment(x)))
 
 
 cdef void begin_receiving(Executor* x) noexcept nogil:

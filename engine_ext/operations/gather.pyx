@@ -9,16 +9,17 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.data.executor cimport Executor, Steps, executor_start, slot
+from engine_ext.data.executor cimport Executor, Steps, executor_start, offer, slot
 from engine_ext.data.pieces cimport chunk_end, pack_range
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport SAYS_ROWS, bytes_of_row, choose_two_shot, plan_bytes, stand_in_rows
 from engine_ext.shared.layout cimport engine_entry, entry_rows
+from engine_ext.transport.transport cimport Stage
 
 cdef extern from "platform/memory.h" nogil:
     char* engine_memory_take(uint64_t bytes)
 
-cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
+cdef Steps STEPS = Steps(pack, NULL, copy, offer_rows, False, False)
 
 
 cdef Operation gather_row() noexcept:
@@ -74,6 +75,12 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
     if x.size > 1:
         pack_range(x, slot(x, x.rank, n), begin, begin, end)
     pack_range(x, x.gathered + x.gather_start[x.rank] + begin, begin, begin, end)
+
+
+cdef void offer_rows(Executor* x, Stage stage, uint64_t n) noexcept nogil:
+    cdef uint64_t begin = n * x.chunk, end = chunk_end(x, begin)
+    if stage == Stage.PACKED and begin < end:
+        offer(x, -1, n, 0, end - begin)
 
 
 cdef void copy(Executor* x, uint64_t n) noexcept nogil:

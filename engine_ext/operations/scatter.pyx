@@ -7,15 +7,16 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport malloc
 from libc.string cimport memset
 
-from engine_ext.data.executor cimport Executor, Steps, executor_start
+from engine_ext.data.executor cimport Executor, Steps, executor_start, offer
 from engine_ext.data.pieces cimport compartment, identity_of_absent, in_compartment, pack_range, place, reduce_range
 from engine_ext.data.plan cimport plan_add
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
 from engine_ext.operations.operation cimport bytes_of_all, choose_scatter
 from engine_ext.platform.atomics cimport load32_relaxed
 from engine_ext.shared.layout cimport engine_entry, meta_row_bytes, wire_dtype
+from engine_ext.transport.transport cimport Stage
 
-cdef Steps STEPS = Steps(pack, reduce, NULL, False, False)
+cdef Steps STEPS = Steps(pack, reduce, NULL, offer_windows, False, False)
 
 
 cdef Operation scatter_row() noexcept:
@@ -85,6 +86,16 @@ cdef void pack(Executor* x, uint64_t n) noexcept nogil:
             identity_of_absent(x, place(x, r, n, r), low, low, high)
         elif low < high:
             pack_range(x, place(x, x.rank, n, r), low, low, high)
+
+
+cdef void offer_windows(Executor* x, Stage stage, uint64_t n) noexcept nogil:
+    cdef uint64_t low, high, at
+    cdef int r
+    for r in range(x.size if stage == Stage.PACKED else 0):
+        window(x, n, r, &low, &high)
+        at = <uint64_t>r * compartment(x)
+        if low < high:
+            offer(x, r, n, at, at + high - low)
 
 
 cdef void reduce(Executor* x, uint64_t n) noexcept nogil:

@@ -79,7 +79,8 @@ enum {
   SLEEP_DOORS = 3,             /* mask */
   SLEEP_IN_ENTRY = 4,          /* an entry is in progress: the stages of other ranks */
   SLEEP_CYCLE = 8,             /* coordinator: a batch is open, and the sleep ends with the cycle */
-  SLEEP_STUCK = 16,            /* coordinator: the schedule is full, cursors have to pass */
+  SLEEP_STUCK = 16,            /* coordinator: the schedule is full, cursors have to pass; and who relays cursors to it */
+  SLEEP_RELAY = 32,            /* who relays to a coordinator on another host: what ranks of this host submit and await */
   SLEEP_COUNT_SHIFT = 8        /* bits above: the door's count at the announcement. If it has moved, somebody has woken it. */
 };
 /* Flags of an entry. */
@@ -155,6 +156,7 @@ typedef struct coordinator_page {
   _Alignas(64) uint64_t tail;  /* schedule words ever appended */
   _Alignas(64) uint64_t drained[MAX_RANKS]; /* by rank: bytes ever read from its request ring */
   _Alignas(64) uint32_t recording; /* 1: a timeline is made, or lateness counted, so ranks write `brought` when they submit */
+  uint32_t stuck;              /* 1: it appends nothing before cursors have passed */
 } coordinator_page;
 
 /* The words of one rank, which it alone writes, except `door`. */

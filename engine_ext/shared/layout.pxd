@@ -14,7 +14,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         WIRE_NONE, WIRE_FP16, WIRE_BF16, WIRES, WIRE_TUNED
         CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED, CAUSES
         ENTRY_NEEDS_PACK, ENTRY_MEMBERS, ENTRY_ALIGN
-        SLEEP_ENGINE, SLEEP_WAITER, SLEEP_DOORS, SLEEP_IN_ENTRY, SLEEP_CYCLE, SLEEP_STUCK, SLEEP_COUNT_SHIFT
+        SLEEP_ENGINE, SLEEP_WAITER, SLEEP_DOORS, SLEEP_IN_ENTRY, SLEEP_CYCLE, SLEEP_STUCK, SLEEP_RELAY, SLEEP_COUNT_SHIFT
     const uint64_t SEGMENT_MAGIC
     const char** KIND_NAMES
     const char** ALGORITHM_NAMES
@@ -68,7 +68,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
     ctypedef struct coordinator_page:
         uint64_t tail
         uint64_t* drained
-        uint32_t recording
+        uint32_t recording, stuck
 
     ctypedef struct rank_page:
         uint64_t arrivals, waits, request_head, steps

@@ -10,7 +10,11 @@ from engine_ext.shared.layout cimport (
 cdef struct Segment:
     int rank
     int size
-    int leader                  # whom to wake for the coordinator: the rank that runs it
+    int hosts                   # number of hosts that the ranks are on, each with a segment of its own
+    int* host_of                # by rank: the number of its host; that of rank 0 is 0
+    int* crew                   # the ranks that share this segment, in order; the pages of others are written by relays
+    int crew_size
+    int leader                  # the first of the crew: whom to wake for the coordinator, which it runs or relays to
     int* numbers                # what the world calls each rank: the rank itself, but in a process set
     Segment* world              # the world's segment: this one, but of a process set
     uint64_t* abort             # the world's word: sets fail with it
@@ -26,7 +30,9 @@ cdef struct Segment:
 cdef int segment_create(int size, uint32_t generation) noexcept nogil
 cdef int segment_append(const Segment* world, int fd, uint64_t offset, int size) noexcept nogil
 cdef void segment_discard(int fd, uint64_t offset, int size) noexcept nogil
-cdef int segment_map(Segment* segment, int fd, uint64_t offset, int rank, int size) noexcept nogil
+cdef int segment_map(
+    Segment* segment, int fd, uint64_t offset, int rank, int size, const int* host_of
+) noexcept nogil
 cdef void segment_within(Segment* segment, Segment* world) noexcept nogil
 cdef void segment_unmap(Segment* segment) noexcept nogil
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil
@@ -35,6 +41,18 @@ cdef void wake_everybody(Segment* segment) noexcept nogil
 cdef inline bint coordinates(const Segment* segment) noexcept nogil:
     """Whether this rank runs the coordinator."""
     return segment.rank == COORDINATOR
+
+cdef inline bint nearby(const Segment* segment, int rank) noexcept nogil:
+    """Whether `rank` is on this rank's host, and shares its segment."""
+    return segment.host_of[rank] == segment.host_of[segment.rank]
+
+cdef inline bint relays(const Segment* segment) noexcept nogil:
+    """Whether this rank speaks for its host with the coordinator, which is on another."""
+    return segment.rank == segment.leader and not nearby(segment, COORDINATOR)
+
+cdef inline bint visible(const Segment* segment, int rank) noexcept nogil:
+    """Whether this rank sees which names `rank` submits: on its own host, and where the coordinator is, of all."""
+    return nearby(segment, rank) or nearby(segment, COORDINATOR)
 
 cdef inline bint away(const Segment* segment, int rank) noexcept nogil:
     """Whether `rank` has joined: it submits nothing, and is waited for by nobody."""
@@ -66,8 +84,8 @@ cdef inline void wake(Segment* segment, int rank, uint32_t only) noexcept nogil:
 
 cdef inline void wake_others(Segment* segment, uint32_t only) noexcept nogil:
     """Wake the other ranks that sleep, as wake() does."""
-    cdef int r
+    cdef int i
     full_fence(FENCE_WAKE)                        # as in wake()
-    for r in range(segment.size):
-        if r != segment.rank:
-            wake_unfenced(segment, r, only)
+    for i in range(segment.crew_size):
+        if segment.crew[i] != segment.rank:
+            wake_unfenced(segment, segment.crew[i], only)

@@ -11,7 +11,7 @@ from engine_ext.platform.posix cimport (
     munmap,
 )
 from engine_ext.shared.layout cimport (
-    COORDINATOR, DOORS, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, engine_layout, rank_page, segment_bytes, segment_coordinator,
+    DOORS, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, engine_layout, rank_page, segment_bytes, segment_coordinator,
     segment_header, segment_page, segment_schedule,
 )
 
@@ -62,8 +62,11 @@ cdef void segment_discard(int fd, uint64_t offset, int size) noexcept nogil:
     fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <long>offset, <long>segment_bytes(<uint32_t>size))
 
 
-cdef int segment_map(Segment* segment, int fd, uint64_t offset, int rank, int size) noexcept nogil:
-    """Map the segment at `offset` of `fd`: 0, -errno, or -EPROTO when it is of another layout or world."""
+cdef int segment_map(
+    Segment* segment, int fd, uint64_t offset, int rank, int size, const int* host_of
+) noexcept nogil:
+    """Map the segment at `offset` of `fd`: 0, -errno, or -EPROTO when it is of another layout or world. `host_of`: the number of
+    each rank's host; NULL: there is one."""
     cdef uint64_t bytes = segment_bytes(<uint32_t>size)
     cdef void* base
     cdef segment_header* header
@@ -78,14 +81,22 @@ cdef int segment_map(Segment* segment, int fd, uint64_t offset, int rank, int si
         munmap(base, bytes)
         return -EPROTO
     madvise(base, bytes, MADV_DONTFORK)      # a forked child must not find the world's words (protocol, rule 14)
+    segment.rank, segment.size, segment.header = rank, size, header
     segment.pages = <rank_page**>calloc(size, sizeof(rank_page*))
     segment.numbers = <int*>calloc(size, sizeof(int))
-    if segment.pages == NULL or segment.numbers == NULL:
-        free(segment.pages)
-        free(segment.numbers)
-        munmap(base, bytes)
+    segment.host_of = <int*>calloc(size, sizeof(int))
+    segment.crew = <int*>calloc(size, sizeof(int))
+    if segment.pages == NULL or segment.numbers == NULL or segment.host_of == NULL or segment.crew == NULL:
+        segment_unmap(segment)
         return -ENOMEM
-    segment.rank, segment.size, segment.leader, segment.header = rank, size, COORDINATOR, header
+    for r in range(size):
+        segment.host_of[r] = host_of[r] if host_of != NULL else 0
+        segment.hosts = max(segment.hosts, segment.host_of[r] + 1)
+    for r in range(size):
+        if nearby(segment, r):
+            segment.crew[segment.crew_size] = r
+            segment.crew_size += 1
+    segment.leader = segment.crew[0]
     segment.world, segment.abort = segment, &header.abort
     segment.coordinator = segment_coordinator(header)
     segment.schedule = segment_schedule(header)
@@ -105,15 +116,17 @@ cdef void segment_unmap(Segment* segment) noexcept nogil:
         munmap(segment.header, segment_bytes(<uint32_t>segment.size))
         free(segment.pages)
         free(segment.numbers)
+        free(segment.host_of)
+        free(segment.crew)
         memset(segment, 0, sizeof(Segment))
 
 
 cdef void wake_everybody(Segment* segment) noexcept nogil:
     """Wake every thread that sleeps on any door, whatever `asleep` says: after an abort."""
-    cdef int r, door
-    for r in range(segment.size):
+    cdef int i, door
+    for i in range(segment.crew_size):
         for door in range(1, DOORS):
-            door_ring(&segment.pages[r].door[door], DOOR_EVERYBODY)
+            door_ring(&segment.pages[segment.crew[i]].door[door], DOOR_EVERYBODY)
 
 
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil:

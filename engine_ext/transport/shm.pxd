@@ -2,7 +2,7 @@
 from libc.stdint cimport uint64_t
 
 from engine_ext.shared.segment cimport Segment
-from engine_ext.transport.transport cimport Transport
+from engine_ext.transport.transport cimport Progress, Transport
 
 cdef struct SharedMemory:
     Transport functions         # first: a pointer to the one is a pointer to the other
@@ -10,3 +10,4 @@ cdef struct SharedMemory:
     uint64_t[3] known           # by stage: the least that any rank has passed, as last seen
 
 cdef Transport* shared_memory_open(SharedMemory* t, Segment* segment) noexcept nogil
+cdef void shared_memory_tell(Segment* segment, int rank, const Progress* passed) noexcept nogil

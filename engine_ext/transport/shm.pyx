@@ -31,21 +31,27 @@ cdef char* slot(Transport* t, int rank, uint64_t n) noexcept nogil:
 
 
 cdef void publish(Transport* t, const Progress* mine) noexcept nogil:
-    """Release: what this rank wrote to its slot, or read from others', comes before the words."""
-    cdef Segment* segment = segment_of(t)
-    cdef rank_page* page = segment.mine
-    cdef int r
-    store_release(&page.packed, mine.packed)
-    store_release(&page.reduced, mine.reduced)
-    store_release(&page.copied, mine.copied)
+    shared_memory_tell(segment_of(t), segment_of(t).rank, mine)
+
+
+cdef void shared_memory_tell(Segment* segment, int rank, const Progress* passed) noexcept nogil:
+    """Store how far `rank` is, and wake those of this host who wait for it.
+
+    Release: what the rank wrote to its slot, or read from others', comes before the words.
+    """
+    cdef rank_page* page = segment.pages[rank]
+    cdef int i
+    store_release(&page.packed, passed.packed)
+    store_release(&page.reduced, passed.reduced)
+    store_release(&page.copied, passed.copied)
     full_fence(FENCE_STAGE)                            # pairs with the fence after `asleep` is announced (I8)
-    for r in range(segment.size):
-        page = segment.pages[r]
-        if r != segment.rank and load32_relaxed(&page.asleep) & SLEEP_IN_ENTRY and (
-                mine.packed >= load_relaxed(&page.need[<int>Stage.PACKED])
-                or mine.reduced >= load_relaxed(&page.need[<int>Stage.REDUCED])
-                or mine.copied >= load_relaxed(&page.need[<int>Stage.COPIED])):
-            wake_unfenced(segment, r, SLEEP_IN_ENTRY)
+    for i in range(segment.crew_size):
+        page = segment.pages[segment.crew[i]]
+        if segment.crew[i] != rank and load32_relaxed(&page.asleep) & SLEEP_IN_ENTRY and (
+                passed.packed >= load_relaxed(&page.need[<int>Stage.PACKED])
+                or passed.reduced >= load_relaxed(&page.need[<int>Stage.REDUCED])
+                or passed.copied >= load_relaxed(&page.need[<int>Stage.COPIED])):
+            wake_unfenced(segment, segment.crew[i], SLEEP_IN_ENTRY)
 
 
 cdef bint reached(Transport* t, Stage stage, uint64_t chunks) noexcept nogil:

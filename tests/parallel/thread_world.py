@@ -1,4 +1,5 @@
-"""A world whose ranks are threads of this process, over one control segment: nothing native is a singleton.
+"""A world whose ranks are threads of this process: nothing native is a singleton. They share one control segment, or, as if on
+several hosts, one for each, and socket pairs between them.
 
 Nothing can die here, so no monitor runs. What such a world is for: a sanitizer that sees all ranks at once, a scheduler
 that decides which of them goes on, and a test that starts in milliseconds.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,33 +37,73 @@ CALLS = 1000  # native calls find rank r's engine by this number + r
 _generations = itertools.count(1)
 
 
+def connections(
+    hosts: Sequence[int], connect: Callable[[], tuple[socket.socket, socket.socket]]
+) -> list[dict[str, Any]]:
+    """What the engine of each rank is given to reach other hosts: wires between leaders, lanes between carriers."""
+    size = len(hosts)
+    crews = [[rank for rank in range(size) if hosts[rank] == host] for host in range(max(hosts) + 1)]
+    given: list[dict[str, Any]] = [{"hosts": tuple(hosts), "lanes": {}, "wires": {}} for _ in range(size)]
+
+    def join(kind: str, one: int, name_of_other: int, other: int, name_of_one: int) -> None:
+        ends = connect()
+        for end in ends:
+            end.setblocking(False)
+        given[one][kind][name_of_other], given[other][kind][name_of_one] = (end.detach() for end in ends)
+
+    carriers = {
+        frozenset({rank, crew[crews[hosts[rank]].index(rank) % len(crew)]})
+        for rank in range(size)
+        for host, crew in enumerate(crews)
+        if host != hosts[rank]
+    }
+    for one, other in sorted(map(sorted, carriers)):
+        join("lanes", one, other, other, one)
+    for host, crew in enumerate(crews[1:], 1):
+        join("wires", 0, host, crew[0], 0)
+    return given
+
+
 class ThreadWorld:
     """`size` engines in this process. As a context manager, they are closed at its end.
 
     Parameters
     ----------
     size : int
+    hosts : sequence of int, optional
+        The number of each rank's host; that of rank 0 is 0. Without it there is one.
+    connect : callable, optional
+        Makes two connected sockets, instead of a socket pair.
     **settings
         Of the engines, instead of `SETTINGS` and `KNOBS`.
     """
 
-    def __init__(self, size: int, **settings: Any) -> None:
+    def __init__(
+        self,
+        size: int,
+        hosts: Sequence[int] | None = None,
+        connect: Callable[[], tuple[socket.socket, socket.socket]] = socket.socketpair,
+        **settings: Any,
+    ) -> None:
         self.size = size
         self.engines: list[core.Engine] = []
         self.pages = [page.make() for _ in range(size)]
-        control = setup.create_segment(size, next(_generations))
-        arena = setup.create_arena()
+        places = list(hosts or [0] * size)
+        generation = next(_generations)
+        files = [(setup.create_segment(size, generation), setup.create_arena()) for _ in set(places)]
+        links = connections(places, connect) if hosts is not None else [{} for _ in range(size)]
         try:
             for rank in range(size):
+                control, arena = files[places[rank]]
                 peers = [os.pidfd_open(os.getpid()) for _ in range(size)]
                 knobs = {name: settings.get(name, value) for name, value in KNOBS.items()}
-                chosen = {name: value for name, value in settings.items() if name not in KNOBS}
+                chosen = {name: value for name, value in settings.items() if name not in KNOBS} | links[rank]
                 about = {**SETTINGS, "counters": self.pages[rank], "knobs": knobs, "calls": CALLS + rank, **chosen}
                 engine = core.Engine(rank, size, os.dup(control), os.dup(arena), peers, **about)
                 self.engines.append(engine)
         finally:
-            os.close(control)
-            os.close(arena)
+            for descriptor in itertools.chain(*files):
+                os.close(descriptor)
 
     def run(self, function: Callable[..., Any], *args: Any, wrap: Callable[[int, Any], Any] | None = None) -> list[Any]:
         """What `function(rank, *args)` returns on each rank; it calls `engine` as in a process of its own.

@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant(
         "stages of an entry ring nobody",
         "engine_ext/transport/shm.pyx",
-        "if r != segment.rank and load32_relaxed(&page.asleep) & SLEEP_IN_ENTRY and (",
+        "if segment.crew[i] != rank and load32_relaxed(&page.asleep) & SLEEP_IN_ENTRY and (",
         "if False and (",
     ),
 )

@@ -2,15 +2,16 @@
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memset
 
-from engine_ext.data.executor cimport Executor, Steps, executor_start, slot
+from engine_ext.data.executor cimport Executor, Steps, executor_start, offer, slot
 from engine_ext.data.pieces cimport chunk_end, copy_range, pack_range
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport (
     bytes_of_all, choose_two_shot, chunks_of_plan, give_target, plan_bytes, stand_in_tensor,
 )
 from engine_ext.shared.layout cimport engine_entry
+from engine_ext.transport.transport cimport Stage
 
-cdef Steps STEPS = Steps(pack, NULL, copy, False, False)
+cdef Steps STEPS = Steps(pack, NULL, copy, offer_chunk, False, False)
 
 
 cdef Operation rotate_row() noexcept:
@@ -33,6 +34,13 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
 cdef void pack(Executor* x, uint64_t n) noexcept nogil:
     cdef uint64_t begin = n * x.chunk
     pack_range(x, slot(x, x.rank, n), begin, begin, chunk_end(x, begin))
+
+
+cdef void offer_chunk(Executor* x, Stage stage, uint64_t n) noexcept nogil:
+    """The rank after this one reads all of it."""
+    cdef uint64_t begin = n * x.chunk
+    if stage == Stage.PACKED:
+        offer(x, (x.rank + 1) % x.size, n, 0, chunk_end(x, begin) - begin)
 
 
 cdef void copy(Executor* x, uint64_t n) noexcept nogil:

@@ -1,0 +1,31 @@
+"""A rank's connections to other hosts."""
+from libc.stdint cimport uint32_t, uint64_t
+
+from engine_ext.control.relay cimport Relay
+from engine_ext.platform.posix cimport pthread_t
+from engine_ext.shared.segment cimport Segment
+from engine_ext.transport.lanes cimport Lanes
+from engine_ext.transport.link cimport Link
+
+cdef struct Network:
+    Link* links             # lanes, then wires
+    int lane_count
+    int count
+    bint* lost              # by link: its end has been noticed
+    uint64_t* news          # a bit for each link that has something to take in or takes bytes again; and the bell's
+    Link** to               # by host: the lane for what this rank offers
+    Lanes lanes             # the transport
+    Relay relay
+    bint leads              # whether this rank has wires
+    int epoll
+    int bell                # eventfd that ends the thread
+    uint32_t stop           # atomic: 1 once the thread has to end
+    bint threaded
+    pthread_t thread
+    int suspect             # a rank whose lane has ended without a word; -1: none
+    uint64_t suspected_at   # since when: nanoseconds, monotonic
+
+cdef int connections_open(Network* network, Segment* segment, const int* lanes, const int* wires) noexcept nogil
+cdef bint connections_sent(Network* network) noexcept nogil
+cdef void connections_close(Network* network) noexcept nogil
+cdef void connections_forked(Network* network) noexcept nogil

@@ -1,0 +1,169 @@
+"""The network thread of a rank in a world of several hosts. It sleeps until a connection has news, takes it in, and wakes whom it
+concerns on this host; it never takes the GIL, and nobody waits for it. What goes out is sent by whoever has it: the holder of the
+driver's role. What a connection did not take at once, this thread sends on.
+
+A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a wire, which
+would have told a better cause before it ended; for a lane only when nobody has told one for a while.
+"""
+from libc.errno cimport ENOMEM
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.string cimport strerror
+
+from engine_ext.control.connections cimport Network, connections_sent
+from engine_ext.control.relay cimport relay_open, relay_tell
+from engine_ext.control.state cimport State
+from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns
+from engine_ext.platform.clock cimport overdue_ns
+from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec
+from engine_ext.shared.layout cimport CAUSE_DIED, REASON_BYTES
+from engine_ext.shared.segment cimport Segment, abort_world, coordinates, wake, wake_others
+from engine_ext.transport.link cimport ENDED, OPEN, Link, link_flush, link_idle, link_leave, link_receive
+
+cdef extern from "platform/sockets.h" nogil:
+    int engine_socket_watch(int epoll, int fd, uint32_t number)
+    void engine_socket_wait(int epoll, uint64_t* news, int milliseconds)
+
+cdef enum:
+    GRACE_NS = 1000000000       # for a better cause than "a connection ended"
+    GRACE_LOOK_MS = 50
+    POLL_NS = 200000            # at the end alone
+
+
+cdef int network_start(State* e) noexcept nogil:
+    """Begin to take in what comes: 0 or an errno."""
+    cdef Network* network = e.network
+    cdef Segment* segment = &e.segment
+    cdef int k, status
+    if network.leads:
+        if not relay_open(&network.relay, segment, &e.coordinator if coordinates(segment) else NULL):
+            return ENOMEM
+        for k in range(network.lane_count, network.count):
+            network.relay.wires[segment.host_of[network.links[k].peer] if coordinates(segment) else 0].link = &network.links[k]
+    for k in range(network.count):
+        status = engine_socket_watch(network.epoll, network.links[k].fd, <uint32_t>k)
+        if status < 0:
+            return -status
+    status = engine_socket_watch(network.epoll, network.bell, <uint32_t>network.count)
+    if status == 0:
+        status = -engine_thread_start(&network.thread, network_thread, e)
+    network.threaded = status == 0
+    return -status
+
+
+# ---- what comes --------------------------------------------------------------------------------------------------------------
+
+cdef void* network_thread(void* argument) noexcept nogil:
+    cdef State* e = <State*>argument
+    cdef Network* network = e.network
+    cdef int k
+    cdef bint more = False
+    while not load32_acquire(&network.stop):
+        engine_socket_wait(network.epoll, network.news, 0 if more else GRACE_LOOK_MS if network.suspect >= 0 else -1)
+        more = False
+        for k in range(network.count):
+            if network.news[k // 64] >> k % 64 & 1:
+                network.news[k // 64] &= ~(<uint64_t>1 << k % 64)
+                if serve(e, k):
+                    network.news[k // 64] |= <uint64_t>1 << k % 64
+                    more = True
+        look_at_suspect(e)
+    return NULL
+
+
+cdef bint serve(State* e, int k) noexcept nogil:
+    """Take in what has come on a connection, and send on what waits there; whether there may be more."""
+    cdef Network* network = e.network
+    cdef Link* link = &network.links[k]
+    cdef bint waited = not link_idle(link), more
+    link_flush(link)
+    if k < network.lane_count:
+        more = link_receive(link, &network.lanes.receiver)
+    else:
+        more = link_receive(link, &network.relay.receiver)
+        if network.relay.news or (waited and link_idle(link)):
+            network.relay.news = False
+            wake_others(&e.segment, 0)
+            wake(&e.segment, e.segment.rank, 0)
+    if link.state != OPEN and not network.lost[k]:
+        network.lost[k] = True
+        lose(e, k)
+    return more
+
+
+cdef void describe_end(const Link* link, char* text) noexcept nogil:
+    if link.state == ENDED:
+        snprintf(text, REASON_BYTES, "its connection ended without a word: the process, its host or the network between is gone")
+    else:
+        snprintf(text, REASON_BYTES, "its connection failed: %s", strerror(-link.state))
+
+
+cdef void lose(State* e, int k) noexcept nogil:
+    """A connection has ended."""
+    cdef Network* network = e.network
+    cdef Link* link = &network.links[k]
+    cdef char[REASON_BYTES] text
+    if load_acquire(e.segment.abort) != 0 or link.farewell or e.closed:
+        return
+    if k < network.lane_count:
+        if network.suspect < 0:
+            network.suspect, network.suspected_at = link.peer, now_ns()
+        return
+    describe_end(link, text)
+    abort_world(&e.segment, link.peer, CAUSE_DIED, text)
+
+
+cdef void look_at_suspect(State* e) noexcept nogil:
+    """A lane has ended, and nobody has said why."""
+    cdef Network* network = e.network
+    cdef char[REASON_BYTES] text
+    cdef int k
+    if network.suspect < 0 or not overdue_ns(now_ns(), network.suspected_at, GRACE_NS):
+        return
+    for k in range(network.lane_count):
+        if network.links[k].peer == network.suspect:
+            describe_end(&network.links[k], text)
+            abort_world(&e.segment, network.suspect, CAUSE_DIED, text)
+    network.suspect = -1
+
+
+# ---- what goes out ----------------------------------------------------------------------------------------------
+
+cdef void network_relay(State* e) noexcept nogil:
+    """Tell other hosts what is new. The caller holds the role, or there is no driver any more."""
+    if e.network != NULL and e.network.leads:
+        relay_tell(&e.network.relay)
+
+
+cdef bint crew_has_left(const State* e) noexcept nogil:
+    cdef int i
+    for i in range(e.segment.crew_size):
+        if not load32_acquire(&e.segment.pages[e.segment.crew[i]].left):
+            return False
+    return True
+
+
+cdef void network_leave(State* e, uint64_t ns) noexcept nogil:
+    """Say to the other hosts that this rank is done, and wait until what it had to say is on its way, at most `ns`. A leader
+    speaks for the other ranks of its host until they have left, too."""
+    cdef Network* network = e.network
+    cdef uint64_t begun = now_ns()
+    cdef timespec pause
+    cdef int k
+    cdef bint left = False
+    if network == NULL:
+        return
+    pause.tv_sec, pause.tv_nsec = 0, POLL_NS
+    for k in range(network.lane_count):
+        link_leave(&network.links[k])
+        link_flush(&network.links[k])
+    while not overdue_ns(now_ns(), begun, ns):
+        network_relay(e)
+        if not left and (not network.leads or crew_has_left(e) or load_acquire(e.segment.abort) != 0):
+            left = True
+            for k in range(network.lane_count, network.count):
+                link_leave(&network.links[k])
+                link_flush(&network.links[k])
+        if left and connections_sent(network):
+            break
+        nanosleep(&pause, NULL)

@@ -1,0 +1,378 @@
+"""The control plane between hosts (docs/architecture/protocol.md, "Hosts").
+
+Every word of the protocol has one writer, so it can be copied over a connection that keeps order without any new agreement. The
+leader of each host compares the pages of its crew with what it has told, and sends what differs; the coordinator's rank does the
+same with its own page, the schedule, and what ranks of other hosts have to know of each other. What comes is stored at the same place
+of the page on this host: so coordinator, executor and reports read pages and do not know which of them are far away.
+
+Order, where it counts: requests, and what varies per call, come before the bits that announce them; the bits before the cursor, so
+that behind an eviction or a join no old bit is read; and a word that says "look" (`arrivals`, `waits`) comes last. So they are read
+here in the opposite order.
+
+relay_tell belongs to the holder of the driver's role, what comes in to the network thread.
+"""
+from libc.errno cimport ENOMEM
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+from engine_ext.platform.atomics cimport (
+    cas, load32_relaxed, load_acquire, load_relaxed, store32_release, store_release,
+)
+from engine_ext.shared.layout cimport (
+    COORDINATOR, ID_WORDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, coordinator_page,
+)
+from engine_ext.shared.segment cimport nearby, wake_everybody
+from engine_ext.transport.link cimport (
+    FRAME_LEFT, FRAME_LONGEST, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST, engine_frame, engine_verdict,
+    engine_word_of_coordinator, engine_word_of_rank, link_flush, link_give, link_idle, link_queue,
+)
+
+cdef extern from "<string.h>" nogil:
+    void* memcpy(void* to, const void* source, size_t nbytes)
+
+
+cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) noexcept nogil:
+    """For a host's leader: the wires' connections are the caller's. False without memory."""
+    cdef int k, r
+    cdef Wire* wire
+    memset(relay, 0, sizeof(Relay))
+    relay.segment, relay.coordinator = segment, coordinator
+    relay.receiver.into, relay.receiver.done, relay.receiver.owner = into, done, relay
+    relay.count = segment.hosts if coordinator != NULL else 1
+    relay.wires = <Wire*>calloc(relay.count, sizeof(Wire))
+    relay.told = <rank_page**>calloc(segment.size, sizeof(rank_page*))
+    if relay.wires == NULL or relay.told == NULL:
+        return False
+    for k in range(relay.count):
+        wire = &relay.wires[k]
+        wire.host = k if coordinator != NULL else segment.host_of[COORDINATOR]
+        wire.told = <Told*>calloc(segment.size, sizeof(Told))
+        wire.drained = <uint64_t*>calloc(segment.size, 8)
+        wire.into = <char*>malloc(FRAME_WORDS_MOST * sizeof(engine_word))
+        if wire.told == NULL or wire.drained == NULL or wire.into == NULL:
+            return False
+    for r in range(segment.size):
+        if coordinator == NULL and nearby(segment, r):
+            relay.told[r] = <rank_page*>calloc(1, sizeof(rank_page))
+            if relay.told[r] == NULL:
+                return False
+    return True
+
+
+cdef void relay_close(Relay* relay) noexcept nogil:
+    cdef int k
+    for k in range(relay.count if relay.wires != NULL else 0):
+        free(relay.wires[k].told)
+        free(relay.wires[k].drained)
+        free(relay.wires[k].into)
+    for k in range(relay.segment.size if relay.told != NULL else 0):
+        free(relay.told[k])
+    free(relay.wires)
+    free(relay.told)
+    memset(relay, 0, sizeof(Relay))
+
+
+# ---- words on their way out --------------------------------------------------------------------------------------------------
+
+cdef void send_words(Words* words) noexcept nogil:
+    cdef engine_frame frame
+    if words.count == 0:
+        return
+    memset(&frame, 0, sizeof(frame))
+    frame.type, frame.rank, frame.bytes = FRAME_WORDS, words.rank, words.count * <uint32_t>sizeof(engine_word)
+    link_give(words.wire, &frame, <char*>words.list)
+    words.list, words.count = NULL, 0
+
+
+cdef void add_word(Words* words, uint64_t offset, uint32_t nbytes, uint64_t value) noexcept nogil:
+    if words.count == FRAME_WORDS_MOST:
+        send_words(words)
+    if words.list == NULL:
+        words.list = <engine_word*>malloc(FRAME_WORDS_MOST * sizeof(engine_word))
+        if words.list == NULL:
+            store32_release(<uint32_t*>&words.wire.state, <uint32_t>-ENOMEM)
+            return
+    words.list[words.count].offset, words.list[words.count].bytes = <uint32_t>offset, nbytes
+    words.list[words.count].value = value
+    words.count += 1
+
+
+cdef inline void tell(Words* words, const void* page, const uint64_t* word, uint64_t* told, uint64_t value) noexcept nogil:
+    """Tell a word of `page` if it is news."""
+    if value != told[0]:
+        told[0] = value
+        add_word(words, <uint64_t>(<const char*>word - <const char*>page), 8, value)
+
+
+cdef inline void tell32(Words* words, const void* page, const uint32_t* word, uint32_t* told, uint32_t value) noexcept nogil:
+    if value != told[0]:
+        told[0] = value
+        add_word(words, <uint64_t>(<const char*>word - <const char*>page), 4, value)
+
+
+# ---- up: what the ranks of this host submit ----------------------------------------------------------------------------------
+
+cdef void tell_names(Words* words, const rank_page* page, rank_page* told, uint64_t* ready, bint recording) noexcept nogil:
+    """What goes with the bits that have changed, as they are in `ready`."""
+    cdef uint64_t changed, w, id
+    for w in range(ID_WORDS):
+        tell(words, page, &page.absent[w], &told.absent[w], load_relaxed(&page.absent[w]))
+        tell(words, page, &page.awaited[w], &told.awaited[w], load_relaxed(&page.awaited[w]))
+        changed = ready[w] ^ told.ready[w]
+        while changed:
+            id = w * 64 + <uint64_t>count_trailing_zeros(changed)
+            changed &= changed - 1
+            tell(words, page, &page.rows[id], &told.rows[id], load_relaxed(&page.rows[id]))
+            if recording:
+                tell(words, page, &page.brought[id], &told.brought[id], load_relaxed(&page.brought[id]))
+
+cdef extern from * nogil:
+    """
+    #define count_trailing_zeros(x) __builtin_ctzll(x)
+    """
+    int count_trailing_zeros(uint64_t x)
+
+
+cdef void tell_requests(Words* words, const rank_page* page, uint64_t begin, uint64_t end) noexcept nogil:
+    """The bytes of a request ring, before the word that says that they are there. They stay until the coordinator has read them."""
+    cdef engine_frame frame
+    cdef uint64_t place
+    while begin < end:
+        place = begin % REQUEST_BYTES
+        memset(&frame, 0, sizeof(frame))
+        frame.type, frame.rank, frame.position = FRAME_REQUESTS, words.rank, begin
+        frame.bytes = <uint32_t>min(end - begin, REQUEST_BYTES - place)
+        link_queue(words.wire, &frame, <const char*>page.requests + place)
+        begin += frame.bytes
+
+
+cdef void tell_state(Words* words, const rank_page* page, rank_page* told) noexcept nogil:
+    """Words that stand for themselves."""
+    cdef int kind
+    tell(words, page, &page.joined_at, &told.joined_at, load_relaxed(&page.joined_at))
+    tell(words, page, &page.joined, &told.joined, load_acquire(&page.joined))
+    tell(words, page, &page.steps, &told.steps, load_relaxed(&page.steps))
+    tell32(words, page, &page.wait_all, &told.wait_all, load32_relaxed(&page.wait_all))
+    tell32(words, page, &page.wait_requests, &told.wait_requests, load32_relaxed(&page.wait_requests))
+    tell32(words, page, &page.blocked, &told.blocked, load32_relaxed(&page.blocked))
+    tell32(words, page, &page.blocked_anywhere, &told.blocked_anywhere, load32_relaxed(&page.blocked_anywhere))
+    for kind in range(KINDS):
+        tell(words, page, &page.unnamed[kind], &told.unnamed[kind], load_relaxed(&page.unnamed[kind]))
+    tell(words, page, &page.stuck, &told.stuck, load_relaxed(&page.stuck))
+    tell32(words, page, &page.overdue, &told.overdue, load32_relaxed(&page.overdue))
+
+
+cdef void tell_up(Relay* relay, Wire* wire, int rank) noexcept nogil:
+    cdef const rank_page* page = relay.segment.pages[rank]
+    cdef rank_page* told = relay.told[rank]
+    cdef uint64_t[ID_WORDS] ready
+    # In the opposite order of announce(): what was written before these words is seen after them.
+    cdef uint64_t cursor = load_acquire(&page.cursor), waits = load_acquire(&page.waits)
+    cdef uint64_t arrivals = load_acquire(&page.arrivals), head, w
+    cdef bint named = arrivals != told.arrivals or waits != told.waits or cursor != told.cursor
+    cdef Words words
+    memset(&words, 0, sizeof(words))
+    words.rank, words.wire = rank, wire.link
+    for w in range(ID_WORDS if named else 0):
+        ready[w] = load_acquire(&page.ready[w])
+    head = load_acquire(&page.request_head)
+    if named:
+        tell_names(&words, page, told, ready, load32_relaxed(&relay.segment.coordinator.recording) != 0)
+    tell_state(&words, page, told)
+    if head != told.request_head:
+        send_words(&words)
+        tell_requests(&words, page, told.request_head, head)
+        tell(&words, page, &page.request_head, &told.request_head, head)
+    for w in range(ID_WORDS if named else 0):
+        tell(&words, page, &page.ready[w], &told.ready[w], ready[w])
+    tell(&words, page, &page.arrivals, &told.arrivals, arrivals)
+    tell(&words, page, &page.waits, &told.waits, waits)
+    tell(&words, page, &page.cursor, &told.cursor, cursor)
+    send_words(&words)
+
+
+# ---- down: what the coordinator has decided ----------------------------------------------------------------------------------
+
+cdef void tell_schedule(Relay* relay, Wire* wire) noexcept nogil:
+    """The words of the schedule, which stay until every rank of that host has passed them."""
+    cdef uint64_t tail = load_acquire(&relay.segment.coordinator.tail), place
+    cdef engine_frame frame
+    while wire.tail < tail:
+        place = wire.tail % RING_WORDS
+        memset(&frame, 0, sizeof(frame))
+        frame.type, frame.position = FRAME_SCHEDULE, wire.tail
+        frame.bytes = <uint32_t>min(min(tail - wire.tail, RING_WORDS - place) * 8, <uint64_t>FRAME_LONGEST)
+        link_queue(wire.link, &frame, <const char*>&relay.segment.schedule[place])
+        wire.tail += frame.bytes // 8
+
+
+cdef void tell_rank(Words* words, const rank_page* page, Told* told) noexcept nogil:
+    """What ranks of other hosts have to know of a rank."""
+    cdef uint64_t stuck = load_acquire(&page.stuck)
+    cdef int kind
+    tell(words, page, &page.joined_at, &told.joined_at, load_relaxed(&page.joined_at))
+    tell(words, page, &page.joined, &told.joined, load_acquire(&page.joined))
+    tell32(words, page, &page.blocked, &told.blocked, load32_relaxed(&page.blocked))
+    tell32(words, page, &page.blocked_anywhere, &told.blocked_anywhere, load32_relaxed(&page.blocked_anywhere))
+    if stuck != told.stuck:
+        for kind in range(KINDS):
+            add_word(words, <uint64_t>(<const char*>&page.unnamed[kind] - <const char*>page), 8, load_relaxed(&page.unnamed[kind]))
+        tell(words, page, &page.stuck, &told.stuck, stuck)
+
+
+cdef void tell_down(Relay* relay, Wire* wire) noexcept nogil:
+    cdef Segment* segment = relay.segment
+    cdef const coordinator_page* page = segment.coordinator
+    cdef Words words
+    cdef int r
+    memset(&words, 0, sizeof(words))
+    words.rank, words.wire = -1, wire.link
+    for r in range(segment.size):
+        if segment.host_of[r] == wire.host:
+            tell(&words, page, &page.drained[r], &wire.drained[r], load_acquire(&page.drained[r]))
+    tell32(&words, page, &page.recording, &wire.recording, load32_relaxed(&page.recording))
+    tell32(&words, page, &page.stuck, &wire.stuck, load32_relaxed(&page.stuck))
+    send_words(&words)
+    for r in range(segment.size):
+        if segment.host_of[r] != wire.host:
+            words.rank = r
+            tell_rank(&words, segment.pages[r], &wire.told[r])
+            send_words(&words)
+    tell_schedule(relay, wire)
+
+
+# ---- both --------------------------------------------------------------------------------------------------------------------
+
+cdef void tell_verdict(Relay* relay, Wire* wire) noexcept nogil:
+    cdef uint64_t word = load_acquire(relay.segment.abort)      # pairs with abort_world: the reason is there
+    cdef engine_frame frame
+    cdef engine_verdict* verdict
+    if word == 0 or wire.verdict:
+        return
+    wire.verdict = 1
+    verdict = <engine_verdict*>calloc(1, sizeof(engine_verdict))
+    if verdict == NULL:
+        return                      # the other host will see the connection end
+    verdict.abort = word
+    memcpy(verdict.reason, relay.segment.world.pages[word >> 32].reason, REASON_BYTES)
+    memset(&frame, 0, sizeof(frame))
+    frame.type, frame.bytes = FRAME_VERDICT, sizeof(engine_verdict)
+    link_give(wire.link, &frame, <char*>verdict)
+
+
+cdef void relay_tell(Relay* relay) noexcept nogil:
+    """Tell the other ends of this rank's wires what is new. A wire that has not sent the last news yet gets them together."""
+    cdef Wire* wire
+    cdef int k, i
+    for k in range(relay.count):
+        wire = &relay.wires[k]
+        if wire.link == NULL:
+            continue
+        if link_idle(wire.link):
+            if relay.coordinator != NULL:
+                tell_down(relay, wire)
+            else:
+                for i in range(relay.segment.crew_size):
+                    tell_up(relay, wire, relay.segment.crew[i])
+            tell_verdict(relay, wire)
+        link_flush(wire.link)
+
+
+# ---- what comes: the network thread alone ------------------------------------------------------------------------------------
+
+cdef Wire* wire_of(Relay* relay, const Link* link) noexcept nogil:
+    cdef int k
+    for k in range(relay.count):
+        if relay.wires[k].link == link:
+            return &relay.wires[k]
+    return NULL
+
+
+cdef bint of_host(const Segment* segment, int rank, int host) noexcept nogil:
+    return 0 <= rank < segment.size and segment.host_of[rank] == host
+
+
+cdef bint of_another_host(const Segment* segment, int rank) noexcept nogil:
+    return 0 <= rank < segment.size and not nearby(segment, rank)
+
+
+cdef uint64_t slowest_nearby(const Segment* segment) noexcept nogil:
+    cdef uint64_t least = <uint64_t>-1
+    cdef int i
+    for i in range(segment.crew_size):
+        least = min(least, load_acquire(&segment.pages[segment.crew[i]].cursor))
+    return least
+
+
+cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+    cdef Relay* relay = <Relay*>owner
+    cdef Segment* segment = relay.segment
+    cdef Wire* wire = wire_of(relay, link)
+    cdef bint down = relay.coordinator == NULL
+    cdef uint64_t place
+    if frame.type == FRAME_WORDS:
+        if frame.bytes % sizeof(engine_word) or frame.bytes > FRAME_WORDS_MOST * sizeof(engine_word):
+            return NULL
+        if (of_another_host(segment, frame.rank) or frame.rank == -1) if down else of_host(segment, frame.rank, wire.host):
+            return wire.into
+    elif (frame.type == FRAME_VERDICT and frame.bytes == sizeof(engine_verdict)) or (
+            frame.type == FRAME_LEFT and frame.bytes == 0):
+        return wire.into
+    elif frame.type == FRAME_REQUESTS and not down and of_host(segment, frame.rank, wire.host):
+        place = frame.position % REQUEST_BYTES
+        if (frame.position >= load_relaxed(&segment.pages[frame.rank].request_head) and place + frame.bytes <= REQUEST_BYTES
+                and frame.position + frame.bytes - load_acquire(&segment.coordinator.drained[frame.rank]) <= REQUEST_BYTES):
+            return <char*>segment.pages[frame.rank].requests + place
+    elif frame.type == FRAME_SCHEDULE and down:
+        place = frame.position % RING_WORDS
+        if (frame.position == load_relaxed(&segment.coordinator.tail) and frame.bytes % 8 == 0
+                and place + frame.bytes // 8 <= RING_WORDS
+                and frame.position + frame.bytes // 8 - slowest_nearby(segment) <= RING_WORDS):
+            return <char*>&segment.schedule[place]
+    return NULL
+
+
+cdef bint store_words(char* page, const engine_word* words, uint32_t count, bint of_rank) noexcept nogil:
+    cdef uint32_t k
+    for k in range(count):
+        if not (engine_word_of_rank(&words[k]) if of_rank else engine_word_of_coordinator(&words[k])):
+            return False
+        if words[k].bytes == 8:
+            store_release(<uint64_t*>(page + words[k].offset), words[k].value)
+        else:
+            store32_release(<uint32_t*>(page + words[k].offset), <uint32_t>words[k].value)
+    return True
+
+
+cdef bint hear_verdict(Relay* relay, Wire* wire, const engine_verdict* verdict) noexcept nogil:
+    """The first cause that a host hears of is the one that its ranks tell."""
+    cdef Segment* segment = relay.segment
+    cdef uint64_t culprit = (verdict.abort & 0xFFFF) - 1, reporter = verdict.abort >> 32
+    if culprit >= <uint64_t>segment.size or reporter >= <uint64_t>segment.size:
+        return False
+    if not nearby(segment, <int>reporter):
+        memcpy(segment.pages[reporter].reason, verdict.reason, REASON_BYTES)
+        segment.pages[reporter].reason[REASON_BYTES - 1] = 0
+    wire.verdict = 1
+    if cas(segment.abort, 0, verdict.abort):            # release: pairs with the acquire of whoever reads the reason
+        wake_everybody(segment)
+    return True
+
+
+cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+    cdef Relay* relay = <Relay*>owner
+    cdef Segment* segment = relay.segment
+    cdef Wire* wire = wire_of(relay, link)
+    if frame.type == FRAME_SCHEDULE:
+        relay.news = True
+        store_release(&segment.coordinator.tail, frame.position + frame.bytes // 8)     # pairs with schedule_next
+    elif frame.type == FRAME_WORDS:
+        relay.news = True
+        return store_words(<char*>segment.coordinator if frame.rank < 0 else <char*>segment.pages[frame.rank],
+                           <engine_word*>wire.into, frame.bytes // <uint32_t>sizeof(engine_word), frame.rank >= 0)
+    elif frame.type == FRAME_VERDICT:
+        return hear_verdict(relay, wire, <engine_verdict*>wire.into)
+    elif frame.type == FRAME_LEFT:
+        link.farewell = True
+    return True

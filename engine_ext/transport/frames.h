@@ -1,0 +1,74 @@
+/* What hosts of one world say to each other: frames, each a header and a payload, on connections that were proven at the start.
+ *
+ * A lane, between two ranks, carries slots and progress; a wire, between the coordinator's rank and the leader of another host,
+ * carries words, requests and the schedule. All numbers are in the byte order of the processors, which are of one kind
+ * (engine_layout() is compared).
+ */
+#ifndef ENGINE_TRANSPORT_FRAMES_H
+#define ENGINE_TRANSPORT_FRAMES_H
+
+#include <stdint.h>
+
+#include "engine_ext/shared/layout.h"
+
+enum {
+  FRAME_LEFT = 1,              /* the sender is done: after this its connection may end. No payload */
+  /* lanes */
+  FRAME_SLOT,                  /* bytes of the sender's slot: `position` is the chunk, `offset` where in the slot */
+  FRAME_PROGRESS,              /* a Progress: how far the sender is; all bytes of these stages came before */
+  /* wires, up */
+  FRAME_REQUESTS,              /* bytes of the request ring of `rank` from `position` on, which do not wrap */
+  /* wires, down */
+  FRAME_SCHEDULE,              /* words of the schedule from `position` on, which do not wrap */
+  /* wires, both */
+  FRAME_WORDS,                 /* engine_word[]: of the page of `rank`; -1: of the coordinator */
+  FRAME_VERDICT,               /* engine_verdict: why the world has ended */
+  FRAMES
+};
+
+typedef struct engine_frame {
+  uint32_t bytes;              /* length of the payload */
+  uint16_t type, reserved;     /* FRAME_* */
+  int32_t rank;
+  uint32_t offset;
+  uint64_t position;
+} engine_frame;
+
+/* A word that its one writer has changed. */
+typedef struct engine_word {
+  uint32_t offset;             /* in the page, in bytes */
+  uint32_t bytes;              /* 4 or 8 */
+  uint64_t value;
+} engine_word;
+
+typedef struct engine_verdict {
+  uint64_t abort;              /* as segment_header.abort */
+  char reason[REASON_BYTES];
+} engine_verdict;
+
+enum {
+  FRAME_LONGEST = 1 << 20,     /* bytes of a payload */
+  FRAME_WORDS_MOST = 4096      /* words in one frame */
+};
+
+/* Whether a word of a rank's page is one that its host's leader relays: what the rank alone writes, and no host keeps to itself. */
+static inline int engine_word_of_rank(const engine_word *word) {
+  uint64_t end = (uint64_t)word->offset + word->bytes;
+  if ((word->bytes != 4 && word->bytes != 8) || word->offset % word->bytes || end > offsetof(rank_page, requests)) return 0;
+  if (word->offset >= offsetof(rank_page, asleep) && end <= offsetof(rank_page, blocked_anywhere)) return 0;
+  if (word->offset < offsetof(rank_page, left) + 4 && end > offsetof(rank_page, left)) return 0; /* told over lanes */
+  if (end > offsetof(rank_page, need) && word->offset < offsetof(rank_page, unnamed)) return 0;
+  if (end > offsetof(rank_page, door) && word->offset < offsetof(rank_page, cursor)) return 0;
+  return end <= offsetof(rank_page, packed) || word->offset >= offsetof(rank_page, ready);
+}
+
+/* The same of the coordinator's page, for other hosts. The end of the schedule comes with its words. */
+static inline int engine_word_of_coordinator(const engine_word *word) {
+  uint64_t end = (uint64_t)word->offset + word->bytes;
+  if ((word->bytes != 4 && word->bytes != 8) || word->offset % word->bytes || end > sizeof(coordinator_page)) return 0;
+  return word->offset >= offsetof(coordinator_page, drained);
+}
+
+_Static_assert(sizeof(engine_frame) == 24 && sizeof(engine_word) == 16, "frames have no gaps");
+_Static_assert((int)FRAME_LONGEST >= (int)SLOT_BYTES && (int)FRAME_LONGEST >= (int)REQUEST_BYTES, "a slot, a request ring");
+#endif

@@ -1,0 +1,69 @@
+"""One connection to a rank on another host: frames that wait to be sent, and the frame that is coming in."""
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
+
+from engine_ext.platform.posix cimport pthread_mutex_t
+
+cdef extern from "engine_ext/transport/frames.h" nogil:
+    enum:
+        FRAME_LEFT, FRAME_SLOT, FRAME_PROGRESS, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_WORDS, FRAME_VERDICT, FRAMES
+        FRAME_LONGEST, FRAME_WORDS_MOST
+    ctypedef struct engine_frame:
+        uint32_t bytes
+        uint16_t type
+        int32_t rank
+        uint32_t offset
+        uint64_t position
+    ctypedef struct engine_word:
+        uint32_t offset
+        uint32_t bytes
+        uint64_t value
+    ctypedef struct engine_verdict:
+        uint64_t abort
+        char* reason
+    bint engine_word_of_rank(const engine_word* word)
+    bint engine_word_of_coordinator(const engine_word* word)
+
+cdef enum:
+    OPEN = 1                # of Link.state: until an error, or until the other side closes
+    ENDED = -107            # the other side has closed; other values below 0: -errno
+    SMALL_WORDS = 3         # a payload of at most so many 64-bit words is copied
+
+cdef struct Outgoing:       # a frame that is not wholly sent
+    engine_frame head
+    const char* data        # the payload, which stays as it is until it is sent; NULL: it is in `small`
+    char* owned             # malloc'ed: freed when the frame is sent; NULL: the payload is somebody else's
+    uint64_t[SMALL_WORDS] small
+    uint64_t sent           # bytes, of head and payload
+
+cdef struct Link:
+    int fd
+    int peer                # the rank at the other end
+    int state               # atomic: OPEN, ENDED or -errno
+    bint farewell           # the other side has said that it is done; the network thread alone
+    # what goes out: any thread, under the lock
+    pthread_mutex_t lock
+    Outgoing* queue         # malloc'ed ring
+    uint32_t room           # frames for which it has room, a power of 2
+    uint32_t head           # number of the oldest, since the start
+    uint32_t tail           # number after the newest
+    # what comes in: the network thread alone
+    engine_frame coming     # header of the frame that is coming in
+    uint64_t came           # bytes of it, of header and payload
+    char* into              # where its payload goes
+    uint64_t[SMALL_WORDS] small     # or here, for a receiver that wants to look at it first
+
+# Who takes what comes in. `into` says where the payload of a frame goes, NULL if the frame is not one that may come here; `done`
+# takes it when it is there, and returns whether it is one that may come here.
+cdef struct Receiver:
+    char* (*into)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
+    bint (*done)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
+    void* owner
+
+cdef void link_open(Link* link, int fd, int peer) noexcept nogil
+cdef void link_close(Link* link) noexcept nogil
+cdef void link_queue(Link* link, const engine_frame* head, const char* data) noexcept nogil
+cdef void link_give(Link* link, const engine_frame* head, char* owned) noexcept nogil
+cdef void link_leave(Link* link) noexcept nogil
+cdef void link_flush(Link* link) noexcept nogil
+cdef bint link_idle(Link* link) noexcept nogil
+cdef bint link_receive(Link* link, const Receiver* receiver) noexcept nogil

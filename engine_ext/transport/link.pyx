@@ -1,0 +1,221 @@
+"""Frames over one connection (frames.h). Nothing here blocks, and nothing here knows what a frame means.
+
+Payloads are sent from where they lie: a slot, a request ring and the schedule stay as they are until who needs them has them, by
+the same rules as on one host (docs/architecture/protocol.md, "Hosts").
+"""
+from libc.errno cimport ENOMEM, EPROTO
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from engine_ext.platform.atomics cimport load32_acquire, store32_release
+from engine_ext.platform.posix cimport (
+    close, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+)
+
+cdef extern from "<sys/uio.h>" nogil:
+    cdef struct iovec:
+        void* iov_base
+        size_t iov_len
+
+cdef extern from "platform/sockets.h" nogil:
+    int64_t engine_socket_send(int fd, iovec* parts, int count)
+    int64_t engine_socket_receive(int fd, iovec* parts, int count)
+
+cdef enum:
+    ROOM_AT_FIRST = 64
+    PARTS = 32              # of one system call
+    TURN = 64               # frames taken from one connection before others have their turn
+
+
+cdef inline bint is_open(Link* link) noexcept nogil:
+    return <int>load32_acquire(<uint32_t*>&link.state) == OPEN
+
+
+cdef void link_open(Link* link, int fd, int peer) noexcept nogil:
+    memset(link, 0, sizeof(Link))
+    link.fd, link.peer, link.state = fd, peer, OPEN
+    pthread_mutex_init(&link.lock, NULL)
+
+
+cdef void link_close(Link* link) noexcept nogil:
+    while link.head != link.tail:
+        free(link.queue[link.head & (link.room - 1)].owned)
+        link.head += 1
+    free(link.queue)
+    close(link.fd)
+    pthread_mutex_destroy(&link.lock)
+
+
+# ---- out ---------------------------------------------------------------------------------------------------------------------
+
+cdef bint make_room(Link* link) noexcept nogil:
+    """Room for one more frame. The caller holds the lock. False without memory."""
+    cdef uint32_t room = 2 * link.room if link.room else ROOM_AT_FIRST, k
+    cdef Outgoing* queue
+    if link.tail - link.head < link.room:
+        return True
+    queue = <Outgoing*>malloc(room * sizeof(Outgoing))
+    if queue == NULL:
+        return False
+    k = link.head
+    while k != link.tail:
+        queue[k & (room - 1)] = link.queue[k & (link.room - 1)]
+        k += 1
+    free(link.queue)
+    link.queue, link.room = queue, room
+    return True
+
+
+cdef bint follows(const Outgoing* last, const engine_frame* head, const char* data) noexcept nogil:
+    """Whether the bytes of a slot go on where those of the last frame end, so that one frame can carry both."""
+    return (last.sent == 0 and head.type == FRAME_SLOT and last.head.type == FRAME_SLOT
+            and last.head.position == head.position and last.data + last.head.bytes == data
+            and last.head.bytes + head.bytes <= FRAME_LONGEST)
+
+
+cdef void link_queue(Link* link, const engine_frame* head, const char* data) noexcept nogil:
+    """Put a frame behind those that wait. The payload stays as it is until it is sent, unless it is small."""
+    add(link, head, data, NULL)
+
+
+cdef void link_give(Link* link, const engine_frame* head, char* owned) noexcept nogil:
+    """The same of a payload that is malloc'ed, and freed here."""
+    add(link, head, owned, owned)
+
+
+cdef void link_leave(Link* link) noexcept nogil:
+    """Say that this side is done."""
+    cdef engine_frame frame
+    memset(&frame, 0, sizeof(frame))
+    frame.type = FRAME_LEFT
+    add(link, &frame, NULL, NULL)
+
+
+cdef void add(Link* link, const engine_frame* head, const char* data, char* owned) noexcept nogil:
+    """Without memory the connection fails. Of one that has failed nobody reads any more; who watches it says so."""
+    cdef Outgoing* out
+    pthread_mutex_lock(&link.lock)
+    if is_open(link) and link.head != link.tail and follows(&link.queue[(link.tail - 1) & (link.room - 1)], head, data):
+        link.queue[(link.tail - 1) & (link.room - 1)].head.bytes += head.bytes
+    elif is_open(link) and make_room(link):
+        out = &link.queue[link.tail & (link.room - 1)]
+        out.head, out.data, out.owned, out.sent = head[0], data, owned, 0
+        if owned == NULL and head.bytes <= sizeof(out.small) and head.type != FRAME_SLOT:
+            memcpy(out.small, data, head.bytes)
+            out.data = NULL
+        link.tail += 1
+        owned = NULL
+    elif is_open(link):
+        store32_release(<uint32_t*>&link.state, <uint32_t>-ENOMEM)
+    pthread_mutex_unlock(&link.lock)
+    free(owned)
+
+
+cdef int gather(Link* link, iovec* parts) noexcept nogil:
+    """What is to be sent next, as at most PARTS parts; how many."""
+    cdef const Outgoing* out
+    cdef uint64_t head_bytes = sizeof(engine_frame), begin
+    cdef uint32_t k = link.head
+    cdef int count = 0
+    while k != link.tail and count + 2 <= PARTS:
+        out = &link.queue[k & (link.room - 1)]
+        if out.sent < head_bytes:
+            parts[count].iov_base = <char*>&out.head + out.sent
+            parts[count].iov_len = head_bytes - out.sent
+            count += 1
+        begin = out.sent - head_bytes if out.sent > head_bytes else 0
+        if begin < out.head.bytes:
+            parts[count].iov_base = (<char*>out.data if out.data != NULL else <char*>out.small) + begin
+            parts[count].iov_len = out.head.bytes - begin
+            count += 1
+        k += 1
+    return count
+
+
+cdef void pass_over(Link* link, uint64_t sent) noexcept nogil:
+    """So many bytes have been taken by the system: drop the frames that are whole."""
+    cdef Outgoing* out
+    cdef uint64_t left
+    while sent:
+        out = &link.queue[link.head & (link.room - 1)]
+        left = sizeof(engine_frame) + out.head.bytes - out.sent
+        if sent < left:
+            out.sent += sent
+            return
+        sent -= left
+        free(out.owned)
+        link.head += 1
+
+
+cdef void link_flush(Link* link) noexcept nogil:
+    """Send what the connection takes now."""
+    cdef iovec[PARTS] parts
+    cdef int64_t sent
+    pthread_mutex_lock(&link.lock)
+    while link.head != link.tail and is_open(link):
+        sent = engine_socket_send(link.fd, parts, gather(link, parts))
+        if sent < 0:
+            store32_release(<uint32_t*>&link.state, <uint32_t>sent)
+        if sent <= 0:
+            break
+        pass_over(link, <uint64_t>sent)
+    pthread_mutex_unlock(&link.lock)
+
+
+cdef bint link_idle(Link* link) noexcept nogil:
+    """Whether all that was queued has been taken by the system."""
+    cdef bint idle
+    pthread_mutex_lock(&link.lock)
+    idle = link.head == link.tail or not is_open(link)
+    pthread_mutex_unlock(&link.lock)
+    return idle
+
+
+# ---- in ----------------------------------------------------------------------------------------------------------------------
+
+cdef bint take_in(Link* link, const Receiver* receiver, uint64_t came) noexcept nogil:
+    """So many bytes have come: begin the payload, or finish the frame. False if it is not one that may come here."""
+    cdef uint64_t head_bytes = sizeof(engine_frame), left
+    while True:
+        left = head_bytes + (link.coming.bytes if link.came >= head_bytes else 0) - link.came
+        if came < left:
+            link.came += came
+            return True
+        came -= left
+        link.came += left
+        if link.came == head_bytes:
+            if link.coming.bytes > FRAME_LONGEST:
+                return False
+            link.into = receiver.into(receiver.owner, link, &link.coming)
+            if link.into == NULL:
+                return False
+            if link.coming.bytes:
+                continue
+        if not receiver.done(receiver.owner, link, &link.coming):
+            return False
+        link.came = 0
+
+
+cdef bint link_receive(Link* link, const Receiver* receiver) noexcept nogil:
+    """Take in what has come; whether there may be more. An error, or the end, is in `state`."""
+    cdef iovec[1] parts
+    cdef uint64_t head_bytes = sizeof(engine_frame)
+    cdef int64_t came
+    cdef int turn
+    for turn in range(2 * TURN):
+        if not is_open(link):
+            return False
+        if link.came < head_bytes:
+            parts[0].iov_base, parts[0].iov_len = <char*>&link.coming + link.came, head_bytes - link.came
+        else:
+            parts[0].iov_base = link.into + (link.came - head_bytes)
+            parts[0].iov_len = link.coming.bytes - (link.came - head_bytes)
+        came = engine_socket_receive(link.fd, parts, 1)
+        if came > 0 and not take_in(link, receiver, <uint64_t>came):
+            came = -EPROTO
+        if came < 0:
+            store32_release(<uint32_t*>&link.state, <uint32_t>came)
+        if came <= 0:
+            return False
+    return True
