@@ -23,13 +23,16 @@ from .native_calls import FOREVER, Call, Driver, library
 from .thread_world import CALLS, ThreadWorld
 
 EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
-SIZES = [1, 2, 3, 4]
+# The host of each rank.
+LAYOUTS = [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (0, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 2, 1)]
+layouts = pytest.mark.parametrize("hosts", LAYOUTS, ids=lambda hosts: "".join(map(str, hosts)))
 
 
 @pytest.mark.timeout(120 + EXAMPLES)
-@pytest.mark.parametrize("size", SIZES)
-def test_drawn_programs(size: int) -> None:
-    with ThreadWorld(size) as world:
+@layouts
+def test_drawn_programs(hosts: tuple[int, ...]) -> None:
+    size = len(hosts)
+    with ThreadWorld(size, hosts) as world:
 
         @hypothesis.settings(
             max_examples=EXAMPLES or 15,
@@ -63,16 +66,16 @@ def steps(rank: int, count: int, elements: int) -> None:
 
 
 @pytest.mark.parametrize("spin_us", [0.0, 25.0])
-@pytest.mark.parametrize("size", SIZES)
-def test_steps(size: int, spin_us: float) -> None:
-    with ThreadWorld(size, spin_us=spin_us) as world:
+@layouts
+def test_steps(hosts: tuple[int, ...], spin_us: float) -> None:
+    with ThreadWorld(len(hosts), hosts, spin_us=spin_us) as world:
         for elements, chunk in ((1, 1 << 19), (3000, 1 << 19), (30_000, 4096)):
             world.engines[0].set_knobs(chunk_bytes=chunk)
             world.run(steps, 40, elements)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_several_threads_of_a_rank(size: int) -> None:
+@pytest.mark.parametrize("hosts", [(0, 0), (0, 0, 0), (0, 1, 1)])
+def test_several_threads_of_a_rank(hosts: tuple[int, ...]) -> None:
     """They wait for operations of their own, so the driver's role goes from hand to hand."""
 
     def rank_of_threads(rank: int) -> None:
@@ -98,7 +101,8 @@ def test_several_threads_of_a_rank(size: int) -> None:
         if errors:
             raise errors[0]
 
-    with ThreadWorld(size) as world:
+    size = len(hosts)
+    with ThreadWorld(size, hosts) as world:
         world.run(rank_of_threads)
 
 
@@ -150,11 +154,11 @@ def native_steps(rank: int, size: int, count: int) -> None:
                 assert rows == [[other + 1 for other in range(size)], [k] * size]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_native_calls(size: int) -> None:
+@layouts
+def test_native_calls(hosts: tuple[int, ...]) -> None:
     library()
-    with ThreadWorld(size) as world:
-        world.run(lambda rank: native_steps(rank, size, 1500))
+    with ThreadWorld(len(hosts), hosts) as world:
+        world.run(lambda rank: native_steps(rank, len(hosts), 1500))
 
 
 @pytest.mark.skipif(
@@ -195,8 +199,9 @@ def test_engines_close_with_native_calls_in_flight() -> None:
             os.close(descriptor)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_an_abort_in_the_middle_reaches_every_thread(victim: int) -> None:
+@pytest.mark.parametrize("hosts", [(0, 0, 0), (0, 1, 1), (0, 1, 2)])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_an_abort_in_the_middle_reaches_every_thread(victim: int, hosts: tuple[int, ...]) -> None:
     def loop(rank: int) -> Any:
         native = engine.runtime.engine()
         tensor = np.ones(50_000, np.float32)
@@ -209,7 +214,7 @@ def test_an_abort_in_the_middle_reaches_every_thread(victim: int) -> None:
                 return error.rank, str(error)
         return None
 
-    with ThreadWorld(3) as world:
+    with ThreadWorld(3, hosts) as world:
         for answer in world.run(loop):
             assert answer is not None and answer[0] == victim and "enough" in answer[1]
 
@@ -224,8 +229,8 @@ def test_worlds_come_and_go_and_leave_nothing() -> None:
 
     gc.collect()  # other tests' engines
     before = descriptors(), threading.active_count(), mapped()
-    for size in (1, 2, 3, 4, 2, 1):
-        with ThreadWorld(size) as world:
+    for size, hosts in ((1, None), (2, None), (3, (0, 1, 1)), (4, None), (4, (0, 1, 2, 0)), (2, None), (1, None)):
+        with ThreadWorld(size, hosts) as world:
             world.run(steps, 3, 100)
             # Some leave with an operation in flight that nobody will bring any more.
             world.engines[0].allreduce(np.ones(3), np.ones(3), "alone", engine.Sum, 1.0, 1.0) if size > 1 else None
