@@ -239,7 +239,7 @@ class Registry:
         if process_set._engine is not None:
             process_set._engine.close(self._timeout)
         self._world.barrier("engine.process_set.removed", True).wait()
-        if process_set._engine is not None and process_set._engine.rank == 0:
+        if process_set._engine is not None:
             process_set._engine.reclaim()
         del self._sets[process_set.process_set_id]
         self._memberships.subtract(process_set._ranks)

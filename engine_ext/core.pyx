@@ -52,7 +52,7 @@ from engine_ext.shared.layout cimport (
     CAUSE_RAISED, COORDINATOR, KIND_ALLREDUCE, KIND_REDUCESCATTER, MAX_RANKS, Status, engine_knobs, segment_bytes,
 )
 from engine_ext.shared.segment cimport (
-    abort_world, segment_append, segment_discard, segment_map, segment_unmap, segment_within, wake_others,
+    Segment, abort_world, segment_append, segment_discard, segment_map, segment_unmap, segment_within, wake_others,
 )
 from engine_ext.snapshots cimport counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
 from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
@@ -180,8 +180,8 @@ cdef class Engine:
         cdef int[MAX_RANKS] lanes, wires
         cdef dict given = self.settings["lanes"], led = self.settings["wires"]
         cdef int k
-        if self.world is not None:
-            raise EngineError("a process set with ranks on several hosts is not possible yet: form one for each host")
+        if given is None or led is None:
+            raise ValueError(f"rank {self.number} has no connections to the other hosts")
         for k in range(self.size):
             lanes[k], wires[k] = given.get(k, -1), led.get(k, -1)
         e.network = <Network*>calloc(1, sizeof(Network))
@@ -196,9 +196,9 @@ cdef class Engine:
     def tell(self, **fields):
         tell(self.page, fields)
 
-    def form(self, tuple numbers, int calls):
+    def form(self, tuple numbers, int calls, dict lanes=None, dict wires=None):
         """An engine for some ranks of the world, among themselves; None on the others. Collective over the world. Native calls
-        find it by the number `calls`."""
+        find it by the number `calls`. Where its ranks are on several hosts, it is given connections as the world was."""
         cdef State* e = self.state
         cdef Engine part = None
         cdef uint64_t offset = self.end
@@ -216,7 +216,7 @@ cdef class Engine:
         self.agree(f"engine.form.{self.formed}", <uint64_t>len(numbers))
         if self.rank in numbers:
             part = Engine.__new__(Engine)
-            part.settings = self.settings
+            part.settings = {**self.settings, "lanes": lanes, "wires": wires}
             part.open(numbers.index(self.rank), numbers, self, offset, calls)
         return part
 
@@ -485,6 +485,7 @@ cdef class Engine:
             bury(e)
 
     def reclaim(self):
-        """Give back the memory of a process set that all its members have closed. One of them does it."""
-        if self.world is not None and self.state.closed and not self.world.state.closed:
+        """Give back the memory of a process set that all its members have closed. On each host one of them does it."""
+        cdef Segment* segment = &self.state.segment
+        if segment.rank == segment.leader and self.world is not None and self.state.closed and not self.world.state.closed:
             segment_discard(self.world.control, self.offset, self.size)

@@ -103,7 +103,7 @@ cdef void lose(State* e, int k) noexcept nogil:
     cdef Network* network = e.network
     cdef Link* link = &network.links[k]
     cdef char[REASON_BYTES] text
-    if load_acquire(e.segment.abort) != 0 or link.farewell or e.closed:
+    if load_acquire(e.segment.abort) != 0 or link.farewell or e.closed or e.world.closed:
         return
     if k < network.lane_count:
         if network.suspect < 0:

@@ -347,16 +347,16 @@ cdef bint store_words(char* page, const engine_word* words, uint32_t count, bint
 
 cdef bint hear_verdict(Relay* relay, Wire* wire, const engine_verdict* verdict) noexcept nogil:
     """The first cause that a host hears of is the one that its ranks tell."""
-    cdef Segment* segment = relay.segment
+    cdef Segment* world = relay.segment.world
     cdef uint64_t culprit = (verdict.abort & 0xFFFF) - 1, reporter = verdict.abort >> 32
-    if culprit >= <uint64_t>segment.size or reporter >= <uint64_t>segment.size:
+    if culprit >= <uint64_t>world.size or reporter >= <uint64_t>world.size:
         return False
-    if not nearby(segment, <int>reporter):
-        memcpy(segment.pages[reporter].reason, verdict.reason, REASON_BYTES)
-        segment.pages[reporter].reason[REASON_BYTES - 1] = 0
+    if not nearby(world, <int>reporter):
+        memcpy(world.pages[reporter].reason, verdict.reason, REASON_BYTES)
+        world.pages[reporter].reason[REASON_BYTES - 1] = 0
     wire.verdict = 1
-    if cas(segment.abort, 0, verdict.abort):            # release: pairs with the acquire of whoever reads the reason
-        wake_everybody(segment)
+    if cas(world.abort, 0, verdict.abort):              # release: pairs with the acquire of whoever reads the reason
+        wake_everybody(world)
     return True
 
 
