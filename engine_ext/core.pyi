@@ -25,7 +25,7 @@ class Engine:
         calls: int = 0,
         hosts: Sequence[int] | None = None,
         lanes: Mapping[int, int] | None = None,
-        wires: Mapping[int, int] | None = None,
+        trunks: Mapping[int, int] | None = None,
     ) -> None:
         """`peers`: a pidfd per rank, own included. `knobs`: all of them, by name (knobs.pyx). Seconds for stall
         times, 0 is never. `counters`: the descriptor of a page to count into (counters.h), which stays the caller's;
@@ -34,7 +34,7 @@ class Engine:
         this engine (calls.h), where a process has several worlds' engines.
 
         `hosts`: the number of each rank's host, that of rank 0 being 0; None: there is one. Then `lanes` are connected
-        sockets by rank, to whom this rank carries for and who carries for it, and `wires` by host, between rank 0 and
+        sockets by rank, to whom this rank carries for and who carries for it, and `trunks` by host, between rank 0 and
         the first rank of each other host. They do not block, nothing was received that is not yet read, and they are
         the engine's from now on. `control` and `arena` are those of this rank's host, `peers` of ranks elsewhere -1.
         """
@@ -56,11 +56,11 @@ class Engine:
         numbers: tuple[int, ...],
         calls: int,
         lanes: Mapping[int, int] | None = None,
-        wires: Mapping[int, int] | None = None,
+        trunks: Mapping[int, int] | None = None,
     ) -> Engine | None:
         """Collective over the world: an engine for these ranks among themselves, None on the others. It fails with the
         world. Its ranks count from 0 and are called `numbers` in messages and as roots. `calls` as of the class; this
-        rank's own. `lanes` and `wires` likewise, by ranks and hosts of the set, where its ranks are on several hosts.
+        rank's own. `lanes` and `trunks` likewise, by ranks and hosts of the set, where its ranks are on several hosts.
         """
 
     # `blocking` submits and waits in one native call, so that nobody is woken: `wait` then returns at once.

@@ -91,7 +91,7 @@ cdef class Engine:
         self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, dict knobs, stall_warning, stall_limit, spin_us,
-                 int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, wires=None):
+                 int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, trunks=None):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -108,7 +108,7 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.settings = {
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
-            "counters": counters, "hosts": hosts, "lanes": lanes, "wires": wires,
+            "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks,
         }
         self.open(rank, tuple(range(size)), None, 0, calls)
 
@@ -177,15 +177,15 @@ cdef class Engine:
     cdef int connect(self) except -1:
         """Take over the connections to other hosts."""
         cdef State* e = self.state
-        cdef int[MAX_RANKS] lanes, wires
-        cdef dict given = self.settings["lanes"], led = self.settings["wires"]
+        cdef int[MAX_RANKS] lanes, trunks
+        cdef dict given = self.settings["lanes"], led = self.settings["trunks"]
         cdef int k
         if given is None or led is None:
             raise ValueError(f"rank {self.number} has no connections to the other hosts")
         for k in range(self.size):
-            lanes[k], wires[k] = given.get(k, -1), led.get(k, -1)
+            lanes[k], trunks[k] = given.get(k, -1), led.get(k, -1)
         e.network = <Network*>calloc(1, sizeof(Network))
-        if e.network == NULL or connections_open(e.network, &e.segment, lanes, wires) != Status.OK:
+        if e.network == NULL or connections_open(e.network, &e.segment, lanes, trunks) != Status.OK:
             raise MemoryError("no memory for the connections to other hosts")
         return 0
 
@@ -196,7 +196,7 @@ cdef class Engine:
     def tell(self, **fields):
         tell(self.page, fields)
 
-    def form(self, tuple numbers, int calls, dict lanes=None, dict wires=None):
+    def form(self, tuple numbers, int calls, dict lanes=None, dict trunks=None):
         """An engine for some ranks of the world, among themselves; None on the others. Collective over the world. Native calls
         find it by the number `calls`. Where its ranks are on several hosts, it is given connections as the world was."""
         cdef State* e = self.state
@@ -216,7 +216,7 @@ cdef class Engine:
         self.agree(f"engine.form.{self.formed}", <uint64_t>len(numbers))
         if self.rank in numbers:
             part = Engine.__new__(Engine)
-            part.settings = {**self.settings, "lanes": lanes, "wires": wires}
+            part.settings = {**self.settings, "lanes": lanes, "trunks": trunks}
             part.open(numbers.index(self.rank), numbers, self, offset, calls)
         return part
 

@@ -8,7 +8,7 @@ from engine_ext.transport.lanes cimport Lanes
 from engine_ext.transport.link cimport Link
 
 cdef struct Network:
-    Link* links             # lanes, then wires
+    Link* links             # lanes, then trunks
     int lane_count
     int count
     bint* lost              # by link: its end has been noticed
@@ -16,7 +16,7 @@ cdef struct Network:
     Link** to               # by host: the lane for what this rank offers
     Lanes lanes             # the transport
     Relay relay
-    bint leads              # whether this rank has wires
+    bint leads              # whether this rank has trunks
     int epoll
     int bell                # eventfd that ends the thread
     uint32_t stop           # atomic: 1 once the thread has to end
@@ -25,7 +25,7 @@ cdef struct Network:
     int suspect             # a rank whose lane has ended without a word; -1: none
     uint64_t suspected_at   # since when: nanoseconds, monotonic
 
-cdef int connections_open(Network* network, Segment* segment, const int* lanes, const int* wires) noexcept nogil
+cdef int connections_open(Network* network, Segment* segment, const int* lanes, const int* trunks) noexcept nogil
 cdef bint connections_sent(Network* network) noexcept nogil
 cdef void connections_close(Network* network) noexcept nogil
 cdef void connections_forked(Network* network) noexcept nogil

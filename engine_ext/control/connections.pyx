@@ -19,8 +19,8 @@ cdef extern from "<sys/eventfd.h>" nogil:
     int eventfd(unsigned int initial, int flags)
 
 
-cdef int connections_open(Network* network, Segment* segment, const int* lanes, const int* wires) noexcept nogil:
-    """Take over connected sockets: `lanes` by rank, `wires` by host, -1 for none. OK or NO_MEMORY. The caller closes it."""
+cdef int connections_open(Network* network, Segment* segment, const int* lanes, const int* trunks) noexcept nogil:
+    """Take over connected sockets: `lanes` by rank, `trunks` by host, -1 for none. OK or NO_MEMORY. The caller closes it."""
     cdef int r, h, k, status = Status.OK
     cdef Link* link
     memset(network, 0, sizeof(Network))
@@ -35,8 +35,8 @@ cdef int connections_open(Network* network, Segment* segment, const int* lanes, 
             status |= add_link(network, lanes[r], r)
     network.lane_count = network.count
     for h in range(segment.hosts):
-        if wires[h] >= 0:
-            status |= add_link(network, wires[h], leader_of(segment, h))
+        if trunks[h] >= 0:
+            status |= add_link(network, trunks[h], leader_of(segment, h))
     if network.epoll < 0 or network.bell < 0 or network.news == NULL or network.to == NULL or status != Status.OK:
         return Status.NO_MEMORY
     for k in range(network.lane_count):

@@ -2,7 +2,7 @@
 concerns on this host; it never takes the GIL, and nobody waits for it. What goes out is sent by whoever has it: the holder of the
 driver's role. What a connection did not take at once, this thread sends on.
 
-A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a wire, which
+A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a trunk, which
 would have told a better cause before it ended; for a lane only when nobody has told one for a while.
 """
 from libc.errno cimport ENOMEM
@@ -39,7 +39,7 @@ cdef int network_start(State* e) noexcept nogil:
         if not relay_open(&network.relay, segment, &e.coordinator if coordinates(segment) else NULL):
             return ENOMEM
         for k in range(network.lane_count, network.count):
-            network.relay.wires[segment.host_of[network.links[k].peer] if coordinates(segment) else 0].link = &network.links[k]
+            network.relay.trunks[segment.host_of[network.links[k].peer] if coordinates(segment) else 0].link = &network.links[k]
     for k in range(network.count):
         status = engine_socket_watch(network.epoll, network.links[k].fd, <uint32_t>k)
         if status < 0:

@@ -1,4 +1,4 @@
-"""What one host tells another over a wire: words that have changed, requests, the schedule, and why the world has ended."""
+"""What one host tells another over a trunk: words that have changed, requests, the schedule, and why the world has ended."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.coordinator cimport Coordinator
@@ -10,7 +10,7 @@ cdef struct Words:          # words that wait to be sent
     engine_word* list       # malloc'ed, with room for FRAME_WORDS_MOST
     uint32_t count
     int rank                # whose; -1: the coordinator's
-    Link* wire
+    Link* trunk
 
 cdef struct Told:           # what another host has been told of a rank, where only its state is told
     uint32_t blocked
@@ -19,7 +19,7 @@ cdef struct Told:           # what another host has been told of a rank, where o
     uint64_t joined_at
     uint64_t stuck
 
-cdef struct Wire:           # to the leader of another host; on that leader, to the coordinator's rank
+cdef struct Trunk:           # to the leader of another host; on that leader, to the coordinator's rank
     Link* link              # NULL: there is none
     int host                # the one at the other end
     Told* told              # by rank
@@ -33,7 +33,7 @@ cdef struct Wire:           # to the leader of another host; on that leader, to 
 cdef struct Relay:
     Segment* segment
     Coordinator* coordinator    # on the coordinator's rank; else NULL
-    Wire* wires             # by host on the coordinator's rank; on another leader one
+    Trunk* trunks             # by host on the coordinator's rank; on another leader one
     int count
     rank_page** told        # on another leader, by rank: what the coordinator has been told of its page; NULL: not of this host
     Receiver receiver

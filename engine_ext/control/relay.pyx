@@ -33,24 +33,24 @@ cdef extern from "<string.h>" nogil:
 
 
 cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) noexcept nogil:
-    """For a host's leader: the wires' connections are the caller's. False without memory."""
+    """For a host's leader: the trunks' connections are the caller's. False without memory."""
     cdef int k, r
-    cdef Wire* wire
+    cdef Trunk* trunk
     memset(relay, 0, sizeof(Relay))
     relay.segment, relay.coordinator = segment, coordinator
     relay.receiver.into, relay.receiver.done, relay.receiver.owner = into, done, relay
     relay.count = segment.hosts if coordinator != NULL else 1
-    relay.wires = <Wire*>calloc(relay.count, sizeof(Wire))
+    relay.trunks = <Trunk*>calloc(relay.count, sizeof(Trunk))
     relay.told = <rank_page**>calloc(segment.size, sizeof(rank_page*))
-    if relay.wires == NULL or relay.told == NULL:
+    if relay.trunks == NULL or relay.told == NULL:
         return False
     for k in range(relay.count):
-        wire = &relay.wires[k]
-        wire.host = k if coordinator != NULL else segment.host_of[COORDINATOR]
-        wire.told = <Told*>calloc(segment.size, sizeof(Told))
-        wire.drained = <uint64_t*>calloc(segment.size, 8)
-        wire.into = <char*>malloc(FRAME_WORDS_MOST * sizeof(engine_word))
-        if wire.told == NULL or wire.drained == NULL or wire.into == NULL:
+        trunk = &relay.trunks[k]
+        trunk.host = k if coordinator != NULL else segment.host_of[COORDINATOR]
+        trunk.told = <Told*>calloc(segment.size, sizeof(Told))
+        trunk.drained = <uint64_t*>calloc(segment.size, 8)
+        trunk.into = <char*>malloc(FRAME_WORDS_MOST * sizeof(engine_word))
+        if trunk.told == NULL or trunk.drained == NULL or trunk.into == NULL:
             return False
     for r in range(segment.size):
         if coordinator == NULL and nearby(segment, r):
@@ -62,13 +62,13 @@ cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) n
 
 cdef void relay_close(Relay* relay) noexcept nogil:
     cdef int k
-    for k in range(relay.count if relay.wires != NULL else 0):
-        free(relay.wires[k].told)
-        free(relay.wires[k].drained)
-        free(relay.wires[k].into)
+    for k in range(relay.count if relay.trunks != NULL else 0):
+        free(relay.trunks[k].told)
+        free(relay.trunks[k].drained)
+        free(relay.trunks[k].into)
     for k in range(relay.segment.size if relay.told != NULL else 0):
         free(relay.told[k])
-    free(relay.wires)
+    free(relay.trunks)
     free(relay.told)
     memset(relay, 0, sizeof(Relay))
 
@@ -81,7 +81,7 @@ cdef void send_words(Words* words) noexcept nogil:
         return
     memset(&frame, 0, sizeof(frame))
     frame.type, frame.rank, frame.bytes = FRAME_WORDS, words.rank, words.count * <uint32_t>sizeof(engine_word)
-    link_give(words.wire, &frame, <char*>words.list)
+    link_give(words.trunk, &frame, <char*>words.list)
     words.list, words.count = NULL, 0
 
 
@@ -91,7 +91,7 @@ cdef void add_word(Words* words, uint64_t offset, uint32_t nbytes, uint64_t valu
     if words.list == NULL:
         words.list = <engine_word*>malloc(FRAME_WORDS_MOST * sizeof(engine_word))
         if words.list == NULL:
-            store32_release(<uint32_t*>&words.wire.state, <uint32_t>-ENOMEM)
+            store32_release(<uint32_t*>&words.trunk.state, <uint32_t>-ENOMEM)
             return
     words.list[words.count].offset, words.list[words.count].bytes = <uint32_t>offset, nbytes
     words.list[words.count].value = value
@@ -143,7 +143,7 @@ cdef void tell_requests(Words* words, const rank_page* page, uint64_t begin, uin
         memset(&frame, 0, sizeof(frame))
         frame.type, frame.rank, frame.position = FRAME_REQUESTS, words.rank, begin
         frame.bytes = <uint32_t>min(end - begin, REQUEST_BYTES - place)
-        link_queue(words.wire, &frame, <const char*>page.requests + place)
+        link_queue(words.trunk, &frame, <const char*>page.requests + place)
         begin += frame.bytes
 
 
@@ -163,7 +163,7 @@ cdef void tell_state(Words* words, const rank_page* page, rank_page* told) noexc
     tell32(words, page, &page.overdue, &told.overdue, load32_relaxed(&page.overdue))
 
 
-cdef void tell_up(Relay* relay, Wire* wire, int rank) noexcept nogil:
+cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     cdef const rank_page* page = relay.segment.pages[rank]
     cdef rank_page* told = relay.told[rank]
     cdef uint64_t[ID_WORDS] ready
@@ -173,7 +173,7 @@ cdef void tell_up(Relay* relay, Wire* wire, int rank) noexcept nogil:
     cdef bint named = arrivals != told.arrivals or waits != told.waits or cursor != told.cursor
     cdef Words words
     memset(&words, 0, sizeof(words))
-    words.rank, words.wire = rank, wire.link
+    words.rank, words.trunk = rank, trunk.link
     for w in range(ID_WORDS if named else 0):
         ready[w] = load_acquire(&page.ready[w])
     head = load_acquire(&page.request_head)
@@ -194,17 +194,17 @@ cdef void tell_up(Relay* relay, Wire* wire, int rank) noexcept nogil:
 
 # ---- down: what the coordinator has decided ----------------------------------------------------------------------------------
 
-cdef void tell_schedule(Relay* relay, Wire* wire) noexcept nogil:
+cdef void tell_schedule(Relay* relay, Trunk* trunk) noexcept nogil:
     """The words of the schedule, which stay until every rank of that host has passed them."""
     cdef uint64_t tail = load_acquire(&relay.segment.coordinator.tail), place
     cdef engine_frame frame
-    while wire.tail < tail:
-        place = wire.tail % RING_WORDS
+    while trunk.tail < tail:
+        place = trunk.tail % RING_WORDS
         memset(&frame, 0, sizeof(frame))
-        frame.type, frame.position = FRAME_SCHEDULE, wire.tail
-        frame.bytes = <uint32_t>min(min(tail - wire.tail, RING_WORDS - place) * 8, <uint64_t>FRAME_LONGEST)
-        link_queue(wire.link, &frame, <const char*>&relay.segment.schedule[place])
-        wire.tail += frame.bytes // 8
+        frame.type, frame.position = FRAME_SCHEDULE, trunk.tail
+        frame.bytes = <uint32_t>min(min(tail - trunk.tail, RING_WORDS - place) * 8, <uint64_t>FRAME_LONGEST)
+        link_queue(trunk.link, &frame, <const char*>&relay.segment.schedule[place])
+        trunk.tail += frame.bytes // 8
 
 
 cdef void tell_rank(Words* words, const rank_page* page, Told* told) noexcept nogil:
@@ -221,36 +221,36 @@ cdef void tell_rank(Words* words, const rank_page* page, Told* told) noexcept no
         tell(words, page, &page.stuck, &told.stuck, stuck)
 
 
-cdef void tell_down(Relay* relay, Wire* wire) noexcept nogil:
+cdef void tell_down(Relay* relay, Trunk* trunk) noexcept nogil:
     cdef Segment* segment = relay.segment
     cdef const coordinator_page* page = segment.coordinator
     cdef Words words
     cdef int r
     memset(&words, 0, sizeof(words))
-    words.rank, words.wire = -1, wire.link
+    words.rank, words.trunk = -1, trunk.link
     for r in range(segment.size):
-        if segment.host_of[r] == wire.host:
-            tell(&words, page, &page.drained[r], &wire.drained[r], load_acquire(&page.drained[r]))
-    tell32(&words, page, &page.recording, &wire.recording, load32_relaxed(&page.recording))
-    tell32(&words, page, &page.stuck, &wire.stuck, load32_relaxed(&page.stuck))
+        if segment.host_of[r] == trunk.host:
+            tell(&words, page, &page.drained[r], &trunk.drained[r], load_acquire(&page.drained[r]))
+    tell32(&words, page, &page.recording, &trunk.recording, load32_relaxed(&page.recording))
+    tell32(&words, page, &page.stuck, &trunk.stuck, load32_relaxed(&page.stuck))
     send_words(&words)
     for r in range(segment.size):
-        if segment.host_of[r] != wire.host:
+        if segment.host_of[r] != trunk.host:
             words.rank = r
-            tell_rank(&words, segment.pages[r], &wire.told[r])
+            tell_rank(&words, segment.pages[r], &trunk.told[r])
             send_words(&words)
-    tell_schedule(relay, wire)
+    tell_schedule(relay, trunk)
 
 
 # ---- both --------------------------------------------------------------------------------------------------------------------
 
-cdef void tell_verdict(Relay* relay, Wire* wire) noexcept nogil:
+cdef void tell_verdict(Relay* relay, Trunk* trunk) noexcept nogil:
     cdef uint64_t word = load_acquire(relay.segment.abort)      # pairs with abort_world: the reason is there
     cdef engine_frame frame
     cdef engine_verdict* verdict
-    if word == 0 or wire.verdict:
+    if word == 0 or trunk.verdict:
         return
-    wire.verdict = 1
+    trunk.verdict = 1
     verdict = <engine_verdict*>calloc(1, sizeof(engine_verdict))
     if verdict == NULL:
         return                      # the other host will see the connection end
@@ -258,34 +258,34 @@ cdef void tell_verdict(Relay* relay, Wire* wire) noexcept nogil:
     memcpy(verdict.reason, relay.segment.world.pages[word >> 32].reason, REASON_BYTES)
     memset(&frame, 0, sizeof(frame))
     frame.type, frame.bytes = FRAME_VERDICT, sizeof(engine_verdict)
-    link_give(wire.link, &frame, <char*>verdict)
+    link_give(trunk.link, &frame, <char*>verdict)
 
 
 cdef void relay_tell(Relay* relay) noexcept nogil:
-    """Tell the other ends of this rank's wires what is new. A wire that has not sent the last news yet gets them together."""
-    cdef Wire* wire
+    """Tell the other ends of this rank's trunks what is new. A trunk that has not sent the last news yet gets them together."""
+    cdef Trunk* trunk
     cdef int k, i
     for k in range(relay.count):
-        wire = &relay.wires[k]
-        if wire.link == NULL:
+        trunk = &relay.trunks[k]
+        if trunk.link == NULL:
             continue
-        if link_idle(wire.link):
+        if link_idle(trunk.link):
             if relay.coordinator != NULL:
-                tell_down(relay, wire)
+                tell_down(relay, trunk)
             else:
                 for i in range(relay.segment.crew_size):
-                    tell_up(relay, wire, relay.segment.crew[i])
-            tell_verdict(relay, wire)
-        link_flush(wire.link)
+                    tell_up(relay, trunk, relay.segment.crew[i])
+            tell_verdict(relay, trunk)
+        link_flush(trunk.link)
 
 
 # ---- what comes: the network thread alone ------------------------------------------------------------------------------------
 
-cdef Wire* wire_of(Relay* relay, const Link* link) noexcept nogil:
+cdef Trunk* trunk_of(Relay* relay, const Link* link) noexcept nogil:
     cdef int k
     for k in range(relay.count):
-        if relay.wires[k].link == link:
-            return &relay.wires[k]
+        if relay.trunks[k].link == link:
+            return &relay.trunks[k]
     return NULL
 
 
@@ -308,18 +308,18 @@ cdef uint64_t slowest_nearby(const Segment* segment) noexcept nogil:
 cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
     cdef Relay* relay = <Relay*>owner
     cdef Segment* segment = relay.segment
-    cdef Wire* wire = wire_of(relay, link)
+    cdef Trunk* trunk = trunk_of(relay, link)
     cdef bint down = relay.coordinator == NULL
     cdef uint64_t place
     if frame.type == FRAME_WORDS:
         if frame.bytes % sizeof(engine_word) or frame.bytes > FRAME_WORDS_MOST * sizeof(engine_word):
             return NULL
-        if (of_another_host(segment, frame.rank) or frame.rank == -1) if down else of_host(segment, frame.rank, wire.host):
-            return wire.into
+        if (of_another_host(segment, frame.rank) or frame.rank == -1) if down else of_host(segment, frame.rank, trunk.host):
+            return trunk.into
     elif (frame.type == FRAME_VERDICT and frame.bytes == sizeof(engine_verdict)) or (
             frame.type == FRAME_LEFT and frame.bytes == 0):
-        return wire.into
-    elif frame.type == FRAME_REQUESTS and not down and of_host(segment, frame.rank, wire.host):
+        return trunk.into
+    elif frame.type == FRAME_REQUESTS and not down and of_host(segment, frame.rank, trunk.host):
         place = frame.position % REQUEST_BYTES
         if (frame.position >= load_relaxed(&segment.pages[frame.rank].request_head) and place + frame.bytes <= REQUEST_BYTES
                 and frame.position + frame.bytes - load_acquire(&segment.coordinator.drained[frame.rank]) <= REQUEST_BYTES):
@@ -345,7 +345,7 @@ cdef bint store_words(char* page, const engine_word* words, uint32_t count, bint
     return True
 
 
-cdef bint hear_verdict(Relay* relay, Wire* wire, const engine_verdict* verdict) noexcept nogil:
+cdef bint hear_verdict(Relay* relay, Trunk* trunk, const engine_verdict* verdict) noexcept nogil:
     """The first cause that a host hears of is the one that its ranks tell."""
     cdef Segment* world = relay.segment.world
     cdef uint64_t culprit = (verdict.abort & 0xFFFF) - 1, reporter = verdict.abort >> 32
@@ -354,7 +354,7 @@ cdef bint hear_verdict(Relay* relay, Wire* wire, const engine_verdict* verdict) 
     if not nearby(world, <int>reporter):
         memcpy(world.pages[reporter].reason, verdict.reason, REASON_BYTES)
         world.pages[reporter].reason[REASON_BYTES - 1] = 0
-    wire.verdict = 1
+    trunk.verdict = 1
     if cas(world.abort, 0, verdict.abort):              # release: pairs with the acquire of whoever reads the reason
         wake_everybody(world)
     return True
@@ -363,16 +363,16 @@ cdef bint hear_verdict(Relay* relay, Wire* wire, const engine_verdict* verdict) 
 cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
     cdef Relay* relay = <Relay*>owner
     cdef Segment* segment = relay.segment
-    cdef Wire* wire = wire_of(relay, link)
+    cdef Trunk* trunk = trunk_of(relay, link)
     if frame.type == FRAME_SCHEDULE:
         relay.news = True
         store_release(&segment.coordinator.tail, frame.position + frame.bytes // 8)     # pairs with schedule_next
     elif frame.type == FRAME_WORDS:
         relay.news = True
         return store_words(<char*>segment.coordinator if frame.rank < 0 else <char*>segment.pages[frame.rank],
-                           <engine_word*>wire.into, frame.bytes // <uint32_t>sizeof(engine_word), frame.rank >= 0)
+                           <engine_word*>trunk.into, frame.bytes // <uint32_t>sizeof(engine_word), frame.rank >= 0)
     elif frame.type == FRAME_VERDICT:
-        return hear_verdict(relay, wire, <engine_verdict*>wire.into)
+        return hear_verdict(relay, trunk, <engine_verdict*>trunk.into)
     elif frame.type == FRAME_LEFT:
         link.farewell = True
     return True

@@ -1,6 +1,6 @@
 /* What hosts of one world say to each other: frames, each a header and a payload, on connections that were proven at the start.
  *
- * A lane, between two ranks, carries slots and progress; a wire, between the coordinator's rank and the leader of another host,
+ * A lane, between two ranks, carries slots and progress; a trunk, between the coordinator's rank and the leader of another host,
  * carries words, requests and the schedule. All numbers are in the byte order of the processors, which are of one kind
  * (engine_layout() is compared).
  */
@@ -16,11 +16,11 @@ enum {
   /* lanes */
   FRAME_SLOT,                  /* bytes of the sender's slot: `position` is the chunk, `offset` where in the slot */
   FRAME_PROGRESS,              /* a Progress: how far the sender is; all bytes of these stages came before */
-  /* wires, up */
+  /* trunks, up */
   FRAME_REQUESTS,              /* bytes of the request ring of `rank` from `position` on, which do not wrap */
-  /* wires, down */
+  /* trunks, down */
   FRAME_SCHEDULE,              /* words of the schedule from `position` on, which do not wrap */
-  /* wires, both */
+  /* trunks, both */
   FRAME_WORDS,                 /* engine_word[]: of the page of `rank`; -1: of the coordinator */
   FRAME_VERDICT,               /* engine_verdict: why the world has ended */
   FRAMES

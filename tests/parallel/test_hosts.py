@@ -107,7 +107,7 @@ def test_process_sets_on_some_hosts() -> None:
         native = engine.runtime.engine()
         for number, ranks in enumerate(sets):
             mine = links[number][ranks.index(rank)] if rank in ranks else {}
-            part = native.form(ranks, 3000 + 10 * number + rank, mine.get("lanes"), mine.get("wires"))
+            part = native.form(ranks, 3000 + 10 * number + rank, mine.get("lanes"), mine.get("trunks"))
             if part is None:
                 continue
             for count in (1, 1000, 300_000):
@@ -200,7 +200,7 @@ def told_after(hosts: tuple[int, ...], harm: Callable[[list[tuple[socket.socket,
 
 @pytest.mark.parametrize("cable", range(3))
 def test_a_cut_cable_ends_the_world_on_every_host(cable: int) -> None:
-    """Of (0, 1, 1) these are the lanes of ranks 0 and 1, and 0 and 2, and the wire of 0 and 1."""
+    """Of (0, 1, 1) these are the lanes of ranks 0 and 1, and 0 and 2, and the trunk of 0 and 1."""
     told = told_after((0, 1, 1), lambda ends: ends[cable][0].shutdown(socket.SHUT_RDWR))
     for text in told:
         assert text.startswith("RankDiedError: rank ") and "connection" in text, told

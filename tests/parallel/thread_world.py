@@ -40,10 +40,10 @@ _generations = itertools.count(1)
 def connections(
     hosts: Sequence[int], connect: Callable[[], tuple[socket.socket, socket.socket]]
 ) -> list[dict[str, Any]]:
-    """What the engine of each rank is given to reach other hosts: wires between leaders, lanes between carriers."""
+    """What the engine of each rank is given to reach other hosts: trunks between leaders, lanes between carriers."""
     size = len(hosts)
     crews = [[rank for rank in range(size) if hosts[rank] == host] for host in range(max(hosts) + 1)]
-    given: list[dict[str, Any]] = [{"hosts": tuple(hosts), "lanes": {}, "wires": {}} for _ in range(size)]
+    given: list[dict[str, Any]] = [{"hosts": tuple(hosts), "lanes": {}, "trunks": {}} for _ in range(size)]
 
     def join(kind: str, one: int, name_of_other: int, other: int, name_of_one: int) -> None:
         ends = connect()
@@ -60,7 +60,7 @@ def connections(
     for one, other in sorted(map(sorted, carriers)):
         join("lanes", one, other, other, one)
     for host, crew in enumerate(crews[1:], 1):
-        join("wires", 0, host, crew[0], 0)
+        join("trunks", 0, host, crew[0], 0)
     return given
 
 
