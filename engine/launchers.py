@@ -18,6 +18,8 @@ class Launcher:
         Variables that are equal for all ranks of a job, and differ between jobs.
     others : tuple of str
         More variables that tell a process its place, which the engine does not read.
+    host : str
+        Variable that numbers the hosts, or the agents where a host has several; empty if there is none.
     strict : bool
         Whether a part of the variables is an error. Generic names, such as `RANK`, may be there by chance.
     """
@@ -29,6 +31,7 @@ class Launcher:
     local_size: str
     job: tuple[str, ...]
     others: tuple[str, ...] = ()
+    host: str = ""
     strict: bool = False
 
     @property
@@ -44,6 +47,7 @@ ENGINERUN = Launcher(
     "ENGINE_LOCAL_RANK",
     "ENGINE_LOCAL_SIZE",
     ("ENGINE_JOB",),
+    host="ENGINE_HOST_INDEX",
     strict=True,
 )
 TORCHRUN = Launcher(
@@ -54,6 +58,7 @@ TORCHRUN = Launcher(
     "LOCAL_WORLD_SIZE",
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
     ("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
+    host="GROUP_RANK",
 )
 OPEN_MPI = Launcher(
     "mpirun (Open MPI)",
@@ -68,6 +73,7 @@ PMI = Launcher("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_
 LAUNCHERS = (ENGINERUN, TORCHRUN, OPEN_MPI, PMI)
 """Launchers that give four numbers, in the order in which they are asked. Slurm's variables have another form."""
 
+SLURM = "srun"
 SLURM_PLACE = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 

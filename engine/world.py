@@ -6,6 +6,9 @@ exception: it often starts one launcher per machine, and its variables also exis
 it never contradicts, and counts only inside a step that `srun` started. An answer that lacks the place on the host is
 passed over for a complete one (Slurm, Flux and others set PMI's rank and size beside their own variables), and is an
 error where there is none. With no launcher there is one rank.
+
+A job is on several hosts if a launcher tells that fewer ranks than all are on this one. Then there must be a secret,
+and a place to meet (`engine.hub_address`).
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .errors import ConfigError
-from .launchers import LAUNCHERS, SLURM_JOB, TORCHRUN, Launcher
+from .hub_address import HubAddress, find, lacking_secret, secret
+from .launchers import LAUNCHERS, SLURM, SLURM_JOB, TORCHRUN, Launcher
 
 NO_LAUNCHER = "no launcher"
 
@@ -35,6 +39,20 @@ class World:
     """Secret of the job's processes; None if the launcher gave none."""
     source: str
     """The launcher whose variables were used."""
+    hub: HubAddress | None = None
+    """Where the hosts meet; None on one host."""
+    host: str = ""
+    """Text that tells the ranks of one host from those of another, where two "hosts" are on one machine."""
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether some of the ranks are on other hosts."""
+        return self.local_size != self.size
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank gathers those of its host: rank 0, and on several hosts each local rank 0."""
+        return self.local_rank == 0 if self.several_hosts else self.rank == 0
 
     def key(self, generation: int) -> str:
         """The job key of the `generation`-th `init` in this process."""
@@ -61,7 +79,8 @@ def detect(environ: Mapping[str, str]) -> World:
     Raises
     ------
     ConfigError
-        Variables that are incomplete, impossible, or contradict each other; more than one host.
+        Variables that are incomplete, impossible, or contradict each other; several hosts without a secret, or
+        without a place to meet.
     """
     found: list[World] = []
     incomplete: list[_Incomplete] = []
@@ -79,7 +98,7 @@ def detect(environ: Mapping[str, str]) -> World:
         raise ConfigError(str(incomplete[0]))
     if not found:
         job = environ.get("ENGINE_JOB") or f"alone-{os.getpid()}"
-        return World(0, 1, 0, 1, job, environ.get("ENGINE_SECRET") or None, NO_LAUNCHER)
+        return World(0, 1, 0, 1, job, secret(environ), NO_LAUNCHER)
     chosen = found[0]
     for other in found[1:]:
         # A world of one beneath a bigger one is a launcher started by a launcher; two different worlds are a mistake.
@@ -88,8 +107,7 @@ def detect(environ: Mapping[str, str]) -> World:
                 f"{chosen.source} says rank {chosen.rank} of {chosen.size}, {other.source} says rank {other.rank} of "
                 f"{other.size}. Start with one launcher, or unset the variables of the other one."
             )
-    _check_host(chosen)
-    return chosen
+    return _meeting(chosen, environ) if chosen.several_hosts else chosen
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -122,7 +140,9 @@ def _ask(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
             f"{launcher.size} is {size}, but {missing} is not set; {launcher.name} sets it. With all ranks on this "
             f"host, set {launcher.local_rank}=${launcher.rank} and {launcher.local_size}=${launcher.size} in each."
         )
-    world = World(rank, size, local_rank, local_size, _job(launcher.job, environ), _secret(environ), launcher.name)
+    job = _job(launcher.job, environ, local_size != size)
+    host = environ.get(launcher.host, "")
+    world = World(rank, size, local_rank, local_size, job, secret(environ), launcher.name, host=host)
     for value, name, bound, of in (
         (rank, launcher.rank, size, launcher.size),
         (local_rank, launcher.local_rank, local_size, launcher.local_size),
@@ -151,29 +171,32 @@ def _ask_slurm(environ: Mapping[str, str]) -> World | None:
         counts += [int(tasks)] * (int(times.rstrip(")")) if times else 1)
     node = _number(environ, "SLURM_NODEID") or 0
     local_size = counts[node] if node < len(counts) else size
-    return World(rank, size, local_rank, local_size, _job(SLURM_JOB, environ), _secret(environ), "srun")
+    job = _job(SLURM_JOB, environ, local_size != size)
+    return World(rank, size, local_rank, local_size, job, secret(environ), SLURM, host=str(node))
 
 
-def _check_host(world: World) -> None:
-    if world.local_size != world.size:
+def _meeting(world: World, environ: Mapping[str, str]) -> World:
+    """A world on several hosts, with the place where they meet."""
+    if world.secret is None:
         raise ConfigError(
-            f"{world.source} started {world.size} processes, {world.local_size} of them on this host. The engine "
-            "works on one host for now: start all processes on one machine."
+            f"{world.source} started {world.size} processes, {world.local_size} of them on this host, and there is no "
+            f"ENGINE_SECRET. {lacking_secret(world.source)}"
         )
+    return replace(world, hub=find(world.source, world.job, environ))
 
 
 def _is_local(address: str) -> bool:
     return address in ("localhost", "::1") or address.startswith("127.")
 
 
-def _secret(environ: Mapping[str, str]) -> str | None:
-    return environ.get("ENGINE_SECRET") or None
-
-
-def _job(names: tuple[str, ...], environ: Mapping[str, str]) -> str:
+def _job(names: tuple[str, ...], environ: Mapping[str, str], several_hosts: bool) -> str:
     """The job key: ENGINE_JOB if there is one, else what the launcher gives to all processes of a job alike."""
+    if several_hosts:  # Each may call rank 0's host by another name.
+        names = tuple(name for name in names if name != "MASTER_ADDR")
     if environ.get("ENGINE_JOB"):
         names = ("ENGINE_JOB", "TORCHELASTIC_RESTART_COUNT")
     known = [f"{name}={environ[name]}" for name in names if environ.get(name)]
+    if several_hosts and not known:
+        return f"hub={environ.get('ENGINE_HUB', '')}"
     # A launcher that names no job leaves the session: two jobs started in one terminal must then set ENGINE_JOB.
     return " ".join(known) if known else f"session={os.getsid(0)}"

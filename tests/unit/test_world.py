@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from engine.errors import ConfigError
@@ -120,7 +122,7 @@ def test_slurm_may_start_another_launcher() -> None:
         ({"ENGINE_RANK": "2"}, "ENGINE_RANK is 2, but ENGINE_SIZE is 2; ranks count from 0"),
         ({"ENGINE_LOCAL_RANK": "2"}, "ENGINE_LOCAL_RANK is 2, but ENGINE_LOCAL_SIZE is 2"),
         ({"ENGINE_LOCAL_SIZE": "3"}, "ENGINE_LOCAL_SIZE is 3, more than ENGINE_SIZE"),
-        ({"ENGINE_SIZE": "4"}, "one host for now"),
+        ({"ENGINE_SIZE": "4"}, "enginerun started 4 processes, 2 of them on this host, and there is no ENGINE_SECRET"),
     ],
 )
 def test_what_cannot_be_is_refused(change: dict[str, str], message: str) -> None:
@@ -143,7 +145,7 @@ def test_ranks_set_by_hand_on_the_loopback_need_no_local_rank() -> None:
 def test_slurm_says_how_many_tasks_a_machine_has(text: str, refused: bool) -> None:
     environ = {**SRUN, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": text}
     if refused:
-        with pytest.raises(ConfigError, match="one host for now"):
+        with pytest.raises(ConfigError, match="on this host, and there is no ENGINE_SECRET"):
             detect(environ)
     else:
         assert place(detect(environ)) == (1, 4, 1, 4)
@@ -164,3 +166,106 @@ def test_the_proof_depends_on_secret_job_and_generation() -> None:
     without = detect(OURS)
     assert len({world.proof(1), world.proof(2), other.proof(1), without.proof(1)}) == 4
     assert world.proof(1) == detect({**OURS, "ENGINE_SECRET": "s"}).proof(1)
+
+
+HOSTS = {
+    "enginerun": {**OURS, "ENGINE_SIZE": "4", "ENGINE_HUB": "node0:4711", "ENGINE_HOST_INDEX": "0"},
+    "torchrun": {**TORCHRUN, "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "GROUP_RANK": "0"},
+    "mpirun (Open MPI)": {**OMPI, "OMPI_COMM_WORLD_SIZE": "4", "ENGINE_HUB": "node0:4711"},
+    "mpiexec (PMI)": {**PMI, "PMI_SIZE": "4", "ENGINE_HUB": "node0:4711"},
+    "srun": {
+        **SRUN,
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_STEP_NODELIST": "node[0-1]",
+        "SLURM_NODEID": "0",
+    },
+}
+
+
+@pytest.mark.parametrize("source", HOSTS)
+def test_on_several_hosts_there_must_be_a_secret(source: str) -> None:
+    with pytest.raises(ConfigError, match=r"export ENGINE_SECRET=\$\(openssl rand -hex 32\)` into the batch script"):
+        detect(HOSTS[source])
+    world = detect({**HOSTS[source], "ENGINE_SECRET": "s"})
+    assert (world.several_hosts, world.secret, world.source) == (True, "s", source)
+    assert world.hub is not None and world.hub.host == "node0"
+
+
+def test_the_secret_may_be_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    environ = {**HOSTS["srun"], "ENGINE_SECRET_FILE": str(path)}
+    with pytest.raises(ConfigError, match=r"ENGINE_SECRET_FILE is .* which cannot be read: .*No such file"):
+        detect(environ)
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="which is empty"):
+        detect(environ)
+    path.write_text("word\n")
+    assert detect(environ).secret == "word"
+    assert detect({**environ, "ENGINE_SECRET": "other"}).secret == "other"
+
+
+@pytest.mark.parametrize("source", [source for source, environ in HOSTS.items() if "ENGINE_HUB" in environ])
+def test_a_launcher_that_does_not_say_where_rank_0_is_needs_the_hub(source: str) -> None:
+    environ = {**HOSTS[source], "ENGINE_SECRET": "s"}
+    del environ["ENGINE_HUB"]
+    with pytest.raises(ConfigError, match=r"does not say where rank 0 is reached\. Set ENGINE_HUB=HOST:PORT"):
+        detect(environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("node1:4711", "node1", 4711), ("10.0.0.1:1", "10.0.0.1", 1), ("[fd00::1]:65535", "fd00::1", 65535)],
+)
+def test_the_hub_is_a_host_and_a_port(text: str, host: str, port: int) -> None:
+    hub = detect({**HOSTS["torchrun"], "ENGINE_SECRET": "s", "ENGINE_HUB": text, "ENGINE_HUB_FD": "7"}).hub
+    assert hub is not None and (hub.host, hub.port, hub.descriptor) == (host, port, 7)
+
+
+@pytest.mark.parametrize(
+    "text", ["node1", "node1:", ":4711", "node1:0", "node1:65536", "fd00::1:4711", "a b:1", "a:1x"]
+)
+def test_a_hub_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"ENGINE_HUB is .*; expected HOST:PORT"):
+        detect({**HOSTS["torchrun"], "ENGINE_SECRET": "s", "ENGINE_HUB": text})
+
+
+def test_the_port_follows_from_the_job_and_is_not_that_of_torch() -> None:
+    def port(**change: str) -> int:
+        hub = detect({**HOSTS["torchrun"], "ENGINE_SECRET": "s", **change}).hub
+        assert hub is not None
+        return hub.port
+
+    # Each host may call the first one by another name.
+    assert port() == port(RANK="3") == port(MASTER_ADDR="10.0.0.1")
+    assert len({port(), port(TORCHELASTIC_RESTART_COUNT="1"), port(TORCHELASTIC_RUN_ID="other")}) == 3
+    named = port(ENGINE_JOB="j")
+    assert port(ENGINE_JOB="j", MASTER_PORT=str(named)) == named + 1
+    assert all(10_240 <= port(TORCHELASTIC_RUN_ID=str(number)) < 30_241 for number in range(50))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node7", "node7"),
+        ("a,b,c", "a"),
+        ("gpu[01-03,7],cpu5", "gpu01"),
+        ("gpu[9,11]", "gpu9"),
+        ("rack[2-3]node[04-05]-ib,z", "rack2node04-ib"),
+    ],
+)
+def test_the_first_node_of_a_step_is_the_hub(nodes: str, first: str) -> None:
+    hub = detect({**HOSTS["srun"], "ENGINE_SECRET": "s", "SLURM_STEP_NODELIST": nodes}).hub
+    assert hub is not None and hub.host == first
+
+
+def test_one_host_needs_neither_secret_nor_hub() -> None:
+    assert detect(TORCHRUN).hub is None
+    assert not detect(TORCHRUN).several_hosts
+
+
+def test_the_first_rank_of_each_host_leads() -> None:
+    environ = {**HOSTS["torchrun"], "ENGINE_SECRET": "s"}
+    assert not detect(environ).leads
+    assert detect({**environ, "RANK": "2", "LOCAL_RANK": "0"}).leads
+    assert detect({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "1"}).leads  # with one host it is rank 0

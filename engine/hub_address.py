@@ -1,0 +1,144 @@
+"""Where the hosts of a job meet, and by which secret they know each other: from what launchers tell.
+
+Rank 0's host is the *hub*: it listens on a TCP port while the ranks gather, and each other host connects there. Its
+address is `ENGINE_HUB=HOST:PORT` if that is set. torchrun and srun name rank 0's host themselves, and the port then
+follows from the job's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ConfigError
+from .launchers import OPEN_MPI, PMI, SLURM, TORCHRUN
+
+_FIRST_PORT, _PORTS = 10_240, 20_000  # ports that no kernel gives away by default, and few services ask for
+_DESCRIPTOR = "ENGINE_HUB_FD"
+_FILE = "ENGINE_SECRET_FILE"
+
+
+@dataclass(frozen=True)
+class HubAddress:
+    """Where rank 0 is reached by the other hosts.
+
+    Attributes
+    ----------
+    host : str
+        A name, or an address in numbers.
+    port : int
+    descriptor : int or None
+        A TCP socket that listens there already, which rank 0 has inherited from its launcher.
+    """
+
+    host: str
+    port: int
+    descriptor: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.host} port {self.port}"
+
+
+def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
+    """Find where the hosts of this job meet.
+
+    Parameters
+    ----------
+    source : str
+        The launcher's name.
+    job : str
+        Text that is equal on all ranks of this job, and differs from that of other jobs.
+    environ : mapping
+        As from `engine.config.environment()`.
+
+    Raises
+    ------
+    ConfigError
+        ENGINE_HUB cannot be, or is not set where the launcher does not name rank 0's host.
+    """
+    descriptor = environ.get(_DESCRIPTOR, "").strip()
+    if descriptor and not (descriptor.isascii() and descriptor.isdigit()):
+        raise ConfigError(f"{_DESCRIPTOR} is {descriptor!r}; expected the number of a descriptor")
+    if text := environ.get("ENGINE_HUB", "").strip():
+        return HubAddress(*_host_and_port(text), int(descriptor) if descriptor else None)
+    host = None
+    if source == TORCHRUN.name:
+        host = environ.get("MASTER_ADDR", "").strip()
+    elif source == SLURM:
+        host = _first_node(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or "")
+    if not host:
+        raise ConfigError(
+            f"{source} started processes on several hosts, and does not say where rank 0 is reached. Set "
+            "ENGINE_HUB=HOST:PORT in every process, to the name or address of rank 0's host and a free port of it."
+        )
+    return HubAddress(host, _port(job, environ))
+
+
+def secret(environ: Mapping[str, str]) -> str | None:
+    """The job's secret: ENGINE_SECRET, or what is in the file that ENGINE_SECRET_FILE names; None if neither is set.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or is empty.
+    """
+    if environ.get("ENGINE_SECRET"):
+        return environ["ENGINE_SECRET"]
+    path = environ.get(_FILE)
+    if not path:
+        return None
+    try:
+        text = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{_FILE} is {path!r}, which cannot be read: {error}") from None
+    if not text:
+        raise ConfigError(f"{_FILE} is {path!r}, which is empty; expected the job's secret")
+    return text
+
+
+def lacking_secret(source: str) -> str:
+    """What to do on several hosts without a secret."""
+    how = {
+        OPEN_MPI.name: " and pass it on by `mpirun -x ENGINE_SECRET`",
+        PMI.name: " and pass it on by `mpiexec -genvlist ENGINE_SECRET`",
+        TORCHRUN.name: ", the same on every host",
+    }
+    return (
+        "On several hosts ranks know each other by a secret. Write `export ENGINE_SECRET=$(openssl rand -hex 32)` into "
+        f"the batch script, before the line that starts the processes{how.get(source, '')}; or set {_FILE} to the path "
+        "of a file that holds one, and that only you can read."
+    )
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    """Read `HOST:PORT`, with an IPv6 address in brackets."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([^:\[\]\s/]+)):([0-9]{1,5})", text)
+    if found is None or not 0 < int(found[3]) < 1 << 16:
+        raise ConfigError(
+            f"ENGINE_HUB is {text!r}; expected HOST:PORT, such as node1:4711, 10.0.0.1:4711 or [fd00::1]:4711"
+        )
+    return found[1] or found[2], int(found[3])
+
+
+def _first_node(text: str) -> str:
+    """The first node of a list as Slurm writes it: `gpu[01-03,7],cpu5` begins with `gpu01`."""
+    name, place = "", 0
+    while place < len(text) and text[place] != ",":
+        if text[place] == "[":
+            end = text.index("]", place) if "]" in text[place:] else len(text)
+            name += re.split("[-,]", text[place + 1 : end])[0]
+            place = end
+        else:
+            name += text[place]
+        place += 1
+    return name
+
+
+def _port(job: str, environ: Mapping[str, str]) -> int:
+    """The port that follows from a job's key; never that of torch's own store."""
+    digest = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8], "big")
+    port = _FIRST_PORT + digest % _PORTS
+    return port + 1 if str(port) == environ.get("MASTER_PORT", "").strip() else port
