@@ -76,6 +76,14 @@ class Config:
         "HOROVOD_START_TIMEOUT",
         option=Option("S"),
     )
+    interface: str | None = setting(
+        None,
+        "",
+        optional(text, "auto"),
+        "Interface of this host, or its address, to which ranks on other hosts connect; auto: the one by which it "
+        "reaches rank 0's host.",
+        "HOROVOD_GLOO_IFACE",
+    )
     shutdown_timeout: float = setting(
         10.0,
         "seconds",

@@ -18,6 +18,7 @@ from .metrics.export.in_process import InProcess
 from .native import core, setup
 from .process_sets import Registry
 from .rendezvous import Gathered, gather
+from .rendezvous.layout import Layout
 from .trace.flight import Recorder
 from .trace.timeline import Timeline
 from .tuning.journals import check_log, knobs_of
@@ -40,7 +41,9 @@ class Running:
     watch: Watch
     sets: Registry
     pid: int
-    pids: list[int]
+    pids: dict[int, int]
+    """The processes of this host's ranks, by rank."""
+    layout: Layout
     timeline: Timeline | None = None
     tuning: Tuning | None = None
     serving: InProcess | None = None
@@ -68,7 +71,10 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
     beginning = own_page.begin(page, world.rank, world.size, world.local_rank) if page >= 0 else {}
 
     info, create = setup.segment_info(), partial(_memory, world, generation)
-    gathered = gather(world, generation, info, settings.start_timeout, create)
+    levels = setup.kernel_levels() if settings.kernels == "auto" else [settings.kernels]
+    gathered = gather(world, generation, info, settings.start_timeout, create, levels, settings.interface)
+    if gathered.kernels is not None:
+        setup.use_kernels(gathered.kernels)
     # From here on the engine owns the descriptors, whether it succeeds or not.
     engine = core.Engine(
         world.rank,
@@ -82,13 +88,15 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
         spin_us=spin_us(gathered) if settings.spin_us is None else settings.spin_us,
         yield_us=yield_us(gathered) if settings.spin_us is None else 0.0,
         counters=page,
+        **_across(gathered),
     )
     engine.tell(**beginning)
     sets = Registry(engine, settings.shutdown_timeout)
     watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
     watch.start()
     stacks.enable(settings.output_dir, world.rank)
-    running = Running(engine, world, settings, watch, sets, os.getpid(), gathered.pids, timeline)
+    crew = {rank: gathered.pids[rank] for rank in gathered.crew}
+    running = Running(engine, world, settings, watch, sets, os.getpid(), crew, gathered.layout, timeline)
     if timeline is not None:
         timeline.start(engine, sets)
     if world.rank == 0:
@@ -104,8 +112,15 @@ def _page(environ: Mapping[str, str]) -> int:
         raise RendezvousError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from None
 
 
+def _across(gathered: Gathered) -> dict[str, Any]:
+    """What an engine is told of other hosts: nothing, if there are none."""
+    if len(gathered.layout.crews) == 1:
+        return {}
+    return {"hosts": gathered.hosts, "wires": gathered.wires, "lanes": gathered.lanes}
+
+
 def _memory(world: World, generation: int) -> tuple[int, int]:
-    """Make the memory of a world on rank 0: the descriptors of the control segment and of the arena."""
+    """Make the memory of a host's ranks on the first of them; the descriptors of control segment and arena."""
     try:
         control = setup.create_segment(world.size, generation)
         try:
@@ -115,7 +130,7 @@ def _memory(world: World, generation: int) -> tuple[int, int]:
             raise
     except OSError as error:
         raise RendezvousError(
-            f"rank 0 cannot make the memory that the ranks share: {linux.refusal('memfd_create', error)}"
+            f"rank {world.rank} cannot make the memory that the ranks share: {linux.refusal('memfd_create', error)}"
         ) from None
 
 
@@ -136,7 +151,7 @@ def _tune(running: Running, known: dict[str, Any], given: Collection[str], gathe
             running.engine.set_knobs(**chosen)
             logs.logger.info("autotune: knobs of %s: %s", running.settings.autotune_from, words(chosen))
         return
-    cpus = sorted({cpu for cpus in gathered.processors for cpu in cpus})
+    cpus = sorted(_processors(gathered))
     held = {name: value for name, value in running.engine.knobs().items() if name in given}
     about = {"ranks": running.world.size, "held": held}
     running.tuning = Tuning(running.engine, running.settings, held, cpus, known, about, running.sets)
@@ -144,8 +159,8 @@ def _tune(running: Running, known: dict[str, Any], given: Collection[str], gathe
 
 
 def spin_us(gathered: Gathered) -> float:
-    """Spinning pays when every rank has a processor; else it takes the processor from the rank that is waited for."""
-    processors: float = _processors(gathered)
+    """Spinning pays when every rank of this host has a processor; else it takes that of the rank that is waited for."""
+    processors: float = len(_processors(gathered))
     try:
         quota = cpu_quota()
     except (ArithmeticError, LookupError, OSError, ValueError) as error:
@@ -154,7 +169,7 @@ def spin_us(gathered: Gathered) -> float:
         quota = None
     if quota is not None:
         processors = min(processors, quota)
-    return DEFAULT_SPIN_US if len(gathered.pids) <= processors else 0.0
+    return DEFAULT_SPIN_US if len(gathered.crew) <= processors else 0.0
 
 
 def yield_us(gathered: Gathered) -> float:
@@ -162,12 +177,12 @@ def yield_us(gathered: Gathered) -> float:
 
     Where a quota alone is short, ranks have processors of their own: yielding would be spinning, and spend the quota.
     """
-    return DEFAULT_YIELD_US if len(gathered.pids) > _processors(gathered) else 0.0
+    return DEFAULT_YIELD_US if len(gathered.crew) > len(_processors(gathered)) else 0.0
 
 
-def _processors(gathered: Gathered) -> int:
-    """How many processors the ranks may run on, all together."""
-    return len({cpu for cpus in gathered.processors for cpu in cpus})
+def _processors(gathered: Gathered) -> set[int]:
+    """The processors that the ranks of this host may run on, all together."""
+    return {cpu for rank in gathered.crew for cpu in gathered.processors[rank]}
 
 
 def _timeline(target: Path, world: World, settings: config.Config) -> Timeline:

@@ -17,6 +17,7 @@ from .host.kubernetes import service_links
 from .metrics.export.in_process import listen
 from .native import core
 from .process_sets import ProcessSet
+from .rendezvous.layout import Layout
 from .running import Running, start
 from .trace.timeline import Timeline
 from .world import NO_LAUNCHER, World, detect
@@ -238,6 +239,20 @@ def _world_of_worker() -> World:
     return world
 
 
+def _layout() -> Layout:
+    """How the ranks lie on hosts, as `_world`."""
+    running = _running
+    if running is not None:
+        return running.layout
+    world = _world()
+    if world.several_hosts:
+        raise NotInitializedError(
+            f"process {os.getpid()} is a worker that was started with 'spawn' or 'forkserver', and its variables tell "
+            "nothing of other hosts: give it engine.cross_rank() and engine.cross_size() as arguments"
+        )
+    return Layout((0,) * world.size)
+
+
 def engine() -> core.Engine:
     """The native engine.
 
@@ -342,21 +357,18 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """The number of this host among the hosts: 0, with one host."""
-    _world()
-    return 0
+    """The number of this host among those that have a rank of this rank's `local_rank`: 0, with one host."""
+    return _layout().cross(rank())[0]
 
 
 def cross_size() -> int:
-    """The number of hosts: 1."""
-    _world()
-    return 1
+    """The number of hosts that have a rank of this rank's `local_rank`: 1, with one host."""
+    return _layout().cross(rank())[1]
 
 
 def is_homogeneous() -> bool:
     """Whether every host has equally many ranks: True, with one host."""
-    _world()
-    return True
+    return _layout().homogeneous
 
 
 def set_knobs(

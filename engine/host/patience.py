@@ -25,6 +25,11 @@ class Patience:
         self._left = seconds
         self._looked = time.monotonic()
 
+    def begin(self, seconds: float) -> None:
+        """Wait so long from now on."""
+        self._left = seconds
+        self._looked = time.monotonic()
+
     def left(self) -> float:
         """Look: the seconds that are left, 0 when the time is over."""
         now = time.monotonic()

@@ -1,21 +1,23 @@
-"""The rendezvous: ranks of one host find each other and exchange descriptors.
+"""The rendezvous: ranks find each other and exchange descriptors.
 
-Rank 0 makes the control segment and the arena, and listens on an abstract Unix socket, which leaves nothing behind.
-Both sides check that the other runs as the same user, and prove by HMAC over the other's nonce that they know the job's
-secret.
+On each host the *leader*, its lowest rank, makes the control segment and the arena, and listens on an abstract Unix
+socket, which leaves nothing behind. With one host it is rank 0. Both sides check that the other runs as the same user,
+and prove by HMAC over the other's nonce that they know the job's secret.
 
-    rank 0 -> rank r    challenge: nonce, seconds left; rank 0's pidfd
-    rank r -> rank 0    hello: nonce, rank, size, pid, processors, build; rank r's pidfd       (proves)
-    rank 0 -> rank r    welcome: pids, processors; control, arena, all pidfds                  (proves)
-                        or a refusal, which every rank raises
+    leader -> rank r    challenge: nonce, seconds left; the leader's pidfd
+    rank r -> leader    hello: nonce, rank, size, pid, processors, build; rank r's pidfd       (proves)
+    leader -> rank r    welcome: pids, processors, hosts; control, arena, pidfds of the host,  (proves)
+                        connections to ranks on other hosts; or a refusal, which every rank raises
 
 A message is a 4-byte length, a 32-byte HMAC and JSON. Descriptors follow a welcome one byte per group, because the
 kernel takes at most 253 at a time. A stranger on the socket costs one slot for a few seconds and nothing else.
+
+With several hosts the leaders meet over TCP before they welcome anybody (`between`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..world import World
 from .hosting import Hosting
@@ -31,6 +33,8 @@ def gather(
     build: dict[str, str | int],
     timeout: float,
     create: Callable[[], tuple[int, int]],
+    levels: Sequence[str] = (),
+    interface: str | None = None,
 ) -> Gathered:
     """Meet the other ranks. Collective.
 
@@ -45,7 +49,13 @@ def gather(
     timeout : float
         Seconds to wait for the others.
     create : callable
-        Called on rank 0 when all have come; returns the descriptors of the control segment and the arena.
+        Called on each host's leader when all have come; returns the descriptors of the control segment and the arena.
+    levels : sequence of str
+        The kernels that this rank can run and may, the best last: hosts with different processors use the best that
+        all have.
+    interface : str, optional
+        The interface of this host, or its address, to which connections from other hosts go; by default the one by
+        which it reaches rank 0's host.
 
     Raises
     ------
@@ -54,7 +64,7 @@ def gather(
     IncompatibleRanksError
         The ranks run different builds; every rank raises it.
     """
-    hello = introduce(world, build)
-    if world.rank == 0:
-        return Hosting(world, generation, hello, timeout, create).run()
+    hello = introduce(world, build, levels)
+    if world.leads:
+        return Hosting(world, generation, hello, timeout, create, interface).run()
     return Joining(world, generation, hello, timeout).run()

@@ -1,4 +1,4 @@
-"""Rank 0's half of the rendezvous: listen, prove, compare, pass the descriptors on."""
+"""A leader's half of the rendezvous on its host: listen, prove, compare, pass the descriptors on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 from .. import readable
-from ..errors import IncompatibleRanksError, RendezvousError
+from ..errors import RendezvousError
 from ..host.patience import Patience
 from ..world import World
+from .between import Between, kind_of
+from .hub import Hub
+from .leader import Leader
 from .messages import (
     GRACE,
     GROUP,
@@ -24,6 +27,7 @@ from .messages import (
     Hello,
     address,
     close_all,
+    compare,
     frame,
     own_pidfd,
     peer_uid,
@@ -53,12 +57,25 @@ class _Visitor:
 
 
 class Hosting:
-    """Rank 0 while it gathers the others: one loop over one selector, which no visitor can hold up."""
+    """A leader while it gathers the others of its host: one loop over one selector, which no visitor can hold up.
+
+    With one host that is rank 0, and its host all there is. With several it agrees with the other leaders (`between`)
+    before it welcomes anybody.
+    """
 
     def __init__(
-        self, world: World, generation: int, hello: Hello, timeout: float, create: Callable[[], tuple[int, int]]
+        self,
+        world: World,
+        generation: int,
+        hello: Hello,
+        timeout: float,
+        create: Callable[[], tuple[int, int]],
+        interface: str | None = None,
     ) -> None:
         self.world = world
+        self.size = world.local_size if world.several_hosts else world.size
+        self.interface = interface
+        self.between: Between | None = None
         self.generation = generation
         self.hello = hello
         self.timeout = timeout
@@ -81,7 +98,12 @@ class Hosting:
             The ranks run different builds.
         """
         try:
-            if self.world.size > 1:
+            if self.world.several_hosts:
+                kind = Hub if self.world.rank == 0 else Leader
+                self.between = kind(self.world, self.generation, self.patience, self.timeout, self.interface)
+                self.selector.register(self.between, selectors.EVENT_READ)
+                self.between.begin()
+            if self.size > 1:
                 self._listen()
             return self._welcome()
         except BaseException as error:
@@ -92,6 +114,8 @@ class Hosting:
         finally:
             for visitor in (*self.members.values(), *self.strangers):
                 visitor.close()
+            if self.between is not None:
+                self.between.close()
             self.selector.close()
 
     def _listen(self) -> None:
@@ -100,30 +124,39 @@ class Hosting:
                 listener.bind(address(self.world, self.generation))
             except OSError as error:
                 raise RendezvousError(
-                    f"rank 0: another process holds this job's socket ({error.strerror}). Two jobs with one key? Set "
-                    "ENGINE_JOB to a different word for each."
+                    f"rank {self.world.rank}: another process holds this job's socket ({error.strerror}). Two jobs "
+                    "with one key? Set ENGINE_JOB to a different word for each."
                 ) from None
-            listener.listen(self.world.size + _STRANGERS)
+            listener.listen(self.size + _STRANGERS)
             listener.setblocking(False)
             self.selector.register(listener, selectors.EVENT_READ)
-            while len(self.members) < self.world.size - 1:
+            while len(self.members) < self.size - 1:
                 self._turn(listener)
+            self.selector.unregister(listener)
 
-    def _turn(self, listener: socket.socket) -> None:
+    def _turn(self, listener: socket.socket | None = None) -> None:
         """Wait for something to happen, once. Whoever is late is heard once more, in case that only we are."""
         left = self.patience.wait()
         waits = {id(visitor): visitor.patience.wait() for visitor in self.strangers}
         late = [visitor for visitor in self.strangers if not waits[id(visitor)]]
-        self._hear(listener, min(left, *waits.values()) if waits else left)
+        others = left if self.between is None else self.between.wait()
+        self._hear(listener, min(left, others, *waits.values()))
+        if self.between is not None:
+            self.between.turn()
         for visitor in late:
             if visitor in self.strangers:
                 self._drop(visitor)
-        if not left and (missing := self._missing()):
+        if self.between is not None:
+            if not self.patience.left():
+                raise self.between.overdue(self.size - 1 - len(self.members))
+        elif not left and (missing := self._missing()):
             raise RendezvousError(f"{missing} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)")
 
-    def _hear(self, listener: socket.socket, seconds: float) -> None:
+    def _hear(self, listener: socket.socket | None, seconds: float) -> None:
         for key, _ in self.selector.select(seconds):
-            if key.fileobj is listener:
+            if key.fileobj is self.between:
+                continue  # Its turn comes next.
+            if listener is not None and key.fileobj is listener:
                 self._accept(listener)
             elif key.data.connection.fileno() < 0:
                 continue  # Dropped a moment ago, in this very loop.
@@ -144,11 +177,14 @@ class Hosting:
         if peer_uid(connection) != os.getuid():
             connection.close()
             return
-        if len(self.strangers) >= self.world.size + _STRANGERS:
+        if len(self.strangers) >= self.size + _STRANGERS:
             self._drop(self.strangers[0])
         connection.setblocking(False)
         visitor = _Visitor(connection, secrets.token_hex(16), Patience(GRACE))
-        told = {"nonce": visitor.nonce, "seconds": self.patience.left(), "pid": os.getpid()}
+        seconds = self.patience.left()
+        if self.between is not None:  # The hub may have begun later, and lanes take their time.
+            seconds = self.timeout + seconds + 4 * GRACE
+        told = {"nonce": visitor.nonce, "seconds": seconds, "pid": os.getpid(), "rank": self.world.rank}
         challenge = frame(told, b"", "challenge", "")
         try:
             socket.send_fds(connection, [challenge], [self.pidfd])
@@ -196,11 +232,18 @@ class Hosting:
         if len(visitor.descriptors) != 1:
             raise ValueError("no pidfd")
         visitor.hello = hello
-        if hello.size != self.world.size or not 0 < hello.rank < self.world.size:
+        leader = self.world.rank
+        if hello.size != self.world.size or not 0 <= hello.rank < self.world.size or hello.rank == leader:
             self._enter(visitor, -hello.pid)
             raise RendezvousError(
-                f"a process (pid {hello.pid}) says it is rank {hello.rank} of {hello.size}, but rank 0 "
+                f"a process (pid {hello.pid}) says it is rank {hello.rank} of {hello.size}, but rank {leader} "
                 f"(pid {os.getpid()}) belongs to a world of {self.world.size}"
+            )
+        if hello.rank < leader:
+            self._enter(visitor, -hello.pid)
+            raise RendezvousError(
+                f"rank {leader} says it is the first on {socket.gethostname()} (local rank 0), where rank {hello.rank} "
+                "is too: local ranks must be in the order of ranks; start the processes so, or mend their variables"
             )
         other = self.members.get(hello.rank)
         if other is not None and other.hello is not None:
@@ -209,6 +252,8 @@ class Hosting:
                 f"two processes say they are rank {hello.rank}: pid {other.hello.pid} and pid {hello.pid}"
             )
         self._enter(visitor, hello.rank)
+        if self.between is not None:
+            self.between.entered(hello)
 
     def _enter(self, visitor: _Visitor, rank: int) -> None:
         """Count it among those who hear the verdict; a rank below 0 is one that is refused."""
@@ -221,39 +266,69 @@ class Hosting:
         assert visitor.hello is not None
         rank = visitor.hello.rank
         self.members.pop(rank).close()
-        missing = self._missing(besides=rank)
+        missing = self._missing(besides=rank) if self.between is None else ""
+        place = f" on {self.between.name}" if self.between is not None else ""
         raise RendezvousError(
-            f"rank {rank} (pid {visitor.hello.pid}) ended while the ranks were gathering"
+            f"rank {rank} (pid {visitor.hello.pid}{place}) ended while the ranks were gathering"
             + (f"; {missing} had not come yet" if missing else "")
         )
 
-    def _compare(self, hellos: list[Hello]) -> None:
-        """Refuse ranks that cannot work together, all differences in one table."""
-        lines = []
-        for hello in hellos[1:]:
-            for name in sorted({*self.hello.build, *hello.build}):
-                mine, theirs = self.hello.build.get(name), hello.build.get(name)
-                if mine != theirs:
-                    mend = "set the same ENGINE_KERNELS" if name == "kernels" else "install the same version"
-                    lines.append(f"rank {hello.rank} has {name} {theirs}, rank 0 has {name} {mine}: {mend}")
-        if lines:
-            raise IncompatibleRanksError("the ranks cannot work together\n  " + "\n  ".join(lines))
+    def _agree(self, hellos: list[Hello]) -> tuple[int, int]:
+        """Make the memory, once it is known that the ranks can work together; its descriptors."""
+        if self.between is None:
+            compare(hellos, {})
+            return self.create()
+        self.between.complete(hellos)
+        while self.between.terms is None:
+            self._turn()
+        memory = self.create()
+        try:
+            self.between.memory_is_made()
+            while not self.between.done:
+                self._turn()
+        except BaseException:
+            close_all([*memory])
+            raise
+        return memory
 
     def _welcome(self) -> Gathered:
-        visitors = [self.members[rank] for rank in range(1, self.world.size)]
+        visitors = [self.members[rank] for rank in sorted(self.members)]
         hellos = [self.hello, *(visitor.hello for visitor in visitors if visitor.hello is not None)]
-        self._compare(hellos)
-        control, arena = self.create()
-        peers = [self.pidfd, *(visitor.descriptors[0] for visitor in visitors)]
-        gathered = Gathered(
-            control, arena, peers, [hello.pid for hello in hellos], [hello.processors for hello in hellos]
-        )
-        message = {"pids": gathered.pids, "processors": gathered.processors, "descriptors": 2 + len(peers)}
+        control, arena = self._agree(hellos)
+        gathered = self._gathered(control, arena, hellos)
+        pidfds = [self.pidfd, *(visitor.descriptors[0] for visitor in visitors)]
+        for hello, pidfd in zip(hellos, pidfds, strict=True):
+            gathered.peers[hello.rank] = pidfd
+        message = {
+            **{name: getattr(gathered, name) for name in ("pids", "processors", "hosts", "host", "kernels")},
+            "crew": [hello.rank for hello in hellos],
+        }
         for visitor, hello in zip(visitors, hellos[1:], strict=True):
-            if self._send(visitor, frame(message, self.key, "welcome", hello.nonce)):
-                self._pass(visitor, [control, arena, *peers])
+            lanes = {} if self.between is None else self.between.taken_lanes(hello.rank)
+            descriptors = [control, arena, *pidfds, *lanes.values()]
+            told = {**message, "lanes": list(lanes), "descriptors": len(descriptors)}
+            if self._send(visitor, frame(told, self.key, "welcome", hello.nonce)):
+                self._pass(visitor, descriptors)
+            close_all(list(lanes.values()))
             visitor.descriptors = []  # Ours to keep: they are in `peers`.
         return gathered
+
+    def _gathered(self, control: int, arena: int, hellos: list[Hello]) -> Gathered:
+        """What this rank has, but for the pidfds."""
+        peers = [-1] * self.world.size
+        if self.between is None:
+            return Gathered(
+                control, arena, peers, [hello.pid for hello in hellos], [hello.processors for hello in hellos]
+            )
+        terms = self.between.terms
+        assert terms is not None
+        rank = self.world.rank
+        return Gathered(
+            *(control, arena, peers, terms.pids, terms.processors, tuple(terms.hosts), terms.hosts[rank]),
+            kernels=terms.kernels,
+            wires=self.between.taken_wires(),
+            lanes=self.between.taken_lanes(rank),
+        )
 
     def _send(self, visitor: _Visitor, data: bytes) -> bool:
         """Whether it went. A rank that has just died is the monitor's to report, by its pidfd."""
@@ -282,8 +357,9 @@ class Hosting:
 
     def _refuse(self, error: RendezvousError) -> None:
         """Tell everyone who came, so that every rank raises the same."""
-        kind = "IncompatibleRanksError" if isinstance(error, IncompatibleRanksError) else "RendezvousError"
         for visitor in self.members.values():
             if visitor.hello is not None:
-                message = {"refused": kind, "message": str(error)}
+                message = {"refused": kind_of(error), "message": str(error)}
                 self._send(visitor, frame(message, self.key, "welcome", visitor.hello.nonce))
+        if self.between is not None:
+            self.between.refuse(error)

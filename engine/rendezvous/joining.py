@@ -1,4 +1,4 @@
-"""The half of the rendezvous that every rank but 0 runs."""
+"""The half of the rendezvous that every rank but a leader runs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from .messages import (
 
 
 class Joining:
-    """A rank other than 0: connect, prove, wait for the verdict."""
+    """A rank that leads no host: connect to the one that does, prove, wait for the verdict."""
 
     def __init__(self, world: World, generation: int, hello: Hello, timeout: float) -> None:
         self.hello = hello
         self.address = address(world, generation)
+        self.leader = "local rank 0" if world.several_hosts else "rank 0"
         self.key = world.proof(generation)
         self.timeout = timeout
         self.patience = Patience(timeout)
@@ -59,8 +60,8 @@ class Joining:
                         return answer
             if not self.patience.left():
                 raise RendezvousError(
-                    f"rank {self.hello.rank}: rank 0 did not come within {self.timeout:g} s. Is it running, on this "
-                    "host, as this user, in the same job? ENGINE_START_TIMEOUT gives it more time."
+                    f"rank {self.hello.rank}: {self.leader} did not come within {self.timeout:g} s. Is it running, on "
+                    "this host, as this user, in the same job? ENGINE_START_TIMEOUT gives it more time."
                 )
             time.sleep(pause)  # Nothing announces that a socket has appeared.
             pause = min(pause * 1.5, 0.05)
@@ -80,7 +81,7 @@ class Joining:
         return True
 
     def _talk(self, connection: socket.socket) -> Gathered | None:
-        """One conversation; None if rank 0 broke off before it knew who we are."""
+        """One conversation; None if the leader broke off before it knew who we are."""
         received: list[int] = []
         buffer = bytearray()
         try:
@@ -88,11 +89,12 @@ class Joining:
             if challenge is None or not received:
                 return None
             challenged = json.loads(challenge[1])
+            self.leader = f"rank {challenged['rank']}"
             hello = frame(vars(self.hello), self.key, "hello", challenged["nonce"])
             mine = own_pidfd()
             try:
                 sent = socket.send_fds(connection, [hello], [mine])
-                if sent < len(hello):  # Sending nothing would still fail if the verdict is here and rank 0 gone.
+                if sent < len(hello):  # Sending nothing would still fail if the verdict is here and the leader gone.
                     connection.sendall(hello[sent:])
             except OSError:
                 return None
@@ -106,7 +108,7 @@ class Joining:
                     end = "died before all ranks had come"
                 else:
                     end = "went on without this process: either all its ranks had come, or it fell silent"
-                raise RendezvousError(f"rank 0 (pid {challenged['pid']}) {end}")
+                raise RendezvousError(f"{self.leader} (pid {challenged['pid']}) {end}")
             return self._verdict(connection, answer)
         finally:
             close_all(received)
@@ -116,7 +118,8 @@ class Joining:
         message = json.loads(payload)
         if not hmac.compare_digest(proof, sign(self.key, "welcome", self.hello.nonce, payload)):
             raise RendezvousError(
-                f"rank {self.hello.rank}: rank 0 does not know this job's secret. Is ENGINE_SECRET the same on both?"
+                f"rank {self.hello.rank}: {self.leader} does not know this job's secret. Is ENGINE_SECRET the same on "
+                "both?"
             )
         if "refused" in message:
             raise KINDS[message["refused"]](message["message"])
@@ -124,12 +127,20 @@ class Joining:
         try:
             while len(descriptors) < message["descriptors"]:
                 if not receive(connection, 1, descriptors):
-                    raise RendezvousError("rank 0 ended in the middle of its welcome")
+                    raise RendezvousError(f"{self.leader} ended in the middle of its welcome")
         except BaseException:
             close_all(descriptors)
             raise
-        control, arena, *peers = descriptors
-        return Gathered(control, arena, peers, message["pids"], message["processors"])
+        control, arena, *rest = descriptors
+        crew, lanes = message["crew"], message["lanes"]
+        peers = [-1] * self.hello.size
+        for rank, pidfd in zip(crew, rest, strict=False):
+            peers[rank] = pidfd
+        return Gathered(
+            *(control, arena, peers, message["pids"], message["processors"], tuple(message["hosts"]), message["host"]),
+            kernels=message["kernels"],
+            lanes=dict(zip(lanes, rest[len(crew) :], strict=True)),
+        )
 
     def _message(
         self, connection: socket.socket, buffer: bytearray, descriptors: list[int], patience: Patience
@@ -139,7 +150,7 @@ class Joining:
             whole = take(buffer)
             if whole is not None:
                 return whole
-            # The first descriptor is rank 0's pidfd: its death shows even while a forked child holds the socket open.
+            # The first descriptor is the leader's pidfd: its death shows even while a forked child holds the socket.
             speakers = [connection.fileno(), *descriptors[:1]]
             while not (ready := readable(speakers, patience.wait())) and patience.left():
                 pass

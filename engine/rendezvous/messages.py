@@ -12,12 +12,14 @@ import secrets
 import select
 import socket
 import struct
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import IncompatibleRanksError, RendezvousError
 from ..host import linux
 from ..world import World
+from .layout import Layout
 
 GROUP = 250  # descriptors per message
 LIMIT = 1 << 20  # bytes of a message
@@ -33,14 +35,34 @@ class Gathered:
     control: int
     arena: int
     peers: list[int]
-    """A pidfd per rank."""
+    """A pidfd per rank; -1 for those of other hosts."""
     pids: list[int]
     processors: list[list[int]]
     """Each rank's affinity."""
+    hosts: tuple[int, ...] = ()
+    """By rank, the number of its host; empty with one host."""
+    host: int = 0
+    """The number of this one."""
+    kernels: str | None = None
+    """The kernels that all ranks have, if not all would choose the same."""
+    wires: dict[int, int] = field(default_factory=dict)
+    """By host, the connection to its leader: on rank 0 to all others, on other leaders to rank 0's."""
+    lanes: dict[int, int] = field(default_factory=dict)
+    """By rank on another host, the connection to it."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks lie on hosts."""
+        return Layout(self.hosts or (0,) * len(self.pids))
+
+    @property
+    def crew(self) -> list[int]:
+        """The ranks of this host."""
+        return self.layout.crews[self.host]
 
     def close(self) -> None:
         """Close all descriptors; only if no engine has taken them over."""
-        close_all([self.control, self.arena, *self.peers])
+        close_all([self.control, self.arena, *self.peers, *self.wires.values(), *self.lanes.values()])
 
 
 @dataclass
@@ -52,17 +74,57 @@ class Hello:
     pid: int
     processors: list[int]
     build: dict[str, str | int]
+    levels: list[str]
+    """The kernels that it can run and may, the best last."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
 
-def introduce(world: World, build: dict[str, str | int]) -> Hello:
+def introduce(world: World, build: dict[str, str | int], levels: Sequence[str] = ()) -> Hello:
     """This process's `Hello`."""
-    return Hello(world.rank, world.size, os.getpid(), sorted(os.sched_getaffinity(0)), build)
+    return Hello(world.rank, world.size, os.getpid(), sorted(os.sched_getaffinity(0)), build, list(levels))
+
+
+def common_kernels(hellos: Sequence[Hello]) -> str | None:
+    """The best kernels that all ranks can run, if not all would choose the same; else None."""
+    if len({hello.build.get("kernels") for hello in hellos}) == 1:
+        return None
+    common = [level for level in hellos[0].levels if all(level in hello.levels for hello in hellos)]
+    return common[-1] if common else None
+
+
+def compare(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collection[str] = ()) -> None:
+    """Refuse ranks that cannot work together, all differences in one table.
+
+    Parameters
+    ----------
+    hellos : sequence of Hello
+        By rank, all of them.
+    places : mapping
+        By rank, where it is, if that is to be said.
+    agreed : collection of str
+        What may differ.
+
+    Raises
+    ------
+    IncompatibleRanksError
+    """
+    first, *others = hellos
+    lines = []
+    for hello in others:
+        for name in sorted({*first.build, *hello.build} - {*agreed}):
+            mine, theirs = first.build.get(name), hello.build.get(name)
+            if mine != theirs:
+                mend = "set the same ENGINE_KERNELS" if name == "kernels" else "install the same version"
+                rank = f"rank {hello.rank}{places.get(hello.rank, '')}"
+                lines.append(f"{rank} has {name} {theirs}, rank 0 has {name} {mine}: {mend}")
+    if lines:
+        raise IncompatibleRanksError("the ranks cannot work together\n  " + "\n  ".join(lines))
 
 
 def address(world: World, generation: int) -> str:
-    """The abstract socket of a job: its user and a digest of its key."""
-    digest = hashlib.sha256(world.key(generation).encode()).hexdigest()[:40]
+    """The abstract socket of the ranks of a host: their user and a digest of the job's key."""
+    key = world.key(generation) + (f"@{world.host}" if world.several_hosts else "")
+    digest = hashlib.sha256(key.encode()).hexdigest()[:40]
     return f"\0engine-{os.getuid()}-{digest}"
 
 
@@ -92,7 +154,7 @@ def frame(message: dict[str, Any], key: bytes, label: str, nonce: str) -> bytes:
     return struct.pack(">I", MAC + len(payload)) + sign(key, label, nonce, payload) + payload
 
 
-def take(buffer: bytearray) -> tuple[bytes, bytes] | None:
+def take(buffer: bytearray, limit: int = LIMIT) -> tuple[bytes, bytes] | None:
     """Cut a whole message off the front of `buffer`: (HMAC, payload), or None as long as it is incomplete.
 
     Raises
@@ -103,7 +165,7 @@ def take(buffer: bytearray) -> tuple[bytes, bytes] | None:
     if len(buffer) < 4:
         return None
     (length,) = struct.unpack_from(">I", buffer)
-    if not MAC < length <= LIMIT:
+    if not MAC < length <= limit:
         raise ValueError("not a message")
     if len(buffer) < 4 + length:
         return None

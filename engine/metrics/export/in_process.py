@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from ...config import Config
 from ...errors import ConfigError
@@ -34,16 +34,16 @@ class InProcess:
         except MetricsError as error:
             raise ConfigError(str(error)) from None
 
-    def start(self, pids: Sequence[int]) -> None:
+    def start(self, pids: Mapping[int, int]) -> None:
         """Serve.
 
         Parameters
         ----------
-        pids : sequence of int
-            The ranks' processes, by rank.
+        pids : mapping of int to int
+            The processes of this host's ranks, by rank.
         """
-        self._strangers += map(Stranger, pids)
-        self._members += (stranger.member(rank) for rank, stranger in enumerate(self._strangers))
+        self._strangers += map(Stranger, pids.values())
+        self._members += map(Stranger.member, self._strangers, pids)
         for line in self._service.warnings:
             logger.warning("%s", line)
         for line in self._service.news:

@@ -1,0 +1,316 @@
+"""What the leader of each host does to meet those of the others, on the hub as elsewhere.
+
+The *hub* is rank 0's host. Each other leader calls it, and tells it of the ranks that it has gathered. When all have
+come the hub compares them and answers with the layout, and leaders open the *lanes*: one connection for each pair of
+ranks that exchange data, which the leader of the higher host calls, and that of the lower one answers. Each rank
+receives its own from its leader. The connection between a leader and the hub stays, as a *wire*.
+
+    leader -> hub    come: the processes of its host so far; crew: all their hellos, and where it answers for lanes
+    hub -> leader    layout: each rank's host, pid and processors; each host's door; the kernels; seconds left
+    leader -> hub    ready: its memory is made, its lanes are open
+    hub -> leader    go: all are ready
+                     either way, at any time, a refusal, which every rank raises
+
+No port is open but while ranks gather, and none without a secret.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from itertools import count
+from typing import Any
+
+from ..errors import RendezvousError
+from ..host import network
+from ..host.network import Address
+from ..host.patience import Patience
+from ..world import World
+from .layout import Layout
+from .links import ANSWERS, Link, Unproven, answer
+from .messages import KINDS, Hello
+from .talks import Steps, Talks, Wait
+
+STRANGERS = 128  # connections that may be unproven at once; of more, the oldest goes
+_NOTED = 8  # addresses of strangers that a message names
+FAREWELL = 2.0  # seconds in which the other side takes a refusal
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+Welcome = Callable[[Link, dict[str, Any]], Steps[None] | None]
+
+
+class Door:
+    """A port that is open while ranks gather: whoever comes proves that it belongs, or goes.
+
+    Parameters
+    ----------
+    talks : Talks
+    listener : socket.socket
+        Closed by `close`.
+    key : bytes
+        Of the proofs.
+    welcome : callable
+        Told of who has proven itself, by the link and the greeting; returns how the conversation goes on, if it does.
+    """
+
+    def __init__(self, talks: Talks, listener: socket.socket, key: bytes, welcome: Welcome) -> None:
+        self.address = network.address_of(listener.getsockname())
+        self.turned_away: dict[str, str] = {}  # by address, what was wrong with the last one from there
+        self._talks, self._listener, self._key, self._welcome = talks, listener, key, welcome
+        self._strangers: dict[int, Steps[None]] = {}
+        self._numbers = count()
+        self._accepting = self._accept()
+        talks.begin(self._accepting)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._talks.end(self._accepting)
+        for steps in list(self._strangers.values()):
+            self._talks.end(steps)
+        self._listener.close()
+
+    def _accept(self) -> Steps[None]:
+        while True:
+            yield Wait(connection=self._listener)
+            try:
+                connection, name = self._listener.accept()
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    raise RendezvousError(f"no other host can be heard: {error.strerror}") from None
+                continue  # It went before it was let in.
+            if len(self._strangers) >= STRANGERS:
+                self._talks.end(next(iter(self._strangers.values())))
+            number = next(self._numbers)
+            self._strangers[number] = steps = self._hear(number, connection, network.address_of(name).host)
+            self._talks.begin(steps)
+
+    def _hear(self, number: int, connection: socket.socket, host: str) -> Steps[None]:
+        try:
+            link = Link(connection, self._key, ANSWERS)
+            greeting = yield from answer(link)
+        except Unproven:
+            self._note(host, "does not know this job's secret, or is of another job")
+            connection.close()
+            return
+        except (OSError, ValueError):
+            self._note(host, "said nothing that a rank says")
+            connection.close()
+            return
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self._strangers.pop(number, None)
+        steps = self._welcome(link, greeting)
+        if steps is not None:
+            yield from steps
+
+    def _note(self, host: str, wrong: str) -> None:
+        if host in self.turned_away or len(self.turned_away) < _NOTED:
+            self.turned_away[host] = wrong
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the hub has decided, as every leader is told.
+
+    Attributes
+    ----------
+    hosts : list of int
+        By rank, the number of its host.
+    names : list of str
+        By host, what messages call it.
+    doors : list of Address or None
+        By host, where its leader answers for lanes; None of the hub: where the wire goes.
+    pids, processors : list
+        By rank.
+    kernels : str or None
+        The kernels that all have; None: each has the same already.
+    seconds : float
+        In which lanes have to be open.
+    """
+
+    hosts: list[int]
+    names: list[str]
+    doors: list[Address | None]
+    pids: list[int]
+    processors: list[list[int]]
+    kernels: str | None
+    seconds: float
+
+    @classmethod
+    def read(cls, message: dict[str, Any]) -> Terms:
+        """From a message."""
+        doors = [None if door is None else Address(*door) for door in message["doors"]]
+        return cls(**{entry.name: message[entry.name] for entry in fields(cls)} | {"doors": doors})
+
+
+class Between:
+    """A leader among leaders, from `begin` to `close`. Whoever gathers its crew lets it go on by `turn`.
+
+    Parameters
+    ----------
+    world : World
+    generation : int
+    patience : Patience
+        Of the whole gathering; the hub's word may change it.
+    timeout : float
+        Seconds that it had at first.
+    interface : str or None
+        The interface, or the address of this host, to which lanes of this host go.
+    """
+
+    def __init__(
+        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None
+    ) -> None:
+        self.world = world
+        self.patience = patience
+        self.timeout = timeout
+        self.key = world.proof(generation)
+        self.name = socket.gethostname()
+        self.talks = Talks()
+        self.door: Door | None = None
+        self.terms: Terms | None = None
+        self.prepared = False  # whether the memory of this host's ranks is made
+        self.done = False  # whether every host is ready
+        self.open: dict[tuple[int, int], Link] = {}  # lanes, by the rank here and the rank there
+        self.interface = interface
+
+    def begin(self) -> None:
+        """Listen, or call, or both.
+
+        Raises
+        ------
+        RendezvousError
+            The port is taken, or this host has no such interface.
+        """
+        raise NotImplementedError
+
+    def chosen_address(self) -> str | None:
+        """The address of the interface that was chosen, if one was. Errors as of `begin`."""
+        try:
+            return None if self.interface is None else network.interface_address(self.interface)
+        except ValueError as error:
+            raise RendezvousError(f"rank {self.world.rank} on {self.name}: ENGINE_INTERFACE: {error}") from None
+
+    def entered(self, hello: Hello) -> None:
+        """A rank of this host has come."""
+        raise NotImplementedError
+
+    def complete(self, hellos: list[Hello]) -> None:
+        """All ranks of this host have come."""
+        raise NotImplementedError
+
+    def overdue(self, absent: int) -> RendezvousError:
+        """What to raise when time is over, given how many of this host's processes have not come."""
+        raise NotImplementedError
+
+    def wires(self) -> dict[int, Link]:
+        """By host, the connection to its leader: those of the hub to all others, of others to the hub."""
+        raise NotImplementedError
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when there is something to do."""
+        return self.talks.fileno()
+
+    def wait(self) -> float:
+        """The seconds that may be waited before the next turn, if nothing happens."""
+        return min(self.patience.wait(), self.talks.wait())
+
+    def turn(self) -> None:
+        """Do what can be done now. A RendezvousError is for all ranks to raise."""
+        self.talks.turn()
+
+    def memory_is_made(self) -> None:
+        """The memory of this host's ranks is made."""
+        self.prepared = True
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks lie, once that is known."""
+        assert self.terms is not None
+        return Layout(tuple(self.terms.hosts))
+
+    def lanes_are_open(self) -> bool:
+        """Whether every rank here has its connections."""
+        layout = self.layout
+        crew = layout.crews[layout.hosts[self.world.rank]]
+        return self.open.keys() == {(rank, other) for rank in crew for other in layout.lanes(rank)}
+
+    def answer_lane(self, link: Link, greeting: dict[str, Any]) -> None:
+        """Keep a lane that another leader has opened."""
+        lane = greeting["to"], greeting["rank"]
+        if lane in self.open:
+            raise RendezvousError(
+                f"two connections between rank {lane[0]} and rank {lane[1]} were opened, the second from {link.there}"
+            )
+        self.open[lane] = link
+        link.send({})
+
+    def refuse(self, error: RendezvousError) -> None:
+        """Tell the other leaders why this start fails."""
+        message = {"refused": kind_of(error), "message": str(error)}
+        farewell([wire for wire in self.wires().values() if tell(wire, message)])
+
+    def close(self) -> None:
+        """Close all that nobody has taken."""
+        self.talks.close()
+        if self.door is not None:
+            self.door.close()
+        for link in (*self.open.values(), *self.wires().values()):
+            link.close()
+
+    def taken_wires(self) -> dict[int, int]:
+        """By host, the descriptor of the wire; the caller's from now on."""
+        return {host: link.connection.detach() for host, link in self.wires().items()}
+
+    def taken_lanes(self, rank: int) -> dict[int, int]:
+        """By rank elsewhere, the descriptor of the lane of `rank`; the caller's from now on."""
+        return {there: link.connection.detach() for (here, there), link in self.open.items() if here == rank}
+
+
+def kind_of(error: RendezvousError) -> str:
+    """The name by which a refusal travels."""
+    return next((name for name, kind in KINDS.items() if type(error) is kind), RendezvousError.__name__)
+
+
+def refused(message: dict[str, Any]) -> None:
+    """Raise the refusal that a message is, if it is one."""
+    if "refused" in message:
+        raise KINDS[message["refused"]](message["message"])
+
+
+def tell(link: Link, message: dict[str, Any]) -> bool:
+    """Send a last message; whether it went."""
+    try:
+        link.send(message)
+    except OSError:
+        return False
+    return True
+
+
+def farewell(links: Iterable[Link]) -> None:
+    """Let the last message arrive: a connection that is closed with bytes unread takes back what it has sent."""
+    end = time.monotonic() + FAREWELL
+    with selectors.DefaultSelector() as selector:
+        for link in links:
+            try:
+                link.connection.shutdown(socket.SHUT_WR)
+            except OSError:
+                continue
+            selector.register(link.connection, selectors.EVENT_READ)
+        while selector.get_map() and (left := end - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                assert isinstance(key.fileobj, socket.socket)
+                try:
+                    if key.fileobj.recv(1 << 16):
+                        continue
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    pass
+                selector.unregister(key.fileobj)

@@ -1,0 +1,265 @@
+"""The hub: rank 0 among the leaders of hosts. It hears who has come, compares, and decides how the ranks lie."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .. import readable
+from ..errors import RendezvousError
+from ..host import network
+from ..host.network import Address
+from ..host.patience import Patience
+from ..hub_address import HubAddress
+from ..world import World
+from .between import STRANGERS, Between, Door, Terms, refused
+from .layout import Layout
+from .links import Link
+from .messages import GRACE, Hello, common_kernels, compare
+from .talks import Steps
+
+
+@dataclass(eq=False)
+class Host:
+    """What the hub knows of a host.
+
+    Attributes
+    ----------
+    leader, pid : int
+    name : str
+        As the host calls itself.
+    processes : int
+        How many the launcher has started there.
+    link : Link or None
+        The connection to its leader; None of the hub itself.
+    pids : dict of int to int
+        The processes that have come there, by rank.
+    hellos : list of Hello
+        Of all of them, once they have come.
+    door : Address or None
+        Where the leader answers for lanes.
+    ready : bool
+        Whether its memory is made and its lanes are open.
+    address : str
+        As the hub sees it; of the hub itself as the first leader does.
+    """
+
+    leader: int
+    pid: int
+    name: str
+    processes: int
+    link: Link | None = None
+    pids: dict[int, int] = field(default_factory=dict)
+    hellos: list[Hello] = field(default_factory=list)
+    door: Address | None = None
+    ready: bool = False
+
+    address: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address})" if self.address else self.name
+
+
+class Hub(Between):
+    """Rank 0 among the leaders. Parameters as of `Between`."""
+
+    def __init__(
+        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None
+    ) -> None:
+        super().__init__(world, generation, patience, timeout, interface)
+        self.own = Host(0, os.getpid(), self.name, world.local_size, pids={0: os.getpid()})
+        self.hosts = [self.own]
+        assert world.hub is not None
+        self.address = world.hub
+        self.inner: Door | None = None  # the door for lanes, where they have an interface of their own
+
+    def begin(self) -> None:
+        """Listen. Errors as of `Between`."""
+        self.door = Door(self.talks, _listening(self.address, self.world.size), self.key, self._welcome)
+        if (chosen := self.chosen_address()) is not None:
+            listener = network.listen(chosen, 0, self.world.size + STRANGERS)
+            self.inner = Door(self.talks, listener, self.key, self._welcome)
+            self.own.door = self.inner.address
+
+    def entered(self, hello: Hello) -> None:
+        """A rank of this host has come."""
+        self._come(self.own, {hello.rank: hello.pid})
+
+    def complete(self, hellos: list[Hello]) -> None:
+        """All ranks of this host have come."""
+        self.own.hellos = hellos
+        self._decide()
+
+    def wires(self) -> dict[int, Link]:
+        """By host, the connection to its leader; before hosts have numbers, any."""
+        links = [host.link for host in self.hosts if host.link is not None]
+        return dict(enumerate(links, 1))
+
+    def memory_is_made(self) -> None:
+        """The memory of this host's ranks is made."""
+        super().memory_is_made()
+        self.own.ready = True
+        self._finish()
+
+    def close(self) -> None:
+        """Close all that nobody has taken."""
+        super().close()
+        if self.inner is not None:
+            self.inner.close()
+
+    def overdue(self, absent: int) -> RendezvousError:
+        """What to raise when time is over: who has come, who has not, and who was turned away."""
+        if self.terms is not None:
+            late = ", ".join(str(host) for host in self.hosts if not host.ready)
+            return RendezvousError(f"{late} did not make memory and connections within {self.terms.seconds:g} s")
+        known = {rank for host in self.hosts for rank in host.pids}
+        missing = readable.ranks(rank for rank in range(self.world.size) if rank not in known)
+        lines = [f"{missing} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)"]
+        for host in self.hosts:
+            came = f"{host}: {readable.ranks(host.pids)} came"
+            lack = host.processes - len(host.pids)
+            lines.append(came + (f", {lack} of its {host.processes} processes did not" if lack > 0 else ""))
+        if sum(host.processes for host in self.hosts) < self.world.size:
+            lines.append(f"the other hosts did not reach {self.name} at {self.address}, where rank 0 listens")
+        assert self.door is not None
+        lines += [f"somebody at {host} {wrong}" for host, wrong in self.door.turned_away.items()]
+        return RendezvousError("\n  ".join(lines))
+
+    def _welcome(self, link: Link, greeting: dict[str, Any]) -> Steps[None] | None:
+        """Go on with who has proven itself: for a lane, or as a leader."""
+        if greeting["role"] == "lane":
+            self.answer_lane(link, greeting)
+            return None
+        host = Host(greeting["rank"], greeting["pid"], greeting["name"], greeting["processes"], link)
+        host.address = link.there.host
+        self.own.address = self.own.address or link.here.host
+        self.hosts.append(host)
+        return self._with_leader(host, link, greeting)
+
+    def _with_leader(self, host: Host, link: Link, greeting: dict[str, Any]) -> Steps[None]:
+        """Hear a leader, until all are ready."""
+        try:
+            link.send({"seconds": self.patience.left(), "name": str(self.own)})
+            if greeting["size"] != self.world.size:
+                raise RendezvousError(
+                    f"rank {host.leader} on {host} belongs to a world of {greeting['size']}, rank 0 to one of "
+                    f"{self.world.size}"
+                )
+            while not self.done:
+                message = yield from link.message()
+                self._hear(host, message)
+        except (OSError, ValueError):
+            # What it was about to say is lost with it.
+            raise RendezvousError(
+                f"rank {host.leader} (pid {host.pid}), which leads the ranks on {host}, ended or was cut off while the "
+                "ranks were gathering"
+            ) from None
+
+    def _hear(self, host: Host, message: dict[str, Any]) -> None:
+        """What a leader says."""
+        refused(message)
+        if "come" in message:
+            self._come(host, dict(message["come"]))
+        elif "crew" in message:
+            host.hellos = [Hello(**hello) for hello in message["crew"]]
+            host.door = Address(*message["door"])
+            self._decide()
+        elif "ready" in message:
+            host.ready = True
+            self._finish()
+
+    def _come(self, host: Host, pids: dict[int, int]) -> None:
+        """Processes have come to a host."""
+        for rank, pid in pids.items():
+            if not 0 <= rank < self.world.size:
+                raise RendezvousError(f"pid {pid} on {host} says it is rank {rank}, in a world of {self.world.size}")
+            for other in self.hosts:
+                if rank in other.pids and other is not host:
+                    raise RendezvousError(
+                        f"two processes say they are rank {rank}: pid {other.pids[rank]} on {other} and pid {pid} on "
+                        f"{host}"
+                    )
+        host.pids |= pids
+
+    def _decide(self) -> None:
+        """When all ranks have come: compare them, and tell every leader how they lie."""
+        hellos = sorted((hello for host in self.hosts for hello in host.hellos), key=lambda hello: hello.rank)
+        if len(hellos) < self.world.size:
+            return
+        self.hosts.sort(key=lambda host: host.leader)
+        kernels = common_kernels(hellos)
+        places = {hello.rank: f" on {host}" for host in self.hosts for hello in host.hellos}
+        compare(hellos, places, {"kernels"} if kernels else ())
+        self._check_addresses()
+        left = max(self.patience.left(), GRACE)
+        self.terms = Terms(
+            list(Layout.of([hello.rank for hello in host.hellos] for host in self.hosts).hosts),
+            [str(host) for host in self.hosts],
+            [host.door for host in self.hosts],
+            [hello.pid for hello in hellos],
+            [hello.processors for hello in hellos],
+            kernels,
+            left,
+        )
+        self.patience.begin(left + GRACE)
+        self._tell({"layout": asdict(self.terms)})
+
+    def _check_addresses(self) -> None:
+        """Refuse an address of the loopback, unless all hosts are on one machine."""
+        if all(network.is_loopback(host.address) for host in self.hosts):
+            return
+        for host in self.hosts:
+            if host.door is not None and network.is_loopback(host.door.host):
+                raise RendezvousError(
+                    f"rank {host.leader} on {host.name} gives {host.door.host} as its address, where no other host "
+                    "reaches it. Set ENGINE_INTERFACE there to the interface that leads to the others, or ENGINE_HUB "
+                    "everywhere to an address of rank 0's host that is not its loopback."
+                )
+
+    def _finish(self) -> None:
+        """When all hosts are ready: tell them, and say no more, because the engines speak next."""
+        if all(host.ready for host in self.hosts):
+            assert self.lanes_are_open()
+            self.done = True
+            self._tell({"go": True})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for host in self.hosts:
+            if host.link is not None:
+                try:
+                    host.link.send(message)
+                except OSError as error:
+                    raise RendezvousError(
+                        f"rank {host.leader} (pid {host.pid}), which leads the ranks on {host}, cannot be told "
+                        f"anything: {error.strerror or error}"
+                    ) from None
+
+
+def _listening(hub: HubAddress, size: int) -> socket.socket:
+    """The socket that the launcher has left for rank 0, if this is still it; or one of our own."""
+    if hub.descriptor is not None:
+        try:
+            listener = socket.socket(fileno=hub.descriptor)
+        except OSError:  # It was closed by the first world of this process.
+            return _own_listener(hub, size)
+        # The number may be another file's by now.
+        tcp = listener.family in (socket.AF_INET, socket.AF_INET6) and listener.type == socket.SOCK_STREAM
+        listens = tcp and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if listens and listener.getsockname()[1] == hub.port:
+            listener.set_inheritable(False)
+            listener.setblocking(False)
+            return listener
+        listener.detach()
+    return _own_listener(hub, size)
+
+
+def _own_listener(hub: HubAddress, size: int) -> socket.socket:
+    try:
+        return network.listen(None, hub.port, size + STRANGERS)
+    except OSError as error:
+        raise RendezvousError(
+            f"rank 0 cannot listen on port {hub.port}, where the other hosts look for it: {error.strerror}. Set "
+            "ENGINE_HUB=HOST:PORT in every process, to a free port of rank 0's host."
+        ) from None

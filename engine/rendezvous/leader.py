@@ -1,0 +1,205 @@
+"""A leader of a host that has not rank 0: it calls the hub, tells it of its ranks, and opens lanes to lower hosts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..errors import RendezvousError
+from ..host import network
+from ..host.network import Address
+from ..host.patience import Patience
+from ..world import World
+from .between import FAREWELL, STRANGERS, Between, Door, Terms, refused
+from .links import Link, Unproven, call
+from .messages import GRACE, Hello, readable
+from .talks import Steps, Wait
+
+_TRIED = 4  # addresses of the hub that a message names
+
+
+class Leader(Between):
+    """The lowest rank of its host. Parameters as of `Between`."""
+
+    def __init__(
+        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None
+    ) -> None:
+        super().__init__(world, generation, patience, timeout, interface)
+        assert world.hub is not None
+        self.address = world.hub
+        self.link: Link | None = None
+        self.hub_name = ""
+        self.pids = {world.rank: os.getpid()}
+        self.hellos: list[Hello] = []
+        self.said_ready = False
+        self.tried: dict[str, str] = {}  # by address of the hub, what came of the last try
+        self.calling: Steps[None] | None = None  # the conversation with the hub
+
+    def begin(self) -> None:
+        """Call the hub. Errors as of `Between`."""
+        self.calling = self._with_hub(self.chosen_address())
+        self.talks.begin(self.calling)
+
+    def entered(self, hello: Hello) -> None:
+        """A rank of this host has come."""
+        self.pids[hello.rank] = hello.pid
+        self._tell({"come": list(self.pids.items())})
+
+    def complete(self, hellos: list[Hello]) -> None:
+        """All ranks of this host have come."""
+        self.hellos = hellos
+        self._tell_crew()
+
+    def wires(self) -> dict[int, Link]:
+        """The connection to the hub."""
+        return {} if self.link is None else {0: self.link}
+
+    def memory_is_made(self) -> None:
+        """The memory of this host's ranks is made."""
+        super().memory_is_made()
+        self._say_ready()
+
+    def overdue(self, absent: int) -> RendezvousError:
+        """What to raise when time is over."""
+        if self.calling is not None:
+            self.talks.end(self.calling)
+        if self.link is not None:
+            return RendezvousError(f"rank 0 on {self.hub_name} fell silent while the ranks were gathering")
+        tried = [f"{address}: {what}" for address, what in list(self.tried.items())[:_TRIED]]
+        if any("loopback" in each for each in tried):
+            tried.append("an address of the loopback never leads to another host: see /etc/hosts, or set ENGINE_HUB")
+        text = (
+            f"rank 0 did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT): rank {self.world.rank} on "
+            f"{self.name} did not reach it at {self.address}"
+        )
+        if absent:
+            tried.append(f"of {self.name} itself, {absent} of {self.world.local_size} processes did not come either")
+        return RendezvousError("\n  ".join([text, *tried]))
+
+    def refuse(self, error: RendezvousError) -> None:
+        """Tell the hub why this start fails; if it is about to answer, when it has."""
+        patience = Patience(FAREWELL)
+        try:
+            while self.link is None and self.calling in self.talks and patience.left():
+                readable([self.fileno()], min(patience.wait(), self.talks.wait()))
+                self.talks.turn()
+        except RendezvousError:
+            pass  # The first cause is known already.
+        super().refuse(error)
+
+    def _with_hub(self, chosen: str | None) -> Steps[None]:
+        """Call the hub, and do what it says, until all are ready."""
+        link, told = yield from self._reach_hub()
+        self.link, self.hub_name = link, told["name"]
+        self.patience.begin(told["seconds"] + 2 * GRACE)  # It is the hub that knows who is missing.
+        listener = network.listen(chosen or link.here.host, 0, self.world.size + STRANGERS)
+        self.door = Door(self.talks, listener, self.key, self._welcome)
+        self._tell({"come": list(self.pids.items())})
+        self._tell_crew()
+        while not self.done:
+            try:
+                message = yield from link.message()
+            except (OSError, ValueError):
+                raise RendezvousError(
+                    f"rank 0 on {self.hub_name} ended or was cut off while the ranks were gathering"
+                ) from None
+            refused(message)
+            if "layout" in message:
+                self._open_lanes(Terms.read(message["layout"]), link)
+            self.done = "go" in message
+
+    def _reach_hub(self) -> Steps[tuple[Link, dict[str, Any]]]:
+        """Try all addresses of the hub, over and over: nothing announces that it has begun to listen."""
+        world = self.world
+        greeting = {
+            "role": "leader",
+            "rank": world.rank,
+            "size": world.size,
+            "processes": world.local_size,
+            "pid": os.getpid(),
+            "name": self.name,
+        }
+        pause = 0.01
+        while True:
+            try:
+                addresses = network.resolve(self.address.host, self.address.port)
+            except OSError as error:
+                self.tried[self.address.host] = f"no such host ({error.strerror})"
+                addresses = []
+            for address in addresses:
+                kind = ", on the loopback of this host" if network.is_loopback(address.host) else ""
+                try:
+                    return (yield from call(address, self.key, greeting, Patience(GRACE)))
+                except Unproven:
+                    raise RendezvousError(
+                        f"rank {world.rank} on {self.name}: whoever listens at {address} for rank 0 does not know this "
+                        "job's secret. Are ENGINE_SECRET and ENGINE_JOB the same on all hosts, and is the port free "
+                        "for this job?"
+                    ) from None
+                except (OSError, ValueError) as error:
+                    self.tried[f"{address}{kind}"] = _text(error)
+            yield Wait(Patience(pause))
+            pause = min(pause * 1.5, 0.25)
+
+    def _welcome(self, link: Link, greeting: dict[str, Any]) -> None:
+        """Answer the leader of a higher host, which opens a lane."""
+        self.answer_lane(link, greeting)
+        self._say_ready()
+
+    def _open_lanes(self, terms: Terms, link: Link) -> None:
+        """The ranks' layout is known: call the leaders of lower hosts."""
+        self.terms = terms
+        self.patience.begin(terms.seconds + 2 * GRACE)
+        layout = self.layout
+        own = layout.hosts[self.world.rank]
+        for rank in layout.crews[own]:
+            for other in layout.lanes(rank):
+                host = layout.hosts[other]
+                if host < own:
+                    self.talks.begin(self._open_lane(rank, other, host, terms.doors[host] or link.there))
+        self._say_ready()
+
+    def _open_lane(self, rank: int, other: int, host: int, address: Address) -> Steps[None]:
+        assert self.terms is not None
+        patience = Patience(self.terms.seconds)
+        greeting = {"role": "lane", "rank": rank, "to": other}
+        while True:
+            try:
+                link, _ = yield from call(address, self.key, greeting, patience)
+                break
+            except (OSError, ValueError) as error:
+                # Strangers may have pushed it out of the queue before it was heard.
+                if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.left():
+                    yield Wait(Patience(0.01))
+                    continue
+                raise RendezvousError(
+                    f"rank {rank} on {self.name} cannot reach rank {other} on {self.terms.names[host]} at {address}: "
+                    f"{_text(error)}. Every host must reach every other, also through a firewall: ENGINE_INTERFACE "
+                    "chooses on which network."
+                ) from None
+        self.open[rank, other] = link
+        self._say_ready()
+
+    def _say_ready(self) -> None:
+        """When all is done here, tell the hub, and close the door."""
+        if self.said_ready or self.terms is None or not self.prepared or not self.lanes_are_open():
+            return
+        self.said_ready = True
+        self._tell({"ready": True})
+
+    def _tell_crew(self) -> None:
+        if self.hellos and self.door is not None:
+            self._tell({"crew": [vars(hello) for hello in self.hellos], "door": list(self.door.address)})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Tell the hub, if it is there yet."""
+        if self.link is not None:
+            try:
+                self.link.send(message)
+            except OSError:
+                return  # Its end will be noticed, after what it had said before.
+
+
+def _text(error: Exception) -> str:
+    """What went wrong, as the system calls it."""
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

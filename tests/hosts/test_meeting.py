@@ -1,0 +1,264 @@
+"""Ranks of several hosts finding each other: who comes, who does not, who must not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.errors import IncompatibleRanksError, RendezvousError
+from engine.rendezvous import Gathered, hosting
+from engine.rendezvous.layout import Layout
+from engine.world import World
+
+from ..waiting import until
+from .meeting import BUILD, LAYOUTS, meet, speak_through_lanes, worlds
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def texts(results: dict[int, Any]) -> set[str]:
+    """What all ranks raised: of several there has to be one text."""
+    assert all(isinstance(result, RendezvousError) for result in results.values()), results
+    return {f"{type(result).__name__}: {result}" for result in results.values()}
+
+
+@pytest.mark.parametrize("crews", LAYOUTS.values(), ids=LAYOUTS)
+def test_all_ranks_meet(crews: list[list[int]]) -> None:
+    job = worlds(crews)
+    layout = Layout.of(crews)
+
+    def look(results: dict[int, Any]) -> None:
+        assert all(isinstance(result, Gathered) for result in results.values()), results
+        memory = {rank: os.fstat(each.control).st_ino for rank, each in results.items()}
+        for crew in crews:
+            assert len({memory[rank] for rank in crew}) == 1
+        assert len(set(memory.values())) == len(crews)
+        for rank, each in results.items():
+            own = crews[layout.hosts[rank]]
+            assert each.hosts == layout.hosts and each.crew == own and each.host == layout.hosts[rank]
+            assert [peer >= 0 for peer in each.peers] == [other in own for other in range(len(results))]
+            assert sorted(each.lanes) == layout.lanes(rank)
+            others = [host for host in range(len(crews)) if host != each.host]
+            assert sorted(each.wires) == (others if rank == 0 else [0] if rank == own[0] else [])
+            assert each.pids == [os.getpid()] * len(results)
+            descriptors = [*each.wires.values(), *each.lanes.values()]
+            assert not any(os.get_inheritable(fd) or os.get_blocking(fd) for fd in descriptors)
+        speak_through_lanes(results)
+
+    assert len(meet(list(job.values()), look=look)) == len(job)
+
+
+def test_ranks_meet_over_ipv6() -> None:
+    job = worlds(LAYOUTS["2x2"], host="::1")
+    results = meet(list(job.values()), look=speak_through_lanes)
+    assert all(isinstance(result, Gathered) for result in results.values()), results
+
+
+def test_rank_0_listens_itself_if_its_launcher_does_not() -> None:
+    job = worlds(LAYOUTS["2x2"])
+    hub = job[0].hub
+    assert hub is not None and hub.descriptor is not None
+    os.close(hub.descriptor)  # as in the second world of a process
+    results = meet([replace(world, hub=replace(hub, host="localhost")) for world in job.values()])
+    assert all(isinstance(result, Gathered) for result in results.values()), results
+
+
+def test_a_port_that_is_taken_is_named_by_rank_0() -> None:
+    job = worlds([[0], [1]])
+    hub = job[0].hub
+    assert hub is not None and hub.descriptor is not None
+    with socket.socket(fileno=hub.descriptor):
+        results = meet([replace(job[0], hub=replace(hub, descriptor=None))])
+    assert f"rank 0 cannot listen on port {hub.port}" in str(results[0])
+    assert "ENGINE_HUB" in str(results[0])
+
+
+def test_hosts_with_other_processors_use_the_best_kernels_of_all() -> None:
+    have = {0: ["plain", "avx2", "avx512"], 1: ["plain", "avx2", "avx512"], 2: ["plain", "avx2"], 3: ["plain", "avx2"]}
+    results = meet(
+        list(worlds(LAYOUTS["2x2"]).values()),
+        builds=lambda world: {**BUILD, "kernels": have[world.rank][-1]},
+        levels=lambda world: have[world.rank],
+    )
+    assert [result.kernels for result in results.values()] == ["avx2"] * 4
+
+
+def test_equal_hosts_keep_their_kernels() -> None:
+    results = meet(list(worlds(LAYOUTS["2x2"]).values()), levels=lambda world: ["plain", "avx2"])
+    assert [result.kernels for result in results.values()] == [None] * 4
+
+
+def test_all_differences_of_all_hosts_are_told_to_all_ranks() -> None:
+    def builds(world: World) -> dict[str, str | int]:
+        return {**BUILD, **{1: {"layout": "xyz"}, 3: {"protocol": 2}, 2: {"kernels": "plain"}}.get(world.rank, {})}
+
+    told = texts(meet(list(worlds(LAYOUTS["2x2"]).values()), builds=builds))
+    assert len(told) == 1
+    text = told.pop()
+    assert text.startswith(f"{IncompatibleRanksError.__name__}: the ranks cannot work together")
+    assert "rank 1 on" in text and "has layout xyz, rank 0 has layout abc: install the same version" in text
+    assert "has protocol 2, rank 0 has protocol 1" in text
+    assert "has kernels plain, rank 0 has kernels avx2: set the same ENGINE_KERNELS" in text
+
+
+def test_a_rank_on_two_hosts_is_refused() -> None:
+    job = worlds([[0, 3], [1, 2]])
+    ranks = [*(job[rank] for rank in (0, 3, 1)), replace(job[2], rank=3)]
+    told = texts(meet(ranks))
+    assert len(told) == 1
+    assert "two processes say they are rank 3: pid" in told.pop()
+
+
+def test_two_leaders_of_one_rank_are_refused() -> None:
+    job = worlds([[0], [1], [2]])
+    told = texts(meet([job[0], job[1], replace(job[1], host="other")]))
+    assert len(told) == 1
+    assert "two processes say they are rank 1: pid" in told.pop()
+
+
+def test_worlds_of_different_size_are_refused() -> None:
+    job = worlds([[0], [1]])
+    told = texts(meet([job[0], replace(job[1], size=3)]))
+    assert len(told) == 1
+    assert "belongs to a world of 3, rank 0 to one of 2" in told.pop()
+
+
+def test_a_launcher_that_does_not_count_local_ranks_by_ranks_is_refused() -> None:
+    job = worlds([[0], [2, 1]])
+    told = texts(meet(list(job.values())))
+    assert len(told) == 1
+    text = told.pop()
+    assert "rank 2 says it is the first on" in text and "where rank 1 is too" in text
+
+
+def test_whoever_does_not_come_is_named_with_the_host_that_waits_for_it() -> None:
+    job = worlds([[0, 1], [2, 3], [4]])
+    told = texts(meet([job[rank] for rank in (0, 1, 2, 4)], timeout=1.0))
+    assert len(told) == 1
+    text = told.pop()
+    assert "rank 3 did not come within 1 s (ENGINE_START_TIMEOUT)" in text
+    assert "rank 2 came, 1 of its 2 processes did not" in text
+
+
+def test_hosts_that_do_not_come_are_named_by_their_ranks() -> None:
+    job = worlds([[0, 1], [2, 3], [4]])
+    told = texts(meet([job[rank] for rank in (0, 1)], timeout=0.5))
+    assert len(told) == 1
+    text = told.pop()
+    assert "ranks 2-4 did not come within 0.5 s" in text
+    assert "the other hosts did not reach" in text and f"port {job[0].hub.port}" in text
+
+
+def test_without_rank_0_a_host_says_where_it_looked() -> None:
+    job = worlds([[0], [1, 2]])
+    hub = job[0].hub
+    assert hub is not None and hub.descriptor is not None
+    os.close(hub.descriptor)
+    told = texts(meet([job[1], job[2]], timeout=0.5))
+    assert len(told) == 1
+    text = told.pop()
+    assert "rank 0 did not come within 0.5 s" in text and "rank 1 on" in text
+    assert f"127.0.0.1 port {hub.port}, on the loopback of this host: Connection refused" in text
+
+
+def test_a_host_name_that_nobody_knows_is_named() -> None:
+    job = worlds([[0], [1]])
+    assert job[0].hub is not None and job[0].hub.descriptor is not None
+    os.close(job[0].hub.descriptor)
+    told = texts(meet([replace(job[1], hub=replace(job[0].hub, host="no.such.host.invalid"))], timeout=0.3))
+    assert "no.such.host.invalid: no such host" in told.pop()
+
+
+@pytest.mark.parametrize("change", [{"secret": "t"}, {"job": "another"}], ids=["secret", "job"])
+def test_who_does_not_know_the_secret_is_refused_and_named(change: dict[str, str]) -> None:
+    job = worlds([[0], [1]])
+    results = meet([job[0], replace(job[1], **change)], timeout=1.0)
+    assert "does not know this job's secret" in str(results[1])
+    assert "rank 1 did not come within 1 s" in str(results[0])
+    assert "somebody at 127.0.0.1 does not know this job's secret" in str(results[0])
+
+
+def test_memory_that_one_host_cannot_make_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    agree = hosting.Hosting._agree
+
+    def without_memory(self: hosting.Hosting, hellos: Any) -> tuple[int, int]:
+        def create() -> tuple[int, int]:
+            raise RendezvousError("rank 2 cannot make the memory")
+
+        if self.world.rank == 2:
+            self.create = create
+        return agree(self, hellos)
+
+    monkeypatch.setattr(hosting.Hosting, "_agree", without_memory)
+    told = texts(meet(list(worlds([[0, 1], [2, 3], [4]]).values())))
+    assert told == {"RendezvousError: rank 2 cannot make the memory"}
+
+
+def test_an_interface_that_this_host_has_not_is_named_by_all_its_ranks() -> None:
+    job = worlds([[0], [1]])
+    results = meet([job[1]], interface="nosuch0", timeout=1.0)
+    assert "ENGINE_INTERFACE: this host has no interface nosuch0; it has lo (127.0.0.1)" in str(results[1])
+    assert job[0].hub is not None and job[0].hub.descriptor is not None
+    os.close(job[0].hub.descriptor)
+
+
+def test_an_interface_may_be_chosen() -> None:
+    results = meet(list(worlds(LAYOUTS["2x2"]).values()), interface="lo", look=speak_through_lanes)
+    assert all(isinstance(result, Gathered) for result in results.values()), results
+
+
+def strangers(address: tuple[str, int], stop: threading.Event, junk: bytes, seen: list[None]) -> None:
+    """Connect over and over, say something, and stay for a while."""
+    held: list[socket.socket] = []
+    while not stop.is_set():
+        stranger = socket.socket()
+        stranger.settimeout(1.0)
+        try:
+            stranger.connect(address)
+            stranger.sendall(junk)
+        except OSError:
+            stranger.close()
+            stop.wait(0.001)
+            continue
+        held.append(stranger)
+        if len(held) > 100:
+            held.pop(0).close()
+        seen.append(None)
+    for stranger in held:
+        stranger.close()
+
+
+def test_thousands_of_strangers_neither_break_nor_stall_the_others() -> None:
+    """Junk, silence, half a message: before the last leader comes, and while it does."""
+    job = worlds([[0, 1], [2, 3]])
+    hub = job[0].hub
+    assert hub is not None
+    stop = threading.Event()
+    seen: list[None] = []
+    junk = (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x40half", b"\xff" * 5000)
+    threads = [threading.Thread(target=strangers, args=((hub.host, hub.port), stop, text, seen)) for text in junk]
+    results: dict[int, Any] = {}
+    waiting = threading.Thread(
+        target=lambda: results.update(meet([job[rank] for rank in range(4) if rank != 2], timeout=60.0))
+    )
+    waiting.start()
+    for thread in threads:
+        thread.start()
+    until(lambda: len(seen) > 2000, "thousands of strangers have connected", 120.0)
+    results.update(meet([job[2]], timeout=60.0))
+    waiting.join()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(result, Gathered) for result in results.values()), results
