@@ -1,0 +1,192 @@
+"""Hosts for tests: namespaces of this machine that share no network, process, host name, IPC or mount with each other.
+
+    with Hosts(3) as hosts:
+        process = hosts.start(1, [sys.executable, "-m", "tests.hosts.program"], env={...}, stdout=PIPE)
+        hosts.cut(2)                # the cable of host 2 is pulled: no packet, no RST, no FIN
+        hosts.restore(2)
+
+Host k is called `node<k>`, has the address 10.77.0.<k+1> (and fd77::<k+1>) on `eth0`, and a cable from there to a
+bridge in a namespace of its own, so that nothing of it is seen on this machine. As on machines that are set up by
+hand, each host's own name is 127.0.1.1 in its /etc/hosts, and all have a `docker0` of the same address. What runs in a
+host ends with it, at the latest when this process does, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from .waiting import until
+
+TOOLS = ("ip", "nsenter", "tc", "unshare")
+_KINDS = ("--net", "--uts", "--ipc", "--mount", "--pid")
+
+
+def lacking() -> str | None:
+    """Why there can be no hosts on this machine; None if there can."""
+    if os.geteuid() != 0:
+        return "namespaces as hosts need root"
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return f"namespaces as hosts need {', '.join(missing)} (iproute2, util-linux)"
+    script = "ip link add name br0 type bridge && ip link add name eth0 type veth peer name port0"
+    probe = subprocess.run(["unshare", *_KINDS, "--fork", "sh", "-c", script], capture_output=True, text=True)
+    return f"this kernel makes no hosts: {probe.stderr.strip()}" if probe.returncode else None
+
+
+def need_hosts() -> None:
+    """Skip a test, or a module of them, where there can be no hosts; says why."""
+    if reason := lacking():
+        print(reason)
+        pytest.skip(reason, allow_module_level=True)
+
+
+class Hosts:
+    """Hosts from their making to `close`.
+
+    Parameters
+    ----------
+    count : int
+        At most 200.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._stack = ExitStack()
+        try:
+            self._switch = self._hold(["--net"])
+            self._in_switch("ip link add name br0 type bridge && ip link set br0 up && ip link set lo up")
+            self._pids = [self._make(host) for host in range(count)]
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all hosts, and all that runs in them. Once is enough."""
+        self._stack.close()
+
+    @staticmethod
+    def address(host: int) -> str:
+        """The IPv4 address of a host."""
+        return f"10.77.0.{host + 1}"
+
+    @staticmethod
+    def address6(host: int) -> str:
+        """The IPv6 address of a host."""
+        return f"fd77::{host + 1:x}"
+
+    def start(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Start a command in a host; `options` are those of `Popen`.
+
+        The process that is returned is not the command's, whose signals do not reach it: see `kill`.
+        """
+        options.setdefault("text", True)
+        return subprocess.Popen([*self._enter(host), *command], **options)
+
+    def run(self, host: int, *command: str) -> str:
+        """Run a command in a host to its end; its output. It has to succeed."""
+        return _run([*self._enter(host), *command])
+
+    def kill(self, host: int, pid: int, signal: str = "KILL") -> None:
+        """Send a signal to a process, by the number that it has in its host."""
+        self.run(host, "sh", "-c", f"kill -s {signal} {pid}")
+
+    def cut(self, host: int) -> None:
+        """Pull the cable of a host: whatever is sent on it is lost, and nobody is told."""
+        self._in_switch(f"ip link set port{host} nomaster")
+
+    def restore(self, host: int) -> None:
+        """Put the cable of a host back."""
+        self._in_switch(f"ip link set port{host} master br0")
+
+    def unplug(self, host: int) -> None:
+        """Switch off the interface of a host, which the host itself notices."""
+        self.run(host, "ip", "link", "set", "eth0", "down")
+
+    def slow(self, host: int, rate: str) -> None:
+        """Limit what a host sends: `rate` as of tc(8), such as `10mbit`."""
+        self.run(host, *f"tc qdisc replace dev eth0 root tbf rate {rate} burst 64kb latency 200ms".split())
+
+    def delay(self, host: int, milliseconds: float) -> None:
+        """Delay what a host sends. Skips the test where the kernel has no netem."""
+        command = f"tc qdisc replace dev eth0 root netem delay {milliseconds}ms".split()
+        tried = subprocess.run([*self._enter(host), *command], capture_output=True, text=True)
+        if tried.returncode:
+            pytest.skip(f"this kernel delays no packets: {tried.stderr.strip()}")
+
+    def _enter(self, host: int) -> list[str]:
+        return ["nsenter", "-t", str(self._pids[host]), *_KINDS, "--"]
+
+    def _in_switch(self, script: str) -> None:
+        _run(["nsenter", "-t", str(self._switch), "--net", "--", "sh", "-c", script])
+
+    def _make(self, host: int) -> int:
+        pid = self._hold([*_KINDS, "--mount-proc"])
+        self._in_switch(
+            f"ip link add name port{host} type veth peer name eth0 netns {pid} && "
+            f"ip link set port{host} master br0 && ip link set port{host} up"
+        )
+        known = {"localhost": "127.0.0.1", **{f"node{k}": self.address(k) for k in range(self.count)}}
+        known[f"node{host}"] = "127.0.1.1"
+        lines = "".join(f"{address} {name}\\n" for name, address in known.items())
+        script = (
+            f"echo node{host} > /proc/sys/kernel/hostname && mount -t tmpfs tmpfs /mnt && "
+            f"printf '{lines}' > /mnt/hosts && mount --bind /mnt/hosts /etc/hosts && umount -l /mnt && "
+            "ip link set lo up && ip link set eth0 up && ip link add name docker0 type bridge && "
+            "ip link set docker0 up && ip address add 172.17.0.1/16 dev docker0 && "
+            f"ip address add {self.address(host)}/24 dev eth0 && ip address add {self.address6(host)}/64 dev eth0 nodad"
+        )
+        _run(["nsenter", "-t", str(pid), *_KINDS, "--", "sh", "-c", script])
+        return pid
+
+    def _hold(self, kinds: Sequence[str]) -> int:
+        """Make namespaces, and a process that holds them until its standard input ends; its number here.
+
+        In a process namespace it is the first, with which all others end.
+        """
+        fork = ["--fork", "--kill-child"] if "--pid" in kinds else []
+        command = ["unshare", *kinds, *fork]
+        holder = subprocess.Popen(
+            [*command, "sh", "-c", "echo up; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert holder.stdin is not None and holder.stdout is not None
+        self._stack.callback(_end, holder)
+        if holder.stdout.readline() != "up\n":
+            raise RuntimeError(f"no namespaces: unshare ended with {holder.wait()}")
+        if not fork:
+            return holder.pid
+        children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children")
+        return int(until(lambda: children.read_text().split(), "a host has a first process")[0])
+
+
+def _end(holder: subprocess.Popen[str]) -> None:
+    assert holder.stdin is not None and holder.stdout is not None
+    holder.stdin.close()
+    try:
+        holder.wait(10)
+    except subprocess.TimeoutExpired:
+        holder.kill()
+        holder.wait()
+    holder.stdout.close()
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
