@@ -116,7 +116,7 @@ def _across(gathered: Gathered) -> dict[str, Any]:
     """What an engine is told of other hosts: nothing, if there are none."""
     if len(gathered.layout.crews) == 1:
         return {}
-    return {"hosts": gathered.hosts, "wires": gathered.wires, "lanes": gathered.lanes}
+    return {"hosts": gathered.hosts, "trunks": gathered.trunks, "lanes": gathered.lanes}
 
 
 def _memory(world: World, generation: int) -> tuple[int, int]:

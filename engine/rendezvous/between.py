@@ -209,7 +209,7 @@ class Between:
         """What to raise when time is over, given how many of this host's processes have not come."""
         raise NotImplementedError
 
-    def wires(self) -> dict[int, Link]:
+    def trunks(self) -> dict[int, Link]:
         """By host, the connection to its leader: those of the hub to all others, of others to the hub."""
         raise NotImplementedError
 
@@ -254,19 +254,19 @@ class Between:
     def refuse(self, error: RendezvousError) -> None:
         """Tell the other leaders why this start fails."""
         message = {"refused": kind_of(error), "message": str(error)}
-        farewell([wire for wire in self.wires().values() if tell(wire, message)])
+        farewell([wire for wire in self.trunks().values() if tell(wire, message)])
 
     def close(self) -> None:
         """Close all that nobody has taken."""
         self.talks.close()
         if self.door is not None:
             self.door.close()
-        for link in (*self.open.values(), *self.wires().values()):
+        for link in (*self.open.values(), *self.trunks().values()):
             link.close()
 
     def taken_wires(self) -> dict[int, int]:
         """By host, the descriptor of the wire; the caller's from now on."""
-        return {host: link.connection.detach() for host, link in self.wires().items()}
+        return {host: link.connection.detach() for host, link in self.trunks().items()}
 
     def taken_lanes(self, rank: int) -> dict[int, int]:
         """By rank elsewhere, the descriptor of the lane of `rank`; the caller's from now on."""

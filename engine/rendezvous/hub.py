@@ -92,7 +92,7 @@ class Hub(Between):
         self.own.hellos = hellos
         self._decide()
 
-    def wires(self) -> dict[int, Link]:
+    def trunks(self) -> dict[int, Link]:
         """By host, the connection to its leader; before hosts have numbers, any."""
         links = [host.link for host in self.hosts if host.link is not None]
         return dict(enumerate(links, 1))

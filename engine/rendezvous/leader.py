@@ -50,7 +50,7 @@ class Leader(Between):
         self.hellos = hellos
         self._tell_crew()
 
-    def wires(self) -> dict[int, Link]:
+    def trunks(self) -> dict[int, Link]:
         """The connection to the hub."""
         return {} if self.link is None else {0: self.link}
 

@@ -45,7 +45,7 @@ class Gathered:
     """The number of this one."""
     kernels: str | None = None
     """The kernels that all ranks have, if not all would choose the same."""
-    wires: dict[int, int] = field(default_factory=dict)
+    trunks: dict[int, int] = field(default_factory=dict)
     """By host, the connection to its leader: on rank 0 to all others, on other leaders to rank 0's."""
     lanes: dict[int, int] = field(default_factory=dict)
     """By rank on another host, the connection to it."""
@@ -62,7 +62,7 @@ class Gathered:
 
     def close(self) -> None:
         """Close all descriptors; only if no engine has taken them over."""
-        close_all([self.control, self.arena, *self.peers, *self.wires.values(), *self.lanes.values()])
+        close_all([self.control, self.arena, *self.peers, *self.trunks.values(), *self.lanes.values()])
 
 
 @dataclass

@@ -88,7 +88,7 @@ def speak_through_lanes(results: dict[int, Gathered]) -> None:
     leaders = {gathered.layout.crews[number][0] for gathered in results.values() for number in range(1)}
     assert leaders == {0}
     for rank, gathered in results.items():
-        for number, fd in gathered.wires.items():
+        for number, fd in gathered.trunks.items():
             ends.append((rank, gathered.layout.crews[number][0], socket.socket(fileno=os.dup(fd))))
     for rank, _, connection in ends:
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
