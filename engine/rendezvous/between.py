@@ -3,7 +3,7 @@
 The *hub* is rank 0's host. Each other leader calls it, and tells it of the ranks that it has gathered. When all have
 come the hub compares them and answers with the layout, and leaders open the *lanes*: one connection for each pair of
 ranks that exchange data, which the leader of the higher host calls, and that of the lower one answers. Each rank
-receives its own from its leader. The connection between a leader and the hub stays, as a *wire*.
+receives its own from its leader. The connection between a leader and the hub stays, as a *trunk*.
 
     leader -> hub    come: the processes of its host so far; crew: all their hellos, and where it answers for lanes
     hub -> leader    layout: each rank's host, pid and processors; each host's door; the kernels; seconds left
@@ -125,7 +125,7 @@ class Terms:
     names : list of str
         By host, what messages call it.
     doors : list of Address or None
-        By host, where its leader answers for lanes; None of the hub: where the wire goes.
+        By host, where its leader answers for lanes; None of the hub: where the trunk goes.
     pids, processors : list
         By rank.
     kernels : str or None
@@ -254,7 +254,7 @@ class Between:
     def refuse(self, error: RendezvousError) -> None:
         """Tell the other leaders why this start fails."""
         message = {"refused": kind_of(error), "message": str(error)}
-        farewell([wire for wire in self.trunks().values() if tell(wire, message)])
+        farewell([trunk for trunk in self.trunks().values() if tell(trunk, message)])
 
     def close(self) -> None:
         """Close all that nobody has taken."""
@@ -265,7 +265,7 @@ class Between:
             link.close()
 
     def taken_wires(self) -> dict[int, int]:
-        """By host, the descriptor of the wire; the caller's from now on."""
+        """By host, the descriptor of the trunk; the caller's from now on."""
         return {host: link.connection.detach() for host, link in self.trunks().items()}
 
     def taken_lanes(self, rank: int) -> dict[int, int]:
