@@ -20,11 +20,13 @@ import errno
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import count
 from typing import Any
 
+from .. import readable
 from ..errors import RendezvousError
 from ..host import network
 from ..host.network import Address
@@ -229,21 +231,30 @@ class Between:
         """The memory of this host's ranks is made."""
         self.prepared = True
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """How the ranks lie, once that is known."""
         assert self.terms is not None
         return Layout(tuple(self.terms.hosts))
 
+    @cached_property
+    def lanes(self) -> list[tuple[int, int]]:
+        """The lanes of this host's ranks, by the rank here and the rank there, once the layout is known."""
+        crew = self.layout.crews[self.layout.hosts[self.world.rank]]
+        return [(rank, other) for rank in crew for other in self.layout.lanes(rank)]
+
     def lanes_are_open(self) -> bool:
         """Whether every rank here has its connections."""
-        layout = self.layout
-        crew = layout.crews[layout.hosts[self.world.rank]]
-        return self.open.keys() == {(rank, other) for rank in crew for other in layout.lanes(rank)}
+        return len(self.open) == len(self.lanes)
 
-    def answer_lane(self, link: Link, greeting: dict[str, Any]) -> None:
-        """Keep a lane that another leader has opened."""
+    def answer_lane(self, link: Link, greeting: dict[str, Any], crew: Collection[int]) -> None:
+        """Keep a lane that another leader has opened to one of the ranks here."""
         lane = greeting["to"], greeting["rank"]
+        if lane[0] not in crew:
+            raise RendezvousError(
+                f"rank {lane[1]} wants to reach rank {lane[0]} at {link.here}, and comes to {readable.ranks(crew)} on "
+                f"{self.name}: two hosts have that address. Set ENGINE_INTERFACE to the interface between the hosts."
+            )
         if lane in self.open:
             raise RendezvousError(
                 f"two connections between rank {lane[0]} and rank {lane[1]} were opened, the second from {link.there}"

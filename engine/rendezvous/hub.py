@@ -130,7 +130,7 @@ class Hub(Between):
     def _welcome(self, link: Link, greeting: dict[str, Any]) -> Steps[None] | None:
         """Go on with who has proven itself: for a lane, or as a leader."""
         if greeting["role"] == "lane":
-            self.answer_lane(link, greeting)
+            self.answer_lane(link, greeting, self.own.pids)
             return None
         host = Host(greeting["rank"], greeting["pid"], greeting["name"], greeting["processes"], link)
         host.address = link.there.host

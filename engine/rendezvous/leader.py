@@ -143,20 +143,17 @@ class Leader(Between):
 
     def _welcome(self, link: Link, greeting: dict[str, Any]) -> None:
         """Answer the leader of a higher host, which opens a lane."""
-        self.answer_lane(link, greeting)
+        self.answer_lane(link, greeting, self.pids)
         self._say_ready()
 
     def _open_lanes(self, terms: Terms, link: Link) -> None:
         """The ranks' layout is known: call the leaders of lower hosts."""
         self.terms = terms
         self.patience.begin(terms.seconds + 2 * GRACE)
-        layout = self.layout
-        own = layout.hosts[self.world.rank]
-        for rank in layout.crews[own]:
-            for other in layout.lanes(rank):
-                host = layout.hosts[other]
-                if host < own:
-                    self.talks.begin(self._open_lane(rank, other, host, terms.doors[host] or link.there))
+        for rank, other in self.lanes:
+            host = terms.hosts[other]
+            if host < terms.hosts[rank]:
+                self.talks.begin(self._open_lane(rank, other, host, terms.doors[host] or link.there))
         self._say_ready()
 
     def _open_lane(self, rank: int, other: int, host: int, address: Address) -> Steps[None]:
