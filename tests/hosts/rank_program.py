@@ -1,0 +1,66 @@
+"""One rank that only meets the others, and says what came of it: the program of tests with namespaces as hosts.
+
+It says its number, and begins when it is given a line, so that a test knows that all are up. Its place comes from the
+variables of a launcher. TRIAL holds what else a test varies, as JSON: `generation`, `build`, `timeout`; `worlds`, how
+often it meets the others; and `stay`, whether it ends only when its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+from engine import config
+from engine.errors import EngineError
+from engine.rendezvous import Gathered, gather
+from engine.world import detect
+
+from .meeting import BUILD, create
+
+
+def main() -> None:
+    """Meet, and print a line for each world: what this rank has, or the error."""
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+    environ = config.environment()
+    trial = json.loads(environ.get("TRIAL", "{}"))
+    settings = config.load(environ)
+    world = detect(environ)
+    first = trial.get("generation", 1)
+    for generation in range(first, first + trial.get("worlds", 1)):
+        try:
+            gathered = gather(
+                world,
+                generation,
+                {**BUILD, **trial.get("build", {})},
+                trial.get("timeout", 60.0),
+                create,
+                interface=settings.interface,
+            )
+        except EngineError as error:
+            print(json.dumps({"kind": type(error).__name__, "error": str(error)}), flush=True)
+            return
+        print(json.dumps(told(world.rank, gathered)), flush=True)
+        if trial.get("stay"):
+            sys.stdin.read()
+        gathered.close()
+
+
+def told(rank: int, gathered: Gathered) -> dict[str, Any]:
+    """What a rank has. It speaks on each of its connections, and says who answers, and from where."""
+    ends = {there: socket.socket(fileno=os.dup(fd)) for there, fd in gathered.lanes.items()}
+    for connection in ends.values():
+        connection.setblocking(True)
+        connection.settimeout(60)
+        connection.sendall(bytes([rank]))
+    lanes = {there: [connection.recv(1)[0], connection.getpeername()[0]] for there, connection in ends.items()}
+    for connection in ends.values():
+        connection.close()
+    return {"hosts": gathered.hosts, "lanes": lanes, "wires": sorted(gathered.wires), "pids": gathered.pids}
+
+
+if __name__ == "__main__":
+    main()

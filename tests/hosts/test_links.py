@@ -1,0 +1,184 @@
+"""Proofs between hosts: what a stranger can do who hears, repeats and sends back what ranks say."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from engine.host.network import address_of
+from engine.host.patience import Patience
+from engine.rendezvous.links import ANSWERS, CALLS, FIRST, NONCE, OPENING, Link, Unproven, answer, call
+from engine.rendezvous.messages import frame, readable
+from engine.rendezvous.talks import Steps, Talks
+
+KEY = bytes(32)
+GREETING = {"role": "leader", "rank": 1}
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        made.settimeout(10)
+        yield made
+
+
+def settle(*conversations: Steps[Any]) -> list[Any]:
+    """Let conversations go on to their ends; what each returned or raised."""
+    talks, found = Talks(), {}
+
+    def keep(number: int, steps: Steps[Any]) -> Steps[None]:
+        try:
+            found[number] = yield from steps
+        except (OSError, ValueError) as error:
+            found[number] = error
+
+    for number, steps in enumerate(conversations):
+        talks.begin(keep(number, steps))
+    while len(found) < len(conversations):
+        readable([talks.fileno()], talks.wait())
+        talks.turn()
+    talks.close()
+    return [found[number] for number in range(len(conversations))]
+
+
+def accepted(listener: socket.socket, key: bytes = KEY) -> Steps[tuple[Link, dict[str, Any]]]:
+    link = Link(listener.accept()[0], key, ANSWERS)
+    greeting = yield from answer(link)
+    link.send({"welcome": True})
+    return link, greeting
+
+
+def calling(listener: socket.socket, key: bytes = KEY) -> Steps[tuple[Link, dict[str, Any]]]:
+    return call(address_of(listener.getsockname()), key, GREETING, Patience(5.0))
+
+
+def test_both_sides_are_proven_and_later_messages_too(listener: socket.socket) -> None:
+    (caller, told), (answerer, greeting) = settle(calling(listener), accepted(listener))
+    assert told == {"welcome": True}
+    assert greeting["rank"] == 1
+    for number in range(3):
+        caller.send({"number": number})
+        answerer.send({"number": -number})
+        assert settle(answerer.message(), caller.message()) == [{"number": number}, {"number": -number}]
+    caller.close()
+    answerer.close()
+
+
+def test_what_follows_a_message_stays_unread(listener: socket.socket) -> None:
+    (caller, _), (answerer, _) = settle(calling(listener), accepted(listener))
+    caller.send({"last": True})
+    caller.connection.sendall(b"native")
+    assert settle(answerer.message()) == [{"last": True}]
+    assert answerer.connection.recv(100) == b"native"
+    caller.close()
+    answerer.close()
+
+
+def test_another_key_is_refused_on_both_sides(listener: socket.socket) -> None:
+    first, second = settle(calling(listener, b"x" * 32), accepted(listener))
+    assert type(first) is Unproven
+    assert type(second) is Unproven
+
+
+@pytest.mark.parametrize("change", ["repeated", "left out", "sent back"])
+def test_a_message_counts_once_in_its_place_and_direction(listener: socket.socket, change: str) -> None:
+    (caller, _), (answerer, _) = settle(calling(listener), accepted(listener))
+    connection, written = caller.connection, []
+    caller.connection = Recorder(connection, written)  # type: ignore[assignment]
+    caller.send({"number": 0})
+    caller.send({"number": 1})
+    caller.connection = connection
+    if change == "sent back":
+        answerer.connection.sendall(written[0])
+        hears = caller
+    else:
+        if change == "repeated":
+            connection.sendall(written[0])
+            assert settle(answerer.message()) == [{"number": 0}]
+        connection.sendall(written[0] if change == "repeated" else written[1])
+        hears = answerer
+    assert [type(each) for each in settle(hears.message())] == [Unproven]
+    caller.close()
+    answerer.close()
+
+
+class Recorder:
+    """Keeps what would be sent."""
+
+    def __init__(self, connection: socket.socket, written: list[bytes]) -> None:
+        self._connection, self._written = connection, written
+
+    def sendall(self, data: bytes) -> None:
+        self._written.append(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def overheard(listener: socket.socket) -> bytes:
+    """What a rank says first to whoever listens."""
+    (caller, _), (answerer, _) = settle(calling(listener), accepted(listener))
+    link = Link(socket.create_connection(listener.getsockname()), KEY, CALLS)
+    listener.accept()[0].close()
+    written: list[bytes] = []
+    link.connection = Recorder(link.connection, written)  # type: ignore[assignment]
+    link.nonces = "00" * NONCE
+    link.send({**GREETING, "nonce": "00" * NONCE})
+    for each in (caller, answerer, link):
+        each.close()
+    return written[0]
+
+
+def test_a_greeting_that_was_overheard_proves_nothing(listener: socket.socket) -> None:
+    replayed = overheard(listener)
+    with socket.create_connection(listener.getsockname()) as stranger:
+        stranger.sendall(replayed)
+        (found,) = settle(accepted(listener))
+    assert type(found) is Unproven
+
+
+def mirror(stranger: socket.socket) -> bytes:
+    """Send back what a caller says."""
+    stranger.sendall(OPENING + bytes(NONCE))
+    greeting = stranger.recv(FIRST)
+    stranger.sendall(greeting)
+    return greeting
+
+
+@pytest.mark.parametrize(
+    ("says", "kind"),
+    [
+        (lambda stranger: mirror(stranger), Unproven),
+        (lambda stranger: stranger.sendall(OPENING + bytes(NONCE) + frame({}, b"", "", "")), Unproven),
+        (lambda stranger: stranger.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n<html>"), ValueError),
+        (lambda stranger: stranger.sendall(OPENING + bytes(NONCE) + b"\xff" * 64), ValueError),
+        (lambda stranger: stranger.sendall(OPENING), ConnectionError),
+    ],
+    ids=["mirror", "unsigned", "http", "junk", "half"],
+)
+def test_whoever_listens_in_rank_0s_place_learns_nothing_and_is_refused(
+    listener: socket.socket, says: Callable[[socket.socket], object], kind: type[Exception]
+) -> None:
+    def stranger() -> None:
+        with listener.accept()[0] as connection:
+            says(connection)
+
+    thread = Thread(target=stranger)
+    thread.start()
+    (found,) = settle(calling(listener))
+    thread.join()
+    assert isinstance(found, kind), found
+
+
+@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x22" + b"x" * 34, b"\xff" * (2 * FIRST)])
+def test_of_a_stranger_little_is_read_and_nothing_is_understood(listener: socket.socket, junk: bytes) -> None:
+    with socket.create_connection(listener.getsockname()) as stranger:
+        stranger.sendall(junk)
+        link = Link(listener.accept()[0], KEY, ANSWERS)
+        (found,) = settle(answer(link))
+        link.close()
+    assert isinstance(found, ValueError)
