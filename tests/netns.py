@@ -96,7 +96,9 @@ class Hosts:
         The process that is returned is not the command's, whose signals do not reach it: see `kill`.
         """
         options.setdefault("text", True)
-        return subprocess.Popen([*self._enter(host), *command], **options)
+        # A process that enters a mount namespace finds itself in its root.
+        cwd = options.pop("cwd", os.getcwd())
+        return subprocess.Popen([*self._enter(host), "env", f"--chdir={cwd}", *command], **options)
 
     def run(self, host: int, *command: str) -> str:
         """Run a command in a host to its end; its output. It has to succeed."""

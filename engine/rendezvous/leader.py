@@ -129,7 +129,7 @@ class Leader(Between):
             for address in addresses:
                 kind = ", on the loopback of this host" if network.is_loopback(address.host) else ""
                 try:
-                    return (yield from call(address, self.key, greeting, Patience(GRACE)))
+                    return (yield from call(address, self.key, greeting, Patience(GRACE), self.patience))
                 except Unproven:
                     raise RendezvousError(
                         f"rank {world.rank} on {self.name}: whoever listens at {address} for rank 0 does not know this "
@@ -162,7 +162,7 @@ class Leader(Between):
         greeting = {"role": "lane", "rank": rank, "to": other}
         while True:
             try:
-                link, _ = yield from call(address, self.key, greeting, patience)
+                link, _ = yield from call(address, self.key, greeting, patience, patience)
                 break
             except (OSError, ValueError) as error:
                 # Strangers may have pushed it out of the queue before it was heard.

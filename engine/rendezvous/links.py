@@ -38,7 +38,7 @@ class Unproven(ValueError):
     """Whoever is on the other side does not know the job's secret."""
 
 
-class Broken(ConnectionError):
+class Broken(ConnectionResetError):
     """The connection ended."""
 
 
@@ -130,9 +130,21 @@ class Link:
 
 
 def call(
-    address: Address, key: bytes, greeting: dict[str, Any], patience: Patience
+    address: Address, key: bytes, greeting: dict[str, Any], opening_patience: Patience, patience: Patience
 ) -> Steps[tuple[Link, dict[str, Any]]]:
     """Connect, and exchange proofs.
+
+    Parameters
+    ----------
+    address : Address
+    key : bytes
+        Of the proofs.
+    greeting : dict
+        What this end says of itself.
+    opening_patience : Patience
+        Until the other side has opened the conversation. To break off is harmless until then.
+    patience : Patience
+        Until it has answered.
 
     Returns
     -------
@@ -147,12 +159,12 @@ def call(
     OSError, ValueError
         Nobody answers, or something else does.
     """
-    connection = yield from _connect(address, patience)
+    connection = yield from _connect(address, opening_patience)
     link = Link(connection, key, CALLS)
     try:
         opening = b""
         while len(opening) < len(OPENING) + NONCE:
-            opening += yield from link.data(len(OPENING) + NONCE - len(opening), patience)
+            opening += yield from link.data(len(OPENING) + NONCE - len(opening), opening_patience)
         if not opening.startswith(OPENING):
             raise ValueError("something else than this engine listens there")
         own = secrets.token_hex(NONCE)

@@ -53,7 +53,7 @@ def accepted(listener: socket.socket, key: bytes = KEY) -> Steps[tuple[Link, dic
 
 
 def calling(listener: socket.socket, key: bytes = KEY) -> Steps[tuple[Link, dict[str, Any]]]:
-    return call(address_of(listener.getsockname()), key, GREETING, Patience(5.0))
+    return call(address_of(listener.getsockname()), key, GREETING, Patience(10.0), Patience(10.0))
 
 
 def test_both_sides_are_proven_and_later_messages_too(listener: socket.socket) -> None:

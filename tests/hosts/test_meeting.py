@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from engine.errors import IncompatibleRanksError, RendezvousError
-from engine.rendezvous import Gathered, hosting
+from engine.rendezvous import Gathered, hosting, hub, leader
 from engine.rendezvous.layout import Layout
+from engine.rendezvous.links import Link
+from engine.rendezvous.talks import Steps
 from engine.world import World
 
-from ..waiting import until
+from ..waiting import be_late, until
 from .meeting import BUILD, LAYOUTS, meet, speak_through_lanes, worlds
 
 
@@ -67,20 +69,20 @@ def test_ranks_meet_over_ipv6() -> None:
 
 def test_rank_0_listens_itself_if_its_launcher_does_not() -> None:
     job = worlds(LAYOUTS["2x2"])
-    hub = job[0].hub
-    assert hub is not None and hub.descriptor is not None
-    os.close(hub.descriptor)  # as in the second world of a process
-    results = meet([replace(world, hub=replace(hub, host="localhost")) for world in job.values()])
+    place = job[0].hub
+    assert place is not None and place.descriptor is not None
+    os.close(place.descriptor)  # as in the second world of a process
+    results = meet([replace(world, hub=replace(place, host="localhost")) for world in job.values()])
     assert all(isinstance(result, Gathered) for result in results.values()), results
 
 
 def test_a_port_that_is_taken_is_named_by_rank_0() -> None:
     job = worlds([[0], [1]])
-    hub = job[0].hub
-    assert hub is not None and hub.descriptor is not None
-    with socket.socket(fileno=hub.descriptor):
-        results = meet([replace(job[0], hub=replace(hub, descriptor=None))])
-    assert f"rank 0 cannot listen on port {hub.port}" in str(results[0])
+    place = job[0].hub
+    assert place is not None and place.descriptor is not None
+    with socket.socket(fileno=place.descriptor):
+        results = meet([replace(job[0], hub=replace(place, descriptor=None))])
+    assert f"rank 0 cannot listen on port {place.port}" in str(results[0])
     assert "ENGINE_HUB" in str(results[0])
 
 
@@ -144,10 +146,10 @@ def test_a_launcher_that_does_not_count_local_ranks_by_ranks_is_refused() -> Non
 
 def test_whoever_does_not_come_is_named_with_the_host_that_waits_for_it() -> None:
     job = worlds([[0, 1], [2, 3], [4]])
-    told = texts(meet([job[rank] for rank in (0, 1, 2, 4)], timeout=1.0))
+    told = texts(meet([job[rank] for rank in (0, 1, 2, 4)], timeout=3.0))
     assert len(told) == 1
     text = told.pop()
-    assert "rank 3 did not come within 1 s (ENGINE_START_TIMEOUT)" in text
+    assert "rank 3 did not come within 3 s (ENGINE_START_TIMEOUT)" in text
     assert "rank 2 came, 1 of its 2 processes did not" in text
 
 
@@ -162,14 +164,14 @@ def test_hosts_that_do_not_come_are_named_by_their_ranks() -> None:
 
 def test_without_rank_0_a_host_says_where_it_looked() -> None:
     job = worlds([[0], [1, 2]])
-    hub = job[0].hub
-    assert hub is not None and hub.descriptor is not None
-    os.close(hub.descriptor)
+    place = job[0].hub
+    assert place is not None and place.descriptor is not None
+    os.close(place.descriptor)
     told = texts(meet([job[1], job[2]], timeout=0.5))
     assert len(told) == 1
     text = told.pop()
     assert "rank 0 did not come within 0.5 s" in text and "rank 1 on" in text
-    assert f"127.0.0.1 port {hub.port}, on the loopback of this host: Connection refused" in text
+    assert f"127.0.0.1 port {place.port}, on the loopback of this host: Connection refused" in text
 
 
 def test_a_host_name_that_nobody_knows_is_named() -> None:
@@ -183,10 +185,23 @@ def test_a_host_name_that_nobody_knows_is_named() -> None:
 @pytest.mark.parametrize("change", [{"secret": "t"}, {"job": "another"}], ids=["secret", "job"])
 def test_who_does_not_know_the_secret_is_refused_and_named(change: dict[str, str]) -> None:
     job = worlds([[0], [1]])
-    results = meet([job[0], replace(job[1], **change)], timeout=1.0)
+    results = meet([job[0], replace(job[1], **change)], timeout=3.0)
     assert "does not know this job's secret" in str(results[1])
-    assert "rank 1 did not come within 1 s" in str(results[0])
+    assert "rank 1 did not come within 3 s" in str(results[0])
     assert "somebody at 127.0.0.1 does not know this job's secret" in str(results[0])
+
+
+def test_a_hub_that_is_slow_to_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    welcome = hub.Hub._welcome
+
+    def slow(self: hub.Hub, link: Link, greeting: dict[str, Any]) -> Steps[None] | None:
+        be_late(0.5)
+        return welcome(self, link, greeting)
+
+    monkeypatch.setattr(leader, "GRACE", 0.1)
+    monkeypatch.setattr(hub.Hub, "_welcome", slow)
+    results = meet(list(worlds([[0], [1], [2]]).values()))
+    assert all(isinstance(result, Gathered) for result in results.values()), results
 
 
 def test_memory_that_one_host_cannot_make_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +222,7 @@ def test_memory_that_one_host_cannot_make_is_told_to_all(monkeypatch: pytest.Mon
 
 def test_an_interface_that_this_host_has_not_is_named_by_all_its_ranks() -> None:
     job = worlds([[0], [1]])
-    results = meet([job[1]], interface="nosuch0", timeout=1.0)
+    results = meet([job[1]], interface="nosuch0", timeout=3.0)
     assert "ENGINE_INTERFACE: this host has no interface nosuch0; it has lo (127.0.0.1)" in str(results[1])
     assert job[0].hub is not None and job[0].hub.descriptor is not None
     os.close(job[0].hub.descriptor)
@@ -242,12 +257,12 @@ def strangers(address: tuple[str, int], stop: threading.Event, junk: bytes, seen
 def test_thousands_of_strangers_neither_break_nor_stall_the_others() -> None:
     """Junk, silence, half a message: before the last leader comes, and while it does."""
     job = worlds([[0, 1], [2, 3]])
-    hub = job[0].hub
-    assert hub is not None
+    place = job[0].hub
+    assert place is not None
     stop = threading.Event()
     seen: list[None] = []
     junk = (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x40half", b"\xff" * 5000)
-    threads = [threading.Thread(target=strangers, args=((hub.host, hub.port), stop, text, seen)) for text in junk]
+    threads = [threading.Thread(target=strangers, args=((place.host, place.port), stop, text, seen)) for text in junk]
     results: dict[int, Any] = {}
     waiting = threading.Thread(
         target=lambda: results.update(meet([job[rank] for rank in range(4) if rank != 2], timeout=60.0))
