@@ -47,7 +47,7 @@ ENGINERUN = Launcher(
     "ENGINE_LOCAL_RANK",
     "ENGINE_LOCAL_SIZE",
     ("ENGINE_JOB",),
-    host="ENGINE_HOST_INDEX",
+    host="ENGINE_CROSS_RANK",
     strict=True,
 )
 TORCHRUN = Launcher(

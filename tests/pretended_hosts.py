@@ -1,4 +1,4 @@
-"""Imported first by every rank of a job of tests that is to believe it is on several hosts: `PRETENDED_HOSTS=2 pytest ..`.
+"""Imported first by ranks of tests that are to believe they are on several hosts: `PRETENDED_HOSTS=2 pytest ..`.
 
 Ranks are dealt round the hosts. Each "host" has a control segment of its own, and TCP connections to the others.
 """
@@ -19,10 +19,11 @@ def pretend() -> None:
         return
     crew = range(rank % hosts, size, hosts)
     job = hashlib.sha256(os.environ["ENGINE_JOB"].encode()).digest()
-    place = {"LOCAL_RANK": rank // hosts, "LOCAL_SIZE": len(crew), "HOST_INDEX": rank % hosts}
-    os.environ |= {f"ENGINE_{name}": str(value) for name, value in place.items()}
-    os.environ |= {"LOCAL_RANK": str(rank // hosts), "LOCAL_WORLD_SIZE": str(len(crew)), "GROUP_RANK": str(rank % hosts)}
-    os.environ["ENGINE_HUB"] = f"127.0.0.1:{10_240 + int.from_bytes(job[:4], "big") % 20_000}"
+    local_rank, local_size, host = str(rank // hosts), str(len(crew)), str(rank % hosts)
+    ours = {"ENGINE_LOCAL_RANK": local_rank, "ENGINE_LOCAL_SIZE": local_size, "ENGINE_CROSS_RANK": host}
+    torchruns = {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size, "GROUP_RANK": host}
+    os.environ |= ours | torchruns
+    os.environ["ENGINE_HUB"] = f"127.0.0.1:{10_240 + int.from_bytes(job[:4], 'big') % 20_000}"
 
 
 pretend()

@@ -169,7 +169,7 @@ def test_the_proof_depends_on_secret_job_and_generation() -> None:
 
 
 HOSTS = {
-    "enginerun": {**OURS, "ENGINE_SIZE": "4", "ENGINE_HUB": "node0:4711", "ENGINE_HOST_INDEX": "0"},
+    "enginerun": {**OURS, "ENGINE_SIZE": "4", "ENGINE_HUB": "node0:4711", "ENGINE_CROSS_RANK": "0"},
     "torchrun": {**TORCHRUN, "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "GROUP_RANK": "0"},
     "mpirun (Open MPI)": {**OMPI, "OMPI_COMM_WORLD_SIZE": "4", "ENGINE_HUB": "node0:4711"},
     "mpiexec (PMI)": {**PMI, "PMI_SIZE": "4", "ENGINE_HUB": "node0:4711"},
