@@ -275,7 +275,7 @@ class Between:
         for link in (*self.open.values(), *self.trunks().values()):
             link.close()
 
-    def taken_wires(self) -> dict[int, int]:
+    def taken_trunks(self) -> dict[int, int]:
         """By host, the descriptor of the trunk; the caller's from now on."""
         return {host: link.connection.detach() for host, link in self.trunks().items()}
 

@@ -326,7 +326,7 @@ class Hosting:
         return Gathered(
             *(control, arena, peers, terms.pids, terms.processors, tuple(terms.hosts), terms.hosts[rank]),
             kernels=terms.kernels,
-            trunks=self.between.taken_wires(),
+            trunks=self.between.taken_trunks(),
             lanes=self.between.taken_lanes(rank),
         )
 

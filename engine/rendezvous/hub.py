@@ -113,7 +113,7 @@ class Hub(Between):
         """What to raise when time is over: who has come, who has not, and who was turned away."""
         if self.terms is not None:
             late = ", ".join(str(host) for host in self.hosts if not host.ready)
-            return RendezvousError(f"{late} did not make memory and connections within {self.terms.seconds:g} s")
+            return RendezvousError(f"{late} did not make memory and connections within {self.terms.seconds:.3g} s")
         known = {rank for host in self.hosts for rank in host.pids}
         missing = readable.ranks(rank for rank in range(self.world.size) if rank not in known)
         lines = [f"{missing} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)"]

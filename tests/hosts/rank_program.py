@@ -59,7 +59,7 @@ def told(rank: int, gathered: Gathered) -> dict[str, Any]:
     lanes = {there: [connection.recv(1)[0], connection.getpeername()[0]] for there, connection in ends.items()}
     for connection in ends.values():
         connection.close()
-    return {"hosts": gathered.hosts, "lanes": lanes, "wires": sorted(gathered.wires), "pids": gathered.pids}
+    return {"hosts": gathered.hosts, "lanes": lanes, "trunks": sorted(gathered.trunks), "pids": gathered.pids}
 
 
 if __name__ == "__main__":
