@@ -18,7 +18,7 @@ from engine_ext.platform.clock cimport overdue_ns
 from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec
 from engine_ext.shared.layout cimport CAUSE_DIED, REASON_BYTES
 from engine_ext.shared.segment cimport Segment, abort_world, coordinates, wake, wake_others
-from engine_ext.transport.link cimport ENDED, OPEN, Link, link_flush, link_idle, link_leave, link_receive
+from engine_ext.transport.link cimport ENDED, OPEN, Link, link_flush, link_idle, link_leave, link_receive, link_state
 
 cdef extern from "platform/sockets.h" nogil:
     int engine_socket_watch(int epoll, int fd, uint32_t number)
@@ -85,17 +85,17 @@ cdef bint serve(State* e, int k) noexcept nogil:
             network.relay.news = False
             wake_others(&e.segment, 0)
             wake(&e.segment, e.segment.rank, 0)
-    if link.state != OPEN and not network.lost[k]:
+    if link_state(link) != OPEN and not network.lost[k]:
         network.lost[k] = True
         lose(e, k)
     return more
 
 
 cdef void describe_end(const Link* link, char* text) noexcept nogil:
-    if link.state == ENDED:
+    if link_state(link) == ENDED:
         snprintf(text, REASON_BYTES, "its connection ended without a word: the process, its host or the network between is gone")
     else:
-        snprintf(text, REASON_BYTES, "its connection failed: %s", strerror(-link.state))
+        snprintf(text, REASON_BYTES, "its connection failed: %s", strerror(-link_state(link)))
 
 
 cdef void lose(State* e, int k) noexcept nogil:

@@ -1,6 +1,7 @@
 """One connection to a rank on another host: frames that wait to be sent, and the frame that is coming in."""
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 
+from engine_ext.platform.atomics cimport load32_acquire
 from engine_ext.platform.posix cimport pthread_mutex_t
 
 cdef extern from "engine_ext/transport/frames.h" nogil:
@@ -58,6 +59,9 @@ cdef struct Receiver:
     char* (*into)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
     bint (*done)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
     void* owner
+
+cdef inline int link_state(const Link* link) noexcept nogil:
+    return <int>load32_acquire(<const uint32_t*>&link.state)
 
 cdef void link_open(Link* link, int fd, int peer) noexcept nogil
 cdef void link_close(Link* link) noexcept nogil

@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.platform.atomics cimport load32_acquire, store32_release
+from engine_ext.platform.atomics cimport store32_release
 from engine_ext.platform.posix cimport (
     close, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
@@ -28,8 +28,8 @@ cdef enum:
     TURN = 64               # frames taken from one connection before others have their turn
 
 
-cdef inline bint is_open(Link* link) noexcept nogil:
-    return <int>load32_acquire(<uint32_t*>&link.state) == OPEN
+cdef inline bint is_open(const Link* link) noexcept nogil:
+    return link_state(link) == OPEN
 
 
 cdef void link_open(Link* link, int fd, int peer) noexcept nogil:
