@@ -8,6 +8,7 @@ way round.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from array import array
 from collections import Counter
@@ -15,9 +16,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import readable
-from .errors import EngineError, NotInitializedError
+from .errors import EngineError, NotInitializedError, RendezvousError
 from .host.patience import Patience
 from .native import core
+from .rendezvous.set_links import SetLinks
 
 _call_numbers = itertools.count(1)
 
@@ -168,11 +170,14 @@ class Registry:
         The world's engine, from its start to its end.
     timeout : float
         Seconds to finish what is in flight in a set that is removed.
+    links : SetLinks, optional
+        Connects the ranks of a set; None with one host.
     """
 
-    def __init__(self, world: core.Engine, timeout: float) -> None:
+    def __init__(self, world: core.Engine, timeout: float, links: SetLinks | None = None) -> None:
         self._world = world
         self._timeout = timeout
+        self._links = links
         self._sets: dict[int, ProcessSet] = {}
         self._next = 1
         self._memberships: Counter[int] = Counter()
@@ -258,8 +263,9 @@ class Registry:
     def _form(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> core.Engine | None:
         """This rank's engine in a set. If a rank cannot start its own, no rank has the set, and numbers stay equal."""
         formed, failure = None, ""
+        lanes, trunks = self._connect(ranks)
         try:
-            formed = self._world.form(ranks, process_set._call_number)
+            formed = self._world.form(ranks, process_set._call_number, lanes, trunks)
         except (OSError, MemoryError) as error:
             failure = f"{type(error).__name__}: {error}"
         told = self._first_told("formed", failure)
@@ -271,17 +277,40 @@ class Registry:
             )
         return formed
 
+    def _connect(self, ranks: tuple[int, ...]) -> tuple[dict[int, int], dict[int, int]]:
+        """Connections to ranks of a set on other hosts. If one cannot be, no rank has the set."""
+        lanes: dict[int, int] = {}
+        trunks: dict[int, int] = {}
+        if self._links is None:
+            return lanes, trunks
+        failure = ""
+        try:
+            lanes, trunks = self._links.open(ranks, lambda text: self._texts("addresses", text))
+        except (OSError, RendezvousError) as error:
+            failure = str(error)
+        told = self._first_told("connected", failure)
+        if told is not None:
+            for descriptor in (*lanes.values(), *trunks.values()):
+                os.close(descriptor)
+            raise EngineError(
+                f"a process set of the ranks {list(ranks)} cannot be formed: rank {told[0]} has {told[1]}"
+            )
+        return lanes, trunks
+
     def _first_told(self, subject: str, text: str) -> tuple[int, str] | None:
         """Of the texts of all ranks the first that is not empty, and whose it is; None if all are. Collective."""
-        handle = self._world.allgather(array("b", text.encode()), f"engine.process_set.{subject}", True)
+        for rank, told in enumerate(self._texts(subject, text.encode())):
+            if told:
+                return rank, told.decode("utf-8", "replace")
+        return None
+
+    def _texts(self, subject: str, text: bytes) -> list[bytes]:
+        """The texts of all ranks. Collective."""
+        handle = self._world.allgather(array("b", text), f"engine.process_set.{subject}", True)
         handle.wait()
         data, counts = handle.gathered
-        start = 0
-        for rank, count in enumerate(counts):
-            if count:
-                return rank, bytes(data[start : start + count]).decode("utf-8", "replace")
-            start += count
-        return None
+        ends = list(itertools.accumulate(counts))
+        return [bytes(data[end - count : end]) for end, count in zip(ends, counts, strict=True)]
 
     def _expect_idle(self, process_set: ProcessSet) -> None:
         """Wait for what is in flight in a set; if it stays so, an error on every rank, and the set stays, too."""

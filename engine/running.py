@@ -19,6 +19,7 @@ from .native import core, setup
 from .process_sets import Registry
 from .rendezvous import Gathered, gather
 from .rendezvous.layout import Layout
+from .rendezvous.set_links import SetLinks
 from .trace.flight import Recorder
 from .trace.timeline import Timeline
 from .tuning.journals import check_log, knobs_of
@@ -75,6 +76,8 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
     gathered = gather(world, generation, info, settings.start_timeout, create, levels, settings.interface)
     if gathered.kernels is not None:
         setup.use_kernels(gathered.kernels)
+    several = len(gathered.layout.crews) > 1
+    set_links = SetLinks(world, generation, gathered, settings.start_timeout) if several else None
     # From here on the engine owns the descriptors, whether it succeeds or not.
     engine = core.Engine(
         world.rank,
@@ -91,7 +94,7 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
         **_across(gathered),
     )
     engine.tell(**beginning)
-    sets = Registry(engine, settings.shutdown_timeout)
+    sets = Registry(engine, settings.shutdown_timeout, set_links)
     watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
     watch.start()
     stacks.enable(settings.output_dir, world.rank)

@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+_SILENCE = 4  # seconds, about
 _SIOCGIFADDR = 0x8915  # ioctl of an interface's IPv4 address (netdevice(7))
 
 
@@ -129,6 +130,22 @@ def _addresses(name: str) -> list[str]:
         if interface == name and not address.is_link_local:
             found.append(str(address))
     return found
+
+
+def keep_watch(connection: socket.socket) -> None:
+    """Have the kernel end a connection, busy or idle, whose other side has not answered for some seconds.
+
+    The other side's kernel answers, whatever its process does. Only for connections that are read at once: one that
+    takes nothing for so long would end, too.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 1),
+        (socket.TCP_KEEPINTVL, 1),
+        (socket.TCP_KEEPCNT, _SILENCE),
+        (socket.TCP_USER_TIMEOUT, 1000 * (_SILENCE + 1)),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def listen(host: str | None, port: int, backlog: int) -> socket.socket:

@@ -277,6 +277,8 @@ class Between:
 
     def taken_trunks(self) -> dict[int, int]:
         """By host, the descriptor of the trunk; the caller's from now on."""
+        for link in self.trunks().values():
+            network.keep_watch(link.connection)
         return {host: link.connection.detach() for host, link in self.trunks().items()}
 
     def taken_lanes(self, rank: int) -> dict[int, int]:

@@ -59,6 +59,10 @@ class Talks:
         waits = [wait.patience.wait() for wait in self._waits.values() if wait.patience is not None]
         return min(waits, default=STEP / 2)
 
+    def sleep(self, seconds: float) -> None:
+        """Wait until one of the sockets is ready, at most so long."""
+        self._selector.select(seconds)
+
     def turn(self) -> None:
         """Let those go on that can. Whoever is late is heard once more, in case that only we are."""
         late = [

@@ -102,7 +102,9 @@ def test_kinds_are_asked_for_in_the_table_and_at_the_border_alone() -> None:
 def test_threads_sleep_at_doors_alone() -> None:
     """Another way to sleep, as for ranks that wait for sockets too, is then a change of one header."""
     sleeping = re.compile(r"\bfutex_(?:wait|wake)\b|\bSYS_futex\b")
-    found = {str(path.relative_to(ROOT / "engine_ext")) for path in SOURCES + HEADERS if sleeping.search(path.read_text())}
+    found = {
+        str(path.relative_to(ROOT / "engine_ext")) for path in SOURCES + HEADERS if sleeping.search(path.read_text())
+    }
     assert found == {"platform/atomics.h", "platform/doors.h"}
 
 

@@ -5,6 +5,7 @@ Here hosts are segments in one process, and connections are socket pairs that a 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -20,7 +21,7 @@ import pytest
 
 import engine
 
-from .thread_world import CALLS, ThreadWorld, connections
+from .thread_world import ThreadWorld, connections
 
 LAYOUTS = [(0, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 1), (0, 0, 1, 0, 2, 1, 0)]
 layouts = pytest.mark.parametrize("hosts", LAYOUTS, ids=lambda hosts: "".join(map(str, hosts)))
@@ -125,7 +126,8 @@ def test_more_names_than_there_are_ids() -> None:
     def work(rank: int) -> None:
         for begin in range(0, 20_000, 1000):
             handles = [
-                engine.allreduce_async(np.full(2, rank + k), engine.Sum, f"name {k}") for k in range(begin, begin + 1000)
+                engine.allreduce_async(np.full(2, rank + k), engine.Sum, f"name {k}")
+                for k in range(begin, begin + 1000)
             ]
             for k, handle in enumerate(handles, begin):
                 assert (handle.wait() == 3 * k + 3).all()
@@ -208,20 +210,21 @@ def test_a_cut_cable_ends_the_world_on_every_host(cable: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_nonsense_on_a_cable_ends_the_world_and_nothing_else(seed: int) -> None:
-    """Frames that are too long, of no type, for another's page, beyond a slot, of the past; or bytes that are no frames."""
+    """Frames that are too long, of no type, of another's page, beyond a slot, of the past; or bytes of no frame."""
     draw = random.Random(seed)
 
     def lie(ends: list[tuple[socket.socket, socket.socket]]) -> None:
         end = draw.choice(draw.choice(ends))
         length = draw.choice([0, 8, 16, 24, 64, 1032, 1 << 20, 1 << 31])
         kind, offset = draw.choice([*range(9), 60_000]), draw.choice([0, 4, 8, 1 << 20, (1 << 32) - 8])
-        rank, position = draw.choice([-2, -1, 0, 1, 2, 3, 1 << 30]), draw.choice([0, 1, 1 << 20, 1 << 62, (1 << 64) - 8])
+        rank, position = (
+            draw.choice([-2, -1, 0, 1, 2, 3, 1 << 30]),
+            draw.choice([0, 1, 1 << 20, 1 << 62, (1 << 64) - 8]),
+        )
         frame = struct.pack("=IHHiIQ", length, kind, 0, rank, offset, position) + draw.randbytes(min(length, 4096))
         for data in (frame, draw.randbytes(4096)):
-            try:
+            with contextlib.suppress(OSError):  # It is full, or has ended already.
                 end.send(data, socket.MSG_DONTWAIT)
-            except OSError:
-                pass  # It is full, or has ended already.
 
     told = told_after((0, 1, 1), lie)
     assert all(text.startswith("Rank") for text in told), told

@@ -1,5 +1,5 @@
-"""A world whose ranks are threads of this process: nothing native is a singleton. They share one control segment, or, as if on
-several hosts, one for each, and socket pairs between them.
+"""A world whose ranks are threads of this process: nothing native is a singleton. They share one control segment, or,
+as if on several hosts, one for each, and socket pairs between them.
 
 Nothing can die here, so no monitor runs. What such a world is for: a sanitizer that sees all ranks at once, a scheduler
 that decides which of them goes on, and a test that starts in milliseconds.

@@ -1,0 +1,163 @@
+"""Connections of a process set whose ranks are on several hosts: opened while it is formed, by its ranks themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import RendezvousError
+from ..host import network
+from ..host.network import Address
+from ..host.patience import Patience
+from ..world import World
+from .between import Door
+from .layout import Layout
+from .links import Link, Unproven, call
+from .messages import Gathered
+from .talks import Steps, Talks
+
+Exchange = Callable[[bytes], list[bytes]]
+
+
+class SetLinks:
+    """Opens connections between ranks of a world on several hosts.
+
+    Parameters
+    ----------
+    world : World
+    generation : int
+    gathered : Gathered
+        How the world's ranks met. Its lanes still belong to it.
+    timeout : float
+        Seconds for the ranks of a set to connect.
+    """
+
+    def __init__(self, world: World, generation: int, gathered: Gathered, timeout: float) -> None:
+        self._rank = world.rank
+        self._layout = gathered.layout
+        self._key = world.proof(generation)
+        self._timeout = timeout
+        self._formed = 0
+        lane = socket.socket(fileno=next(iter(gathered.lanes.values())))
+        self._own = network.address_of(lane.getsockname()).host
+        lane.detach()
+
+    def open(self, ranks: tuple[int, ...], exchange: Exchange) -> tuple[dict[int, int], dict[int, int]]:
+        """Connect the ranks of a set. Collective over the world.
+
+        Parameters
+        ----------
+        ranks : tuple of int
+            Those of the set, sorted.
+        exchange : callable
+            Gives a text of every rank of the world to all of them.
+
+        Returns
+        -------
+        lanes, trunks : dict
+            Descriptors, by rank and by host of the set; the caller's. Empty on other ranks.
+
+        Raises
+        ------
+        RendezvousError
+            A rank of the set was not reached.
+        """
+        self._formed += 1
+        hosts: dict[int, int] = {}
+        layout = Layout(tuple(hosts.setdefault(self._layout.hosts[rank], len(hosts)) for rank in ranks))
+        if len(hosts) == 1:
+            return {}, {}
+        key = hashlib.sha256(self._key + f"process set {self._formed}".encode()).digest()
+        me = ranks.index(self._rank) if self._rank in ranks else -1
+        meeting = _Meeting(layout, me, key, self._own)
+        try:
+            told = exchange(json.dumps(meeting.address).encode())
+            meeting.connect([told[rank] for rank in ranks], Patience(self._timeout))
+            return meeting.taken()
+        finally:
+            meeting.close()
+
+
+class _Meeting:
+    """One rank while the ranks of a set connect. Of two hosts, the higher one's ranks call."""
+
+    def __init__(self, layout: Layout, me: int, key: bytes, own: str) -> None:
+        self.layout, self.me, self.key = layout, me, key
+        self.talks = Talks()
+        self.links: dict[tuple[str, int], Link] = {}  # by what it is, and the rank there
+        self.wanted = _connections(layout, me) if me >= 0 else set()
+        self.failures: dict[int, str] = {}  # by rank, what came of calling it
+        self.door: Door | None = None
+        self.address: Address | None = None
+        if any(self._answers(other) for _, other in self.wanted):
+            listener = socket.create_server((own, 0), family=network.family(own), backlog=256)
+            listener.setblocking(False)
+            self.door = Door(self.talks, listener, key, self._welcome)
+            self.address = self.door.address
+
+    def _answers(self, other: int) -> bool:
+        return self.layout.hosts[self.me] < self.layout.hosts[other]
+
+    def connect(self, told: list[bytes], patience: Patience) -> None:
+        """Call and answer until all connections are open."""
+        for kind, other in sorted(self.wanted):
+            if not self._answers(other):
+                self.talks.begin(self._call(kind, other, Address(*json.loads(told[other])), patience))
+        while missing := self.wanted - self.links.keys():
+            if self.failures or not patience.left():
+                raise RendezvousError("; ".join(self._told(kind, other) for kind, other in sorted(missing)))
+            self.talks.sleep(min(patience.wait(), self.talks.wait()))
+            self.talks.turn()
+
+    def _told(self, kind: str, other: int) -> str:
+        return f"no {kind} to rank {other} of the set: {self.failures.get(other, 'it did not come in time')}"
+
+    def _call(self, kind: str, other: int, address: Address, patience: Patience) -> Steps[None]:
+        greeting = {"kind": kind, "rank": self.me, "to": other}
+        try:
+            link, _ = yield from call(address, self.key, greeting, patience, patience)
+        except Unproven:
+            self.failures[other] = f"whoever answers at {address} is not of this job"
+        except (OSError, ValueError) as error:
+            self.failures[other] = f"{address}: {error}"
+        else:
+            self.links[kind, other] = link
+
+    def _welcome(self, link: Link, greeting: dict[str, Any]) -> None:
+        found = str(greeting.get("kind")), int(greeting.get("rank", -1))
+        if greeting.get("to") != self.me or found not in self.wanted or found in self.links:
+            link.close()
+            return
+        self.links[found] = link
+        link.send({})
+
+    def taken(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The descriptors, of which the caller is the owner now: lanes by rank, trunks by host."""
+        lanes: dict[int, int] = {}
+        trunks: dict[int, int] = {}
+        for kind, other in list(self.links):
+            connection = self.links.pop((kind, other)).connection
+            if kind == "trunk":
+                network.keep_watch(connection)
+                trunks[self.layout.hosts[other]] = connection.detach()
+            else:
+                lanes[other] = connection.detach()
+        return lanes, trunks
+
+    def close(self) -> None:
+        """Close what nobody has taken."""
+        self.talks.close()
+        if self.door is not None:
+            self.door.close()
+        for link in self.links.values():
+            link.close()
+
+
+def _connections(layout: Layout, rank: int) -> set[tuple[str, int]]:
+    """What a rank is connected to: its lanes, and between leaders and the first, trunks."""
+    leaders = [crew[0] for crew in layout.crews]
+    trunks = leaders[1:] if rank == 0 else leaders[:1] if rank in leaders else []
+    return {("lane", other) for other in layout.lanes(rank)} | {("trunk", other) for other in trunks}
