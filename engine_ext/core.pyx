@@ -98,6 +98,8 @@ cdef class Engine:
             raise EngineError("an engine is initialised once")
         self.control = control
         arena_open(&e.arena, arena, rank, size)
+        if size > MAX_RANKS:
+            raise EngineError(f"a world has at most {MAX_RANKS} ranks, not {size}")
         if len(peers) != size:
             raise ValueError(f"{size} ranks have {size} pidfds, not {len(peers)}")
         e.peers = <int*>calloc(size, sizeof(int))
@@ -243,7 +245,8 @@ cdef class Engine:
                 pthread_mutex_destroy(&e.lock)
             segment_unmap(&e.segment)
             for r in range(self.size if e.peers != NULL else 0):
-                close_descriptor(e.peers[r] if e.peers[r] >= 0 else -1 - e.peers[r])
+                if e.peers[r] != -1:
+                    close_descriptor(e.peers[r] if e.peers[r] >= 0 else -2 - e.peers[r])
             for descriptor in (e.events_fd, self.control):
                 if descriptor >= 0:
                     close_descriptor(descriptor)
@@ -465,6 +468,8 @@ cdef class Engine:
                 settled = calls_settle(e, limit)
             if not settled:
                 Py_INCREF(self)         # a thread is inside: it keeps what it uses
+            if self.rank == COORDINATOR:
+                store32_release(&e.segment.coordinator.over, 1)
             # After the last chunk that this rank passes; pairs with the acquire of whoever needs this rank, and of monitors.
             store32_release(&e.segment.mine.left, 1)
             add32(&e.segment.header.departures, 1)      # pairs with stall_look_for_left

@@ -15,6 +15,7 @@ from engine_ext.operations.op cimport OP_DONE, Op, Record
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns
 from engine_ext.platform.clock cimport overdue_ns, patience_at, patience_look
 from engine_ext.shared.layout cimport COORDINATOR, Status
+from engine_ext.shared.segment cimport gone
 
 from engine_ext.errors import DuplicateNameError
 
@@ -82,7 +83,7 @@ cdef int make_room(State* e, const Target* target, int status) except -1:
 cdef int expect_heard(State* e, const Record* record, uint64_t begun) except -1:
     """The ranks have yet to hear of a failed call. No operation is overdue meanwhile: this rank's own wait has a limit."""
     # Pairs with the release in close.
-    cdef bint left = e.segment.rank != COORDINATOR and load32_acquire(&e.segment.pages[COORDINATOR].left)
+    cdef bint left = e.segment.rank != COORDINATOR and gone(&e.segment, COORDINATOR)
     if left or overdue_ns(patience_look(e.clock), begun, e.stall_limit_ns):
         raise DuplicateNameError(
             f"a call of '{record.name[:record.name_bytes].decode('utf-8', 'replace')}' has failed on rank "

@@ -102,3 +102,4 @@ cdef void connections_forked(Network* network) noexcept nogil:
     cdef int k
     for k in range(network.count):
         close(network.links[k].fd)
+    network.count = network.lane_count = 0          # its own children have other files of these numbers

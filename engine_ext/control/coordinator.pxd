@@ -77,6 +77,7 @@ cdef struct Coordinator:
     bint append_again           # the schedule was full for something: the next step tries again
     bint* joined                # by rank: whether it has joined, so that it counts as having submitted everything
     int joined_count            # number of ranks that have
+    int last_joined             # the rank that was seen to join last
     uint64_t resume_at          # schedule position behind a JOINED entry: no bits are read until all cursors pass it; 0: none
     uint64_t step               # number of optimizer steps of the coordinator's rank at the last look
     uint64_t step_items         # tensors scheduled in this step

@@ -267,25 +267,26 @@ cdef inline bint brought_by_all(const Coordinator* c, const NameState* name) noe
 
 cdef void see_joined(Coordinator* c) noexcept nogil:
     """Which ranks have joined. What a rank submitted before that is visible after this: all of it is done."""
+    cdef uint64_t latest = 0, since
+    cdef bint joined
     cdef int r
     c.joined_count = 0
     for r in range(c.segment.size):
-        c.joined[r] = load_acquire(&c.segment.pages[r].joined) != 0        # pairs with driver_join
-        c.joined_count += c.joined[r]
+        joined = load_acquire(&c.segment.pages[r].joined) != 0             # pairs with driver_join
+        if joined and not c.joined[r]:
+            since = load_relaxed(&c.segment.pages[r].joined_at)     # only of those that are seen together
+            if since >= latest:
+                c.last_joined, latest = r, since
+        c.joined[r] = joined
+        c.joined_count += joined
 
 
 cdef bint append_joined(Coordinator* c) noexcept nogil:
     """All have joined: let them go, and look at no submission of theirs until every one of them knows."""
     cdef engine_entry* entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8)
-    cdef uint64_t since, latest = 0
-    cdef int r
     if entry == NULL:
         return False
-    entry.type = ENTRY_JOINED
-    for r in range(c.segment.size):
-        since = load_relaxed(&c.segment.pages[r].joined_at)
-        if since >= latest:
-            entry.id, latest = c.segment.numbers[r], since
+    entry.type, entry.id = ENTRY_JOINED, c.segment.numbers[c.last_joined]
     stamp(c, entry)
     schedule_append(&c.writer, entry)
     c.resume_at = c.writer.tail

@@ -14,7 +14,7 @@ from libc.string cimport memset
 from engine_ext.control.backlog cimport backlog_add, backlog_submit
 from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
 from engine_ext.control.execute cimport fail_everything, run_schedule, wake_waiters
-from engine_ext.control.network cimport network_relay
+from engine_ext.control.network cimport network_relay, network_unseen
 from engine_ext.control.observers cimport (
     observe_call_begins, observe_late_wake, observe_readiness, observe_sleep, observe_submission, observe_wait_begins,
     observe_wait_ends, observe_yield,
@@ -417,7 +417,7 @@ cdef void give_back(State* e) noexcept nogil:
         door_ring(&e.local_door, DOOR_EVERYBODY)
     if (busy or door_count(&e.segment.mine.door[DOOR_ENGINE]) != count
             or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(e.segment.abort) != 0
-            or (coordinates(&e.segment) and coordinator_unseen(&e.coordinator))):
+            or (coordinates(&e.segment) and coordinator_unseen(&e.coordinator)) or network_unseen(e)):
         door_ring(&e.segment.mine.door[DOOR_ENGINE], 1)
 
 

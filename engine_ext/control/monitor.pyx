@@ -91,7 +91,7 @@ cdef int monitor_wait(State* e) noexcept nogil:
             read(e.events_fd, &count, 8)
         for r in range(n):
             if fds[r].fd >= 0 and fds[r].revents:
-                fds[r].fd = e.peers[r] = -1 - e.peers[r]            # once; the descriptor can still be told for closing
+                fds[r].fd = e.peers[r] = -2 - e.peers[r]            # once; the descriptor can still be told for closing
                 if load32_acquire(&e.segment.pages[r].left):        # pairs with the release in close: it said goodbye,
                     wake_drivers(e)                                 # and may have ended before it rang
                 else:

@@ -11,10 +11,10 @@ from libc.stdio cimport snprintf
 from libc.string cimport strerror
 
 from engine_ext.control.connections cimport Network, connections_sent
-from engine_ext.control.relay cimport relay_open, relay_tell
+from engine_ext.control.relay cimport relay_open, relay_tell, relay_unseen
 from engine_ext.control.state cimport State
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns
-from engine_ext.platform.clock cimport overdue_ns
+from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec
 from engine_ext.shared.layout cimport CAUSE_DIED, REASON_BYTES
 from engine_ext.shared.segment cimport Segment, abort_world, coordinates, wake, wake_others
@@ -121,7 +121,7 @@ cdef void look_at_suspect(State* e) noexcept nogil:
     if network.suspect < 0 or not overdue_ns(now_ns(), network.suspected_at, GRACE_NS):
         return
     for k in range(network.lane_count):
-        if network.links[k].peer == network.suspect:
+        if network.links[k].peer == network.suspect and not network.links[k].farewell:
             describe_end(&network.links[k], text)
             abort_world(&e.segment, network.suspect, CAUSE_DIED, text)
     network.suspect = -1
@@ -135,12 +135,24 @@ cdef void network_relay(State* e) noexcept nogil:
         relay_tell(&e.network.relay)
 
 
+cdef bint network_unseen(State* e) noexcept nogil:
+    """Whether this rank has something to relay that it has not looked at."""
+    return e.network != NULL and e.network.leads and e.network.relay.coordinator == NULL and relay_unseen(&e.network.relay)
+
+
 cdef bint crew_has_left(const State* e) noexcept nogil:
     cdef int i
     for i in range(e.segment.crew_size):
         if not load32_acquire(&e.segment.pages[e.segment.crew[i]].left):
             return False
     return True
+
+
+cdef void leave_trunks(Network* network) noexcept nogil:
+    cdef int k
+    for k in range(network.lane_count, network.count):
+        link_leave(&network.links[k])
+        link_flush(&network.links[k])
 
 
 cdef void network_leave(State* e, uint64_t ns) noexcept nogil:
@@ -154,16 +166,20 @@ cdef void network_leave(State* e, uint64_t ns) noexcept nogil:
     if network == NULL:
         return
     pause.tv_sec, pause.tv_nsec = 0, POLL_NS
-    for k in range(network.lane_count):
+    # After a failure lanes end without a farewell: who has not heard of it yet then waits for the cause a little.
+    for k in range(network.lane_count if load_acquire(e.segment.abort) == 0 else 0):
         link_leave(&network.links[k])
         link_flush(&network.links[k])
-    while not overdue_ns(now_ns(), begun, ns):
+    while age_ns(now_ns(), begun) < ns:
         network_relay(e)
-        if not left and (not network.leads or crew_has_left(e) or load_acquire(e.segment.abort) != 0):
+        if not left and connections_sent(network) and (
+                not network.leads or crew_has_left(e) or load_acquire(e.segment.abort) != 0):
+            network_relay(e)            # what has come since: the verdict, if there is one
+            leave_trunks(network)
             left = True
-            for k in range(network.lane_count, network.count):
-                link_leave(&network.links[k])
-                link_flush(&network.links[k])
         if left and connections_sent(network):
-            break
+            return
         nanosleep(&pause, NULL)
+    if not left:
+        network_relay(e)
+        leave_trunks(network)

@@ -26,6 +26,7 @@ cdef struct Trunk:           # to the leader of another host; on that leader, to
     uint64_t* drained       # by rank: what it has been told
     uint32_t recording      # likewise, as the next two
     uint32_t stuck
+    uint32_t over
     uint64_t tail
     uint32_t verdict        # 1: it knows why the world has ended
     char* into              # malloc'ed: where the words come in
@@ -36,9 +37,12 @@ cdef struct Relay:
     Trunk* trunks             # by host on the coordinator's rank; on another leader one
     int count
     rank_page** told        # on another leader, by rank: what the coordinator has been told of its page; NULL: not of this host
+    uint64_t* scanned       # atomic, by rank: sum of the words that say "look", as they were told
+    uint64_t* passed        # atomic, by rank: its cursor, as it was told
     Receiver receiver
     bint news               # the last frames have brought something to ranks of this host
 
 cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) noexcept nogil
 cdef void relay_close(Relay* relay) noexcept nogil
+cdef bint relay_unseen(const Relay* relay) noexcept nogil
 cdef void relay_tell(Relay* relay) noexcept nogil

@@ -11,21 +11,20 @@ here in the opposite order.
 
 relay_tell belongs to the holder of the driver's role, what comes in to the network thread.
 """
-from libc.errno cimport ENOMEM
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from engine_ext.platform.atomics cimport (
-    cas, load32_relaxed, load_acquire, load_relaxed, store32_release, store_release,
+    cas, load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_release, store_relaxed, store_release,
 )
 from engine_ext.shared.layout cimport (
-    COORDINATOR, ID_WORDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, coordinator_page,
+    COORDINATOR, IDS, ID_WORDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, STUCK_SHIFT, coordinator_page,
 )
 from engine_ext.shared.segment cimport nearby, wake_everybody
 from engine_ext.transport.link cimport (
     FRAME_LEFT, FRAME_LONGEST, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST, engine_frame, engine_verdict,
-    engine_word_of_coordinator, engine_word_of_rank, link_flush, link_give, link_idle, link_queue,
+    engine_word_of_coordinator, engine_word_of_rank, link_break, link_flush, link_give, link_idle, link_queue,
 )
 
 cdef extern from "<string.h>" nogil:
@@ -42,7 +41,9 @@ cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) n
     relay.count = segment.hosts if coordinator != NULL else 1
     relay.trunks = <Trunk*>calloc(relay.count, sizeof(Trunk))
     relay.told = <rank_page**>calloc(segment.size, sizeof(rank_page*))
-    if relay.trunks == NULL or relay.told == NULL:
+    relay.scanned = <uint64_t*>calloc(segment.size, 8)
+    relay.passed = <uint64_t*>calloc(segment.size, 8)
+    if relay.trunks == NULL or relay.told == NULL or relay.scanned == NULL or relay.passed == NULL:
         return False
     for k in range(relay.count):
         trunk = &relay.trunks[k]
@@ -70,6 +71,8 @@ cdef void relay_close(Relay* relay) noexcept nogil:
         free(relay.told[k])
     free(relay.trunks)
     free(relay.told)
+    free(relay.scanned)
+    free(relay.passed)
     memset(relay, 0, sizeof(Relay))
 
 
@@ -91,7 +94,7 @@ cdef void add_word(Words* words, uint64_t offset, uint32_t nbytes, uint64_t valu
     if words.list == NULL:
         words.list = <engine_word*>malloc(FRAME_WORDS_MOST * sizeof(engine_word))
         if words.list == NULL:
-            store32_release(<uint32_t*>&words.trunk.state, <uint32_t>-ENOMEM)
+            link_break(words.trunk)
             return
     words.list[words.count].offset, words.list[words.count].bytes = <uint32_t>offset, nbytes
     words.list[words.count].value = value
@@ -119,7 +122,8 @@ cdef void tell_names(Words* words, const rank_page* page, rank_page* told, uint6
     for w in range(ID_WORDS):
         tell(words, page, &page.absent[w], &told.absent[w], load_relaxed(&page.absent[w]))
         tell(words, page, &page.awaited[w], &told.awaited[w], load_relaxed(&page.awaited[w]))
-        changed = ready[w] ^ told.ready[w]
+        # A rank that stands in toggles bits, too: behind a join the same bit may mean another submission.
+        changed = <uint64_t>-1 if told.joined else ready[w] ^ told.ready[w]
         while changed:
             id = w * 64 + <uint64_t>count_trailing_zeros(changed)
             changed &= changed - 1
@@ -149,9 +153,8 @@ cdef void tell_requests(Words* words, const rank_page* page, uint64_t begin, uin
 
 cdef void tell_state(Words* words, const rank_page* page, rank_page* told) noexcept nogil:
     """Words that stand for themselves."""
+    cdef uint64_t stuck = load_acquire(&page.stuck)         # before the number that it is about
     cdef int kind
-    tell(words, page, &page.joined_at, &told.joined_at, load_relaxed(&page.joined_at))
-    tell(words, page, &page.joined, &told.joined, load_acquire(&page.joined))
     tell(words, page, &page.steps, &told.steps, load_relaxed(&page.steps))
     tell32(words, page, &page.wait_all, &told.wait_all, load32_relaxed(&page.wait_all))
     tell32(words, page, &page.wait_requests, &told.wait_requests, load32_relaxed(&page.wait_requests))
@@ -159,7 +162,7 @@ cdef void tell_state(Words* words, const rank_page* page, rank_page* told) noexc
     tell32(words, page, &page.blocked_anywhere, &told.blocked_anywhere, load32_relaxed(&page.blocked_anywhere))
     for kind in range(KINDS):
         tell(words, page, &page.unnamed[kind], &told.unnamed[kind], load_relaxed(&page.unnamed[kind]))
-    tell(words, page, &page.stuck, &told.stuck, load_relaxed(&page.stuck))
+    tell(words, page, &page.stuck, &told.stuck, stuck)
     tell32(words, page, &page.overdue, &told.overdue, load32_relaxed(&page.overdue))
 
 
@@ -168,7 +171,8 @@ cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     cdef rank_page* told = relay.told[rank]
     cdef uint64_t[ID_WORDS] ready
     # In the opposite order of announce(): what was written before these words is seen after them.
-    cdef uint64_t cursor = load_acquire(&page.cursor), waits = load_acquire(&page.waits)
+    cdef uint64_t cursor = load_acquire(&page.cursor), joined = load_acquire(&page.joined)
+    cdef uint64_t joined_at = load_relaxed(&page.joined_at), waits = load_acquire(&page.waits)
     cdef uint64_t arrivals = load_acquire(&page.arrivals), head, w
     cdef bint named = arrivals != told.arrivals or waits != told.waits or cursor != told.cursor
     cdef Words words
@@ -186,10 +190,30 @@ cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
         tell(&words, page, &page.request_head, &told.request_head, head)
     for w in range(ID_WORDS if named else 0):
         tell(&words, page, &page.ready[w], &told.ready[w], ready[w])
+    tell(&words, page, &page.joined_at, &told.joined_at, joined_at)
+    tell(&words, page, &page.joined, &told.joined, joined)
     tell(&words, page, &page.arrivals, &told.arrivals, arrivals)
     tell(&words, page, &page.waits, &told.waits, waits)
     tell(&words, page, &page.cursor, &told.cursor, cursor)
     send_words(&words)
+    store_relaxed(&relay.scanned[rank], arrivals + waits + head)
+    store_relaxed(&relay.passed[rank], cursor)
+
+
+cdef bint relay_unseen(const Relay* relay) noexcept nogil:
+    """Whether a rank of this host has news for the coordinator since the last look; of cursors only while it waits for them."""
+    cdef const Segment* segment = relay.segment
+    cdef const rank_page* page
+    cdef int i, r
+    for i in range(segment.crew_size):
+        r = segment.crew[i]
+        page = segment.pages[r]
+        if load_acquire(&page.arrivals) + load_acquire(&page.waits) + load_acquire(&page.request_head) != (
+                load_relaxed(&relay.scanned[r])):
+            return True
+        if load32_acquire(&segment.coordinator.stuck) and load_acquire(&page.cursor) != load_relaxed(&relay.passed[r]):
+            return True
+    return False
 
 
 # ---- down: what the coordinator has decided ----------------------------------------------------------------------------------
@@ -209,10 +233,10 @@ cdef void tell_schedule(Relay* relay, Trunk* trunk) noexcept nogil:
 
 cdef void tell_rank(Words* words, const rank_page* page, Told* told) noexcept nogil:
     """What ranks of other hosts have to know of a rank."""
-    cdef uint64_t stuck = load_acquire(&page.stuck)
+    cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined)
     cdef int kind
     tell(words, page, &page.joined_at, &told.joined_at, load_relaxed(&page.joined_at))
-    tell(words, page, &page.joined, &told.joined, load_acquire(&page.joined))
+    tell(words, page, &page.joined, &told.joined, joined)
     tell32(words, page, &page.blocked, &told.blocked, load32_relaxed(&page.blocked))
     tell32(words, page, &page.blocked_anywhere, &told.blocked_anywhere, load32_relaxed(&page.blocked_anywhere))
     if stuck != told.stuck:
@@ -224,6 +248,7 @@ cdef void tell_rank(Words* words, const rank_page* page, Told* told) noexcept no
 cdef void tell_down(Relay* relay, Trunk* trunk) noexcept nogil:
     cdef Segment* segment = relay.segment
     cdef const coordinator_page* page = segment.coordinator
+    cdef uint32_t over = load32_acquire(&page.over)         # before the end of the schedule
     cdef Words words
     cdef int r
     memset(&words, 0, sizeof(words))
@@ -234,12 +259,14 @@ cdef void tell_down(Relay* relay, Trunk* trunk) noexcept nogil:
     tell32(&words, page, &page.recording, &trunk.recording, load32_relaxed(&page.recording))
     tell32(&words, page, &page.stuck, &trunk.stuck, load32_relaxed(&page.stuck))
     send_words(&words)
+    tell_schedule(relay, trunk)
+    tell32(&words, page, &page.over, &trunk.over, over)
+    send_words(&words)
     for r in range(segment.size):
         if segment.host_of[r] != trunk.host:
             words.rank = r
             tell_rank(&words, segment.pages[r], &trunk.told[r])
             send_words(&words)
-    tell_schedule(relay, trunk)
 
 
 # ---- both --------------------------------------------------------------------------------------------------------------------
@@ -269,6 +296,7 @@ cdef void relay_tell(Relay* relay) noexcept nogil:
         trunk = &relay.trunks[k]
         if trunk.link == NULL:
             continue
+        link_flush(trunk.link)
         if link_idle(trunk.link):
             if relay.coordinator != NULL:
                 tell_down(relay, trunk)
@@ -333,12 +361,36 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
     return NULL
 
 
+cdef inline uint64_t offset_in(const rank_page* page, const void* field) noexcept nogil:
+    return <uint64_t>(<const char*>field - <const char*>page)
+
+
+cdef bint is_time(const rank_page* page, const engine_word* word) noexcept nogil:
+    """Whether a word is a time of another host's clock, for statistics."""
+    return offset_in(page, &page.brought[0]) <= word.offset < offset_in(page, &page.requests[0])
+
+
+cdef bint plausible(const rank_page* page, const engine_word* word) noexcept nogil:
+    """Words that are used as an index, or as a length."""
+    if word.offset == offset_in(page, &page.request_head):
+        return word.value - load_relaxed(&page.request_head) <= REQUEST_BYTES
+    if word.offset == offset_in(page, &page.overdue):
+        return word.value >> 1 <= IDS
+    if word.offset == offset_in(page, &page.stuck):
+        return word.value >> STUCK_SHIFT <= KINDS
+    return True
+
+
 cdef bint store_words(char* page, const engine_word* words, uint32_t count, bint of_rank) noexcept nogil:
     cdef uint32_t k
     for k in range(count):
         if not (engine_word_of_rank(&words[k]) if of_rank else engine_word_of_coordinator(&words[k])):
             return False
-        if words[k].bytes == 8:
+        if of_rank and not plausible(<const rank_page*>page, &words[k]):
+            return False
+        if of_rank and is_time(<const rank_page*>page, &words[k]):
+            store_release(<uint64_t*>(page + words[k].offset), now_ns())        # its clock is not ours: when we hear of it
+        elif words[k].bytes == 8:
             store_release(<uint64_t*>(page + words[k].offset), words[k].value)
         else:
             store32_release(<uint32_t*>(page + words[k].offset), <uint32_t>words[k].value)

@@ -23,7 +23,7 @@ from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_ac
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, MAX_RANKS, REASON_BYTES
-from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere, visible, wake, wake_others
+from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere, gone, visible, wake, wake_others
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
@@ -204,7 +204,7 @@ cdef int who_left(State* e, const Op* op) noexcept nogil:
     cdef int32_t id = op.record.id
     cdef int r
     for r in range(e.segment.size):
-        if r != e.segment.rank and load32_acquire(&e.segment.pages[r].left) and (
+        if r != e.segment.rank and gone(&e.segment, r) and (
                 r == COORDINATOR or (withholds(e, r, id) if id >= 0 else fails(op))):
             return r
     return -1
@@ -300,7 +300,7 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
         # Rank 0 knows which ranks lack a name, and looks when it is woken. As for the others: a wake-up that was lost after all
         # would cost them a tick, not the stall limit.
         wake_others(&e.segment, 0)
-        if coordinates(&e.segment) and load32_relaxed(&e.segment.mine.overdue):
+        if e.segment.rank == e.segment.leader and load32_relaxed(&e.segment.mine.overdue):
             wake(&e.segment, e.segment.leader, 0)              # who drives, here
 
 

@@ -106,7 +106,7 @@ cdef struct State:
     uint32_t failed             # atomic: 1 once the world's failure has been taken note of here
     int events_fd               # eventfd that wakes the monitor thread
     uint32_t events             # atomic: EVENT_* that it has not taken yet
-    int* peers                  # pidfds by rank; below 0: that rank's end has been noticed
+    int* peers                  # pidfds by rank; -1: it is on another host; below that: its end has been noticed
     uint64_t spin_ns            # nanoseconds that a caller spins before it sleeps
     uint64_t yield_ns           # nanoseconds that it yields instead, in a small operation, where ranks share processors; 0: none
     # limits on progress, and times compared with them: nanoseconds of the time that this process has seen pass (clock.h)

@@ -20,7 +20,7 @@ static inline int64_t engine_socket_send(int fd, struct iovec *parts, int count)
   for (;;) {
     ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent >= 0) return sent;
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) return 0;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
     if (errno != EINTR) return -errno;
   }
 }

@@ -157,6 +157,7 @@ typedef struct coordinator_page {
   _Alignas(64) uint64_t drained[MAX_RANKS]; /* by rank: bytes ever read from its request ring */
   _Alignas(64) uint32_t recording; /* 1: a timeline is made, or lateness counted, so ranks write `brought` when they submit */
   uint32_t stuck;              /* 1: it appends nothing before cursors have passed */
+  uint32_t over;               /* 1: its rank leaves, and it appends no more */
 } coordinator_page;
 
 /* The words of one rank, which it alone writes, except `door`. */

@@ -68,7 +68,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
     ctypedef struct coordinator_page:
         uint64_t tail
         uint64_t* drained
-        uint32_t recording, stuck
+        uint32_t recording, stuck, over
 
     ctypedef struct rank_page:
         uint64_t arrivals, waits, request_head, steps

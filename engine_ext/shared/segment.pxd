@@ -1,7 +1,7 @@
 """The mapped control segment of a world, or of a process set: where the words are, and how to wake who waits on them."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.platform.atomics cimport FENCE_WAKE, count_up, full_fence, load32_relaxed, load_relaxed
+from engine_ext.platform.atomics cimport FENCE_WAKE, count_up, full_fence, load32_acquire, load32_relaxed, load_relaxed
 from engine_ext.platform.doors cimport door_ring
 from engine_ext.shared.layout cimport (
     COORDINATOR, SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header,
@@ -53,6 +53,11 @@ cdef inline bint relays(const Segment* segment) noexcept nogil:
 cdef inline bint visible(const Segment* segment, int rank) noexcept nogil:
     """Whether this rank sees which names `rank` submits: on its own host, and where the coordinator is, of all."""
     return nearby(segment, rank) or nearby(segment, COORDINATOR)
+
+cdef inline bint gone(const Segment* segment, int rank) noexcept nogil:
+    """Whether `rank` has left and nothing of it is still on its way: the schedule may come later than its farewell."""
+    return load32_acquire(&segment.pages[rank].left) and (
+        rank != COORDINATOR or load32_acquire(&segment.coordinator.over) != 0)
 
 cdef inline bint away(const Segment* segment, int rank) noexcept nogil:
     """Whether `rank` has joined: it submits nothing, and is waited for by nobody."""

@@ -55,7 +55,7 @@ enum {
 static inline int engine_word_of_rank(const engine_word *word) {
   uint64_t end = (uint64_t)word->offset + word->bytes;
   if ((word->bytes != 4 && word->bytes != 8) || word->offset % word->bytes || end > offsetof(rank_page, requests)) return 0;
-  if (word->offset >= offsetof(rank_page, asleep) && end <= offsetof(rank_page, blocked_anywhere)) return 0;
+  if (end > offsetof(rank_page, asleep) && word->offset < offsetof(rank_page, blocked_anywhere)) return 0;
   if (word->offset < offsetof(rank_page, left) + 4 && end > offsetof(rank_page, left)) return 0; /* told over lanes */
   if (end > offsetof(rank_page, need) && word->offset < offsetof(rank_page, unnamed)) return 0;
   if (end > offsetof(rank_page, door) && word->offset < offsetof(rank_page, cursor)) return 0;

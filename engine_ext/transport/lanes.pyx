@@ -83,9 +83,18 @@ cdef void publish(Transport* transport, const Progress* mine) noexcept nogil:
 
 # ---- what comes: the network thread alone ------------------------------------------------------------------------------------
 
+cdef inline bint carries(const Segment* segment, int peer) noexcept nogil:
+    """Whether this rank receives for its host what `peer` offers. Other lanes of `peer` tell nothing of how far it is."""
+    return carrier(segment, peer, segment.host_of[segment.rank]) == segment.rank
+
+
 cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
     cdef Segment* segment = (<Lanes*>owner).memory.segment
-    if (frame.type == FRAME_PROGRESS and frame.bytes == sizeof(Progress)) or (frame.type == FRAME_LEFT and frame.bytes == 0):
+    if frame.type == FRAME_LEFT and frame.bytes == 0:
+        return <char*>link.small
+    if not carries(segment, link.peer):
+        return NULL
+    if frame.type == FRAME_PROGRESS and frame.bytes == sizeof(Progress):
         return <char*>link.small
     if (frame.type == FRAME_SLOT and <uint64_t>frame.offset + frame.bytes <= SLOT_BYTES
             and frame.position >= load_relaxed(&segment.pages[link.peer].copied)):
@@ -104,6 +113,8 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
         shared_memory_tell(segment, link.peer, passed)
     elif frame.type == FRAME_LEFT:
         link.farewell = True
+        if not carries(segment, link.peer):
+            return True
         store32_release(&segment.pages[link.peer].left, 1)      # after the last chunk that it has passed
         add32(&segment.header.departures, 1)
         wake_others(segment, 0)

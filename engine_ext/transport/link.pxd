@@ -43,6 +43,7 @@ cdef struct Link:
     bint farewell           # the other side has said that it is done; the network thread alone
     # what goes out: any thread, under the lock
     pthread_mutex_t lock
+    bint mute               # it takes nothing more: what comes in tells why
     Outgoing* queue         # malloc'ed ring
     uint32_t room           # frames for which it has room, a power of 2
     uint32_t head           # number of the oldest, since the start
@@ -64,6 +65,7 @@ cdef inline int link_state(const Link* link) noexcept nogil:
     return <int>load32_acquire(<const uint32_t*>&link.state)
 
 cdef void link_open(Link* link, int fd, int peer) noexcept nogil
+cdef void link_break(Link* link) noexcept nogil
 cdef void link_close(Link* link) noexcept nogil
 cdef void link_queue(Link* link, const engine_frame* head, const char* data) noexcept nogil
 cdef void link_give(Link* link, const engine_frame* head, char* owned) noexcept nogil

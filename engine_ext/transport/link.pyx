@@ -3,7 +3,7 @@
 Payloads are sent from where they lie: a slot, a request ring and the schedule stay as they are until who needs them has them, by
 the same rules as on one host (docs/architecture/protocol.md, "Hosts").
 """
-from libc.errno cimport ENOMEM, EPROTO
+from libc.errno cimport EPROTO
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -17,6 +17,10 @@ cdef extern from "<sys/uio.h>" nogil:
     cdef struct iovec:
         void* iov_base
         size_t iov_len
+
+cdef extern from "<sys/socket.h>" nogil:
+    enum: SHUT_RDWR
+    int shutdown(int fd, int how)
 
 cdef extern from "platform/sockets.h" nogil:
     int64_t engine_socket_send(int fd, iovec* parts, int count)
@@ -38,10 +42,24 @@ cdef void link_open(Link* link, int fd, int peer) noexcept nogil:
     pthread_mutex_init(&link.lock, NULL)
 
 
-cdef void link_close(Link* link) noexcept nogil:
+cdef void fall_silent(Link* link) noexcept nogil:
+    """Drop what waits, and all that comes after. The caller holds the lock, or is alone."""
+    link.mute = True
     while link.head != link.tail:
         free(link.queue[link.head & (link.room - 1)].owned)
         link.head += 1
+
+
+cdef void link_break(Link* link) noexcept nogil:
+    """End the connection, for want of memory: both sides see it end."""
+    pthread_mutex_lock(&link.lock)
+    fall_silent(link)
+    pthread_mutex_unlock(&link.lock)
+    shutdown(link.fd, SHUT_RDWR)
+
+
+cdef void link_close(Link* link) noexcept nogil:
+    fall_silent(link)
     free(link.queue)
     close(link.fd)
     pthread_mutex_destroy(&link.lock)
@@ -93,12 +111,12 @@ cdef void link_leave(Link* link) noexcept nogil:
 
 
 cdef void add(Link* link, const engine_frame* head, const char* data, char* owned) noexcept nogil:
-    """Without memory the connection fails. Of one that has failed nobody reads any more; who watches it says so."""
+    """Without memory the connection ends. One that takes nothing more loses the frame; who watches what comes in says so."""
     cdef Outgoing* out
     pthread_mutex_lock(&link.lock)
-    if is_open(link) and link.head != link.tail and follows(&link.queue[(link.tail - 1) & (link.room - 1)], head, data):
+    if not link.mute and link.head != link.tail and follows(&link.queue[(link.tail - 1) & (link.room - 1)], head, data):
         link.queue[(link.tail - 1) & (link.room - 1)].head.bytes += head.bytes
-    elif is_open(link) and make_room(link):
+    elif not link.mute and make_room(link):
         out = &link.queue[link.tail & (link.room - 1)]
         out.head, out.data, out.owned, out.sent = head[0], data, owned, 0
         if owned == NULL and head.bytes <= sizeof(out.small) and head.type != FRAME_SLOT:
@@ -106,8 +124,9 @@ cdef void add(Link* link, const engine_frame* head, const char* data, char* owne
             out.data = NULL
         link.tail += 1
         owned = NULL
-    elif is_open(link):
-        store32_release(<uint32_t*>&link.state, <uint32_t>-ENOMEM)
+    elif not link.mute:
+        fall_silent(link)
+        shutdown(link.fd, SHUT_RDWR)
     pthread_mutex_unlock(&link.lock)
     free(owned)
 
@@ -153,10 +172,10 @@ cdef void link_flush(Link* link) noexcept nogil:
     cdef iovec[PARTS] parts
     cdef int64_t sent
     pthread_mutex_lock(&link.lock)
-    while link.head != link.tail and is_open(link):
+    while link.head != link.tail:
         sent = engine_socket_send(link.fd, parts, gather(link, parts))
         if sent < 0:
-            store32_release(<uint32_t*>&link.state, <uint32_t>sent)
+            fall_silent(link)
         if sent <= 0:
             break
         pass_over(link, <uint64_t>sent)
@@ -167,7 +186,7 @@ cdef bint link_idle(Link* link) noexcept nogil:
     """Whether all that was queued has been taken by the system."""
     cdef bint idle
     pthread_mutex_lock(&link.lock)
-    idle = link.head == link.tail or not is_open(link)
+    idle = link.head == link.tail
     pthread_mutex_unlock(&link.lock)
     return idle
 
