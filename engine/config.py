@@ -140,7 +140,8 @@ class Config:
         "auto",
         "",
         Words("auto", "plain", "avx2", "avx512"),
-        "Instruction set of the reduction kernels; auto: the widest that the processor has. Results are bitwise equal.",
+        "Instruction set of the reduction kernels; auto: the widest that the processors of all hosts have. Results are "
+        "bitwise equal.",
     )
     spin_us: float | None = setting(
         None,

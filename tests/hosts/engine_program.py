@@ -10,6 +10,7 @@ import urllib.request
 import numpy as np
 
 import engine
+from engine_ext.setup import segment_info
 
 
 def main() -> None:
@@ -26,7 +27,9 @@ def main() -> None:
                 text = answer.read().decode()
             shown = sorted(int(rank) for rank in re.findall(r'^engine_rank_info\{.*\brank="(\d+)"', text, re.MULTILINE))
         engine.barrier()
-        print(json.dumps({"place": place, "homogeneous": engine.is_homogeneous(), "shown": shown}), flush=True)
+        kernels = segment_info()["kernels"]
+        told = {"place": place, "homogeneous": engine.is_homogeneous(), "shown": shown, "kernels": kernels}
+        print(json.dumps(told), flush=True)
         engine.shutdown()
 
 

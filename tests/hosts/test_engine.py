@@ -47,10 +47,12 @@ def srun(job: str, rank: int, place: int, host: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("launcher", [enginerun, torchrun, srun])
 def test_ranks_of_several_hosts_compute_one_world_after_the_other(hosts, launcher, tmp_path):
+    """The processors of one host can do less than the others': all use the kernels that it has."""
     job, processes = uuid.uuid4().hex, {}
     for host, crew in enumerate(CREWS):
         for place, rank in enumerate(crew):
             environ = {**os.environ, "ENGINE_SECRET": "s", **launcher(job, rank, place, host)}
+            environ |= {"ENGINE_KERNELS": "plain"} if host == 1 else {}
             with open(tmp_path / f"{rank}", "w") as errors:
                 processes[rank] = hosts.start(
                     host,
@@ -68,4 +70,5 @@ def test_ranks_of_several_hosts_compute_one_world_after_the_other(hosts, launche
             alike = [number for number, other in enumerate(CREWS) if len(other) > place]
             place_of_it = [rank, place, len(crew), alike.index(host), len(alike)]
             world = {"place": place_of_it, "homogeneous": False, "shown": crew if place == 0 else []}
+            world["kernels"] = "plain"
             assert [json.loads(line) for line in told[rank]] == [world] * 2
