@@ -160,8 +160,13 @@ def _lines(path: Path) -> list[str]:
     return (_read(path) or "").split("\n")
 
 
-def free_port() -> int:
-    """Find a TCP port on the loopback that nothing listens on now.
+def free_port(address: str = "127.0.0.1") -> int:
+    """Find a TCP port that nothing listens on now.
+
+    Parameters
+    ----------
+    address : str
+        On the loopback, or on another address of this host; empty: on all.
 
     Returns
     -------
@@ -169,5 +174,5 @@ def free_port() -> int:
         The port. It is not held: rank 0 binds it.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])

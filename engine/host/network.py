@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SILENCE = 4  # seconds, about
+_NO_PORT = 9  # where a way to a host is asked for, and nothing sent
 _SIOCGIFADDR = 0x8915  # ioctl of an interface's IPv4 address (netdevice(7))
 
 
@@ -94,6 +95,35 @@ def interface_address(wanted: str) -> str:
         except OSError as error:
             raise ValueError(f"this host has no address {wanted} ({error.strerror}); it has {_interfaces()}") from None
     return host
+
+
+def own_address(other: str) -> str | None:
+    """The address under which another host would see this one.
+
+    Parameters
+    ----------
+    other : str
+        Its name or address.
+
+    Returns
+    -------
+    str or None
+        In numbers. None if the name is not known here, there is no way to it, or the way is the loopback.
+    """
+    try:
+        known = resolve(other, _NO_PORT)
+    except OSError:
+        return None
+    for address in known:
+        with socket.socket(family(address.host), socket.SOCK_DGRAM) as probe:  # nothing is sent
+            try:
+                probe.connect(address)
+            except OSError:
+                continue
+            own = address_of(probe.getsockname()).host
+            if not is_loopback(own):
+                return own
+    return None
 
 
 def _address_of_interface(name: str) -> str:

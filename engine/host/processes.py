@@ -163,12 +163,28 @@ def job_of(pid: int) -> str | None:
     str or None
         `ENGINE_JOB` of the environment it was started with; None without one or without the right to look.
     """
+    return variable_of(pid, "ENGINE_JOB")
+
+
+def variable_of(pid: int, name: str) -> str | None:
+    """Read a variable of the environment that a process was started with.
+
+    Parameters
+    ----------
+    pid : int
+    name : str
+
+    Returns
+    -------
+    str or None
+        None if it is not set, or without the right to look.
+    """
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return None
     for variable in variables:
-        if variable.startswith(b"ENGINE_JOB="):
+        if variable.startswith(f"{name}=".encode()):
             return variable.partition(b"=")[2].decode(errors="replace")
     return None
 

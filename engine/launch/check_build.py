@@ -11,8 +11,8 @@ from ..frameworks.table import BOUND
 
 def table() -> str:
     """Write what there is (`[X]`) and what there is not, as it is found now."""
-    kernels, problem = _native()
-    native = f"shared memory, with kernels {', '.join(kernels)}" if kernels else f"shared memory: {problem}"
+    kernels, problem = native()
+    memory = f"shared memory, with kernels {', '.join(kernels)}" if kernels else f"shared memory: {problem}"
     sections: dict[str, list[tuple[bool, str]]] = {
         "Frameworks": list(_frameworks()),
         "Controllers": [
@@ -21,7 +21,7 @@ def table() -> str:
             (builds.gloo_built(), "Gloo"),
         ],
         "Operations": [
-            (bool(kernels), native),
+            (bool(kernels), memory),
             (bool(builds.nccl_built()), "NCCL"),
             (builds.ddl_built(), "DDL"),
             (builds.ccl_built(), "CCL"),
@@ -30,7 +30,7 @@ def table() -> str:
         ],
         "Devices": [(bool(kernels), "CPU"), (builds.cuda_built(), "CUDA"), (builds.rocm_built(), "ROCm")],
     }
-    lines = [f"enginerun {_version('enginerun') or '(a source tree that was never installed)'}"]
+    lines = [f"enginerun {version_of('enginerun') or '(a source tree that was never installed)'}"]
     for title, rows in sections.items():
         lines += ["", f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for there, name in rows)]
     return "\n".join(lines)
@@ -45,6 +45,13 @@ def _frameworks() -> Iterator[tuple[bool, str]]:
         yield found is not None, f"{name} ({binding}){state}"
 
 
+def found_frameworks() -> dict[str, str]:
+    """The frameworks that are installed and have a binding, each with its version."""
+    distributions = packages_distributions()
+    found = {each.title: installed(each.package, distributions) for each in BOUND.values()}
+    return {title: there[1] for title, there in found.items() if there is not None}
+
+
 def installed(package: str, distributions: Mapping[str, Sequence[str]] | None = None) -> tuple[str, str] | None:
     """The distribution that a package comes from, of which TensorFlow's has several, and its version; None: not here.
 
@@ -53,12 +60,12 @@ def installed(package: str, distributions: Mapping[str, Sequence[str]] | None = 
     if distributions is None:
         distributions = packages_distributions()
     distribution = distributions.get(package, [package])[0]
-    number = _version(distribution)
+    number = version_of(distribution)
     return None if number is None else (distribution, number)
 
 
-def _native() -> tuple[list[str], str]:
-    """Find the kernels of the native engine, or why it cannot be loaded."""
+def native() -> tuple[list[str], str]:
+    """The kernels of the native engine, widest last, or why it cannot be loaded."""
     try:
         from ..native import setup
     except ImportError as error:
@@ -66,7 +73,8 @@ def _native() -> tuple[list[str], str]:
     return setup.kernel_levels(), ""
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of a distribution; None: it is not here."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..metrics.errors import MetricsError
 from .errors import LaunchError
@@ -16,6 +18,7 @@ from .options import parse
 # program of such a name comes after options: there is no job without -np.
 COMMANDS = {
     "dashboards": "..metrics.dashboards",
+    "doctor": ".doctor",
     "foresee": "..foresee.command",
     "job": ".job_command",
     "top": "..metrics.report.top",
@@ -36,6 +39,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0; 2 for a job that cannot start; otherwise as `JobRun.run`, or the command, says.
     """
     arguments = sys.argv[1:] if argv is None else argv
+    with _reader_may_leave():
+        return _main(arguments)
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Let the reader of a text that is shown (`enginerun --check-build | head`) leave before its end."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:  # else it was closed when this process was started
+                sys.stdout.flush()
+    except BrokenPipeError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())  # the interpreter writes the rest as it ends
+        os.close(null)
+        raise SystemExit(0) from None
+
+
+def _main(arguments: Sequence[str]) -> int:
     try:
         if arguments and arguments[0] in COMMANDS:
             return int(importlib.import_module(COMMANDS[arguments[0]], __package__).main(arguments[1:]))

@@ -128,7 +128,7 @@ class Console:
         try:
             self._backlog.append(data)
         except OSError:  # no room for a backlog on the disk
-            self._give_up()
+            self.give_up()
         if not behind:
             self.pump()
 
@@ -153,10 +153,11 @@ class Console:
         except BlockingIOError:  # somebody made it non-blocking
             return False
         except OSError:  # the reader has gone, or the disk is full; the ranks' files have it all
-            self._give_up()
+            self.give_up()
             return False
         return True
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """Write nothing any more, and forget what waits."""
         self.broken = True
         self._backlog = Backlog()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 class LaunchError(Exception):
-    """A job that cannot start. The text says what, where and how to mend it, in one line; the exit code is 2."""
+    """A job that cannot start. The text says what, where and how to mend it; the exit code is 2.
+
+    It is one line; where several hosts cannot take part, one more for each.
+    """
 
 
 class JobError(RuntimeError):

@@ -27,15 +27,18 @@ class Guardian:
         The value of `ENGINE_JOB`.
     discard : callable
         Called as well when the launcher was killed: removes files that would announce the job as running.
+    host : str, optional
+        The value of `ENGINE_CROSS_RANK`, of an agent that starts the ranks of one host: processes of other hosts, which
+        may share this machine, are left alone.
     """
 
-    def __init__(self, job: str, discard: Callable[[], None]) -> None:
+    def __init__(self, job: str, discard: Callable[[], None], host: str | None = None) -> None:
         reading, self._pipe = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 os.close(self._pipe)
-                _guard(reading, job, discard)
+                _guard(reading, job, discard, host)
             finally:
                 os._exit(0)
         os.close(reading)
@@ -69,7 +72,7 @@ class Guardian:
             os.write(self._pipe, line.encode())
 
 
-def _guard(pipe: int, job: str, discard: Callable[[], None]) -> None:
+def _guard(pipe: int, job: str, discard: Callable[[], None], host: str | None) -> None:
     """Wait for the end of the pipe in the forked process; sweep if no farewell came."""
     os.setsid()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
@@ -86,7 +89,7 @@ def _guard(pipe: int, job: str, discard: Callable[[], None]) -> None:
     for group in _groups(text):
         processes.send_group(group, signal.SIGKILL)
     discard()
-    _sweep(job)
+    _sweep(job, host)
 
 
 def _keep_only(pipe: int) -> int:
@@ -115,17 +118,22 @@ def _compact(text: bytes) -> bytes:
     return b"".join(b"+%d\n" % group for group in sorted(_groups(whole))) + (rest if newline else b"")
 
 
-def _sweep(job: str) -> None:
+def _sweep(job: str, host: str | None) -> None:
     """Kill every process of the job until a look finds none."""
     deadline = time.monotonic() + SWEEP_LIMIT
     while time.monotonic() < deadline:
         found = [
             process.pid
             for process in processes.processes()
-            if process.state != "Z" and processes.job_of(process.pid) == job and process.pid != os.getpid()
+            if process.state != "Z" and process.pid != os.getpid() and _belongs(process.pid, job, host)
         ]
         if not found:
             return
         for pid in found:
             processes.send(pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def _belongs(pid: int, job: str, host: str | None) -> bool:
+    """Whether a process was started in the job, and on that host of it."""
+    return processes.job_of(pid) == job and host in (None, processes.variable_of(pid, "ENGINE_CROSS_RANK"))

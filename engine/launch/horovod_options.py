@@ -28,8 +28,6 @@ FLAGS = {
     **dict.fromkeys(("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"), _ALWAYS_TIMED),
 }
 WITH_VALUE = {
-    **dict.fromkeys(("-p", "--ssh-port", "-i", "--ssh-identity-file"), _NO_NETWORK),
-    **dict.fromkeys(("--network-interfaces", "--network-interface"), _NO_NETWORK),
     "--cache-capacity": "what ranks have agreed on is always kept",
     "--autotune-gaussian-process-noise": _NOISE_IS_LEARNED,
     **dict.fromkeys(("--slots-per-host", "--elastic-timeout", "--reset-limit"), _NOT_ELASTIC),
@@ -37,6 +35,14 @@ WITH_VALUE = {
     "--num-nccl-streams": "there is no NCCL here",
     "--thread-affinity": "ranks are bound to CPUs, see --cpus-per-rank",
 }
+# Options for other hosts, which do nothing where there are none.
+FAR = dict.fromkeys(
+    (
+        *("-p", "--ssh-port", "-i", "--ssh-identity-file", "--ssh-options", "--launch-agent", "--remote-python"),
+        *("--remote-directory", "--network-interface", "--network-interfaces"),
+    ),
+    _NO_NETWORK,
+)
 WITH_TWO_VALUES = {"--blacklist-cooldown-range": _NOT_ELASTIC}
 
 # Sections of a file of settings, and how the options begin that its keys stand for; `enabled` is the section itself.
@@ -62,7 +68,7 @@ def without_effect(options: Iterable[str]) -> str:
     -------
     str
     """
-    reasons = FLAGS | WITH_VALUE | WITH_TWO_VALUES
+    reasons = FLAGS | WITH_VALUE | WITH_TWO_VALUES | FAR
     groups: dict[str, list[str]] = {}
     for option in dict.fromkeys(options):
         groups.setdefault(reasons[option], []).append(option)

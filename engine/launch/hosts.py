@@ -1,16 +1,46 @@
-"""Host specifications, `name:slots,name:slots`. So far all ranks run on this host."""
+"""Host specifications, `name:slots,name:slots` and files of hosts, and which ranks each host gets."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import ipaddress
+import re
+import socket
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from .errors import LaunchError
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_PART = re.compile(r"(?P<name>\[[^\]]+\]|[^:]+)(?::(?P<slots>\d+))?")
+_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_:][\w.:%-]*")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The ranks of one host.
+
+    Attributes
+    ----------
+    name : str
+        As the user gave it.
+    ranks : tuple of int
+        In ascending order.
+    local : bool
+        Whether it is this machine.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    local: bool
+
+    @property
+    def address(self) -> str:
+        """The name without a user's, as other hosts look it up."""
+        return self.name.rpartition("@")[2]
 
 
 def parse_hosts(text: str) -> list[tuple[str, int]]:
-    """Read `name:slots,name:slots`; a name without slots has one.
+    """Read `name:slots,name:slots`; a name without slots has one. An IPv6 address stands in brackets.
 
     Parameters
     ----------
@@ -20,67 +50,120 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
     Returns
     -------
     list of (str, int)
-        Names and slots, in the order given.
+        Names and slots, in the order given; a name that is given twice has the slots of both.
 
     Raises
     ------
     LaunchError
-        If a part is empty or its slots are not a positive integer.
+        If a part is empty, its slots are not a positive integer, or its name is none.
     """
-    hosts = []
+    hosts: dict[str, int] = {}
     for part in text.split(","):
-        name, colon, slots = part.strip().rpartition(":")
-        if not colon:
-            name, slots = slots, "1"
-        if not name or not slots.isdecimal() or int(slots) < 1:
+        found = _PART.fullmatch(part.strip())
+        slots = int(found["slots"] or 1) if found else 0
+        if found is None or slots < 1:
             raise LaunchError(f"--hosts: {part!r} is not 'name:slots' with at least one slot, as in 'localhost:4'")
-        hosts.append((name, int(slots)))
-    return hosts
+        name = found["name"].strip("[]")
+        if not _NAME.fullmatch(name):
+            raise LaunchError(f"--hosts: {name!r} is no name or address of a host")
+        hosts[name] = hosts.get(name, 0) + slots
+    return list(hosts.items())
 
 
 def read_hostfile(text: str) -> str:
-    """Turn a host file, lines of `name slots=N`, into what `--hosts` takes.
+    """Turn a host file into what `--hosts` takes.
 
     Parameters
     ----------
     text : str
-        The file's content; `#` begins a comment.
+        The file's content: lines of `name slots=N`, as Horovod and Open MPI write them, or of `name:N`. `#` begins a
+        comment. What Open MPI has beside the slots, such as `max_slots=8`, is passed over.
 
     Returns
     -------
     str
         `name:slots,name:slots`.
-    """
-    lines = (line.partition("#")[0].split() for line in text.splitlines())
-    return ",".join(
-        ":".join([fields[0], *(field.removeprefix("slots=") for field in fields[1:])]) for fields in lines if fields
-    )
-
-
-def slots_here(text: str, names: Collection[str]) -> int:
-    """Count the slots of `--hosts` when all of them are on this host.
-
-    Parameters
-    ----------
-    text : str
-        What `--hosts` was given.
-    names : collection of str
-        Names of this host besides the loopback's.
-
-    Returns
-    -------
-    int
-        Slots in all.
 
     Raises
     ------
     LaunchError
-        If a host is another machine.
+        A line that is neither.
     """
-    hosts = parse_hosts(text)
-    for name, _ in hosts:
-        if name not in LOOPBACK and name not in names:
-            raise LaunchError(
-                f"--hosts: {name!r} is another host, and ranks can only be started on this one: leave it out"
-            )
-    return sum(slots for _, slots in hosts)
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        fields = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
+        if not fields:
+            continue
+        settings = dict(field.partition("=")[::2] for field in fields[1:])
+        if not set(settings) <= {"slots", "max_slots", "max-slots"}:
+            raise LaunchError(f"--hostfile: line {number} is {line.strip()!r}, and 'name slots=N' is expected")
+        name = f"[{fields[0]}]" if fields[0].count(":") > 1 and not fields[0].startswith("[") else fields[0]
+        hosts.append(f"{name}:{settings['slots']}" if "slots" in settings else name)
+    return ",".join(hosts)
+
+
+def is_here(name: str, names: Collection[str]) -> bool:
+    """Tell whether a host is this machine, without asking a name server.
+
+    Parameters
+    ----------
+    name : str
+        A name or an address.
+    names : collection of str
+        Names of this machine besides the loopback's.
+
+    Returns
+    -------
+    bool
+        Of an address, whether one of this machine's interfaces has it.
+    """
+    if name in LOOPBACK or name in names:
+        return True
+    try:
+        version = ipaddress.ip_address(name).version
+    except ValueError:
+        return False
+    with socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((name, 0))
+        except OSError:
+            return False
+    return True
+
+
+def own_names() -> set[str]:
+    """The names of this machine, with and without its domain."""
+    names = {socket.gethostname(), socket.getfqdn()}
+    return names | {name.partition(".")[0] for name in names}
+
+
+def lay_out(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] | None) -> list[Place]:
+    """Give ranks to hosts, in order: each is filled before the next.
+
+    Parameters
+    ----------
+    hosts : sequence of (str, int)
+        Names and slots, with as many slots as ranks or more.
+    size : int
+        Number of ranks.
+    names : collection of str or None
+        Names of this machine besides the loopback's; None: no name is this machine's, not even the loopback's.
+
+    Returns
+    -------
+    list of Place
+        Those that get ranks. All names of this machine are one host, and stand where the first of them does.
+    """
+    ranks: dict[str, list[int]] = {}
+    here = None
+    first = 0
+    for name, slots in hosts:
+        local = names is not None and is_here(name, names)
+        if local:
+            here = name if here is None else here
+        known = here if local and here is not None else name
+        given = range(first, min(first + slots, size))
+        if given:
+            ranks.setdefault(known, []).extend(given)
+        first += slots
+    return [Place(name, tuple(numbers), name == here) for name, numbers in ranks.items()]

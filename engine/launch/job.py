@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import readable
+from ..config import Config
 from ..host import linux, machine, processes
 from ..host.signals import caught
 from ..setting import variable
 from . import leftovers, spawn
+from .conductor import Conductor, Interrupted
 from .console import Console
 from .cpu_binding import allot
 from .errors import LaunchError
@@ -24,12 +28,14 @@ from .guardian import Guardian
 from .horovod_options import without_effect
 from .metrics import Metrics
 from .options import Options, load
-from .output import Stream
+from .output import Display, Stream
 from .plan import Job, RankPlan, plan
 from .report import QUOTE, failure_lines, flight_records, investigate
 from .shadow import shadowed
 from .supervisor import SIGNALS, Outcome, Supervisor
 from .verdict import Verdict
+
+NOWHERE = "-"  # the number of no host: a guardian that ends no ranks, since those of agents are the agents'
 
 
 class JobRun:
@@ -53,7 +59,10 @@ class JobRun:
         self._options = options
         self._out = Console(1)
         self._err = Console(2)
-        self._streams: list[Stream] = []
+        self._displays: list[Display] = []
+        self._problems: dict[str, OSError] = {}
+        self._hosts: dict[int, str] | None = None  # of each rank, where not all are here
+        self._clocks: dict[int, float] = {}
         self._keep = True
 
     def run(self) -> int:
@@ -78,15 +87,11 @@ class JobRun:
                 "it, as in 'unshare --pid --fork --mount-proc'"
             )
         chosen = load(options, os.environ)
-        program = spawn.find_command(options.command, os.environ)
-        allotment = allot(
-            machine.facts(), options.size, os.environ, binding=options.binding, cpus_per_rank=options.cpus_per_rank
-        )
+        start = self._on_hosts(chosen) if options.places else self._here()
         if (hidden := shadowed(options.command, Path.cwd())) is not None:
             self._say(hidden)
         if options.ignored:
             self._say(without_effect(options.ignored))
-        descriptors = spawn.raise_descriptor_limit(options.size)
         with Metrics(options, chosen, os.environ, self._say) as metrics, self._directory() as directory:
             job = Job(
                 size=options.size,
@@ -97,14 +102,12 @@ class JobRun:
                 settings=_with_log(options, chosen) | metrics.settings,
                 horovod=options.horovod,
                 torchrun=options.torchrun,
-                counters=metrics.counters,
+                counters=() if options.places else metrics.counters,
                 memory=options.memory,
                 devices=options.devices,
             )
-            if not options.quiet:
-                self._say(allotment.summary)
             unix_offset, began = time.time() - time.monotonic(), time.monotonic()
-            outcome = self._supervise(job, plan(job, allotment, os.environ), program, descriptors, metrics)
+            outcome = start(job, metrics)
             seconds = time.monotonic() - began
             # The clock of the day may have been set since: what has ended is told by how it stands now.
             code, lines = self._conclude(outcome, directory, time.time() - seconds)
@@ -122,6 +125,60 @@ class JobRun:
         prefix = "" if line.startswith(QUOTE) else "enginerun: "
         self._err.write(f"{prefix}{line}\n".encode(errors="backslashreplace"))
 
+    def _here(self) -> Callable[[Job, Metrics], Outcome]:
+        """How ranks run that are all on this host; what cannot be is refused now."""
+        options = self._options
+        program = spawn.find_command(options.command, os.environ)
+        allotment = allot(
+            machine.facts(), options.size, os.environ, binding=options.binding, cpus_per_rank=options.cpus_per_rank
+        )
+
+        def run(job: Job, metrics: Metrics) -> Outcome:
+            descriptors = spawn.raise_descriptor_limit(options.size)
+            if not options.quiet:
+                self._say(allotment.summary)
+            return self._supervise(job, plan(job, allotment, os.environ), program, descriptors, metrics)
+
+        return run
+
+    def _on_hosts(self, chosen: Mapping[str, Any]) -> Callable[[Job, Metrics], Outcome]:
+        """How ranks run on several hosts, each with an agent."""
+        seconds = float(chosen.get("start_timeout", Config.start_timeout))
+
+        def run(job: Job, metrics: Metrics) -> Outcome:
+            spawn.raise_descriptor_limit(len(self._options.places))
+            guardian = Guardian(job.name, metrics.discard, NOWHERE)
+            try:
+                with caught(SIGNALS, lambda *_: None) as wakeup:
+                    return self._conduct(job, metrics, seconds, wakeup)
+            finally:
+                guardian.dismiss()
+
+        return run
+
+    def _conduct(self, job: Job, metrics: Metrics, seconds: float, wakeup: socket.socket) -> Outcome:
+        """Start agents and ranks, and stay until nothing of them is left, whatever happens."""
+        consoles = (self._out, self._err)
+        conductor = Conductor(self._options, job, consoles, metrics.pages, self._say, wakeup)
+        try:
+            conductor.start(os.environ, seconds)
+        except LaunchError:
+            self._keep = self._options.directory is not None
+            raise
+        except Interrupted as error:
+            return Outcome([], error.signum, hurried=True)
+        for rank in range(job.size):
+            metrics.add(rank, functools.partial(conductor.runs, rank))
+        metrics.start(conductor)
+        outcome = conductor.run()
+        if outcome.failed and outcome.signum is None and not outcome.hurried:
+            metrics.linger(wakeup)
+        metrics.stop()
+        self._displays.extend(conductor.displays.values())
+        self._problems = conductor.problems
+        self._hosts, self._clocks = conductor.hosts, conductor.clocks
+        return outcome
+
     def _supervise(
         self, job: Job, plans: Sequence[RankPlan], program: str, descriptors: tuple[int, int], metrics: Metrics
     ) -> Outcome:
@@ -134,7 +191,7 @@ class JobRun:
                 for rank_plan in plans:
                     rank = spawn.start(rank_plan, self._options.command, program, descriptors)
                     self._watch(supervisor, rank)
-                    metrics.add(rank)
+                    metrics.add(rank.number, rank.runs)
                     if self._options.verbose:
                         cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {readable.cpus(rank_plan.cpus)}"
                         self._say(f"rank {rank.number}: pid {rank.pid}, {cpus}, files in {rank_plan.directory}")
@@ -159,20 +216,18 @@ class JobRun:
         for name, pipe, console in (("stdout", rank.stdout, self._out), ("stderr", rank.stderr, self._err)):
             path = rank.plan.directory / name
             try:
-                stream = Stream(rank.number, name, pipe, path, console, timestamps=self._options.timestamps)
+                display = Display(rank.number, name, path, console, timestamps=self._options.timestamps)
             except OSError as error:
                 raise LaunchError(
                     f"cannot write {str(path)!r}: {error.strerror}; choose another --output-dir"
                 ) from error
-            self._streams.append(stream)
-            supervisor.listen(stream)
+            self._displays.append(display)
+            supervisor.listen(Stream(rank.number, pipe, display))
 
     def _conclude(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
         """Find the exit code and what to tell the user."""
-        verdict = investigate(outcome.ends, directory)
-        lines = [
-            f"{stream.path} is not complete: {stream.problem.strerror}" for stream in self._streams if stream.problem
-        ]
+        verdict = investigate(outcome.ends, directory, self._clocks)
+        lines = [f"{each.path} is not complete: {each.problem.strerror}" for each in self._displays if each.problem]
         if self._out.broken or self._err.broken:
             lines.append("the output could not all be shown, because nobody reads it or the disk is full")
         flights = flight_records(directory)
@@ -183,7 +238,8 @@ class JobRun:
         if flights:
             lines.append(f"flight records of {readable.ranks(flights)}: {directory}/rank.N/flight.json")
         if verdict is not None:
-            self.verdict, self.report = verdict, failure_lines(verdict, outcome.ends, directory, started)
+            self.verdict = verdict
+            self.report = failure_lines(verdict, outcome.ends, directory, started, self._hosts)
             return verdict.exit_code, lines + self.report
         if outcome.signum is not None:
             lines.append(f"ended by {processes.signal_name(outcome.signum)}")

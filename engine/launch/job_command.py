@@ -15,7 +15,7 @@ from ..host import machine
 from .check_build import installed
 from .errors import LaunchError
 from .job import JobRun
-from .options import MEBIBYTE, Options, parse
+from .options import MEBIBYTE, Options, one_host, parse
 from .riseml import FRAMEWORKS, Description, command_of, describe
 
 USUAL = "riseml.yml"
@@ -123,7 +123,7 @@ def _arguments(
 
 def _options(description: Description, bounds: Bounds, line: str, rest: Sequence[str]) -> Options:
     command = command_of(line)
-    options = parse(_arguments(description, bounds, rest, command)[1:])
+    options = one_host(parse(_arguments(description, bounds, rest, command)[1:]), "'enginerun job'")
     if options.command != command:
         raise LaunchError(f"the file says what runs: leave {shlex.join(_other(options.command))!r} out")
     if options.size != description.size:

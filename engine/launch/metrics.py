@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from ..config import Config
 from ..host import linux
@@ -25,12 +25,14 @@ from ..setting import variable
 from .errors import LaunchError
 from .options import Options
 from .plan import PUBLISHING
-from .spawn import Rank
-
-if TYPE_CHECKING:
-    from .supervisor import Supervisor
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Hears(Protocol):
+    """Calls back whenever a descriptor can be read."""
+
+    def hear(self, descriptor: int, act: Callable[[], None]) -> None: ...
 
 
 class Metrics:
@@ -67,7 +69,7 @@ class Metrics:
         say: Callable[[str], None],
     ) -> None:
         self.pages: list[int] = []
-        self._ranks: dict[int, Rank] = {}
+        self._up: dict[int, Callable[[], bool]] = {}
         self._service: Service | None = None
         self._say = say
         self._notes = _Notes()
@@ -111,22 +113,24 @@ class Metrics:
         """Where each rank finds its page."""
         return [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in self.pages]
 
-    def add(self, rank: Rank) -> None:
+    def add(self, number: int, up: Callable[[], bool]) -> None:
         """Have a rank shown as up until it has ended.
 
         Parameters
         ----------
-        rank : Rank
-            Just started.
+        number : int
+            A rank that has just been started.
+        up : callable
+            Tells whether it still runs.
         """
-        self._ranks[rank.number] = rank
+        self._up[number] = up
 
-    def start(self, supervisor: Supervisor) -> None:
+    def start(self, supervisor: Hears) -> None:
         """Serve from now on. It starts threads: all ranks have to be started.
 
         Parameters
         ----------
-        supervisor : Supervisor
+        supervisor : Supervisor or Conductor
             Has what threads say shown.
 
         Raises
@@ -184,8 +188,7 @@ class Metrics:
         descriptor = self.pages[number]
 
         def up(_: object) -> bool:
-            rank = self._ranks.get(number)
-            return rank is not None and rank.process.returncode is None  # set by the supervisor, who reaps
+            return number in self._up and self._up[number]()
 
         return Member(number, lambda: descriptor, up)
 

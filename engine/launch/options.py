@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import socket
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,38 @@ from ..setting import Option, Setting, read, variable
 from . import horovod_options
 from .check_build import table
 from .errors import LaunchError
-from .hosts import read_hostfile, slots_here
+from .hosts import Place, lay_out, own_names, parse_hosts, read_hostfile
 from .plan import PUBLISHING
 
 COUNT = Whole(1)
 MEBIBYTE = 1 << 20
 GROUPS = {"autotune": "tuning", "metrics": "metrics", "run": "metrics"}  # groups of the help, by a setting's first word
-MOST_RANKS = 256  # ranks on a host: the control segment has room for so many (engine_ext/shared/layout.h)
+MOST_RANKS = 256  # ranks of a job: a control segment has room for so many (engine_ext/shared/layout.h)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How agents are started on other hosts, and by what their ranks reach each other.
+
+    Attributes
+    ----------
+    launch_agent : tuple of str
+        Words of the command that starts an agent, instead of ssh; empty: ssh.
+    ssh : tuple of str
+        Options for ssh, before those that the launcher gives.
+    python : tuple of str
+        The Python that runs the agents of other hosts; empty: the launcher's.
+    directory : str or None
+        The working directory on other hosts; None: the launcher's.
+    interface : str or None
+        The network interface by which ranks reach each other.
+    """
+
+    launch_agent: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()
+    directory: str | None = None
+    interface: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +84,10 @@ class Options:
         Bytes of private memory that a rank may have; no option gives it, nor the next.
     devices : tuple of str
         CUDA_VISIBLE_DEVICES of each rank; empty: as the launcher has it.
+    places : tuple of Place
+        Hosts, each with an agent that starts its ranks; empty: all ranks are here, and the launcher starts them.
+    reach : Reach
+        Of hosts with agents.
     """
 
     size: int
@@ -77,6 +106,8 @@ class Options:
     ignored: tuple[str, ...]
     memory: int | None = None
     devices: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
+    reach: Reach = Reach()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -101,6 +132,14 @@ class _Parser(argparse.ArgumentParser):
 class _Ignored(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         namespace.ignored = [*namespace.ignored, option_string]
+
+
+class _Far(_Ignored):
+    """An option for other hosts: kept, and told as one without effect if there are none."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        super().__call__(parser, namespace, values, option_string)
+        setattr(namespace, self.dest, values)
 
 
 class _Set(argparse.Action):
@@ -142,6 +181,31 @@ class _CheckBuild(argparse.Action):
         parser.exit()
 
 
+def one_host(options: Options, what: str) -> Options:
+    """Refuse hosts besides this one, for what starts ranks here alone.
+
+    Parameters
+    ----------
+    options : Options
+    what : str
+        What was called.
+
+    Returns
+    -------
+    Options
+        The same.
+
+    Raises
+    ------
+    LaunchError
+        If there are other hosts.
+    """
+    if options.places:
+        name = next((place.name for place in options.places if not place.local), options.places[0].name)
+        raise LaunchError(f"--hosts: {name!r} is another host, and {what} starts ranks on this one alone: leave it out")
+    return options
+
+
 def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
     """Read the command line.
 
@@ -173,7 +237,9 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not command:
         raise LaunchError("no command to run: write it after the options, as in 'enginerun -np 4 python train.py'")
-    size = _size(given)
+    hosts = hosts_of(given)
+    size = _size(given, hosts)
+    places = _places(given, hosts, size)
     horovod_options.check_static(size, given.min_np, given.max_np, given.host_discovery_script)
     if given.horovod and (obstacle := switch.obstacle(command)):
         raise LaunchError(f"--horovod does not reach this command: {obstacle}")
@@ -191,7 +257,25 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
         summary=given.summary,
         horovod=given.horovod,
         torchrun=not given.horovod if given.torchrun is None else given.torchrun,
-        ignored=tuple(given.ignored),
+        ignored=tuple(name for name in given.ignored if not places or name not in horovod_options.FAR),
+        places=places,
+        reach=reach_of(given),
+    )
+
+
+def reach_of(given: argparse.Namespace) -> Reach:
+    """How the options that `add_reach` has added say that hosts are reached."""
+    ssh = _words("--ssh-options", given.ssh_options)
+    if given.ssh_port is not None:
+        ssh += ("-p", str(given.ssh_port))
+    if given.ssh_identity_file is not None:
+        ssh += ("-i", given.ssh_identity_file)
+    return Reach(
+        launch_agent=_words("--launch-agent", given.launch_agent),
+        ssh=ssh,
+        python=_words("--remote-python", given.remote_python),
+        directory=given.remote_directory,
+        interface=given.network_interface,
     )
 
 
@@ -216,16 +300,17 @@ def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="enginerun",
         usage="enginerun -np N [options] [--] command [arguments]",
-        description="Start a command as N ranks on this host, show their output line by line, and end them together.",
-        epilog="'enginerun top' watches a running job; 'enginerun dashboards export DIR' writes dashboards for Grafana "
-        "and rules for Prometheus; 'enginerun foresee' predicts a step on more hosts; 'enginerun job' runs a "
-        "riseml.yml. All have --help.",
+        description="Start a command as N ranks on this host or several, show their output line by line, and end them "
+        "together.",
+        epilog="'enginerun doctor -H a,b' tells what hosts lack; 'enginerun top' watches a running job; 'enginerun "
+        "dashboards export DIR' writes dashboards for Grafana and rules for Prometheus; 'enginerun foresee' predicts a "
+        "step on more hosts; 'enginerun job' runs a riseml.yml. All have --help.",
         allow_abbrev=False,
     )
     parser.settings = settings
     add = parser.add_argument
     add("-np", "-n", "--num-proc", "--np", type=_ranks, metavar="N", help="number of ranks")
-    add("-H", "--hosts", metavar="NAME:SLOTS", help="hosts and the ranks that each takes; so far this host only")
+    add("-H", "--hosts", metavar="NAME:SLOTS,..", help="hosts and the ranks that each takes (default: this host)")
     add("-hostfile", "--hostfile", type=Path, metavar="FILE", help="file of hosts, in lines 'NAME slots=N'")
     add("--output-dir", "--output-filename", type=Path, metavar="DIR", help="directory for rank.N/stdout and the like")
     add("--prefix-output-with-timestamp", action="store_true", help="begin each line of output with the time")
@@ -248,12 +333,44 @@ def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
         help="give ranks torchrun's RANK, WORLD_SIZE, MASTER_PORT .. too, by which Trainer and Accelerate wrap a model "
         "in DDP (default: yes, but not with --horovod)",
     )
+    add_reach(parser)
     _add_placement(parser)
     _add_settings(parser, settings)
     _add_horovods(parser, settings)
     parser.set_defaults(ignored=[], settings={})
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
+
+
+def add_reach(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how other hosts are reached.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+        Its `ignored` collects the names of those that are given.
+    """
+    group = parser.add_argument_group("other hosts")
+
+    def add(*names: str, **more: Any) -> None:
+        group.add_argument(*names, action=_Far, **more)
+
+    add("-p", "--ssh-port", type=argument(Whole(1, 65535)), metavar="PORT", help="port of ssh on the other hosts")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    add("--ssh-options", metavar="OPTIONS", help="more options for ssh, as one argument: '-o ProxyJump=gate'")
+    add(
+        "--launch-agent",
+        metavar="COMMAND",
+        help="starts the agent of each host instead of ssh: {host} in it becomes the name, the agent's command follows",
+    )
+    add("--remote-python", metavar="COMMAND", help="Python of the other hosts (default: the path of this one)")
+    add("--remote-directory", metavar="DIR", help="working directory on the other hosts (default: this one)")
+    add(
+        "--network-interface",
+        "--network-interfaces",
+        metavar="NAME",
+        help="network interface by which ranks of different hosts reach each other",
+    )
 
 
 def _add_placement(parser: argparse.ArgumentParser) -> None:
@@ -315,23 +432,53 @@ def _add_setting(group: Any, each: Setting, option: Option) -> None:
         group.add_argument(*names, action=_Set, setting=each, nargs=0, const=text, help=shown)
 
 
-def _size(given: argparse.Namespace) -> int:
-    """Find the number of ranks from `-np` and the hosts."""
+def hosts_of(given: argparse.Namespace) -> list[tuple[str, int]] | None:
+    """The hosts and their slots, if any are given."""
     hosts: str | None = given.hosts
     if given.hostfile is not None:
         try:
             hosts = read_hostfile(given.hostfile.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise LaunchError(f"--hostfile: cannot read {str(given.hostfile)!r}: {error}") from error
-    slots = None if hosts is None else slots_here(hosts, {socket.gethostname(), socket.getfqdn()})
+        if not hosts:
+            raise LaunchError(f"--hostfile: {str(given.hostfile)!r} names no host")
+    return None if hosts is None else parse_hosts(hosts)
+
+
+def _size(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None) -> int:
+    """Find the number of ranks from `-np` and the hosts."""
+    slots = None if hosts is None else sum(slots for _, slots in hosts)
     size: int | None = given.num_proc or slots
     if size is None:
         raise LaunchError("the number of ranks is missing: give -np N, as in 'enginerun -np 4 python train.py'")
     if size > MOST_RANKS:
-        raise LaunchError(f"{size} ranks are too many: a host carries {MOST_RANKS} at most; give -np fewer")
+        raise LaunchError(f"{size} ranks are too many: a job has {MOST_RANKS} at most; give -np fewer")
     if slots is not None and size > slots:
         raise LaunchError(f"-np {size} needs more slots than the {slots} of the hosts: give fewer ranks or more slots")
     return size
+
+
+def _places(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None, size: int) -> tuple[Place, ...]:
+    """The hosts that need an agent; none if all ranks are here, and nothing says how to start one."""
+    if hosts is None:
+        if given.launch_agent is not None:
+            raise LaunchError(
+                "--launch-agent starts agents on the hosts of --hosts, and none are given: add -H a:4,b:4"
+            )
+        return ()
+    places = lay_out(hosts, size, None if given.launch_agent is not None else own_names())
+    return () if all(place.local for place in places) else tuple(places)
+
+
+def _words(option: str, text: str | None) -> tuple[str, ...]:
+    """The words of a command or of options that are given as one argument."""
+    try:
+        words = tuple(shlex.split(text or ""))
+    except ValueError as error:
+        raise LaunchError(f"{option}: {text!r} cannot be divided into words: {error}") from None
+    if text is not None and not words:
+        raise LaunchError(f"{option} is empty")
+    return words
 
 
 def _settings(given: argparse.Namespace) -> dict[str, str]:

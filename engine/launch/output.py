@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 from .console import Console
 
@@ -102,16 +103,14 @@ def _visible(line: bytes) -> bytes:
     return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
 
 
-class Stream:
-    """One of a rank's two streams.
+class Display:
+    """Where one stream of a rank goes: raw bytes to its file, whole lines to the console.
 
     Parameters
     ----------
     rank : int
     name : str
         `stdout` or `stderr`.
-    pipe : int
-        Reading end of its pipe; does not block.
     path : Path
         Its file; a new one.
     console : Console
@@ -120,11 +119,7 @@ class Stream:
         Put the time in front of the prefix.
     """
 
-    def __init__(
-        self, rank: int, name: str, pipe: int, path: Path, console: Console, *, timestamps: bool = False
-    ) -> None:
-        self.pipe = pipe
-        self.rank = rank
+    def __init__(self, rank: int, name: str, path: Path, console: Console, *, timestamps: bool = False) -> None:
         self.path = path
         self.problem: OSError | None = None
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -135,46 +130,26 @@ class Stream:
         if console.colour:
             self._tag = b"\x1b[%dm%s\x1b[0m" % (COLOURS[rank % len(COLOURS)], self._tag)
 
-    def read(self) -> bool:
-        """Take one portion from the pipe.
-
-        Returns
-        -------
-        bool
-            True if there may be more now.
-        """
-        try:
-            data = os.read(self.pipe, READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            self.close()
-            return False
-        self._keep(data)
-        self._show(self._lines.feed(data))
-        return True
-
-    def drain(self, limit: int) -> None:
-        """Take what is in the pipe now and show it, an unfinished line too.
+    def take(self, data: bytes) -> None:
+        """Keep what the rank wrote, and show the lines that are whole.
 
         Parameters
         ----------
-        limit : int
-            Bytes after which to stop even if a process goes on writing.
+        data : bytes
         """
-        for _ in range(limit // READ_BYTES + 1):
-            if self.pipe < 0 or not self.read():
-                break
+        self._keep(data)
+        self._show(self._lines.feed(data))
+
+    def flush(self) -> None:
+        """Show the unfinished line."""
         self._show(self._lines.flush())
 
     def close(self) -> None:
-        """Show the unfinished line and close pipe and file; a second call does nothing."""
-        if self.pipe < 0:
-            return
-        self._show(self._lines.flush())
-        os.close(self.pipe)
-        os.close(self._file)
-        self.pipe = -1
+        """Show the unfinished line and close the file; a second call does nothing."""
+        self.flush()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def _keep(self, data: bytes) -> None:
         """Write raw bytes to the file; a full disk ends the file, not the job."""
@@ -194,3 +169,76 @@ class Stream:
         if self._timestamps:
             tag = datetime.now().isoformat(timespec="milliseconds").encode() + tag
         self._console.write(tag + whole[:-1].replace(b"\n", b"\n" + tag) + b"\n")
+
+
+class Sink(Protocol):
+    """What takes the bytes of a stream; its methods are those of `Display`."""
+
+    def take(self, data: bytes) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Stream:
+    """The pipe of one of a rank's two streams.
+
+    Parameters
+    ----------
+    rank : int
+    pipe : int
+        Its reading end; does not block.
+    sink : Sink
+        Takes what is read.
+
+    Attributes
+    ----------
+    rank : int
+    pipe : int
+        -1 once it is closed.
+    """
+
+    def __init__(self, rank: int, pipe: int, sink: Sink) -> None:
+        self.rank = rank
+        self.pipe = pipe
+        self._sink = sink
+
+    def read(self) -> bool:
+        """Take one portion from the pipe.
+
+        Returns
+        -------
+        bool
+            True if there may be more now.
+        """
+        try:
+            data = os.read(self.pipe, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        self._sink.take(data)
+        return True
+
+    def drain(self, limit: int) -> None:
+        """Take what is in the pipe now and show it, an unfinished line too.
+
+        Parameters
+        ----------
+        limit : int
+            Bytes after which to stop even if a process goes on writing.
+        """
+        for _ in range(limit // READ_BYTES + 1):
+            if self.pipe < 0 or not self.read():
+                break
+        self._sink.flush()
+
+    def close(self) -> None:
+        """Close the pipe and what takes its bytes; a second call does nothing."""
+        if self.pipe < 0:
+            return
+        self._sink.close()
+        os.close(self.pipe)
+        self.pipe = -1

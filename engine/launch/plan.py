@@ -14,6 +14,27 @@ from .cpu_binding import Allotment
 # What the launcher does itself, and ranks would do a second time; and an outer job's page.
 PUBLISHING = ("metrics_port", "metrics_file_sd", "metrics_textfile")
 OURS = (*map(variable, (*PUBLISHING, "metrics_address", "metrics_linger")), "ENGINE_COUNTERS")
+# What only a job on several hosts is told.
+BETWEEN_HOSTS = ("ENGINE_CROSS_RANK", "ENGINE_CROSS_SIZE", "ENGINE_HUB", "ENGINE_HUB_FD", "ENGINE_INTERFACE")
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The ranks of one host among several.
+
+    Attributes
+    ----------
+    host : int
+        Number of the host; hosts are numbered by their lowest ranks.
+    hosts : int
+        How many there are.
+    ranks : tuple of int
+        In ascending order.
+    """
+
+    host: int
+    hosts: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -39,11 +60,17 @@ class Job:
     torchrun : bool
         Whether ranks are given torchrun's variables too.
     counters : sequence of str
-        Path of each rank's page of counters; none if nothing is counted.
+        Path of the page of counters of each rank on this host; none if nothing is counted.
     memory : int or None
         Bytes of private memory that a rank may have.
     devices : sequence of str
         CUDA_VISIBLE_DEVICES of each rank; none: as it is inherited.
+    address : str
+        `MASTER_ADDR`.
+    hub : str
+        `ADDRESS:PORT` on which rank 0 listens for the leaders of other hosts; empty: there are no other hosts.
+    interface : str
+        The network interface by which ranks of different hosts reach each other; empty: whichever leads there.
     """
 
     size: int
@@ -57,6 +84,9 @@ class Job:
     counters: Sequence[str] = ()
     memory: int | None = None
     devices: Sequence[str] = ()
+    address: str = "127.0.0.1"
+    hub: str = ""
+    interface: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +116,7 @@ class RankPlan:
     memory: int | None = None
 
 
-def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list[RankPlan]:
+def plan(job: Job, allotment: Allotment, environment: Mapping[str, str], crew: Crew | None = None) -> list[RankPlan]:
     """Lay out the ranks of a job on one host.
 
     Parameters
@@ -97,16 +127,15 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
         Their threads and CPUs.
     environment : mapping of str to str
         The launcher's environment, which they inherit.
+    crew : Crew or None
+        Which ranks are on this host; None: all of them, and there is no other host.
 
     Returns
     -------
     list of RankPlan
         In the order of ranks.
     """
-    # What another launcher says would contradict ours, and torch would look for the store of an agent that is not
-    # there. Libraries that find torchrun's variables make a process group and wrap the model in one of their own.
-    hidden = {*PLACES, *TORCHRUN_PLACE, *OURS}
-    shared = {name: value for name, value in environment.items() if name not in hidden and not name.startswith(AGENT)}
+    shared = without_places(environment)
     shared.setdefault("PYTHONUNBUFFERED", "1")
     if allotment.threads is not None:
         shared["OMP_NUM_THREADS"] = str(allotment.threads)
@@ -116,41 +145,66 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str]) -> list
     return [
         RankPlan(
             rank=rank,
-            environment=shared | _place(job, rank),
-            cpus=None if allotment.slices is None else allotment.slices[rank],
+            environment=shared | _place(job, rank, local_rank, crew),
+            cpus=None if allotment.slices is None else allotment.slices[local_rank],
             directory=job.directory / f"rank.{rank}",
             crowded=allotment.crowded,
             memory=job.memory,
         )
-        for rank in range(job.size)
+        for local_rank, rank in enumerate(range(job.size) if crew is None else crew.ranks)
     ]
 
 
-def _place(job: Job, rank: int) -> dict[str, str]:
+def without_places(environment: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what another launcher says, which would contradict ours, and what the launcher does itself.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+
+    Returns
+    -------
+    dict of str to str
+    """
+    # Torch would look for the store of an agent that is not there. Libraries that find torchrun's variables make a
+    # process group and wrap the model in one of their own.
+    hidden = {*PLACES, *TORCHRUN_PLACE, *OURS, *BETWEEN_HOSTS}
+    return {name: value for name, value in environment.items() if name not in hidden and not name.startswith(AGENT)}
+
+
+def _place(job: Job, rank: int, local_rank: int, crew: Crew | None) -> dict[str, str]:
     """Give the variables that tell a process its place: ours, and torchrun's and Horovod's where they are wanted."""
     number, size = str(rank), str(job.size)
+    local, crew_size = str(local_rank), str(job.size if crew is None else len(crew.ranks))
     place = {
         "ENGINE_RANK": number,
         "ENGINE_SIZE": size,
-        "ENGINE_LOCAL_RANK": number,
-        "ENGINE_LOCAL_SIZE": size,
+        "ENGINE_LOCAL_RANK": local,
+        "ENGINE_LOCAL_SIZE": crew_size,
         "ENGINE_JOB": job.name,
         "ENGINE_SECRET": job.secret,
         "ENGINE_OUTPUT_DIR": str(job.directory),
     }
+    if crew is not None:
+        place |= {"ENGINE_CROSS_RANK": str(crew.host), "ENGINE_CROSS_SIZE": str(crew.hosts)}
+    if job.hub:
+        place["ENGINE_HUB"] = job.hub
+    if job.interface:
+        place["ENGINE_INTERFACE"] = job.interface
     if job.torchrun:
-        place |= dict(zip(TORCHRUN_PLACE, (number, number, size, size, "127.0.0.1", str(job.port)), strict=True))
+        torchrun = (number, local, size, crew_size, job.address, str(job.port))
+        place |= dict(zip(TORCHRUN_PLACE, torchrun, strict=True))
     if job.devices:
         place["CUDA_VISIBLE_DEVICES"] = job.devices[rank]
     if job.counters:
-        place["ENGINE_COUNTERS"] = job.counters[rank]
+        place["ENGINE_COUNTERS"] = job.counters[local_rank]
     if job.horovod:
         place |= {
             "HOROVOD_RANK": number,
             "HOROVOD_SIZE": size,
-            "HOROVOD_LOCAL_RANK": number,
-            "HOROVOD_LOCAL_SIZE": size,
-            "HOROVOD_CROSS_RANK": "0",
-            "HOROVOD_CROSS_SIZE": "1",
+            "HOROVOD_LOCAL_RANK": local,
+            "HOROVOD_LOCAL_SIZE": crew_size,
+            "HOROVOD_CROSS_RANK": "0" if crew is None else str(crew.host),
+            "HOROVOD_CROSS_SIZE": "1" if crew is None else str(crew.hosts),
         }
     return place

@@ -7,7 +7,8 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .. import readable
@@ -84,7 +85,7 @@ def read_claim(path: Path, rank: int) -> Claim | None:
         return None
 
 
-def investigate(ends: Sequence[End], directory: Path) -> Verdict | None:
+def investigate(ends: Sequence[End], directory: Path, clocks: Mapping[int, float] | None = None) -> Verdict | None:
     """Judge a job by its ranks' ends and files.
 
     Parameters
@@ -93,17 +94,22 @@ def investigate(ends: Sequence[End], directory: Path) -> Verdict | None:
         Every rank's.
     directory : Path
         The job's.
+    clocks : mapping of int to float, optional
+        By rank, the seconds by which the launcher's clock is ahead of its host's; 0 for ranks that are not there.
 
     Returns
     -------
     Verdict or None
         None if no rank failed by itself.
     """
+    ahead = {} if clocks is None else clocks
     claims = []
     for end in ends:
         home = directory / f"rank.{end.rank}"
         claim = read_claim(home / "failure.json", end.rank)
-        if claim is None and end.failed:
+        if claim is not None:
+            claim = replace(claim, time=claim.time + ahead.get(end.rank, 0.0))
+        elif end.failed:
             claim = claim_of(end.rank, read_tail(home / "stderr"), end.time)
         if claim is not None:
             claims.append(claim)
@@ -125,7 +131,9 @@ def flight_records(directory: Path) -> list[int]:
     return sorted(int(path.parent.name.removeprefix("rank.")) for path in directory.glob("rank.*/flight.json"))
 
 
-def failure_lines(verdict: Verdict, ends: Sequence[End], directory: Path, started: float) -> list[str]:
+def failure_lines(
+    verdict: Verdict, ends: Sequence[End], directory: Path, started: float, hosts: Mapping[int, str] | None = None
+) -> list[str]:
     """Write the report on a failed job.
 
     Parameters
@@ -137,6 +145,8 @@ def failure_lines(verdict: Verdict, ends: Sequence[End], directory: Path, starte
         The job's.
     started : float
         When the ranks were started, as CLOCK_REALTIME stands now.
+    hosts : mapping of int to str, optional
+        The host of each rank; None: all are on this one.
 
     Returns
     -------
@@ -153,7 +163,8 @@ def failure_lines(verdict: Verdict, ends: Sequence[End], directory: Path, starte
     odd = odd_one_out(tail)
     if odd is not None:
         lines.append(f"the ranks disagree: rank {odd} is the odd one out, and rank {end.rank} was the first to end")
-    lines.append(f"first failure: rank {end.rank} on {socket.gethostname()}: {_cause(verdict, end, started)}")
+    host = socket.gethostname() if hosts is None else hosts[end.rank]
+    lines.append(f"first failure: rank {end.rank} on {host}: {_cause(verdict, end, started)}")
     if extract:
         lines[-1] += f"; the end of its stderr ({path}):"
         lines += [f"{QUOTE}{line}" for line in extract]
@@ -203,6 +214,8 @@ def _cause(verdict: Verdict, end: End, started: float) -> str:
     claim = verdict.claim
     said = "" if claim is None or claim.source == end.rank else _FRAME.sub("", claim.message)
     word = f" (rank {claim.source}: {said})" if claim is not None and said else ""
+    if end.lost:
+        return f"lost with its host, whose agent {end.lost}, {after}"
     if end.failed:
         hint = " (from outside; the kernel does this when memory runs out)" if end.code == -signal.SIGKILL else ""
         return f"{describe(end.code)}{hint}, {after}"
@@ -220,7 +233,7 @@ def _others(verdict: Verdict, ends: Sequence[End]) -> list[str]:
     for end in ends:
         if end.rank == verdict.culprit:
             continue
-        text = describe(end.code)
+        text = "lost with its host" if end.lost else describe(end.code)
         if end.by_launcher:
             text = "ended by the launcher" + (f" ({text})" if end.code >= 0 else f", {text}")
         elif end.rank in verdict.blames:

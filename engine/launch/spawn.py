@@ -67,6 +67,10 @@ class Rank:
         """The process, and its process group."""
         return self.process.pid
 
+    def runs(self) -> bool:
+        """Whether it has not been reaped yet, which the supervisor does."""
+        return self.process.returncode is None
+
 
 def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Find the program of a command, or say why it cannot run.
@@ -104,7 +108,9 @@ def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
     raise LaunchError(f"the command {name!r} is not found on PATH: check its spelling, or give its full path")
 
 
-def start(plan: RankPlan, command: Sequence[str], program: str, descriptors: tuple[int, int]) -> Rank:
+def start(
+    plan: RankPlan, command: Sequence[str], program: str, descriptors: tuple[int, int], inherited: Sequence[int] = ()
+) -> Rank:
     """Start one rank.
 
     Parameters
@@ -117,6 +123,8 @@ def start(plan: RankPlan, command: Sequence[str], program: str, descriptors: tup
         Path of the program.
     descriptors : tuple of int
         Its limit of open files, soft and hard.
+    inherited : sequence of int
+        Descriptors that it has under the same numbers.
 
     Returns
     -------
@@ -139,6 +147,7 @@ def start(plan: RankPlan, command: Sequence[str], program: str, descriptors: tup
             stdin=subprocess.DEVNULL,
             stdout=out_write,
             stderr=err_write,
+            pass_fds=tuple(inherited),
             start_new_session=not plan.crowded,
             process_group=0 if plan.crowded else None,
             preexec_fn=_before_exec(os.getpid(), plan, descriptors),

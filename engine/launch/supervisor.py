@@ -86,6 +86,8 @@ class Supervisor:
         Seconds between the stages of an ending.
     say : callable
         Shows a line of the launcher's own.
+    ended : callable, optional
+        Told of each end, once all that the rank wrote has been taken.
     """
 
     def __init__(
@@ -95,12 +97,14 @@ class Supervisor:
         consoles: Iterable[Console],
         grace: float,
         say: Callable[[str], None],
+        ended: Callable[[Rank, End], None] = lambda *_: None,
     ) -> None:
         self._guardian = guardian
         self._wakeup = wakeup
         self._consoles = list(consoles)
         self._grace = grace
         self._say = say
+        self._tell_end = ended
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ)
         self._alive: dict[int, Rank] = {}
@@ -112,6 +116,7 @@ class Supervisor:
         self._signum: int | None = None
         self._why = ""
         self._hurry = False
+        self._held = False
         self._asked: set[int] = set()
         self._foreign = {process.pid for process in processes.processes() if process.parent == os.getpid()}
 
@@ -151,6 +156,40 @@ class Supervisor:
         """
         self._selector.register(descriptor, selectors.EVENT_READ, act)
 
+    def forget(self, descriptor: int) -> None:
+        """Hear no more of a descriptor, which is about to be closed.
+
+        Parameters
+        ----------
+        descriptor : int
+        """
+        self._selector.unregister(descriptor)
+
+    def hold(self) -> None:
+        """Stay after the last rank has ended, until `release`: ranks on other hosts may still run."""
+        self._held = True
+
+    def release(self) -> None:
+        """End as soon as the ranks have."""
+        self._held = False
+
+    def end(self, why: str) -> None:
+        """Begin the ending: a rank has failed, here or on another host. Does nothing once it has begun.
+
+        Parameters
+        ----------
+        why : str
+            What the user is told of ranks that do not end by themselves.
+        """
+        if self._stage == Stage.RUNNING and self._signum is None:
+            self._why = why
+            self._enter(Stage.ENDING)
+
+    def kill(self) -> None:
+        """Kill all ranks now, and what they have started."""
+        self._hurry = True
+        self._enter(Stage.KILLING)
+
     def run(self) -> Outcome:
         """Return when every rank has ended and nothing of them is left.
 
@@ -158,7 +197,7 @@ class Supervisor:
         -------
         Outcome
         """
-        while self._alive:
+        while self._alive or self._held:
             self._step(None if self._patience is None else self._patience.wait())
             if self._patience is not None and not self._patience.left():
                 self._escalate()
@@ -172,8 +211,7 @@ class Supervisor:
 
     def abandon(self) -> None:
         """Kill all ranks: the job could not be started whole."""
-        self._hurry = True
-        self._enter(Stage.KILLING)
+        self.kill()
         self.run()
 
     def _step(self, timeout: float | None) -> None:
@@ -213,7 +251,8 @@ class Supervisor:
         os.close(rank.pidfd)
         del self._alive[rank.number]
         by_launcher = self._stage >= Stage.TERMINATING or self._signum is not None
-        self._ends.append(End(rank.number, code, now, by_launcher))
+        end = End(rank.number, code, now, by_launcher)
+        self._ends.append(end)
         if not processes.send_group(rank.pid, 0):
             self._groups.discard(rank.pid)
             self._guardian.forget(rank.pid)
@@ -223,20 +262,28 @@ class Supervisor:
                 stream.drain(PIPE_DRAIN)
                 if stream.pipe < 0:
                     self._selector.unregister(pipe)
-        if code != 0 and self._stage == Stage.RUNNING and self._signum is None:
-            self._why = f"after the first rank failed (rank {rank.number}, {describe(code)})"
-            self._enter(Stage.ENDING)
+        self._tell_end(rank, end)
+        if code != 0:
+            self.end(f"after the first rank failed (rank {rank.number}, {describe(code)})")
         if code != 0 and self._stage == Stage.ENDING:
             self._ask_where(rank)
 
     def _ask_where(self, rank: Rank) -> None:
         """Have the rank that a failed one blames for standing still write where; it has the grace for that."""
         claim = read_claim(rank.plan.directory / "failure.json", rank.number)
-        if claim is None or claim.cause != "stalled" or claim.culprit is None:
-            return
-        blamed = self._alive.get(claim.culprit)
-        if blamed is not None and claim.culprit not in self._asked:
-            self._asked.add(claim.culprit)
+        if claim is not None and claim.cause == "stalled" and claim.culprit is not None:
+            self.ask_where(claim.culprit)
+
+    def ask_where(self, number: int) -> None:
+        """Have a rank write where it stands, once; does nothing if it has ended, or is not of this host.
+
+        Parameters
+        ----------
+        number : int
+        """
+        blamed = self._alive.get(number)
+        if blamed is not None and number not in self._asked:
+            self._asked.add(number)
             for pid in self._handling(blamed, stacks.SIGNAL):
                 processes.send(pid, stacks.SIGNAL)
 

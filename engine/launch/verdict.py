@@ -39,12 +39,15 @@ class End:
         Seconds, CLOCK_REALTIME.
     by_launcher : bool
         Whether the launcher had sent it a signal by then.
+    lost : str
+        Why nobody could see its end: how the agent of its host was lost. Empty: its end was seen.
     """
 
     rank: int
     code: int
     time: float
     by_launcher: bool = False
+    lost: str = ""
 
     @property
     def failed(self) -> bool:

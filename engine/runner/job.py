@@ -14,7 +14,7 @@ from typing import Any
 from ..host import processes
 from ..launch.errors import LaunchError
 from ..launch.job import JobRun
-from ..launch.options import parse
+from ..launch.options import one_host, parse
 from .function import OUTCOME
 
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     outcome: dict[str, Any] = {"error": None, "code": 0, "size": 0, "rank": None, "report": []}
     if os.getppid() == caller:  # else it died before the request above
         try:
-            options = parse(arguments[2:])
+            options = one_host(parse(arguments[2:]), "engine.run")
             job = JobRun(options)
             outcome |= {"code": job.run(), "size": options.size, "report": job.report}
             if job.verdict is not None:

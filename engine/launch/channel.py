@@ -1,0 +1,229 @@
+"""The messages between the launcher and the agent of a host, and the channel that carries them.
+
+A message is a length, the length of a head, the head as JSON, and bytes that belong to it. The channel is the agent's
+standard input and output. What a host's shell writes there before the agent begins is passed over: the agent's first
+bytes are `GREETING`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .console import Console
+
+GREETING = b"\0enginerun agent 1\n"
+LIMIT = 64 << 20  # bytes of a message
+NOISE = 1 << 16  # bytes before the greeting that are kept for the report of a failed start
+READ_BYTES = 1 << 18
+_LENGTHS = struct.Struct(">II")
+
+
+class ChannelError(Exception):
+    """The other side does not speak this protocol."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message.
+
+    Attributes
+    ----------
+    kind : str
+        What it is about: one of those that `agent` and `conductor` handle.
+    head : dict
+        Its fields.
+    body : bytes
+        What belongs to it as bytes: output, parts of files.
+    """
+
+    kind: str
+    head: dict[str, Any]
+    body: bytes = b""
+
+    def number(self, name: str) -> int:
+        """A field that is a whole number.
+
+        Raises
+        ------
+        ChannelError
+            It is missing, or something else.
+        """
+        value = self.head.get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ChannelError(f"a message {self.kind!r} has {name} = {value!r} instead of a number")
+        return value
+
+
+def pack(kind: str, body: bytes = b"", **head: Any) -> bytes:
+    """Write a message.
+
+    Parameters
+    ----------
+    kind : str
+    body : bytes
+    **head
+        Its fields, as JSON has them.
+
+    Returns
+    -------
+    bytes
+    """
+    text = json.dumps([kind, head]).encode()
+    return _LENGTHS.pack(len(text) + len(body), len(text)) + text + body
+
+
+class Decoder:
+    """Cuts what was read into messages.
+
+    Parameters
+    ----------
+    greeted : bool
+        Whether messages begin at once; else they follow `GREETING`.
+
+    Attributes
+    ----------
+    noise : bytes
+        The last that came before the greeting.
+    """
+
+    def __init__(self, greeted: bool = True) -> None:
+        self.noise = b""
+        self._greeted = greeted
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Take what was read, and yield the messages that are whole.
+
+        Raises
+        ------
+        ChannelError
+            No message of ours looks like this.
+        """
+        self._held += data
+        if not self._greeted and not self._greet():
+            return
+        while len(self._held) >= _LENGTHS.size:
+            length, head = _LENGTHS.unpack_from(self._held)
+            if not head <= length <= LIMIT:
+                raise ChannelError("what it writes are no messages of an agent")
+            if len(self._held) < _LENGTHS.size + length:
+                return
+            content = bytes(self._held[_LENGTHS.size : _LENGTHS.size + length])
+            del self._held[: _LENGTHS.size + length]
+            yield _message(content[:head], content[head:])
+
+    def _greet(self) -> bool:
+        """Look for the greeting, and pass over what comes before it."""
+        before, found, after = bytes(self._held).partition(GREETING)
+        if found:
+            self._greeted = True
+            self._held = bytearray(after)
+        elif len(before) > NOISE:
+            self._held = self._held[-NOISE:]
+        self.noise = before[-NOISE:]
+        return self._greeted
+
+
+def _message(head: bytes, body: bytes) -> Message:
+    try:
+        kind, fields = json.loads(head)
+    except ValueError:
+        raise ChannelError("the head of a message is damaged") from None
+    if not isinstance(kind, str) or not isinstance(fields, dict):
+        raise ChannelError("the head of a message is damaged")
+    return Message(kind, fields, body)
+
+
+class Channel:
+    """Both directions. Nothing here blocks: what cannot be written yet waits in memory, and then on disk.
+
+    Parameters
+    ----------
+    reading, writing : int
+        Descriptors, which the channel owns from now on.
+    greeted : bool
+        As of `Decoder`.
+
+    Attributes
+    ----------
+    reading : int
+        For a selector; -1 once it has ended.
+    out : Console
+        What is still to be written; it is `waiting` for room, or `broken` if nobody reads.
+    """
+
+    def __init__(self, reading: int, writing: int, greeted: bool = True) -> None:
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        self.reading = reading
+        self.out = Console(writing)
+        self.decoder = Decoder(greeted)
+
+    def send(self, kind: str, body: bytes = b"", **head: Any) -> None:
+        """Write a message as soon as there is room.
+
+        Parameters
+        ----------
+        kind, body, **head
+            As of `pack`.
+        """
+        self.out.write(pack(kind, body, **head))
+
+    def receive(self) -> Iterator[Message]:
+        """Yield what has come; `ended` tells whether that was the last.
+
+        Raises
+        ------
+        ChannelError
+            The other side does not speak this protocol.
+        """
+        try:
+            data = os.read(self.reading, READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            os.close(self.reading)
+            self.reading = -1
+            return
+        yield from self.decoder.feed(data)
+
+    def messages(self) -> Iterator[Message]:
+        """Wait for messages, and yield them until the channel ends.
+
+        Raises
+        ------
+        ChannelError
+            The other side does not speak this protocol.
+        """
+        poll = select.poll()
+        poll.register(self.reading, select.POLLIN)
+        while not self.ended:
+            poll.poll()
+            yield from self.receive()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the other side has closed it, or is gone."""
+        return self.reading < 0
+
+    def hang_up(self) -> None:
+        """Close the direction to the other side, which then ends; a second call does nothing."""
+        if self.out.descriptor >= 0:
+            os.close(self.out.descriptor)
+            self.out.descriptor = -1
+            self.out.give_up()
+
+    def close(self) -> None:
+        """Close both directions; a second call does nothing."""
+        self.hang_up()
+        if not self.ended:
+            os.close(self.reading)
+            self.reading = -1

@@ -1,0 +1,490 @@
+"""Run a job on several hosts: start agents, have ranks started when all are ready, and stay until nothing is left.
+
+Each agent ends its own ranks in the stages of `supervisor`. The conductor tells them what happens elsewhere: the first
+failure, the user's signals, that all ranks have ended. One thread, one selector, as in the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from .. import readable
+from ..host import network, processes
+from ..host.patience import Patience
+from . import remote_files
+from .channel import ChannelError, Message
+from .console import Console
+from .errors import LaunchError
+from .hosts import LOOPBACK
+from .options import Options
+from .output import Display
+from .plan import Job
+from .remote import RemoteHost, agent_command
+from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, Outcome
+from .verdict import End, describe
+
+OTHERS = 2.0  # seconds that other hosts have to answer once one cannot take part, so that all such are told at once
+MARGIN = 15.0  # seconds beyond the grace periods in which agents tell of the end of their ranks
+FAREWELL = 30.0  # seconds without a word after which an agent that has to clean up is lost
+
+
+class Interrupted(Exception):
+    """The user has ended the job before its ranks were started."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class Conductor:
+    """Runs the ranks of a job on its hosts.
+
+    Parameters
+    ----------
+    options : Options
+        With `places`.
+    job : Job
+    consoles : sequence of Console
+        The launcher's stdout and stderr.
+    pages : sequence of int
+        By rank, descriptors of pages of counters, which copies of the ranks' are written to; none: nothing is counted.
+    say : callable
+        Shows a line of the launcher's own.
+    wakeup : socket.socket
+        Gives the numbers of signals that come (`engine.host.signals`).
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        job: Job,
+        consoles: Sequence[Console],
+        pages: Sequence[int],
+        say: Callable[[str], None],
+        wakeup: socket.socket,
+    ) -> None:
+        self.displays: dict[tuple[int, str], Display] = {}
+        self.problems: dict[str, OSError] = {}
+        self._options = options
+        self._job = job
+        self._consoles = list(consoles)
+        self._pages = pages
+        self._say = say
+        self._wakeup = wakeup
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wakeup, selectors.EVENT_READ, self._signals)
+        self._hosts: list[RemoteHost] = []
+        self._by_rank: dict[int, RemoteHost] = {}
+        self._ports: dict[int, Message] = {}
+        self._ends: dict[int, End] = {}
+        self._started = False
+        self._ending = False
+        self._finishing = False
+        self._hurry = False
+        self._signum: int | None = None
+        self._patience: Patience | None = None
+        self._asked: set[int] = set()
+        self._told = ""
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank."""
+        return {rank: place.name for place in self._options.places for rank in place.ranks}
+
+    @property
+    def clocks(self) -> dict[int, float]:
+        """By rank, the seconds by which the launcher's clock is ahead of its host's."""
+        return {rank: host.ahead for rank, host in self._by_rank.items()}
+
+    def runs(self, rank: int) -> bool:
+        """Whether a rank has been started and has not ended."""
+        return self._started and rank not in self._ends
+
+    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+        """Call back whenever a descriptor can be read.
+
+        Parameters
+        ----------
+        descriptor : int
+        act : callable
+            Reads it, and does not block.
+        """
+        self._selector.register(descriptor, selectors.EVENT_READ, act)
+
+    def start(self, environment: Mapping[str, str], seconds: float) -> None:
+        """Start the agents, and the ranks as soon as all agents are ready.
+
+        Parameters
+        ----------
+        environment : mapping of str to str
+            The launcher's, which ranks inherit.
+        seconds : float
+            That agents have to answer.
+
+        Raises
+        ------
+        LaunchError
+            A host cannot take part; the text says which, what was tried and what it said. Nothing is left.
+        Interrupted
+            The user has ended the job. Nothing is left.
+        """
+        (self._job.directory / remote_files.TOKEN).write_text(self._job.name)
+        first = self._options.places[0]
+        for number, place in enumerate(self._options.places):
+            host = RemoteHost(number, place, agent_command(place, self._options.reach, seconds))
+            self._hosts.append(host)
+            self._by_rank |= dict.fromkeys(place.ranks, host)
+        try:
+            for host in self._hosts:
+                if self._options.verbose:
+                    self._say(f"{host.name}: {readable.ranks(host.place.ranks)}, agent by {host.tried()}")
+                host.start()
+                self._listen_to(host)
+                self._prepare(host, environment, first.address)
+            self._await_agents(seconds)
+            self._start_ranks()
+        except (LaunchError, Interrupted):
+            self._hang_up()
+            raise
+
+    def run(self) -> Outcome:
+        """Return when every rank has ended and nothing of them is left.
+
+        Returns
+        -------
+        Outcome
+        """
+        asked = time.monotonic()
+        while not all(host.done or host.trouble for host in self._hosts):
+            self._step()
+            if self._patience is not None and not self._patience.left():
+                self._give_up()
+            if not self._finishing and len(self._ends) == self._job.size:
+                self._finishing = True
+                self._patience = Patience(FAREWELL)
+                self._tell("finish")
+            if self._pages and not self._finishing and time.monotonic() - asked > 1.0:
+                asked = time.monotonic()
+                self._tell("pages")
+        self._hang_up()
+        for display in self.displays.values():
+            display.close()
+        self._selector.close()
+        return Outcome([self._ends[rank] for rank in sorted(self._ends)], self._signum, self._hurry)
+
+    # ---- the start
+
+    def _prepare(self, host: RemoteHost, environment: Mapping[str, str], address: str) -> None:
+        """Tell an agent all that it needs but where the hub is, which the agent of the first host has to tell."""
+        if host.channel is None:
+            return
+        options, reach = self._options, self._options.reach
+        job = replace(self._job, interface=reach.interface or "")
+        host.channel.send(
+            "prepare",
+            job=asdict(job) | {"directory": str(job.directory), "settings": dict(job.settings)},
+            host=host.number,
+            hosts=len(options.places),
+            ranks=host.place.ranks,
+            hub=host.number == 0 and len(options.places) > 1,
+            address=address,
+            cwd=str(Path.cwd()) if host.place.local or reach.directory is None else reach.directory,
+            environment=dict(environment),
+            command=options.command,
+            binding=options.binding,
+            cpus_per_rank=options.cpus_per_rank,
+            counted=bool(self._pages),
+            grace=options.grace,
+        )
+
+    def _await_agents(self, seconds: float) -> None:
+        """Wait until all agents are ready; of those that cannot be, tell all that are known soon after the first."""
+        patience, others = Patience(seconds), None
+        while not all(host.ready or host.trouble for host in self._hosts):
+            self._step()
+            if self._signum is not None:
+                raise Interrupted(self._signum)
+            if others is None and any(host.trouble for host in self._hosts):
+                others = Patience(OTHERS)
+            if not patience.left() or (others is not None and not others.left()):
+                break
+        late = [host for host in self._hosts if not host.ready and not host.trouble]
+        if not patience.left():
+            for host in late:
+                host.trouble = f"did not answer within {seconds:g} s"
+        troubled = [host for host in self._hosts if host.trouble]
+        if troubled:
+            raise LaunchError(_account(troubled, len(self._hosts)))
+
+    def _start_ranks(self) -> None:
+        """Tell all agents where the hub is, and to start their ranks."""
+        ready = self._ports[0].head
+        address = str(ready["address"]) or self._reached_by()
+        hub = f"[{address}]:{ready['hub']}" if ":" in address else f"{address}:{ready['hub']}"
+        self._make_displays()
+        self._started = True
+        for host in self._hosts:
+            assert host.channel is not None
+            if not self._options.quiet:
+                self._say(f"{host.name}: {self._ports[host.number].head['summary']}")
+            host.channel.send("start", hub=hub if ready["hub"] else "", address=address, port=ready["port"])
+
+    def _reached_by(self) -> str:
+        """The name or address by which other hosts reach the first one."""
+        first, *others = self._options.places
+        if not first.local or not others:
+            return first.address
+        if first.address not in LOOPBACK:
+            return first.address
+        address = next(filter(None, (network.own_address(place.address) for place in others)), None)
+        if address is None:
+            raise LaunchError(
+                f"--hosts: other hosts cannot reach {first.name!r}, and there is no way to {others[0].name!r} that "
+                "would tell the address of this one: give it by the name or address that others know"
+            )
+        return address
+
+    def _make_displays(self) -> None:
+        for rank in range(self._job.size):
+            for name, console in zip(("stdout", "stderr"), self._consoles, strict=True):
+                path = self._job.directory / f"rank.{rank}" / name
+                try:
+                    display = Display(rank, name, path, console, timestamps=self._options.timestamps)
+                except OSError as error:
+                    raise LaunchError(
+                        f"cannot write {str(path)!r}: {error.strerror}; choose another --output-dir"
+                    ) from error
+                self.displays[rank, name] = display
+
+    # ---- what comes
+
+    def _step(self) -> None:
+        """Serve what is ready, at most half a second."""
+        self._await_room()
+        wait = 0.5 if self._patience is None else min(0.5, self._patience.wait())
+        for key, _ in self._selector.select(wait):
+            key.data()
+
+    def _await_room(self) -> None:
+        """Have the selector look at descriptors that are behind, and at no others."""
+        outs = [*self._consoles, *(host.channel.out for host in self._hosts if host.channel is not None)]
+        registered = self._selector.get_map()
+        for console in outs:
+            if console.waiting and console.descriptor not in registered:
+                self._selector.register(console.descriptor, selectors.EVENT_WRITE, console.pump)
+            elif not console.waiting and console.descriptor in registered:
+                self._selector.unregister(console.descriptor)
+
+    def _listen_to(self, host: RemoteHost) -> None:
+        if host.channel is not None:
+            self._selector.register(host.channel.reading, selectors.EVENT_READ, lambda: self._receive(host))
+            self._selector.register(host.errors, selectors.EVENT_READ, lambda: self._errors(host))
+
+    def _errors(self, host: RemoteHost) -> None:
+        descriptor = host.errors
+        lines = host.hear_errors()
+        if host.errors < 0:
+            self._selector.unregister(descriptor)
+        if self._started and not host.trouble:
+            for line in lines:
+                self._say(f"{host.name}: {line}")
+
+    def _receive(self, host: RemoteHost) -> None:
+        """Act on what an agent tells; at the end of its channel, its host is lost."""
+        assert host.channel is not None
+        descriptor = host.channel.reading
+        try:
+            for message in host.channel.receive():
+                self._act(host, message)
+        except (ChannelError, KeyError, TypeError, ValueError) as error:
+            self._selector.unregister(descriptor)
+            host.channel.close()
+            self._lost(host, f"does not speak as an agent does: {error}")
+            return
+        if host.channel.ended:
+            self._selector.unregister(descriptor)
+            self._lost(host, host.how_it_ended())
+
+    def _act(self, host: RemoteHost, message: Message) -> None:
+        kind, head = message.kind, message.head
+        if self._finishing:
+            self._patience = Patience(FAREWELL)
+        if kind == "output":
+            self.displays[_rank(host, message), str(head["stream"])].take(message.body)
+        elif kind == "end":
+            self._ended(host, message)
+        elif kind == "page":
+            rank = _rank(host, message)
+            os.pwrite(self._pages[rank], message.body, 0)
+        elif kind == "file":
+            problem = remote_files.keep(message, self._job.directory)
+            if problem is not None:
+                self.problems.setdefault(f"{self._job.directory}/{head['path']}", problem)
+        elif kind == "say":
+            self._relay(host, str(head["line"]))
+        elif kind == "ready":
+            host.ready, self._ports[host.number] = True, message
+        elif kind == "started":
+            self._show_start(host, message)
+        elif kind == "failed":
+            self._failed(host, str(head["text"]))
+        elif kind == "done":
+            host.done = True
+        else:
+            raise ChannelError(f"it sends {kind!r}, which this launcher does not know; install the same version")
+
+    def _show_start(self, host: RemoteHost, message: Message) -> None:
+        if self._options.verbose:
+            cpus = message.head["cpus"]
+            bound = "any CPU" if cpus is None else f"CPUs {readable.cpus(cpus)}"
+            rank = _rank(host, message)
+            files = self._job.directory / f"rank.{rank}"
+            self._say(f"rank {rank}: pid {message.number('pid')} on {host.name}, {bound}, files in {files}")
+
+    def _failed(self, host: RemoteHost, text: str) -> None:
+        """An agent cannot start its ranks: before all are ready that is no job at all, later it ends one."""
+        if not self._started:
+            host.trouble = text
+            return
+        self._say(f"{host.name}: {text}")
+        self._end(f"after {host.name} could not start its ranks")
+        for rank in host.alive:
+            self._ends.setdefault(rank, End(rank, 1, time.time(), lost="could not start it"))
+        host.alive.clear()
+
+    def _ended(self, host: RemoteHost, message: Message) -> None:
+        """A rank has ended: note when, by the launcher's clock."""
+        rank, code, now = _rank(host, message), message.number("code"), time.time()
+        host.ahead = now - float(message.head["now"])
+        by_launcher = bool(message.head["by_launcher"]) and (self._ending or self._signum is not None)
+        self._ends[rank] = End(rank, code, now - float(message.head["age"]), by_launcher)
+        host.alive.discard(rank)
+        for name in ("stdout", "stderr"):
+            self.displays[rank, name].flush()
+        if code != 0:
+            self._end(f"after the first rank failed (rank {rank}, {describe(code)})")
+        stalled = message.head["stalled"]
+        if stalled in self._by_rank and stalled not in self._asked:
+            self._asked.add(stalled)
+            self._send(self._by_rank[stalled], "where", rank=stalled)
+
+    def _relay(self, host: RemoteHost, line: str) -> None:
+        """Show a line of an agent's, but for what the launcher has said itself."""
+        if line != self._told:
+            self._say(f"{host.name}: {line}")
+
+    # ---- the ending
+
+    def _signals(self) -> None:
+        """Pass on the signals that have come; a second one to end kills."""
+        with contextlib.suppress(BlockingIOError):
+            for signum in self._wakeup.recv(4096):
+                if signum in PASSED_SIGNALS and self._started:
+                    self._tell("signal", number=signum)
+                elif signum in ENDING_SIGNALS:
+                    self._end_by(signum)
+
+    def _end_by(self, signum: int) -> None:
+        grace = self._options.grace
+        if not self._ending and self._signum is None:
+            self._signum = signum
+            if not self._started:
+                return
+            name = processes.signal_name(signum)
+            self._told = f"{name}: passed on to the ranks, which have {grace:g} s to end; once more kills them now"
+            self._say(self._told)
+            self._patience = Patience(grace + MARGIN)
+        else:
+            self._hurry = True
+            self._patience = Patience(MARGIN)
+        self._tell("signal", number=signum)
+
+    def _end(self, why: str) -> None:
+        """Begin the ending on all hosts, after a failure on one; does nothing once it has begun."""
+        if not self._ending and self._signum is None:
+            self._ending = True
+            self._patience = Patience(2 * self._options.grace + MARGIN)
+            self._tell("end", why=why)
+
+    def _lost(self, host: RemoteHost, how: str) -> None:
+        """An agent has gone: its ranks have, or will at once; nobody can see how."""
+        if host.done or host.trouble:
+            return
+        if not self._started:
+            said = host.said()
+            host.trouble = f"{how}; it said: {said}" if said else f"{how} and said nothing"
+            return
+        said = host.said()
+        host.trouble = how
+        ranks = f"; {readable.ranks(host.alive)} with it" if host.alive else ""
+        self._say(f"{host.name} was lost: its agent {how}{ranks}" + (f"; it said: {said}" if said else ""))
+        now = time.time()
+        by_launcher = self._signum is not None or self._hurry
+        for rank in host.alive:
+            self._ends[rank] = End(rank, -signal.SIGKILL, now, by_launcher, lost=how)
+            for name in ("stdout", "stderr"):
+                self.displays[rank, name].flush()
+        if host.alive:
+            self._end(f"after {host.name} was lost")
+        host.alive.clear()
+
+    def _give_up(self) -> None:
+        """The time is over in which agents had to answer: those that have not are lost."""
+        self._patience = None
+        for host in self._hosts:
+            if not host.done and not host.trouble and (host.alive or self._finishing):
+                if host.channel is not None and not host.channel.ended:
+                    self._selector.unregister(host.channel.reading)
+                self._lost(host, "did not answer in time")
+
+    def _tell(self, kind: str, **head: Any) -> None:
+        for host in self._hosts:
+            self._send(host, kind, **head)
+
+    def _send(self, host: RemoteHost, kind: str, **head: Any) -> None:
+        if host.channel is not None and not host.done and not host.trouble:
+            host.channel.send(kind, **head)
+
+    def _hang_up(self) -> None:
+        """Close all channels, at which agents end; none is left when this returns."""
+        registered = self._selector.get_map()
+        for host in self._hosts:
+            if host.channel is not None:
+                for descriptor in (host.channel.reading, host.channel.out.descriptor, host.errors):
+                    if descriptor in registered:
+                        self._selector.unregister(descriptor)
+                host.hang_up()
+        patience = Patience(MARGIN)
+        for host in self._hosts:
+            host.close(patience.left())
+        (self._job.directory / remote_files.TOKEN).unlink(missing_ok=True)
+
+
+def _rank(host: RemoteHost, message: Message) -> int:
+    """The rank that a message is about, which must be one of its host."""
+    rank = message.number("rank")
+    if rank not in host.place.ranks:
+        raise ChannelError(f"it speaks of rank {rank}, which is not one of its ranks")
+    return rank
+
+
+def _account(hosts: Sequence[RemoteHost], of: int) -> str:
+    """Say which hosts cannot take part, each with what it said and the command that was tried."""
+    lines = []
+    for host in hosts:
+        said = host.said()
+        # What the agent itself has told is the cause; else the end of what ssh said is.
+        more = f"; it said: {said}" if said and said not in host.trouble else ""
+        lines.append(f"{host.name}: {host.trouble}{more} (tried: {host.tried()})")
+    if len(lines) == 1:
+        return lines[0]
+    return f"{len(lines)} of {of} hosts cannot take part\n  " + "\n  ".join(lines)

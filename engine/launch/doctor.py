@@ -1,0 +1,315 @@
+"""`enginerun doctor -H a,b`: what is built, found and reachable on each host, and what to install or open."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import select
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..forms import argument, seconds
+from ..host import linux, machine, network, processes
+from ..host.patience import Patience
+from . import check_build
+from .channel import Channel, ChannelError, Message
+from .errors import LaunchError
+from .hosts import LOOPBACK, Place, lay_out, own_names
+from .options import Reach, add_reach, hosts_of, reach_of
+from .remote import RemoteHost, agent_command
+
+CONNECT = 5.0  # seconds that a connection to another host may take
+USAGE = "enginerun doctor [-H a,b | --hostfile FILE] [options]"
+DESCRIPTION = """Look at hosts before a job does: start an agent on each, as a job would, and show in a table what is
+installed there, which address its ranks would use, and which hosts it reaches. Without hosts: the same as
+'enginerun --check-build'."""
+
+
+# ---- on the host
+
+
+def examine(channel: Channel, order: Message) -> None:
+    """Tell the launcher what is here, and open a socket that other hosts can try to reach.
+
+    Parameters
+    ----------
+    channel : Channel
+    order : Message
+        `interface`: the network interface that ranks are to use; empty for any.
+    """
+    kernels, problem = check_build.native()
+    names = [name.strip() for name in str(order.head["interface"]).split(",") if name.strip()]
+    address = next(filter(None, map(network.interface_address, names)), "")
+    listening = socket.create_server(("", 0), backlog=256)
+    channel.send(
+        "examined",
+        version=check_build.version_of("enginerun") or "source tree",
+        python=platform.python_version(),
+        kernels=kernels,
+        problem=problem,
+        frameworks=sorted(f"{name} {number}" for name, number in check_build.found_frameworks().items()),
+        cpus=machine.facts().usable,
+        lacks=list(_lacks()),
+        interfaces=network.interfaces(),
+        address=address,
+        port=listening.getsockname()[1],
+    )
+    for message in channel.messages():
+        if message.kind != "reach":
+            raise ChannelError(f"the launcher asks for {message.kind!r} out of turn")
+        channel.send("reached", **{"from": connect(message.head["targets"])})
+    listening.close()
+
+
+def _lacks() -> Iterable[str]:
+    """What ranks need of the system and it refuses."""
+    if not processes.visible():
+        yield "/proc does not show the processes: mount that of the PID namespace"
+    for name, call in (("memfd_create", lambda: linux.memfd_create("doctor")), ("pidfd_open", _own_pidfd)):
+        try:
+            os.close(call())
+        except OSError as error:
+            yield linux.refusal(name, error)
+
+
+def _own_pidfd() -> int:
+    return linux.pidfd_open(os.getpid())
+
+
+def connect(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dict[str, tuple[str, str]]:
+    """Try to connect to other hosts, to all at once.
+
+    Parameters
+    ----------
+    targets : mapping of str to (str, int)
+        Address and port, by the name of a host.
+    limit : float
+        Seconds for all of them.
+
+    Returns
+    -------
+    dict of str to (str, str)
+        By the name: the address of this host that was used, and why the other cannot be reached; one of them is empty.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    end = time.monotonic() + limit
+    for name, (address, port) in targets.items():
+        left = max(0.1, end - time.monotonic())
+        try:
+            with socket.create_connection((address, int(port)), left) as connection:
+                found[name] = str(connection.getsockname()[0]), ""
+        except TimeoutError:
+            found[name] = "", f"no answer from {address}"
+        except OSError as error:
+            found[name] = "", f"{address}: {error.strerror or error}"
+    return found
+
+
+# ---- in the launcher
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `enginerun doctor`.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Those behind `doctor`.
+
+    Returns
+    -------
+    int
+        Exit code: 1 if a host cannot take part in a job, or does not reach another.
+
+    Raises
+    ------
+    LaunchError
+        The options make no sense.
+    """
+    parser = argparse.ArgumentParser("enginerun doctor", USAGE, DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("-H", "--hosts", metavar="NAME,..", help="hosts; slots behind the names are passed over")
+    parser.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help="file of hosts")
+    parser.add_argument("--start-timeout", type=argument(seconds(0.001)), default=60.0, metavar="S", help="default 60")
+    add_reach(parser)
+    parser.set_defaults(ignored=[])
+    given = parser.parse_args(arguments)
+    hosts = hosts_of(given)
+    if hosts is None:
+        if given.launch_agent is not None:
+            raise LaunchError("--launch-agent: no hosts are given: add -H a,b")
+        print(check_build.table())
+        return 0
+    places = lay_out(hosts, sum(slots for _, slots in hosts), None if given.launch_agent else own_names())
+    return Examination(places, reach_of(given), given.start_timeout).run()
+
+
+class Examination:
+    """Looks at hosts.
+
+    Parameters
+    ----------
+    places : sequence of Place
+    reach : Reach
+    limit : float
+        Seconds that agents have to answer.
+    """
+
+    def __init__(self, places: Sequence[Place], reach: Reach, limit: float) -> None:
+        self._hosts = [RemoteHost(n, place, agent_command(place, reach, limit)) for n, place in enumerate(places)]
+        self._interface = reach.interface or ""
+        self._limit = limit
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._addresses: dict[str, str] = {}
+        self._reached: dict[str, dict[str, tuple[str, str]]] = {}
+
+    def run(self) -> int:
+        """Look, and print what was found.
+
+        Returns
+        -------
+        int
+            Exit code.
+        """
+        try:
+            for host in self._hosts:
+                host.start()
+                if host.channel is not None:
+                    host.channel.send("examine", interface=self._interface)
+            self._facts = {name: dict(message.head) for name, message in self._gather(self._limit).items()}
+            self._find_addresses()
+            self._reached = self._try({name: self._target(name) for name in self._facts})
+        finally:
+            for host in self._hosts:
+                host.hang_up()
+            for host in self._hosts:
+                host.close()
+        problems = list(self._problems())
+        for line in [*_table(self._rows()), "", *(problems or ["Nothing is amiss."])]:
+            print(line)
+        return int(bool(problems))
+
+    def _gather(self, limit: float) -> dict[str, Message]:
+        """One answer of each host that can answer, by its name."""
+        answers: dict[str, Message] = {}
+        patience = Patience(limit)
+        while waited := [host for host in self._hosts if not host.trouble and host.name not in answers]:
+            poll = select.poll()
+            by_descriptor: dict[int, RemoteHost] = {}
+            for host in waited:
+                assert host.channel is not None
+                poll.register(host.channel.reading, select.POLLIN)
+                by_descriptor[host.channel.reading] = host
+                if host.errors >= 0:
+                    poll.register(host.errors, select.POLLIN)
+                host.channel.out.pump()
+            for descriptor, _ in poll.poll(1000 * patience.wait()):
+                if descriptor in by_descriptor:
+                    self._receive(by_descriptor[descriptor], answers)
+            for host in waited:
+                if host.errors >= 0:
+                    host.hear_errors()
+            if not patience.left():
+                for host in waited:
+                    host.trouble = host.trouble or f"did not answer within {limit:g} s"
+                break
+        return answers
+
+    def _receive(self, host: RemoteHost, answers: dict[str, Message]) -> None:
+        assert host.channel is not None
+        try:
+            for message in host.channel.receive():
+                if message.kind == "failed":
+                    host.trouble = str(message.head["text"])
+                else:
+                    answers[host.name] = message
+        except ChannelError as error:
+            host.trouble = f"does not speak as an agent does: {error}"
+        if host.channel.ended and not host.trouble and host.name not in answers:
+            host.trouble = f"its agent {host.how_it_ended()}"
+
+    def _find_addresses(self) -> None:
+        """The address that the ranks of each host would use: that with which it reaches the first."""
+        here = [host for host in self._hosts if host.name in self._facts]
+        if not here:
+            return
+        first, *others = here
+        address = str(self._facts[first.name]["address"]) or first.place.address
+        if address in LOOPBACK:
+            address = next(filter(None, (network.own_address(host.place.address) for host in others)), address)
+        self._addresses[first.name] = address
+        if others:
+            used = self._try({first.name: self._target(first.name)})
+            for host in others:
+                own = str(self._facts[host.name]["address"]) if host.name in self._facts else ""
+                self._addresses[host.name] = own or used.get(host.name, {}).get(first.name, ("", ""))[0]
+
+    def _target(self, name: str) -> tuple[str, int]:
+        return self._addresses.get(name, ""), int(self._facts[name]["port"])
+
+    def _try(self, targets: Mapping[str, tuple[str, int]]) -> dict[str, dict[str, tuple[str, str]]]:
+        """Have every host connect to the others of those whose address is known."""
+        known = {name: place for name, place in targets.items() if place[0]}
+        asked = [host for host in self._hosts if not host.trouble]
+        for host in asked:
+            assert host.channel is not None
+            host.channel.send("reach", targets={name: place for name, place in known.items() if name != host.name})
+        answers = self._gather(CONNECT + self._limit)
+        return {
+            name: {to: (str(found[0]), str(found[1])) for to, found in message.head["from"].items()}
+            for name, message in answers.items()
+        }
+
+    def _rows(self) -> Iterable[tuple[str, ...]]:
+        yield "host", "enginerun", "Python", "native engine", "CPUs", "address", "reaches", "frameworks"
+        for host in self._hosts:
+            facts = self._facts.get(host.name)
+            if facts is None:
+                yield host.name, "-", "-", "-", "-", "-", "-", "-"
+                continue
+            tried = self._reached.get(host.name, {})
+            reached = sum(not trouble for _, trouble in tried.values())
+            yield (
+                host.name,
+                str(facts["version"]),
+                str(facts["python"]),
+                str(facts["kernels"][-1]) if facts["kernels"] else "no",
+                str(facts["cpus"]),
+                self._addresses.get(host.name) or "?",
+                f"{reached} of {len(self._hosts) - 1}",
+                ", ".join(facts["frameworks"]) or "none",
+            )
+
+    def _problems(self) -> Iterable[str]:
+        """What keeps a job from running, and how to mend it, in a line each."""
+        facts = self._facts
+        for host in self._hosts:
+            if host.name not in facts:
+                said = host.said()
+                more = f"; it said: {said}" if said else ""
+                yield f"{host.name}: {host.trouble}{more} (tried: {host.tried()})"
+                continue
+            if not facts[host.name]["kernels"]:
+                yield f"{host.name}: {facts[host.name]['problem']}: install enginerun there, in {host.command[0]!r}"
+            yield from (f"{host.name}: {lack}" for lack in facts[host.name]["lacks"])
+            if self._interface and not facts[host.name]["address"]:
+                there = ", ".join(f"{name} ({address})" for name, address in facts[host.name]["interfaces"].items())
+                yield f"{host.name}: has no interface {self._interface!r} with an IPv4 address; it has: {there}"
+            for other, (_, trouble) in self._reached.get(host.name, {}).items():
+                if trouble:
+                    yield (
+                        f"{host.name} does not reach {other} ({trouble}): let TCP between the hosts pass on all ports, "
+                        f"or name another network with --network-interface"
+                    )
+        versions = {str(each["version"]) for each in facts.values()}
+        if len(versions) > 1:
+            yield f"versions of enginerun differ ({', '.join(sorted(versions))}): install the same on all hosts"
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    cells = list(rows)
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -1,0 +1,188 @@
+"""The launcher's end of an agent: the command that starts it, its channel, and what it said if it did not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+
+from ..host import processes
+from .channel import Channel
+from .hosts import Place
+from .options import Reach
+from .verdict import describe
+
+SAID_LINES = 5  # last lines of an agent's stderr that a report shows
+LINE_CHARACTERS = 500
+PATIENCE = 5.0  # seconds that an agent has to end after its channel has been closed
+# Between ssh and a host: a host that is gone is noticed after 15 s. What the user gives goes first and counts.
+SSH_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ServerAliveInterval=5", "ServerAliveCountMax=3")
+
+
+def agent_command(place: Place, reach: Reach, seconds: float) -> list[str]:
+    """The command that starts the agent of a host.
+
+    Parameters
+    ----------
+    place : Place
+    reach : Reach
+    seconds : float
+        That ssh may take to connect.
+
+    Returns
+    -------
+    list of str
+    """
+    # -P: a file of the user's in the working directory must not be taken for a module of ours.
+    agent = ["-P", "-m", "engine.launch.agent"]
+    if place.local:
+        return [sys.executable, *agent]
+    remote = [*(reach.python or (sys.executable,)), *agent]
+    if reach.launch_agent:
+        return [*(word.replace("{host}", place.name) for word in reach.launch_agent), *remote]
+    options = [*SSH_OPTIONS, f"ConnectTimeout={max(1, int(seconds))}"]
+    given = [part for option in options for part in ("-o", option)]
+    return ["ssh", *reach.ssh, *given, place.name, shlex.join(remote)]
+
+
+class RemoteHost:
+    """One host of a job, as the launcher sees it.
+
+    Parameters
+    ----------
+    number : int
+        Of the host.
+    place : Place
+    command : sequence of str
+        Starts the agent.
+
+    Attributes
+    ----------
+    channel : Channel or None
+        None if the command could not be started.
+    alive : set of int
+        Its ranks that have not ended.
+    ready, done : bool
+        Whether the agent has told so.
+    trouble : str
+        Why it cannot take part; empty as long as it can.
+    ahead : float
+        Seconds by which this host's clock is behind the launcher's.
+    """
+
+    def __init__(self, number: int, place: Place, command: Sequence[str]) -> None:
+        self.number = number
+        self.place = place
+        self.command = list(command)
+        self.channel: Channel | None = None
+        self.errors = -1
+        self.alive = set(place.ranks)
+        self.ready = self.done = False
+        self.trouble = ""
+        self.ahead = 0.0
+        self._said: deque[str] = deque(maxlen=SAID_LINES)
+        self._rest = b""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        """The host, as the user calls it."""
+        return self.place.name
+
+    def start(self) -> None:
+        """Start the agent; if that is impossible, `trouble` says why."""
+        try:
+            # A session of its own: Ctrl-C in the launcher's terminal must not reach ssh.
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            mend = "install an ssh client, or give --launch-agent" if self.command[0] == "ssh" else "check its spelling"
+            self.trouble = f"cannot start {self.command[0]!r}: {error.strerror}; {mend}"
+            return
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        reading, writing, errors = (
+            os.dup(stream.fileno()) for stream in (self._process.stdout, self._process.stdin, self._process.stderr)
+        )
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            stream.close()
+        self.channel = Channel(reading, writing, greeted=False)
+        os.set_blocking(errors, False)
+        self.errors = errors
+
+    def hear_errors(self) -> list[str]:
+        """Take what ssh and the agent wrote to stderr.
+
+        Returns
+        -------
+        list of str
+            Lines that are whole.
+        """
+        try:
+            data = os.read(self.errors, 1 << 16)
+        except BlockingIOError:
+            return []
+        if not data:
+            data = b"\n" if self._rest else b""
+            os.close(self.errors)
+            self.errors = -1
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        lines = [line.decode(errors="backslashreplace").strip()[:LINE_CHARACTERS] for line in whole if line.strip()]
+        self._rest = self._rest[-LINE_CHARACTERS:]
+        self._said.extend(lines)
+        return lines
+
+    def said(self) -> str:
+        """The last that it said, in one line: its stderr, and what came in the place of messages."""
+        while self.errors >= 0:
+            if not self.hear_errors():
+                break
+        noise = [] if self.channel is None else self.channel.decoder.noise.decode(errors="backslashreplace").split("\n")
+        lines = [*(line.strip()[:LINE_CHARACTERS] for line in noise[-SAID_LINES:]), *self._said]
+        return " / ".join(line for line in lines if line)
+
+    def how_it_ended(self) -> str:
+        """How the process that carries the channel ended; it gets a moment to."""
+        if self._process is None:
+            return self.trouble
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"ended ({describe(self._process.wait(PATIENCE))})"
+        return "closed its channel"
+
+    def tried(self) -> str:
+        """The command, as it can be tried in a shell."""
+        return shlex.join(self.command)
+
+    def hang_up(self) -> None:
+        """Close the channel to the agent, at which it ends its ranks and itself."""
+        if self.channel is not None:
+            self.channel.hang_up()
+
+    def close(self, patience: float = PATIENCE) -> None:
+        """Hang up, wait for the end of the agent, and kill what carried the channel if that does not come.
+
+        Parameters
+        ----------
+        patience : float
+            Seconds to wait.
+        """
+        self.hang_up()
+        if self._process is not None:
+            try:
+                self._process.wait(patience)
+            except subprocess.TimeoutExpired:
+                processes.send_group(self._process.pid, 9)
+                self._process.wait()
+        if self.channel is not None:
+            self.channel.close()
+        if self.errors >= 0:
+            os.close(self.errors)
+            self.errors = -1

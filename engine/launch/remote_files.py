@@ -1,0 +1,143 @@
+"""The files of a job on a host that may not share a file system with the launcher.
+
+Ranks get a directory with the same path on every host, so that messages which name a file name the one that the user
+finds. Where that is the launcher's own, as on a shared file system, files lie where they belong. Elsewhere the agent
+makes it, and sends what is in it when the ranks have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from . import leftovers
+from .channel import Channel, ChannelError, Message
+from .errors import LaunchError
+
+TOKEN = ".job"  # file in the launcher's directory that holds the job's name: whoever sees it shares the directory
+PART = 1 << 20
+
+
+class Directory:
+    """The directory of a job, on an agent's side.
+
+    Parameters
+    ----------
+    path : Path
+    job : str
+        The job's name.
+    ranks : sequence of int
+        Those of this host.
+    """
+
+    def __init__(self, path: Path, job: str, ranks: Sequence[int]) -> None:
+        self._path = path
+        self._job = job
+        self._ranks = ranks
+        self._shared = False
+        self._made = False
+        self._lock = -1
+
+    def make(self) -> None:
+        """Make it, unless it is the launcher's own.
+
+        Raises
+        ------
+        LaunchError
+            It cannot be made, or is in use.
+        """
+        with contextlib.suppress(OSError):
+            self._shared = (self._path / TOKEN).read_text() == self._job
+        if self._shared:
+            return
+        try:
+            if self._path.name.startswith(leftovers.PREFIX):
+                leftovers.clear_old(self._path.parent)
+            self._made = not self._path.exists()
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._path.stat().st_uid != os.geteuid():
+                raise PermissionError(f"{str(self._path)!r} belongs to another user")
+            self._lock = leftovers.lock(self._path)
+            leftovers.forget_records(self._path)
+            for rank in self._ranks:
+                (self._path / f"rank.{rank}").mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"no directory for the job's files: {error}; choose one with --output-dir that can be made there"
+            ) from error
+
+    def send(self, channel: Channel) -> None:
+        """Send the files that the ranks have left, if the launcher does not see them.
+
+        Parameters
+        ----------
+        channel : Channel
+        """
+        if self._shared:
+            return
+        for path in self._files():
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                name = str(path.relative_to(self._path))
+                first = True
+                while (part := file.read(PART)) or first:
+                    channel.send("file", part, path=name, first=first)
+                    channel.out.drain()
+                    first = False
+
+    def remove(self) -> None:
+        """Remove it, if this agent has made it; a second call does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        if self._made:
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._made = False
+
+    def _files(self) -> Iterator[Path]:
+        """Those to send: of a directory that was there before, only those of ranks; their output is there already."""
+        roots = [self._path] if self._made else [self._path / f"rank.{rank}" for rank in self._ranks]
+        for root in roots:
+            for folder, _, names in os.walk(root):
+                paths = (Path(folder, name) for name in sorted(names) if name not in ("stdout", "stderr"))
+                yield from (path for path in paths if path.is_file() and not path.is_symlink())
+
+
+def keep(message: Message, directory: Path) -> OSError | None:
+    """Write a part of a file that an agent has sent into the launcher's directory.
+
+    Parameters
+    ----------
+    message : Message
+        A `file`.
+    directory : Path
+        The job's.
+
+    Returns
+    -------
+    OSError or None
+        Why it could not be written.
+
+    Raises
+    ------
+    ChannelError
+        Its name leads out of the directory.
+    """
+    name = Path(str(message.head.get("path")))
+    if name.is_absolute() or ".." in name.parts or not name.parts:
+        raise ChannelError(f"a file {str(name)!r} is outside of the job's directory")
+    try:
+        (directory / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_TRUNC if message.head.get("first") else os.O_APPEND
+        descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+        try:
+            view = memoryview(message.body)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return error
+    return None

@@ -1,0 +1,129 @@
+"""Jobs on several hosts, for tests: what stands for a host is this machine, or a network namespace of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..waiting import marked, until
+from .launch_jobs import Finished, Launcher
+
+# A stand-in for ssh: it notes how it was called, and runs the command as a login shell would. `deaf` never answers,
+# `strange` refuses.
+SSH = """#!/bin/sh
+for last; do :; done
+printf '%s\\n' "$*" >> "$HERE/ssh.log"
+while [ $# -gt 2 ]; do shift; done
+case "$1" in
+    deaf) echo "still trying $1" >&2; exec sleep 600;;
+    strange) echo "ssh: Could not resolve hostname strange" >&2; exit 255;;
+    chatty) echo "Welcome to chatty, it is a nice day";;
+esac
+cd / && exec env -i PATH="$PATH" HERE="$HERE" RANKS_TEST="$RANKS_TEST" PYTHONPATH="$PYTHONPATH" sh -c "$2"
+"""
+
+
+def stand_in_ssh(launcher: Launcher) -> None:
+    """Put a stand-in for ssh first on the PATH of a launcher."""
+    directory = launcher.home / "bin"
+    directory.mkdir()
+    (directory / "ssh").write_text(SSH)
+    (directory / "ssh").chmod(0o755)
+    launcher.environment["PATH"] = f"{directory}{os.pathsep}{os.environ['PATH']}"
+
+
+def on_hosts(launcher: Launcher, *arguments: object, python: str, hosts: str = "a:2,b:2") -> Finished:
+    """Run a job on hosts whose agents are started by `env`."""
+    return launcher.run("-H", hosts, "--launch-agent", "env STAND_IN={host}", *arguments, python=python)
+
+
+def agents(launcher: Launcher) -> dict[str, int]:
+    """The agents that run, by the `STAND_IN` with which they were started."""
+    found = {}
+    for pid in marked(launcher.mark):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"engine.launch.agent" in words:
+            found |= {each[9:].decode(): pid for each in variables if each.startswith(b"STAND_IN=")}
+    return found
+
+
+def agent_of(launcher: Launcher, name: str) -> int:
+    """The agent of a host; its guardian, a fork of it, is a younger process."""
+    return until(lambda: _oldest(launcher, name), f"the agent of {name}")
+
+
+def _oldest(launcher: Launcher, name: str) -> int:
+    matching = []
+    for pid in marked(launcher.mark):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"engine.launch.agent" in words and f"STAND_IN={name}".encode() in Path(
+                f"/proc/{pid}/environ"
+            ).read_bytes().split(b"\0"):
+                matching.append(pid)
+        except OSError:
+            continue
+    return min(matching, default=0)
+
+
+def why_no_namespaces() -> str:
+    """Why network namespaces cannot be made here; empty if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need ip(8)"
+    name = f"probe-{uuid.uuid4().hex[:8]}"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        return f"no network namespace can be made: {tried.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+    return ""
+
+
+@contextmanager
+def namespaces(addresses: list[str]) -> Iterator[str]:
+    """Make network namespaces that are joined by a bridge, one for each address.
+
+    Yields
+    ------
+    str
+        The option that starts agents in them: `--launch-agent=..`. The hosts are the addresses.
+    """
+    tag = uuid.uuid4().hex[:6]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    hub = f"{tag}-hub"
+    made = []
+    try:
+        ip("netns", "add", hub)
+        made.append(hub)
+        ip("-n", hub, "link", "add", "bridge0", "type", "bridge")
+        ip("-n", hub, "link", "set", "bridge0", "up")
+        for number, address in enumerate(addresses):
+            name = f"{tag}-{address}"
+            ip("netns", "add", name)
+            made.append(name)
+            ip("-n", hub, "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("-n", hub, "link", "set", f"port{number}", "master", "bridge0", "up")
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield f"--launch-agent=ip netns exec {tag}-{{host}}"
+    finally:
+        for name in made:
+            ip("netns", "delete", name)
+
+
+PYTHON = sys.executable

@@ -1,0 +1,163 @@
+"""Which hosts ranks are given to, and how their agents are started."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.launch.channel import GREETING, ChannelError, Decoder, Message, pack
+from engine.launch.cpu_binding import Allotment
+from engine.launch.errors import LaunchError
+from engine.launch.hosts import Place, lay_out, parse_hosts, read_hostfile
+from engine.launch.options import Reach, parse
+from engine.launch.plan import Crew, Job, plan
+from engine.launch.remote import agent_command
+from engine.launch.remote_files import keep
+
+pytestmark = pytest.mark.quick
+
+AGENT = [sys.executable, "-P", "-m", "engine.launch.agent"]
+
+
+def test_hosts_are_read_with_their_slots():
+    assert parse_hosts("a:2, b") == [("a", 2), ("b", 1)]
+    assert parse_hosts("me@a:2,10.0.0.1:3,[fe80::1]:4,[::1]") == [
+        ("me@a", 2),
+        ("10.0.0.1", 3),
+        ("fe80::1", 4),
+        ("::1", 1),
+    ]
+    assert parse_hosts("a:2,b:1,a:1") == [("a", 3), ("b", 1)]
+
+
+@pytest.mark.parametrize("text", ["", "a:", ":2", "a:0", "a:-1", "a:x", "a,,b", "-oProxyCommand=x:2", "a b:2", "a:1:2"])
+def test_what_is_no_host_is_refused(text):
+    with pytest.raises(LaunchError, match="--hosts: "):
+        parse_hosts(text)
+
+
+def test_files_of_hosts_in_the_forms_of_horovod_and_open_mpi():
+    assert read_hostfile("# all\na slots=2 # here\n\nb\n") == "a:2,b"
+    assert read_hostfile("a slots = 4 max_slots=8\nb:3\nfe80::1 slots=2") == "a:4,b:3,[fe80::1]:2"
+    with pytest.raises(LaunchError, match="line 2 is 'b cores=3'"):
+        read_hostfile("a\nb cores=3")
+
+
+def test_a_file_without_hosts_is_refused(tmp_path):
+    (tmp_path / "hosts").write_text("# none\n")
+    with pytest.raises(LaunchError, match="names no host"):
+        parse(["--hostfile", str(tmp_path / "hosts"), "true"])
+
+
+def test_ranks_are_given_to_hosts_in_order():
+    hosts = [("a", 2), ("b", 4), ("c", 1)]
+    assert lay_out(hosts, 4, set()) == [Place("a", (0, 1), False), Place("b", (2, 3), False)]
+    assert [place.ranks for place in lay_out(hosts, 7, set())] == [(0, 1), (2, 3, 4, 5), (6,)]
+
+
+def test_all_names_of_this_machine_are_one_host():
+    hosts = [("localhost", 1), ("a", 2), ("127.0.0.1", 1), ("me", 1)]
+    assert lay_out(hosts, 5, {"me"}) == [Place("localhost", (0, 3, 4), True), Place("a", (1, 2), False)]
+
+
+def test_hosts_that_are_all_here_need_no_agent():
+    assert parse(["-H", f"localhost:2,{socket.gethostname()}:1", "true"]).places == ()
+    assert [place.local for place in parse(["-H", "localhost:2,a:1", "true"]).places] == [True, False]
+    assert [place.local for place in parse(["-H", "localhost:2", "--launch-agent", "env", "true"]).places] == [False]
+    assert parse(["-H", "localhost:2,a:1", "-np", "2", "true"]).places == ()
+
+
+def test_options_for_other_hosts_do_nothing_without_any():
+    line = ["-p", "22", "--network-interface", "eth0"]
+    assert parse(["-np", "2", *line, "true"]).ignored == ("-p", "--network-interface")
+    assert parse(["-H", "a:2", *line, "true"]).ignored == ()
+    with pytest.raises(LaunchError, match="none are given: add -H"):
+        parse(["-np", "2", "--launch-agent", "env", "true"])
+    with pytest.raises(LaunchError, match="--ssh-options: '\"' cannot be divided"):
+        parse(["-H", "a:2", "--ssh-options", '"', "true"])
+
+
+def test_the_command_that_starts_an_agent():
+    far, here = Place("me@a", (0,), False), Place("localhost", (1,), True)
+    assert agent_command(here, Reach(python=("python3",)), 60) == AGENT
+    ssh = agent_command(far, parse(["-H", "a", "-p", "2222", "-i", "key", "--ssh-options=-o User=x", "true"]).reach, 60)
+    assert ssh[:7] == ["ssh", "-o", "User=x", "-p", "2222", "-i", "key"]
+    assert {"BatchMode=yes", "StrictHostKeyChecking=accept-new", "ConnectTimeout=60"} <= set(ssh)
+    assert ssh[-2] == "me@a" and shlex.split(ssh[-1]) == AGENT
+    reach = parse(["-H", "a", "--launch-agent", "ip netns exec ns-{host}", "true"]).reach
+    assert agent_command(Place("a", (0,), False), reach, 60) == ["ip", "netns", "exec", "ns-a", *AGENT]
+    assert agent_command(far, Reach(launch_agent=("sh", "-c", "x")), 60) == ["sh", "-c", "x", *AGENT]
+    assert agent_command(far, Reach(python=("/opt/python",)), 60)[-1] == "/opt/python -P -m engine.launch.agent"
+
+
+def test_each_rank_knows_its_place_on_its_host_and_among_hosts():
+    job = Job(
+        5,
+        "job",
+        "5e" * 32,
+        1234,
+        Path("/j"),
+        {},
+        horovod=True,
+        torchrun=True,
+        address="a",
+        hub="a:99",
+        interface="eth0",
+    )
+    first, second = plan(job, Allotment(None, ((0,), (1,)), ""), {"ENGINE_HUB_FD": "3"}, Crew(1, 2, (1, 4)))
+    assert (first.rank, second.rank, second.cpus) == (1, 4, (1,))
+    expected = {
+        "ENGINE_RANK": "4",
+        "ENGINE_SIZE": "5",
+        "ENGINE_LOCAL_RANK": "1",
+        "ENGINE_LOCAL_SIZE": "2",
+        "ENGINE_CROSS_RANK": "1",
+        "ENGINE_CROSS_SIZE": "2",
+        "ENGINE_HUB": "a:99",
+        "ENGINE_INTERFACE": "eth0",
+        "RANK": "4",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "5",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1234",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "1",
+        "HOROVOD_CROSS_SIZE": "2",
+    }
+    assert {name: second.environment.get(name) for name in expected} == expected
+    assert "ENGINE_HUB_FD" not in second.environment
+
+
+def test_messages_pass_in_any_pieces_behind_what_a_shell_writes():
+    sent = b"Welcome!\n" + GREETING + pack("output", b"\0\xff", rank=3) + pack("done")
+    decoder = Decoder(greeted=False)
+    found = [message for place in range(len(sent)) for message in decoder.feed(sent[place : place + 1])]
+    assert found == [Message("output", {"rank": 3}, b"\0\xff"), Message("done", {})]
+    assert decoder.noise == b"Welcome!\n"
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 8, b"\0\0\0\1\0\0\0\2ab", b"\0\0\0\2\0\0\0\2[]", b"\0\0\0\2\0\0\0\2{{"])
+def test_what_is_no_message_is_refused(data):
+    with pytest.raises(ChannelError):
+        list(Decoder().feed(data))
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "rank.0/../../x", ""])
+def test_an_agent_writes_files_into_the_jobs_directory_alone(tmp_path, name):
+    (tmp_path / "job").mkdir()
+    with pytest.raises(ChannelError, match="outside of the job's directory"):
+        keep(Message("file", {"path": name, "first": True}, b"x"), tmp_path / "job")
+    assert [path.name for path in tmp_path.rglob("*")] == ["job"]
+
+
+def test_no_file_is_written_through_a_link(tmp_path):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "x").symlink_to(tmp_path / "out")
+    assert keep(Message("file", {"path": "x", "first": True}, b"x"), tmp_path / "job") is not None
+    assert not (tmp_path / "out").exists()
