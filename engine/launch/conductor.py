@@ -85,6 +85,7 @@ class Conductor:
         self._hosts: list[RemoteHost] = []
         self._by_rank: dict[int, RemoteHost] = {}
         self._ports: dict[int, Message] = {}
+        self._watched: dict[int, list[int]] = {}
         self._ends: dict[int, End] = {}
         self._started = False
         self._ending = False
@@ -286,14 +287,21 @@ class Conductor:
 
     def _listen_to(self, host: RemoteHost) -> None:
         if host.channel is not None:
+            self._watched[host.number] = [host.channel.reading, host.errors]
             self._selector.register(host.channel.reading, selectors.EVENT_READ, lambda: self._receive(host))
             self._selector.register(host.errors, selectors.EVENT_READ, lambda: self._errors(host))
+
+    def _ignore(self, host: RemoteHost) -> None:
+        """Listen to a host no longer."""
+        for descriptor in self._watched.pop(host.number, ()):
+            self._selector.unregister(descriptor)
 
     def _errors(self, host: RemoteHost) -> None:
         descriptor = host.errors
         lines = host.hear_errors()
-        if host.errors < 0:
+        if host.errors < 0 and host.number in self._watched:
             self._selector.unregister(descriptor)
+            self._watched[host.number].remove(descriptor)
         if self._started and not host.trouble:
             for line in lines:
                 self._say(f"{host.name}: {line}")
@@ -301,17 +309,18 @@ class Conductor:
     def _receive(self, host: RemoteHost) -> None:
         """Act on what an agent tells; at the end of its channel, its host is lost."""
         assert host.channel is not None
-        descriptor = host.channel.reading
+        if host.channel.ended:
+            return
         try:
             for message in host.channel.receive():
                 self._act(host, message)
         except (ChannelError, KeyError, TypeError, ValueError) as error:
-            self._selector.unregister(descriptor)
+            self._ignore(host)
             host.channel.close()
             self._lost(host, f"does not speak as an agent does: {error}")
             return
         if host.channel.ended:
-            self._selector.unregister(descriptor)
+            self._ignore(host)
             self._lost(host, host.how_it_ended())
 
     def _act(self, host: RemoteHost, message: Message) -> None:
@@ -442,8 +451,7 @@ class Conductor:
         self._patience = None
         for host in self._hosts:
             if not host.done and not host.trouble and (host.alive or self._finishing):
-                if host.channel is not None and not host.channel.ended:
-                    self._selector.unregister(host.channel.reading)
+                self._ignore(host)
                 self._lost(host, "did not answer in time")
 
     def _tell(self, kind: str, **head: Any) -> None:
@@ -458,10 +466,10 @@ class Conductor:
         """Close all channels, at which agents end; none is left when this returns."""
         registered = self._selector.get_map()
         for host in self._hosts:
+            self._ignore(host)
             if host.channel is not None:
-                for descriptor in (host.channel.reading, host.channel.out.descriptor, host.errors):
-                    if descriptor in registered:
-                        self._selector.unregister(descriptor)
+                if host.channel.out.descriptor in registered:
+                    self._selector.unregister(host.channel.out.descriptor)
                 host.hang_up()
         patience = Patience(MARGIN)
         for host in self._hosts:

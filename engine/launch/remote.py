@@ -126,6 +126,8 @@ class RemoteHost:
         list of str
             Lines that are whole.
         """
+        if self.errors < 0:
+            return []
         try:
             data = os.read(self.errors, 1 << 16)
         except BlockingIOError:
@@ -141,7 +143,10 @@ class RemoteHost:
         return lines
 
     def said(self) -> str:
-        """The last that it said, in one line: its stderr, and what came in the place of messages."""
+        """The last that it said, in one line: its stderr, and what came in the place of messages.
+
+        Nothing may listen to `errors` any more: its end is looked for.
+        """
         while self.errors >= 0:
             if not self.hear_errors():
                 break

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,20 +40,6 @@ def stand_in_ssh(launcher: Launcher) -> None:
 def on_hosts(launcher: Launcher, *arguments: object, python: str, hosts: str = "a:2,b:2") -> Finished:
     """Run a job on hosts whose agents are started by `env`."""
     return launcher.run("-H", hosts, "--launch-agent", "env STAND_IN={host}", *arguments, python=python)
-
-
-def agents(launcher: Launcher) -> dict[str, int]:
-    """The agents that run, by the `STAND_IN` with which they were started."""
-    found = {}
-    for pid in marked(launcher.mark):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"engine.launch.agent" in words:
-            found |= {each[9:].decode(): pid for each in variables if each.startswith(b"STAND_IN=")}
-    return found
 
 
 def agent_of(launcher: Launcher, name: str) -> int:
@@ -124,6 +109,3 @@ def namespaces(addresses: list[str]) -> Iterator[str]:
     finally:
         for name in made:
             ip("netns", "delete", name)
-
-
-PYTHON = sys.executable
