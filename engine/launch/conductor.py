@@ -154,7 +154,7 @@ class Conductor:
             self._await_agents(seconds)
             self._start_ranks()
         except (LaunchError, Interrupted):
-            self._hang_up()
+            self.abandon()
             raise
 
     def run(self) -> Outcome:
@@ -176,10 +176,7 @@ class Conductor:
             if self._pages and not self._finishing and time.monotonic() - asked > 1.0:
                 asked = time.monotonic()
                 self._tell("pages")
-        self._hang_up()
-        for display in self.displays.values():
-            display.close()
-        self._selector.close()
+        self.abandon()
         return Outcome([self._ends[rank] for rank in sorted(self._ends)], self._signum, self._hurry)
 
     # ---- the start
@@ -462,8 +459,8 @@ class Conductor:
         if host.channel is not None and not host.done and not host.trouble:
             host.channel.send(kind, **head)
 
-    def _hang_up(self) -> None:
-        """Close all channels, at which agents end; none is left when this returns."""
+    def abandon(self) -> None:
+        """Close all channels, at which agents end whatever still runs; none is left when this returns."""
         registered = self._selector.get_map()
         for host in self._hosts:
             self._ignore(host)
@@ -475,6 +472,9 @@ class Conductor:
         for host in self._hosts:
             host.close(patience.left())
         (self._job.directory / remote_files.TOKEN).unlink(missing_ok=True)
+        for display in self.displays.values():
+            display.close()
+        self._selector.close()
 
 
 def _rank(host: RemoteHost, message: Message) -> int:

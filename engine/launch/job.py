@@ -169,7 +169,12 @@ class JobRun:
             return Outcome([], error.signum, hurried=True)
         for rank in range(job.size):
             metrics.add(rank, functools.partial(conductor.runs, rank))
-        metrics.start(conductor)
+        try:
+            metrics.start(conductor)
+        except LaunchError:
+            conductor.abandon()
+            self._keep = self._options.directory is not None
+            raise
         outcome = conductor.run()
         if outcome.failed and outcome.signum is None and not outcome.hurried:
             metrics.linger(wakeup)

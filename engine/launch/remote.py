@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..host import processes
 from .channel import Channel
@@ -47,6 +48,17 @@ def agent_command(place: Place, reach: Reach, seconds: float) -> list[str]:
     options = [*SSH_OPTIONS, f"ConnectTimeout={max(1, int(seconds))}"]
     given = [part for option in options for part in ("-o", option)]
     return ["ssh", *reach.ssh, *given, place.name, shlex.join(remote)]
+
+
+def _ends_with(launcher: int) -> Callable[[], None]:
+    """Have what reaches a host end with the launcher, even while it still tries to; agents here see its end."""
+
+    def prepare() -> None:
+        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != launcher:
+            os._exit(128 + signal.SIGTERM)
+
+    return prepare
 
 
 class RemoteHost:
@@ -103,6 +115,7 @@ class RemoteHost:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                preexec_fn=None if self.place.local else _ends_with(os.getpid()),
             )
         except OSError as error:
             mend = "install an ssh client, or give --launch-agent" if self.command[0] == "ssh" else "check its spelling"
@@ -184,7 +197,7 @@ class RemoteHost:
             try:
                 self._process.wait(patience)
             except subprocess.TimeoutExpired:
-                processes.send_group(self._process.pid, 9)
+                processes.send_group(self._process.pid, signal.SIGKILL)
                 self._process.wait()
         if self.channel is not None:
             self.channel.close()

@@ -16,6 +16,7 @@ import engine
 import engine.torch as hvd
 from engine import config
 from engine.compat import exceptions, modules
+from engine.launch import horovod_options
 from engine.launch.errors import LaunchError
 from engine.launch.options import parse
 
@@ -238,6 +239,8 @@ def test_options_are_taken_and_do_something_or_nothing_as_the_table_says(option:
         with pytest.raises(LaunchError, match="no elastic jobs yet"):
             parse(line)
         return
+    if option in horovod_options.FAR:
+        line = ["-H", "elsewhere:2", *line]
     options = parse(line)
     assert options.command == ("true",)
     without_effect = table("Options of `horovodrun`")[option] == "not there" and option not in ("--min-np", "--max-np")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ..metrics.fake_pages import training
+from ..metrics.written_pages import content
 from ..waiting import marked, until
 from .host_jobs import agent_of, namespaces, on_hosts, stand_in_ssh, why_no_namespaces
 from .launch_jobs import DEADLINE, Launcher
@@ -352,19 +354,28 @@ def test_the_reader_of_a_text_may_leave(launcher, command):
     assert (process.returncode, err) == (0, b"")
 
 
-def test_pages_of_counters_of_other_hosts_are_served_and_summed_up(launcher):
-    job = on_hosts(launcher, "--summary", python=COUNTS)
+def test_pages_of_counters_of_other_hosts_come_to_the_launcher(launcher):
+    for rank in range(4):
+        (launcher.home / f"page.{rank}").write_bytes(content(**training(rank)))
+    program = "pathlib.Path(os.environ['ENGINE_COUNTERS']).write_bytes((here / f'page.{rank}').read_bytes())"
+    job = on_hosts(launcher, "--summary", python=program)
     assert job.code == 0, job.err
-    assert [job.lines(rank)[-1] for rank in range(4)] == ["counted"] * 4
-    assert "enginerun-counters" not in "".join(job.lines(3))
+    assert "enginerun: summary: 4 ranks" in job.err and "nothing was counted" not in job.err, job.err
 
 
-COUNTS = """
-    path = os.environ["ENGINE_COUNTERS"]
-    print(os.readlink(path))
-    with open(path, "r+b") as page: page.write(b"")
-    print("counted")
-"""
+def test_metrics_that_cannot_be_published_leave_nothing(launcher):
+    job = on_hosts(launcher, "--metrics-file-sd", "/no/such/place/file.json", python="linger()")
+    assert job.code == 2
+    launcher.nothing_left()
+
+
+def test_killing_the_launcher_during_the_start_leaves_no_process(launcher):
+    stand_in_ssh(launcher)
+    process = launcher.start("-H", "deaf:1,fine:1", python="linger()")
+    until(lambda: (launcher.home / "ssh.log").exists() and len(marked(launcher.mark)) > 2, "agents")
+    process.kill()
+    process.communicate(timeout=DEADLINE)
+    until(lambda: not marked(launcher.mark), "no process left", 10.0)
 
 
 # ---- namespaces
