@@ -60,7 +60,7 @@ class Message:
         return value
 
 
-def pack(kind: str, body: bytes = b"", **head: Any) -> bytes:
+def pack(kind: str, body: bytes = b"", /, **head: Any) -> bytes:
     """Write a message.
 
     Parameters
@@ -165,7 +165,7 @@ class Channel:
         self.out = Console(writing)
         self.decoder = Decoder(greeted)
 
-    def send(self, kind: str, body: bytes = b"", **head: Any) -> None:
+    def send(self, kind: str, body: bytes = b"", /, **head: Any) -> None:
         """Write a message as soon as there is room.
 
         Parameters

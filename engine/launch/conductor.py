@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import socket
 import time
@@ -30,6 +29,7 @@ from .output import Display
 from .plan import Job
 from .remote import RemoteHost, agent_command
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, Outcome
+from .switchboard import Switchboard
 from .verdict import End, describe
 
 OTHERS = 2.0  # seconds that other hosts have to answer once one cannot take part, so that all such are told at once
@@ -61,6 +61,15 @@ class Conductor:
         Shows a line of the launcher's own.
     wakeup : socket.socket
         Gives the numbers of signals that come (`engine.host.signals`).
+    seconds : float
+        That agents have to answer.
+
+    Attributes
+    ----------
+    displays : dict
+        Of each rank and stream, once ranks are started.
+    problems : dict of str to OSError
+        Files of ranks that could not be written here, and why.
     """
 
     def __init__(
@@ -71,6 +80,7 @@ class Conductor:
         pages: Sequence[int],
         say: Callable[[str], None],
         wakeup: socket.socket,
+        seconds: float,
     ) -> None:
         self.displays: dict[tuple[int, str], Display] = {}
         self.problems: dict[str, OSError] = {}
@@ -80,12 +90,15 @@ class Conductor:
         self._pages = pages
         self._say = say
         self._wakeup = wakeup
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(wakeup, selectors.EVENT_READ, self._signals)
-        self._hosts: list[RemoteHost] = []
-        self._by_rank: dict[int, RemoteHost] = {}
-        self._ports: dict[int, Message] = {}
-        self._watched: dict[int, list[int]] = {}
+        self._hosts = [
+            RemoteHost(number, place, agent_command(place, options.reach, seconds))
+            for number, place in enumerate(options.places)
+        ]
+        self._by_rank = {rank: host for host in self._hosts for rank in host.place.ranks}
+        self._board = Switchboard(self._hosts, consoles, self._act, self._lost, self._heard)
+        self._board.hear(wakeup.fileno(), self._signals)
+        self._seconds = seconds
+        self._ready: dict[int, dict[str, Any]] = {}
         self._ends: dict[int, End] = {}
         self._started = False
         self._ending = False
@@ -111,25 +124,16 @@ class Conductor:
         return self._started and rank not in self._ends
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None:
-        """Call back whenever a descriptor can be read.
+        """Call back whenever a descriptor can be read; `act` reads it, and does not block."""
+        self._board.hear(descriptor, act)
 
-        Parameters
-        ----------
-        descriptor : int
-        act : callable
-            Reads it, and does not block.
-        """
-        self._selector.register(descriptor, selectors.EVENT_READ, act)
-
-    def start(self, environment: Mapping[str, str], seconds: float) -> None:
+    def start(self, environment: Mapping[str, str]) -> None:
         """Start the agents, and the ranks as soon as all agents are ready.
 
         Parameters
         ----------
         environment : mapping of str to str
             The launcher's, which ranks inherit.
-        seconds : float
-            That agents have to answer.
 
         Raises
         ------
@@ -139,19 +143,13 @@ class Conductor:
             The user has ended the job. Nothing is left.
         """
         (self._job.directory / remote_files.TOKEN).write_text(self._job.name)
-        first = self._options.places[0]
-        for number, place in enumerate(self._options.places):
-            host = RemoteHost(number, place, agent_command(place, self._options.reach, seconds))
-            self._hosts.append(host)
-            self._by_rank |= dict.fromkeys(place.ranks, host)
         try:
             for host in self._hosts:
                 if self._options.verbose:
                     self._say(f"{host.name}: {readable.ranks(host.place.ranks)}, agent by {host.tried()}")
-                host.start()
-                self._listen_to(host)
-                self._prepare(host, environment, first.address)
-            self._await_agents(seconds)
+                self._board.start(host)
+                self._prepare(host, environment)
+            self._await_agents()
             self._start_ranks()
         except (LaunchError, Interrupted):
             self.abandon()
@@ -166,35 +164,34 @@ class Conductor:
         """
         asked = time.monotonic()
         while not all(host.done or host.trouble for host in self._hosts):
-            self._step()
+            self._board.step(0.5 if self._patience is None else self._patience.wait())
             if self._patience is not None and not self._patience.left():
                 self._give_up()
             if not self._finishing and len(self._ends) == self._job.size:
                 self._finishing = True
                 self._patience = Patience(FAREWELL)
-                self._tell("finish")
+                self._board.tell("finish")
             if self._pages and not self._finishing and time.monotonic() - asked > 1.0:
                 asked = time.monotonic()
-                self._tell("pages")
+                self._board.tell("pages")
         self.abandon()
         return Outcome([self._ends[rank] for rank in sorted(self._ends)], self._signum, self._hurry)
 
     # ---- the start
 
-    def _prepare(self, host: RemoteHost, environment: Mapping[str, str], address: str) -> None:
+    def _prepare(self, host: RemoteHost, environment: Mapping[str, str]) -> None:
         """Tell an agent all that it needs but where the hub is, which the agent of the first host has to tell."""
-        if host.channel is None:
-            return
         options, reach = self._options, self._options.reach
         job = replace(self._job, interface=reach.interface or "")
-        host.channel.send(
+        self._board.send(
+            host,
             "prepare",
             job=asdict(job) | {"directory": str(job.directory), "settings": dict(job.settings)},
             host=host.number,
             hosts=len(options.places),
             ranks=host.place.ranks,
             hub=host.number == 0 and len(options.places) > 1,
-            address=address,
+            address=options.places[0].address,
             cwd=str(Path.cwd()) if host.place.local or reach.directory is None else reach.directory,
             environment=dict(environment),
             command=options.command,
@@ -204,11 +201,11 @@ class Conductor:
             grace=options.grace,
         )
 
-    def _await_agents(self, seconds: float) -> None:
+    def _await_agents(self) -> None:
         """Wait until all agents are ready; of those that cannot be, tell all that are known soon after the first."""
-        patience, others = Patience(seconds), None
+        patience, others = Patience(self._seconds), None
         while not all(host.ready or host.trouble for host in self._hosts):
-            self._step()
+            self._board.step(patience.wait())
             if self._signum is not None:
                 raise Interrupted(self._signum)
             if others is None and any(host.trouble for host in self._hosts):
@@ -218,23 +215,22 @@ class Conductor:
         late = [host for host in self._hosts if not host.ready and not host.trouble]
         if not patience.left():
             for host in late:
-                host.trouble = f"did not answer within {seconds:g} s"
+                host.trouble = f"did not answer within {self._seconds:g} s"
         troubled = [host for host in self._hosts if host.trouble]
         if troubled:
             raise LaunchError(_account(troubled, len(self._hosts)))
 
     def _start_ranks(self) -> None:
         """Tell all agents where the hub is, and to start their ranks."""
-        ready = self._ports[0].head
+        ready = self._ready[0]
         address = str(ready["address"]) or self._reached_by()
         hub = f"[{address}]:{ready['hub']}" if ":" in address else f"{address}:{ready['hub']}"
         self._make_displays()
         self._started = True
         for host in self._hosts:
-            assert host.channel is not None
             if not self._options.quiet:
-                self._say(f"{host.name}: {self._ports[host.number].head['summary']}")
-            host.channel.send("start", hub=hub if ready["hub"] else "", address=address, port=ready["port"])
+                self._say(f"{host.name}: {self._ready[host.number]['summary']}")
+            self._board.send(host, "start", hub=hub if ready["hub"] else "", address=address, port=ready["port"])
 
     def _reached_by(self) -> str:
         """The name or address by which other hosts reach the first one."""
@@ -265,60 +261,11 @@ class Conductor:
 
     # ---- what comes
 
-    def _step(self) -> None:
-        """Serve what is ready, at most half a second."""
-        self._await_room()
-        wait = 0.5 if self._patience is None else min(0.5, self._patience.wait())
-        for key, _ in self._selector.select(wait):
-            key.data()
-
-    def _await_room(self) -> None:
-        """Have the selector look at descriptors that are behind, and at no others."""
-        outs = [*self._consoles, *(host.channel.out for host in self._hosts if host.channel is not None)]
-        registered = self._selector.get_map()
-        for console in outs:
-            if console.waiting and console.descriptor not in registered:
-                self._selector.register(console.descriptor, selectors.EVENT_WRITE, console.pump)
-            elif not console.waiting and console.descriptor in registered:
-                self._selector.unregister(console.descriptor)
-
-    def _listen_to(self, host: RemoteHost) -> None:
-        if host.channel is not None:
-            self._watched[host.number] = [host.channel.reading, host.errors]
-            self._selector.register(host.channel.reading, selectors.EVENT_READ, lambda: self._receive(host))
-            self._selector.register(host.errors, selectors.EVENT_READ, lambda: self._errors(host))
-
-    def _ignore(self, host: RemoteHost) -> None:
-        """Listen to a host no longer."""
-        for descriptor in self._watched.pop(host.number, ()):
-            self._selector.unregister(descriptor)
-
-    def _errors(self, host: RemoteHost) -> None:
-        descriptor = host.errors
-        lines = host.hear_errors()
-        if host.errors < 0 and host.number in self._watched:
-            self._selector.unregister(descriptor)
-            self._watched[host.number].remove(descriptor)
+    def _heard(self, host: RemoteHost, lines: list[str]) -> None:
+        """Show what an agent wrote to stderr; before the ranks are started that is kept for the report."""
         if self._started and not host.trouble:
             for line in lines:
                 self._say(f"{host.name}: {line}")
-
-    def _receive(self, host: RemoteHost) -> None:
-        """Act on what an agent tells; at the end of its channel, its host is lost."""
-        assert host.channel is not None
-        if host.channel.ended:
-            return
-        try:
-            for message in host.channel.receive():
-                self._act(host, message)
-        except (ChannelError, KeyError, TypeError, ValueError) as error:
-            self._ignore(host)
-            host.channel.close()
-            self._lost(host, f"does not speak as an agent does: {error}")
-            return
-        if host.channel.ended:
-            self._ignore(host)
-            self._lost(host, host.how_it_ended())
 
     def _act(self, host: RemoteHost, message: Message) -> None:
         kind, head = message.kind, message.head
@@ -338,7 +285,7 @@ class Conductor:
         elif kind == "say":
             self._relay(host, str(head["line"]))
         elif kind == "ready":
-            host.ready, self._ports[host.number] = True, message
+            host.ready, self._ready[host.number] = True, head
         elif kind == "started":
             self._show_start(host, message)
         elif kind == "failed":
@@ -381,7 +328,7 @@ class Conductor:
         stalled = message.head["stalled"]
         if stalled in self._by_rank and stalled not in self._asked:
             self._asked.add(stalled)
-            self._send(self._by_rank[stalled], "where", rank=stalled)
+            self._board.send(self._by_rank[stalled], "where", rank=stalled)
 
     def _relay(self, host: RemoteHost, line: str) -> None:
         """Show a line of an agent's, but for what the launcher has said itself."""
@@ -395,7 +342,7 @@ class Conductor:
         with contextlib.suppress(BlockingIOError):
             for signum in self._wakeup.recv(4096):
                 if signum in PASSED_SIGNALS and self._started:
-                    self._tell("signal", number=signum)
+                    self._board.tell("signal", number=signum)
                 elif signum in ENDING_SIGNALS:
                     self._end_by(signum)
 
@@ -412,14 +359,14 @@ class Conductor:
         else:
             self._hurry = True
             self._patience = Patience(MARGIN)
-        self._tell("signal", number=signum)
+        self._board.tell("signal", number=signum)
 
     def _end(self, why: str) -> None:
         """Begin the ending on all hosts, after a failure on one; does nothing once it has begun."""
         if not self._ending and self._signum is None:
             self._ending = True
             self._patience = Patience(2 * self._options.grace + MARGIN)
-            self._tell("end", why=why)
+            self._board.tell("end", why=why)
 
     def _lost(self, host: RemoteHost, how: str) -> None:
         """An agent has gone: its ranks have, or will at once; nobody can see how."""
@@ -448,33 +395,15 @@ class Conductor:
         self._patience = None
         for host in self._hosts:
             if not host.done and not host.trouble and (host.alive or self._finishing):
-                self._ignore(host)
+                self._board.ignore(host)
                 self._lost(host, "did not answer in time")
-
-    def _tell(self, kind: str, **head: Any) -> None:
-        for host in self._hosts:
-            self._send(host, kind, **head)
-
-    def _send(self, host: RemoteHost, kind: str, **head: Any) -> None:
-        if host.channel is not None and not host.done and not host.trouble:
-            host.channel.send(kind, **head)
 
     def abandon(self) -> None:
         """Close all channels, at which agents end whatever still runs; none is left when this returns."""
-        registered = self._selector.get_map()
-        for host in self._hosts:
-            self._ignore(host)
-            if host.channel is not None:
-                if host.channel.out.descriptor in registered:
-                    self._selector.unregister(host.channel.out.descriptor)
-                host.hang_up()
-        patience = Patience(MARGIN)
-        for host in self._hosts:
-            host.close(patience.left())
+        self._board.close()
         (self._job.directory / remote_files.TOKEN).unlink(missing_ok=True)
         for display in self.displays.values():
             display.close()
-        self._selector.close()
 
 
 def _rank(host: RemoteHost, message: Message) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import select
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +18,9 @@ from . import check_build
 from .channel import Channel, ChannelError, Message
 from .errors import LaunchError
 from .hosts import LOOPBACK, Place, lay_out, own_names
-from .options import Reach, add_reach, hosts_of, reach_of
+from .reach import Reach, add_reach, hosts_of, reach_of
 from .remote import RemoteHost, agent_command
+from .switchboard import Switchboard
 
 CONNECT = 5.0  # seconds that a connection to another host may take
 USAGE = "enginerun doctor [-H a,b | --hostfile FILE] [options]"
@@ -61,7 +61,7 @@ def examine(channel: Channel, order: Message) -> None:
     for message in channel.messages():
         if message.kind != "reach":
             raise ChannelError(f"the launcher asks for {message.kind!r} out of turn")
-        channel.send("reached", **{"from": connect(message.head["targets"])})
+        channel.send("reached", tried=connect(message.head["targets"]))
     listening.close()
 
 
@@ -69,15 +69,14 @@ def _lacks() -> Iterable[str]:
     """What ranks need of the system and it refuses."""
     if not processes.visible():
         yield "/proc does not show the processes: mount that of the PID namespace"
-    for name, call in (("memfd_create", lambda: linux.memfd_create("doctor")), ("pidfd_open", _own_pidfd)):
-        try:
-            os.close(call())
-        except OSError as error:
-            yield linux.refusal(name, error)
-
-
-def _own_pidfd() -> int:
-    return linux.pidfd_open(os.getpid())
+    try:
+        os.close(linux.memfd_create("doctor"))
+    except OSError as error:
+        yield linux.refusal("memfd_create", error)
+    try:
+        os.close(linux.pidfd_open(os.getpid()))
+    except OSError as error:
+        yield linux.refusal("pidfd_open", error)
 
 
 def connect(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dict[str, tuple[str, str]]:
@@ -165,6 +164,8 @@ class Examination:
         self._facts: dict[str, dict[str, Any]] = {}
         self._addresses: dict[str, str] = {}
         self._reached: dict[str, dict[str, tuple[str, str]]] = {}
+        self._answers: dict[str, Message] = {}
+        self._board = Switchboard(self._hosts, (), self._act, self._lost)
 
     def run(self) -> int:
         """Look, and print what was found.
@@ -176,17 +177,13 @@ class Examination:
         """
         try:
             for host in self._hosts:
-                host.start()
-                if host.channel is not None:
-                    host.channel.send("examine", interface=self._interface)
+                self._board.start(host)
+            self._board.tell("examine", interface=self._interface)
             self._facts = {name: dict(message.head) for name, message in self._gather(self._limit).items()}
             self._find_addresses()
             self._reached = self._try({name: self._target(name) for name in self._facts})
         finally:
-            for host in self._hosts:
-                host.hang_up()
-            for host in self._hosts:
-                host.close()
+            self._board.close()
         problems = list(self._problems())
         for line in [*_table(self._rows()), "", *(problems or ["Nothing is amiss."])]:
             print(line)
@@ -194,42 +191,25 @@ class Examination:
 
     def _gather(self, limit: float) -> dict[str, Message]:
         """One answer of each host that can answer, by its name."""
-        answers: dict[str, Message] = {}
+        self._answers = {}
         patience = Patience(limit)
-        while waited := [host for host in self._hosts if not host.trouble and host.name not in answers]:
-            poll = select.poll()
-            by_descriptor: dict[int, RemoteHost] = {}
-            for host in waited:
-                assert host.channel is not None
-                poll.register(host.channel.reading, select.POLLIN)
-                by_descriptor[host.channel.reading] = host
-                if host.errors >= 0:
-                    poll.register(host.errors, select.POLLIN)
-                host.channel.out.pump()
-            for descriptor, _ in poll.poll(1000 * patience.wait()):
-                if descriptor in by_descriptor:
-                    self._receive(by_descriptor[descriptor], answers)
-            for host in waited:
-                if host.errors >= 0:
-                    host.hear_errors()
+        while waited := [host for host in self._hosts if not host.trouble and host.name not in self._answers]:
+            self._board.step(patience.wait())
             if not patience.left():
                 for host in waited:
-                    host.trouble = host.trouble or f"did not answer within {limit:g} s"
-                break
-        return answers
+                    if host.name not in self._answers and not host.trouble:
+                        self._board.ignore(host)
+                        host.trouble = f"did not answer within {limit:g} s"
+        return self._answers
 
-    def _receive(self, host: RemoteHost, answers: dict[str, Message]) -> None:
-        assert host.channel is not None
-        try:
-            for message in host.channel.receive():
-                if message.kind == "failed":
-                    host.trouble = str(message.head["text"])
-                else:
-                    answers[host.name] = message
-        except ChannelError as error:
-            host.trouble = f"does not speak as an agent does: {error}"
-        if host.channel.ended and not host.trouble and host.name not in answers:
-            host.trouble = f"its agent {host.how_it_ended()}"
+    def _act(self, host: RemoteHost, message: Message) -> None:
+        if message.kind == "failed":
+            host.trouble = str(message.head["text"])
+        else:
+            self._answers[host.name] = message
+
+    def _lost(self, host: RemoteHost, how: str) -> None:
+        host.trouble = host.trouble or f"its agent {how}"
 
     def _find_addresses(self) -> None:
         """The address that the ranks of each host would use: that with which it reaches the first."""
@@ -253,13 +233,11 @@ class Examination:
     def _try(self, targets: Mapping[str, tuple[str, int]]) -> dict[str, dict[str, tuple[str, str]]]:
         """Have every host connect to the others of those whose address is known."""
         known = {name: place for name, place in targets.items() if place[0]}
-        asked = [host for host in self._hosts if not host.trouble]
-        for host in asked:
-            assert host.channel is not None
-            host.channel.send("reach", targets={name: place for name, place in known.items() if name != host.name})
+        for host in self._hosts:
+            self._board.send(host, "reach", targets={name: place for name, place in known.items() if name != host.name})
         answers = self._gather(CONNECT + self._limit)
         return {
-            name: {to: (str(found[0]), str(found[1])) for to, found in message.head["from"].items()}
+            name: {to: (str(found[0]), str(found[1])) for to, found in message.head["tried"].items()}
             for name, message in answers.items()
         }
 

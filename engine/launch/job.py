@@ -159,9 +159,9 @@ class JobRun:
     def _conduct(self, job: Job, metrics: Metrics, seconds: float, wakeup: socket.socket) -> Outcome:
         """Start agents and ranks, and stay until nothing of them is left, whatever happens."""
         consoles = (self._out, self._err)
-        conductor = Conductor(self._options, job, consoles, metrics.pages, self._say, wakeup)
+        conductor = Conductor(self._options, job, consoles, metrics.pages, self._say, wakeup, seconds)
         try:
-            conductor.start(os.environ, seconds)
+            conductor.start(os.environ)
         except LaunchError:
             self._keep = self._options.directory is not None
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,38 +18,14 @@ from ..setting import Option, Setting, read, variable
 from . import horovod_options
 from .check_build import table
 from .errors import LaunchError
-from .hosts import Place, lay_out, own_names, parse_hosts, read_hostfile
+from .hosts import Place
 from .plan import PUBLISHING
+from .reach import NO_OPTIONS, Ignored, Reach, add_reach, hosts_of, places_of, reach_of
 
 COUNT = Whole(1)
 MEBIBYTE = 1 << 20
 GROUPS = {"autotune": "tuning", "metrics": "metrics", "run": "metrics"}  # groups of the help, by a setting's first word
 MOST_RANKS = 256  # ranks of a job: a control segment has room for so many (engine_ext/shared/layout.h)
-
-
-@dataclass(frozen=True)
-class Reach:
-    """How agents are started on other hosts, and by what their ranks reach each other.
-
-    Attributes
-    ----------
-    launch_agent : tuple of str
-        Words of the command that starts an agent, instead of ssh; empty: ssh.
-    ssh : tuple of str
-        Options for ssh, before those that the launcher gives.
-    python : tuple of str
-        The Python that runs the agents of other hosts; empty: the launcher's.
-    directory : str or None
-        The working directory on other hosts; None: the launcher's.
-    interface : str or None
-        The network interface by which ranks reach each other.
-    """
-
-    launch_agent: tuple[str, ...] = ()
-    ssh: tuple[str, ...] = ()
-    python: tuple[str, ...] = ()
-    directory: str | None = None
-    interface: str | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +82,7 @@ class Options:
     memory: int | None = None
     devices: tuple[str, ...] = ()
     places: tuple[Place, ...] = ()
-    reach: Reach = Reach()
+    reach: Reach = NO_OPTIONS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -127,19 +102,6 @@ class _Parser(argparse.ArgumentParser):
             return f"; a setting without an option: put {setting.variable}=VALUE into the environment"
         near = difflib.get_close_matches(unknown, self._option_string_actions, 1)
         return f"; did you mean {near[0]}?" if near else ""
-
-
-class _Ignored(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        namespace.ignored = [*namespace.ignored, option_string]
-
-
-class _Far(_Ignored):
-    """An option for other hosts: kept, and told as one without effect if there are none."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        super().__call__(parser, namespace, values, option_string)
-        setattr(namespace, self.dest, values)
 
 
 class _Set(argparse.Action):
@@ -239,7 +201,7 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
         raise LaunchError("no command to run: write it after the options, as in 'enginerun -np 4 python train.py'")
     hosts = hosts_of(given)
     size = _size(given, hosts)
-    places = _places(given, hosts, size)
+    places = places_of(given, hosts, size)
     horovod_options.check_static(size, given.min_np, given.max_np, given.host_discovery_script)
     if given.horovod and (obstacle := switch.obstacle(command)):
         raise LaunchError(f"--horovod does not reach this command: {obstacle}")
@@ -260,22 +222,6 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
         ignored=tuple(name for name in given.ignored if not places or name not in horovod_options.FAR),
         places=places,
         reach=reach_of(given),
-    )
-
-
-def reach_of(given: argparse.Namespace) -> Reach:
-    """How the options that `add_reach` has added say that hosts are reached."""
-    ssh = _words("--ssh-options", given.ssh_options)
-    if given.ssh_port is not None:
-        ssh += ("-p", str(given.ssh_port))
-    if given.ssh_identity_file is not None:
-        ssh += ("-i", given.ssh_identity_file)
-    return Reach(
-        launch_agent=_words("--launch-agent", given.launch_agent),
-        ssh=ssh,
-        python=_words("--remote-python", given.remote_python),
-        directory=given.remote_directory,
-        interface=given.network_interface,
     )
 
 
@@ -342,37 +288,6 @@ def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
     return parser
 
 
-def add_reach(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how other hosts are reached.
-
-    Parameters
-    ----------
-    parser : ArgumentParser
-        Its `ignored` collects the names of those that are given.
-    """
-    group = parser.add_argument_group("other hosts")
-
-    def add(*names: str, **more: Any) -> None:
-        group.add_argument(*names, action=_Far, **more)
-
-    add("-p", "--ssh-port", type=argument(Whole(1, 65535)), metavar="PORT", help="port of ssh on the other hosts")
-    add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
-    add("--ssh-options", metavar="OPTIONS", help="more options for ssh, as one argument: '-o ProxyJump=gate'")
-    add(
-        "--launch-agent",
-        metavar="COMMAND",
-        help="starts the agent of each host instead of ssh: {host} in it becomes the name, the agent's command follows",
-    )
-    add("--remote-python", metavar="COMMAND", help="Python of the other hosts (default: the path of this one)")
-    add("--remote-directory", metavar="DIR", help="working directory on the other hosts (default: this one)")
-    add(
-        "--network-interface",
-        "--network-interfaces",
-        metavar="NAME",
-        help="network interface by which ranks of different hosts reach each other",
-    )
-
-
 def _add_placement(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("CPUs")
     group.add_argument("--no-binding", dest="binding", action="store_false", help="let ranks run on any CPU")
@@ -404,7 +319,7 @@ def _add_horovods(parser: argparse.ArgumentParser, settings: Mapping[str, Settin
         (horovod_options.WITH_TWO_VALUES, 2),
     ):
         for option in options:
-            add(option, action=_Ignored, nargs=values, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+            add(option, action=Ignored, nargs=values, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_settings(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
@@ -432,19 +347,6 @@ def _add_setting(group: Any, each: Setting, option: Option) -> None:
         group.add_argument(*names, action=_Set, setting=each, nargs=0, const=text, help=shown)
 
 
-def hosts_of(given: argparse.Namespace) -> list[tuple[str, int]] | None:
-    """The hosts and their slots, if any are given."""
-    hosts: str | None = given.hosts
-    if given.hostfile is not None:
-        try:
-            hosts = read_hostfile(given.hostfile.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise LaunchError(f"--hostfile: cannot read {str(given.hostfile)!r}: {error}") from error
-        if not hosts:
-            raise LaunchError(f"--hostfile: {str(given.hostfile)!r} names no host")
-    return None if hosts is None else parse_hosts(hosts)
-
-
 def _size(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None) -> int:
     """Find the number of ranks from `-np` and the hosts."""
     slots = None if hosts is None else sum(slots for _, slots in hosts)
@@ -456,29 +358,6 @@ def _size(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None) ->
     if slots is not None and size > slots:
         raise LaunchError(f"-np {size} needs more slots than the {slots} of the hosts: give fewer ranks or more slots")
     return size
-
-
-def _places(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None, size: int) -> tuple[Place, ...]:
-    """The hosts that need an agent; none if all ranks are here, and nothing says how to start one."""
-    if hosts is None:
-        if given.launch_agent is not None:
-            raise LaunchError(
-                "--launch-agent starts agents on the hosts of --hosts, and none are given: add -H a:4,b:4"
-            )
-        return ()
-    places = lay_out(hosts, size, None if given.launch_agent is not None else own_names())
-    return () if all(place.local for place in places) else tuple(places)
-
-
-def _words(option: str, text: str | None) -> tuple[str, ...]:
-    """The words of a command or of options that are given as one argument."""
-    try:
-        words = tuple(shlex.split(text or ""))
-    except ValueError as error:
-        raise LaunchError(f"{option}: {text!r} cannot be divided into words: {error}") from None
-    if text is not None and not words:
-        raise LaunchError(f"{option} is empty")
-    return words
 
 
 def _settings(given: argparse.Namespace) -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from ..host import processes
 from .channel import Channel
 from .hosts import Place
-from .options import Reach
+from .reach import Reach
 from .verdict import describe
 
 SAID_LINES = 5  # last lines of an agent's stderr that a report shows

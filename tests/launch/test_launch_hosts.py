@@ -13,8 +13,9 @@ from engine.launch.channel import GREETING, ChannelError, Decoder, Message, pack
 from engine.launch.cpu_binding import Allotment
 from engine.launch.errors import LaunchError
 from engine.launch.hosts import Place, lay_out, parse_hosts, read_hostfile
-from engine.launch.options import Reach, parse
+from engine.launch.options import parse
 from engine.launch.plan import Crew, Job, plan
+from engine.launch.reach import Reach
 from engine.launch.remote import agent_command
 from engine.launch.remote_files import keep
 

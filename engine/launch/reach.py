@@ -1,0 +1,139 @@
+"""Options that say which hosts there are and how they are reached, of `enginerun` and of `enginerun doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..forms import Whole, argument
+from .errors import LaunchError
+from .hosts import Place, lay_out, own_names, parse_hosts, read_hostfile
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How agents are started on other hosts, and by what their ranks reach each other.
+
+    Attributes
+    ----------
+    launch_agent : tuple of str
+        Words of the command that starts an agent, instead of ssh; empty: ssh.
+    ssh : tuple of str
+        Options for ssh, before those that the launcher gives.
+    python : tuple of str
+        The Python that runs the agents of other hosts; empty: the launcher's.
+    directory : str or None
+        The working directory on other hosts; None: the launcher's.
+    interface : str or None
+        The network interface by which ranks reach each other.
+    """
+
+    launch_agent: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()
+    directory: str | None = None
+    interface: str | None = None
+
+
+NO_OPTIONS = Reach()
+
+
+class Ignored(argparse.Action):
+    """An option that is accepted and does nothing; the parser's `ignored` has its name."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.ignored = [*namespace.ignored, option_string]
+
+
+class _Far(Ignored):
+    """An option for other hosts: kept, and told as one without effect if there are none."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        super().__call__(parser, namespace, values, option_string)
+        setattr(namespace, self.dest, values)
+
+
+def reach_of(given: argparse.Namespace) -> Reach:
+    """How the options that `add_reach` has added say that hosts are reached."""
+    ssh = _words("--ssh-options", given.ssh_options)
+    if given.ssh_port is not None:
+        ssh += ("-p", str(given.ssh_port))
+    if given.ssh_identity_file is not None:
+        ssh += ("-i", given.ssh_identity_file)
+    return Reach(
+        launch_agent=_words("--launch-agent", given.launch_agent),
+        ssh=ssh,
+        python=_words("--remote-python", given.remote_python),
+        directory=given.remote_directory,
+        interface=given.network_interface,
+    )
+
+
+def add_reach(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how other hosts are reached.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+        Its `ignored` collects the names of those that are given.
+    """
+    group = parser.add_argument_group("other hosts")
+
+    def add(*names: str, **more: Any) -> None:
+        group.add_argument(*names, action=_Far, **more)
+
+    add("-p", "--ssh-port", type=argument(Whole(1, 65535)), metavar="PORT", help="port of ssh on the other hosts")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    add("--ssh-options", metavar="OPTIONS", help="more options for ssh, as one argument: '-o ProxyJump=gate'")
+    add(
+        "--launch-agent",
+        metavar="COMMAND",
+        help="starts the agent of each host instead of ssh: {host} in it becomes the name, the agent's command follows",
+    )
+    add("--remote-python", metavar="COMMAND", help="Python of the other hosts (default: the path of this one)")
+    add("--remote-directory", metavar="DIR", help="working directory on the other hosts (default: this one)")
+    add(
+        "--network-interface",
+        "--network-interfaces",
+        metavar="NAME",
+        help="network interface by which ranks of different hosts reach each other",
+    )
+
+
+def hosts_of(given: argparse.Namespace) -> list[tuple[str, int]] | None:
+    """The hosts and their slots, if any are given."""
+    hosts: str | None = given.hosts
+    if given.hostfile is not None:
+        try:
+            hosts = read_hostfile(given.hostfile.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise LaunchError(f"--hostfile: cannot read {str(given.hostfile)!r}: {error}") from error
+        if not hosts:
+            raise LaunchError(f"--hostfile: {str(given.hostfile)!r} names no host")
+    return None if hosts is None else parse_hosts(hosts)
+
+
+def places_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None, size: int) -> tuple[Place, ...]:
+    """The hosts that need an agent; none if all ranks are here, and nothing says how to start one."""
+    if hosts is None:
+        if given.launch_agent is not None:
+            raise LaunchError(
+                "--launch-agent starts agents on the hosts of --hosts, and none are given: add -H a:4,b:4"
+            )
+        return ()
+    places = lay_out(hosts, size, None if given.launch_agent is not None else own_names())
+    return () if all(place.local for place in places) else tuple(places)
+
+
+def _words(option: str, text: str | None) -> tuple[str, ...]:
+    """The words of a command or of options that are given as one argument."""
+    try:
+        words = tuple(shlex.split(text or ""))
+    except ValueError as error:
+        raise LaunchError(f"{option}: {text!r} cannot be divided into words: {error}") from None
+    if text is not None and not words:
+        raise LaunchError(f"{option} is empty")
+    return words

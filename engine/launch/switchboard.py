@@ -1,0 +1,163 @@
+"""Listens to the agents of several hosts, with one selector, and passes on what they say.
+
+Nothing here knows what messages mean: that is `conductor`'s for a job, and `doctor`'s for an examination.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..host.patience import Patience
+from .channel import ChannelError, Message
+from .console import Console
+from .remote import RemoteHost
+
+FAREWELL = 15.0  # seconds that agents have to end what still runs, once their channels are closed
+
+
+class Switchboard:
+    """The channels to the agents.
+
+    Parameters
+    ----------
+    hosts : iterable of RemoteHost
+    consoles : iterable of Console
+        Of the launcher's own, which are written to as their readers have room.
+    act : callable
+        Called with a host and a message of its. A `ChannelError`, `KeyError`, `TypeError` or `ValueError` that it
+        raises means that the host does not speak as an agent does.
+    lost : callable
+        Called with a host whose channel has ended, and how; the host is not listened to any more.
+    heard : callable, optional
+        Called with a host and lines that it wrote to stderr.
+    """
+
+    def __init__(
+        self,
+        hosts: Iterable[RemoteHost],
+        consoles: Iterable[Console],
+        act: Callable[[RemoteHost, Message], None],
+        lost: Callable[[RemoteHost, str], None],
+        heard: Callable[[RemoteHost, list[str]], None] = lambda *_: None,
+    ) -> None:
+        self._hosts = list(hosts)
+        self._consoles = list(consoles)
+        self._act = act
+        self._lost = lost
+        self._heard = heard
+        self._selector = selectors.DefaultSelector()
+        self._watched: dict[int, list[int]] = {}
+
+    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+        """Call back whenever a descriptor can be read.
+
+        Parameters
+        ----------
+        descriptor : int
+        act : callable
+            Reads it, and does not block.
+        """
+        self._selector.register(descriptor, selectors.EVENT_READ, act)
+
+    def start(self, host: RemoteHost) -> None:
+        """Start the agent of a host and listen to it; if that is impossible, the host's `trouble` says why.
+
+        Parameters
+        ----------
+        host : RemoteHost
+        """
+        host.start()
+        if host.channel is not None:
+            self._watched[host.number] = [host.channel.reading, host.errors]
+            self.hear(host.channel.reading, lambda: self._receive(host))
+            self.hear(host.errors, lambda: self._errors(host))
+
+    def step(self, seconds: float = 0.5) -> None:
+        """Serve what is ready.
+
+        Parameters
+        ----------
+        seconds : float
+            Longest wait.
+        """
+        self._await_room()
+        for key, _ in self._selector.select(min(seconds, 0.5)):
+            key.data()
+
+    def send(self, host: RemoteHost, kind: str, /, **head: Any) -> None:
+        """Send a message to a host that can take part and has not done its own.
+
+        Parameters
+        ----------
+        host : RemoteHost
+        kind, **head
+            As of `channel.pack`.
+        """
+        if host.channel is not None and not host.done and not host.trouble:
+            host.channel.send(kind, **head)
+
+    def tell(self, kind: str, /, **head: Any) -> None:
+        """Send a message to all hosts."""
+        for host in self._hosts:
+            self.send(host, kind, **head)
+
+    def ignore(self, host: RemoteHost) -> None:
+        """Listen to a host no longer; a second call does nothing.
+
+        Parameters
+        ----------
+        host : RemoteHost
+        """
+        for descriptor in self._watched.pop(host.number, ()):
+            self._selector.unregister(descriptor)
+
+    def close(self) -> None:
+        """Close all channels, at which agents end whatever still runs; none is left when this returns."""
+        registered = self._selector.get_map()
+        for host in self._hosts:
+            self.ignore(host)
+            if host.channel is not None:
+                if host.channel.out.descriptor in registered:
+                    self._selector.unregister(host.channel.out.descriptor)
+                host.hang_up()
+        patience = Patience(FAREWELL)
+        for host in self._hosts:
+            host.close(patience.left())
+        self._selector.close()
+
+    def _await_room(self) -> None:
+        """Have the selector look at descriptors that are behind, and at no others."""
+        outs = [*self._consoles, *(host.channel.out for host in self._hosts if host.channel is not None)]
+        registered = self._selector.get_map()
+        for console in outs:
+            if console.waiting and console.descriptor not in registered:
+                self._selector.register(console.descriptor, selectors.EVENT_WRITE, console.pump)
+            elif not console.waiting and console.descriptor in registered:
+                self._selector.unregister(console.descriptor)
+
+    def _errors(self, host: RemoteHost) -> None:
+        descriptor = host.errors
+        lines = host.hear_errors()
+        if host.errors < 0 and host.number in self._watched:
+            self._selector.unregister(descriptor)
+            self._watched[host.number].remove(descriptor)
+        self._heard(host, lines)
+
+    def _receive(self, host: RemoteHost) -> None:
+        """Pass on what an agent says, and that its channel has ended."""
+        assert host.channel is not None
+        if host.number not in self._watched:  # of the same batch, which has lost it meanwhile
+            return
+        try:
+            for message in host.channel.receive():
+                self._act(host, message)
+        except (ChannelError, KeyError, TypeError, ValueError) as error:
+            self.ignore(host)
+            host.channel.close()
+            self._lost(host, f"does not speak as an agent does: {error}")
+            return
+        if host.channel.ended:
+            self.ignore(host)
+            self._lost(host, host.how_it_ended())
