@@ -46,7 +46,7 @@ class Interrupted(Exception):
 
 
 class Conductor:
-    """Runs the ranks of a job on its hosts.
+    """Runs the ranks of a job on its hosts. Whatever it raises, `abandon` it then: nothing is left after that.
 
     Parameters
     ----------
@@ -108,6 +108,7 @@ class Conductor:
         self._patience: Patience | None = None
         self._asked: set[int] = set()
         self._told = ""
+        self._refusal = ""
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -138,22 +139,18 @@ class Conductor:
         Raises
         ------
         LaunchError
-            A host cannot take part; the text says which, what was tried and what it said. Nothing is left.
+            A host cannot take part; the text says which, what was tried and what it said.
         Interrupted
-            The user has ended the job. Nothing is left.
+            The user has ended the job.
         """
         (self._job.directory / remote_files.TOKEN).write_text(self._job.name)
-        try:
-            for host in self._hosts:
-                if self._options.verbose:
-                    self._say(f"{host.name}: {readable.ranks(host.place.ranks)}, agent by {host.tried()}")
-                self._board.start(host)
-                self._prepare(host, environment)
-            self._await_agents()
-            self._start_ranks()
-        except (LaunchError, Interrupted):
-            self.abandon()
-            raise
+        for host in self._hosts:
+            if self._options.verbose:
+                self._say(f"{host.name}: {readable.ranks(host.place.ranks)}, agent by {host.tried()}")
+            self._board.start(host)
+            self._prepare(host, environment)
+        self._await_agents()
+        self._start_ranks()
 
     def run(self) -> Outcome:
         """Return when every rank has ended and nothing of them is left.
@@ -161,10 +158,17 @@ class Conductor:
         Returns
         -------
         Outcome
+
+        Raises
+        ------
+        LaunchError
+            A rank cannot be started.
         """
         asked = time.monotonic()
         while not all(host.done or host.trouble for host in self._hosts):
             self._board.step(0.5 if self._patience is None else self._patience.wait())
+            if self._refusal:
+                raise LaunchError(self._refusal)
             if self._patience is not None and not self._patience.left():
                 self._give_up()
             if not self._finishing and len(self._ends) == self._job.size:
@@ -304,15 +308,11 @@ class Conductor:
             self._say(f"rank {rank}: pid {message.number('pid')} on {host.name}, {bound}, files in {files}")
 
     def _failed(self, host: RemoteHost, text: str) -> None:
-        """An agent cannot start its ranks: before all are ready that is no job at all, later it ends one."""
+        """An agent cannot start its ranks, as is known of all agents before the first starts one, or only then."""
         if not self._started:
             host.trouble = text
             return
-        self._say(f"{host.name}: {text}")
-        self._end(f"after {host.name} could not start its ranks")
-        for rank in host.alive:
-            self._ends.setdefault(rank, End(rank, 1, time.time(), lost="could not start it"))
-        host.alive.clear()
+        self._refusal = self._refusal or f"{host.name}: {text}"
 
     def _ended(self, host: RemoteHost, message: Message) -> None:
         """A rank has ended: note when, by the launcher's clock."""

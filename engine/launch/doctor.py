@@ -102,9 +102,11 @@ def connect(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dic
             with socket.create_connection((address, int(port)), left) as connection:
                 found[name] = str(connection.getsockname()[0]), ""
         except TimeoutError:
-            found[name] = "", f"no answer from {address}"
+            found[name] = "", f"no answer from {address}; let TCP between the hosts pass on all ports"
+        except socket.gaierror as error:
+            found[name] = "", f"it does not know that name: {error.strerror}; give the host by its address"
         except OSError as error:
-            found[name] = "", f"{address}: {error.strerror or error}"
+            found[name] = "", f"{address}: {error.strerror or error}; let TCP between the hosts pass on all ports"
     return found
 
 
@@ -278,10 +280,7 @@ class Examination:
                 yield f"{host.name}: has no interface {self._interface!r} with an IPv4 address; it has: {there}"
             for other, (_, trouble) in self._reached.get(host.name, {}).items():
                 if trouble:
-                    yield (
-                        f"{host.name} does not reach {other} ({trouble}): let TCP between the hosts pass on all ports, "
-                        f"or name another network with --network-interface"
-                    )
+                    yield f"{host.name} does not reach {other}: {trouble}, or name a network with --network-interface"
         versions = {str(each["version"]) for each in facts.values()}
         if len(versions) > 1:
             yield f"versions of enginerun differ ({', '.join(sorted(versions))}): install the same on all hosts"

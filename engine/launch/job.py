@@ -162,20 +162,17 @@ class JobRun:
         conductor = Conductor(self._options, job, consoles, metrics.pages, self._say, wakeup, seconds)
         try:
             conductor.start(os.environ)
-        except LaunchError:
-            self._keep = self._options.directory is not None
-            raise
-        except Interrupted as error:
-            return Outcome([], error.signum, hurried=True)
-        for rank in range(job.size):
-            metrics.add(rank, functools.partial(conductor.runs, rank))
-        try:
+            for rank in range(job.size):
+                metrics.add(rank, functools.partial(conductor.runs, rank))
             metrics.start(conductor)
+            outcome = conductor.run()
         except LaunchError:
             conductor.abandon()
             self._keep = self._options.directory is not None
             raise
-        outcome = conductor.run()
+        except Interrupted as error:
+            conductor.abandon()
+            return Outcome([], error.signum, hurried=True)
         if outcome.failed and outcome.signum is None and not outcome.hurried:
             metrics.linger(wakeup)
         metrics.stop()

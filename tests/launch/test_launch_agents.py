@@ -211,7 +211,7 @@ def test_killing_an_agent_leaves_no_process_and_names_its_host(launcher):
     until(lambda: not marked(launcher.mark), "no process left", 10.0)
 
 
-def test_a_stopped_agent_does_not_keep_the_job_from_its_end(launcher, monkeypatch):
+def test_a_stopped_agent_does_not_keep_the_job_from_its_end(launcher):
     """It is given up when the time for its answer is over; its ranks end as soon as it goes on."""
     process = started(launcher, "--grace-period", 0.1)
     agent = agent_of(launcher, "b")
@@ -250,7 +250,7 @@ def test_the_blamed_rank_of_another_host_is_asked_where_it_stands(launcher):
 
 def test_hosts_that_cannot_take_part_are_told_with_what_was_tried_and_what_they_said(launcher):
     stand_in_ssh(launcher)
-    job = launcher.run("-H", "strange:1,deaf:1,fine:1", "--start-timeout", 3, python="touch('ran')")
+    job = launcher.run("-H", "strange:1,deaf:1,fine:1", "--start-timeout", 30, python="touch('ran')")
     assert job.code == 2
     assert ("enginerun: error: " in job.err and "of 3 hosts cannot take part" in job.err) or "strange: " in job.err
     assert "strange: ended (exit code 255); it said: ssh: Could not resolve hostname strange (tried: ssh -o " in job.err
@@ -261,9 +261,9 @@ def test_hosts_that_cannot_take_part_are_told_with_what_was_tried_and_what_they_
 
 def test_a_host_that_does_not_answer_is_given_up_after_the_start_timeout(launcher):
     stand_in_ssh(launcher)
-    job = launcher.run("-H", "deaf:1,fine:1", "--start-timeout", 3, python="touch('ran')")
+    job = launcher.run("-H", "deaf:1,fine:1", "--start-timeout", 8, python="touch('ran')")
     assert job.code == 2
-    assert "deaf: did not answer within 3 s; it said: still trying deaf (tried: ssh " in job.err
+    assert "deaf: did not answer within 8 s; it said: still trying deaf (tried: ssh " in job.err
     assert not (launcher.home / "ran").exists()
     launcher.nothing_left()
 
@@ -279,13 +279,13 @@ def test_a_host_that_does_not_answer_is_given_up_after_the_start_timeout(launche
         (["--launch-agent", "/no/such/command"], "cannot start '/no/such/command': No such file or directory"),
         (["--launch-agent", "env", "--remote-python", "/no/such/python"], "ended (exit code 127); it said: "),
         (["--launch-agent", "env", "--cpus-per-rank", "5000"], "--cpus-per-rank 5000 with 2 ranks needs 10000 CPUs"),
-        (["--launch-agent", "echo"], "said: -P -m engine.launch.agent"[:5]),
+        (["--launch-agent", "echo {host}:"], "ended (exit code 0); it said: a: "),
     ],
 )
 def test_what_keeps_a_host_from_its_part_is_told_before_any_rank_starts(launcher, options, said):
     job = launcher.run("-H", "a:2,b:2", *options, python="touch('ran')")
     assert job.code == 2
-    assert "2 of 2 hosts cannot take part" in job.err and said in job.err, job.err
+    assert said in job.err, job.err
     assert not (launcher.home / "ran").exists() and launcher.kept() == []
 
 
@@ -293,6 +293,18 @@ def test_a_program_that_hosts_do_not_have_is_told_before_any_rank_starts(launche
     job = launcher.run("-H", "a:1", *STAND_IN, "no-such-program")
     assert job.code == 2
     assert "a: the command 'no-such-program' is not found on PATH" in job.err
+
+
+def test_a_rank_that_cannot_be_started_is_told_and_leaves_nothing(launcher):
+    """What is found out only when it is started."""
+    program = launcher.home / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    job = launcher.run("-H", "a:1,b:1", *STAND_IN, program)
+    assert job.code == 2
+    assert f"cannot start '{program}': No such file or directory; the interpreter in its first line" in job.err
+    assert launcher.kept() == []
+    launcher.nothing_left()
 
 
 def test_an_interrupt_during_the_start_ends_it(launcher):

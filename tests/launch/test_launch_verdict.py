@@ -180,3 +180,23 @@ def test_the_tail_of_a_huge_file_begins_with_a_whole_line(tmp_path):
     assert all(len(line) == 8 for line in tail[:-1])
     assert tail[-1] == "\\xff"
     assert read_tail(tmp_path / "none") == []
+
+
+def test_the_clock_of_another_host_does_not_make_its_rank_the_first(tmp_path: Path) -> None:
+    """Rank 0 names rank 1 by a clock that is two days late, and rank 2 exits before by the launcher's."""
+    said = {"rank": 1, "cause": "raised", "message": "rank 1 failed: boom", "time": 11.0 - 2 * 86400}
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / "rank.0" / "failure.json").write_text(json.dumps(said))
+    ends = [End(0, 1, 12.0), End(1, 1, 11.5), End(2, 1, 10.0)]
+    late = investigate(ends, tmp_path)
+    assert late is not None and late.culprit == 1
+    true = investigate(ends, tmp_path, {0: 2 * 86400.0})
+    assert true is not None and true.culprit == 2
+
+
+def test_a_rank_that_was_lost_with_its_host_is_told_so(tmp_path: Path) -> None:
+    ends = [End(0, 1, 12.0, by_launcher=True), End(1, -9, 11.0, lost="ended (exit code 255)")]
+    verdict = investigate(ends, tmp_path)
+    assert verdict is not None
+    *_, last = failure_lines(verdict, ends, tmp_path, 1.0, {0: "a", 1: "b"})
+    assert last.startswith("first failure: rank 1 on b: lost with its host, whose agent ended (exit code 255), 10.0 s")
