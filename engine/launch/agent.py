@@ -27,6 +27,7 @@ from .errors import LaunchError
 from .guardian import Guardian
 from .output import Stream
 from .plan import Crew, Job, RankPlan, plan, without_places
+from .reach import network_of
 from .report import read_claim
 from .spawn import Rank
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Supervisor
@@ -87,7 +88,7 @@ class Agent:
         if self.head["counted"]:
             self._make_pages()
         if self.head["hub"]:
-            self.hub = _listen(address, self.head["address"])
+            self.hub = _listen(address)
         self.channel.send(
             "ready",
             hub=self.hub.getsockname()[1] if self.hub else 0,
@@ -189,18 +190,11 @@ class Agent:
 
     def _choose_interface(self) -> str:
         """The address of the interface that the user named, of several the first that is here; empty: none is named."""
-        names = [name.strip() for name in self.job.interface.split(",") if name.strip()]
-        for name in names:
-            address = network.interface_address(name)
-            if address is not None:
-                self.job = replace(self.job, interface=name)
-                return address
-        if not names:
+        if not self.job.interface:
             return ""
-        there = ", ".join(f"{name} ({address})" for name, address in network.interfaces().items())
-        raise LaunchError(
-            f"--network-interface: there is no {' or '.join(map(repr, names))} with an IPv4 address; there is: {there}"
-        )
+        name, address = network_of(self.job.interface)
+        self.job = replace(self.job, interface=name)
+        return address
 
     def _allot(self) -> Allotment:
         return allot(
@@ -252,19 +246,10 @@ def _of_this_host(name: str) -> bool:
     return name in OF_THE_HOST or name.startswith(OF_THE_SESSION)
 
 
-def _listen(address: str, name: str) -> socket.socket:
-    """Open the socket on which rank 0 listens: on one interface, or on all.
-
-    Parameters
-    ----------
-    address : str
-        Of the interface; empty: all.
-    name : str
-        How other hosts call this one: of an IPv6 address the socket is one.
-    """
-    family = socket.AF_INET6 if ":" in (address or name) else socket.AF_INET
+def _listen(address: str) -> socket.socket:
+    """Open the socket on which rank 0 listens: on one address, or on all if that is empty."""
     try:
-        return socket.create_server((address, 0), family=family, backlog=256)
+        return network.listen(address or None, 0, backlog=256)
     except OSError as error:
         raise LaunchError(f"no socket for the other hosts can be opened: {error.strerror}") from error
 

@@ -195,7 +195,6 @@ class Conductor:
             hosts=len(options.places),
             ranks=host.place.ranks,
             hub=host.number == 0 and len(options.places) > 1,
-            address=options.places[0].address,
             cwd=str(Path.cwd()) if host.place.local or reach.directory is None else reach.directory,
             environment=dict(environment),
             command=options.command,

@@ -18,7 +18,7 @@ from . import check_build
 from .channel import Channel, ChannelError, Message
 from .errors import LaunchError
 from .hosts import LOOPBACK, Place, lay_out, own_names
-from .reach import Reach, add_reach, hosts_of, reach_of
+from .reach import Reach, add_reach, hosts_of, network_of, reach_of
 from .remote import RemoteHost, agent_command
 from .switchboard import Switchboard
 
@@ -42,9 +42,8 @@ def examine(channel: Channel, order: Message) -> None:
         `interface`: the network interface that ranks are to use; empty for any.
     """
     kernels, problem = check_build.native()
-    names = [name.strip() for name in str(order.head["interface"]).split(",") if name.strip()]
-    address = next(filter(None, map(network.interface_address, names)), "")
-    listening = socket.create_server(("", 0), backlog=256)
+    address = network_of(str(order.head["interface"]))[1] if order.head["interface"] else ""
+    listening = network.listen(None, 0, backlog=256)
     channel.send(
         "examined",
         version=check_build.version_of("enginerun") or "source tree",
@@ -54,7 +53,6 @@ def examine(channel: Channel, order: Message) -> None:
         frameworks=sorted(f"{name} {number}" for name, number in check_build.found_frameworks().items()),
         cpus=machine.facts().usable,
         lacks=list(_lacks()),
-        interfaces=network.interfaces(),
         address=address,
         port=listening.getsockname()[1],
     )
@@ -100,7 +98,7 @@ def connect(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dic
         left = max(0.1, end - time.monotonic())
         try:
             with socket.create_connection((address, int(port)), left) as connection:
-                found[name] = str(connection.getsockname()[0]), ""
+                found[name] = network.address_of(connection.getsockname()).host, ""
         except TimeoutError:
             found[name] = "", f"no answer from {address}; let TCP between the hosts pass on all ports"
         except socket.gaierror as error:
@@ -275,9 +273,6 @@ class Examination:
             if not facts[host.name]["kernels"]:
                 yield f"{host.name}: {facts[host.name]['problem']}: install enginerun there, in {host.command[0]!r}"
             yield from (f"{host.name}: {lack}" for lack in facts[host.name]["lacks"])
-            if self._interface and not facts[host.name]["address"]:
-                there = ", ".join(f"{name} ({address})" for name, address in facts[host.name]["interfaces"].items())
-                yield f"{host.name}: has no interface {self._interface!r} with an IPv4 address; it has: {there}"
             for other, (_, trouble) in self._reached.get(host.name, {}).items():
                 if trouble:
                     yield f"{host.name} does not reach {other}: {trouble}, or name a network with --network-interface"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..forms import Whole, argument
+from ..host import network
 from .errors import LaunchError
 from .hosts import Place, lay_out, own_names, parse_hosts, read_hostfile
 
@@ -137,3 +138,30 @@ def _words(option: str, text: str | None) -> tuple[str, ...]:
     if text is not None and not words:
         raise LaunchError(f"{option} is empty")
     return words
+
+
+def network_of(interfaces: str) -> tuple[str, str]:
+    """Choose the network by which ranks of different hosts reach each other.
+
+    Parameters
+    ----------
+    interfaces : str
+        Names of interfaces, or addresses of hosts, with commas between them: the first that is here counts.
+
+    Returns
+    -------
+    tuple of str
+        The name, and the address.
+
+    Raises
+    ------
+    LaunchError
+        This host has none of them.
+    """
+    refusals = []
+    for name in (part.strip() for part in interfaces.split(",")):
+        try:
+            return name, network.interface_address(name)
+        except ValueError as error:
+            refusals.append(str(error))
+    raise LaunchError(f"--network-interface {interfaces}: {refusals[-1]}")

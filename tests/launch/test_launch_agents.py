@@ -273,7 +273,7 @@ def test_a_host_that_does_not_answer_is_given_up_after_the_start_timeout(launche
     [
         (
             ["--launch-agent", "env STAND_IN={host}", "--network-interface", "no0"],
-            "there is no 'no0' with an IPv4 address",
+            "--network-interface no0: this host has no interface no0; it has ",
         ),
         (["--launch-agent", "env", "--remote-directory", "/no/such"], "no working directory '/no/such'"),
         (["--launch-agent", "/no/such/command"], "cannot start '/no/such/command': No such file or directory"),
