@@ -33,7 +33,6 @@ from .spawn import Rank
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Supervisor
 from .verdict import End
 
-PAGE_NAME = "enginerun-agent-page"  # not that of pages which `enginerun top` looks for: the launcher has copies
 # What describes the host or the session, and not the job: of these variables the agent's own count.
 OF_THE_HOST = ("HOSTNAME", "LOGNAME", "USER", "HOME", "SHELL", "MAIL", "DISPLAY", "XAUTHORITY")
 OF_THE_SESSION = ("SSH_", "XDG_", "DBUS_")
@@ -208,8 +207,7 @@ class Agent:
     def _make_pages(self) -> None:
         try:
             for rank in self.crew.ranks:
-                self.pages[rank] = linux.memfd_create(PAGE_NAME)
-                os.ftruncate(self.pages[rank], page.BYTES)
+                self.pages[rank] = page.make()
         except OSError as error:
             raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error
 

@@ -412,7 +412,8 @@ def test_ranks_in_namespaces_reach_the_first_host(launcher, three_hosts):
         if rank == 0:
             with socket.socket(fileno=int(os.environ["ENGINE_HUB_FD"])) as listening:
                 listening.settimeout(20)
-                print(sorted(address[0] for _, address in (listening.accept() for _ in range(4))))
+                addresses = [listening.accept()[1][0].removeprefix("::ffff:") for _ in range(4)]
+            print(sorted(addresses))
         else:
             address, _, port = os.environ["ENGINE_HUB"].rpartition(":")
             assert address == os.environ["MASTER_ADDR"] == "10.79.0.1"
@@ -421,6 +422,18 @@ def test_ranks_in_namespaces_reach_the_first_host(launcher, three_hosts):
     job = launcher.run("-H", HOSTS, three_hosts, python=program)
     assert job.code == 0, job.err
     assert job.lines(0) == ["['10.79.0.1', '10.79.0.2', '10.79.0.3', '10.79.0.3']"]
+
+
+def test_the_engine_works_on_ranks_of_several_hosts_and_is_counted(launcher, three_hosts):
+    program = """
+        import numpy, engine
+        engine.init()
+        print(engine.local_rank(), engine.allreduce(numpy.ones(3), engine.Sum))
+    """
+    job = launcher.run("-H", HOSTS, three_hosts, "--summary", python=program)
+    assert job.code == 0, job.err
+    assert [job.lines(rank) for rank in range(5)] == [[f"{local} [5. 5. 5.]"] for local in (0, 1, 0, 0, 1)]
+    assert "enginerun: summary: 5 ranks" in job.err and "nothing was counted" not in job.err, job.err
 
 
 @pytest.mark.parametrize("whom", ["launcher", "agent", "rank"])
