@@ -12,7 +12,7 @@ from engine_ext.control.stall cimport stall_look_after
 from engine_ext.control.state cimport State
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport OP_DONE, Op, Record
-from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns
+from engine_ext.platform.atomics cimport load_acquire, now_ns
 from engine_ext.platform.clock cimport overdue_ns, patience_at, patience_look
 from engine_ext.shared.layout cimport COORDINATOR, Status
 from engine_ext.shared.segment cimport gone

@@ -1,5 +1,5 @@
 """Open and close a rank's connections to other hosts: sockets that were connected and proven at the start."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 

@@ -36,7 +36,8 @@ from engine_ext.platform.posix cimport (
     engine_thread_start, pthread_join, pthread_mutex_lock, pthread_mutex_unlock, pthread_self,
 )
 from engine_ext.shared.layout cimport (
-    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_RELAY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status, rank_page,
+    SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_RELAY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status,
+    rank_page,
 )
 from engine_ext.shared.segment cimport coordinates, relays, wake, wake_others, wake_unfenced
 

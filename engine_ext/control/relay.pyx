@@ -2,12 +2,12 @@
 
 Every word of the protocol has one writer, so it can be copied over a connection that keeps order without any new agreement. The
 leader of each host compares the pages of its crew with what it has told, and sends what differs; the coordinator's rank does the
-same with its own page, the schedule, and what ranks of other hosts have to know of each other. What comes is stored at the same place
-of the page on this host: so coordinator, executor and reports read pages and do not know which of them are far away.
+same with its own page, the schedule, and what ranks of other hosts have to know of each other. What comes is stored at the same
+place of the page on this host: so coordinator, executor and reports read pages and do not know which of them are far away.
 
-Order, where it counts: requests, and what varies per call, come before the bits that announce them; the bits before the cursor, so
-that behind an eviction or a join no old bit is read; and a word that says "look" (`arrivals`, `waits`) comes last. So they are read
-here in the opposite order.
+Order, where it counts: requests, and what varies per call, come before the bits that announce them; the bits before the cursor,
+so that behind an eviction or a join no old bit is read; and a word that says "look" (`arrivals`, `waits`) comes last. So they are
+read here in the opposite order.
 
 relay_tell belongs to the holder of the driver's role, what comes in to the network thread.
 """
@@ -23,7 +23,8 @@ from engine_ext.shared.layout cimport (
 )
 from engine_ext.shared.segment cimport nearby, wake_everybody
 from engine_ext.transport.link cimport (
-    FRAME_LEFT, FRAME_LONGEST, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST, engine_frame, engine_verdict,
+    FRAME_LEFT, FRAME_LONGEST, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST, engine_frame,
+    engine_verdict,
     engine_word_of_coordinator, engine_word_of_rank, link_break, link_flush, link_give, link_idle, link_queue,
 )
 
@@ -101,17 +102,21 @@ cdef void add_word(Words* words, uint64_t offset, uint32_t nbytes, uint64_t valu
     words.count += 1
 
 
+cdef inline uint64_t offset_in(const void* page, const void* field) noexcept nogil:
+    return <uint64_t>(<const char*>field - <const char*>page)
+
+
 cdef inline void tell(Words* words, const void* page, const uint64_t* word, uint64_t* told, uint64_t value) noexcept nogil:
     """Tell a word of `page` if it is news."""
     if value != told[0]:
         told[0] = value
-        add_word(words, <uint64_t>(<const char*>word - <const char*>page), 8, value)
+        add_word(words, offset_in(page, word), 8, value)
 
 
 cdef inline void tell32(Words* words, const void* page, const uint32_t* word, uint32_t* told, uint32_t value) noexcept nogil:
     if value != told[0]:
         told[0] = value
-        add_word(words, <uint64_t>(<const char*>word - <const char*>page), 4, value)
+        add_word(words, offset_in(page, word), 4, value)
 
 
 # ---- up: what the ranks of this host submit ----------------------------------------------------------------------------------
@@ -139,7 +144,8 @@ cdef extern from * nogil:
 
 
 cdef void tell_requests(Words* words, const rank_page* page, uint64_t begin, uint64_t end) noexcept nogil:
-    """The bytes of a request ring, before the word that says that they are there. They stay until the coordinator has read them."""
+    """The bytes of a request ring, before the word that says that they are there. They stay until the coordinator has read
+    them."""
     cdef engine_frame frame
     cdef uint64_t place
     while begin < end:
@@ -241,7 +247,7 @@ cdef void tell_rank(Words* words, const rank_page* page, Told* told) noexcept no
     tell32(words, page, &page.blocked_anywhere, &told.blocked_anywhere, load32_relaxed(&page.blocked_anywhere))
     if stuck != told.stuck:
         for kind in range(KINDS):
-            add_word(words, <uint64_t>(<const char*>&page.unnamed[kind] - <const char*>page), 8, load_relaxed(&page.unnamed[kind]))
+            add_word(words, offset_in(page, &page.unnamed[kind]), 8, load_relaxed(&page.unnamed[kind]))
         tell(words, page, &page.stuck, &told.stuck, stuck)
 
 
@@ -359,10 +365,6 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
                 and frame.position + frame.bytes // 8 - slowest_nearby(segment) <= RING_WORDS):
             return <char*>&segment.schedule[place]
     return NULL
-
-
-cdef inline uint64_t offset_in(const rank_page* page, const void* field) noexcept nogil:
-    return <uint64_t>(<const char*>field - <const char*>page)
 
 
 cdef bint is_time(const rank_page* page, const engine_word* word) noexcept nogil:

@@ -166,7 +166,8 @@ cdef void report_names(State* e, uint64_t seen) noexcept nogil:
 
 cdef inline bint withholds(State* e, int rank, int32_t id) noexcept nogil:
     """Whether `rank`, which has not joined, has not submitted `id` as often as this rank."""
-    return visible(&e.segment, rank) and not away(&e.segment, rank) and bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id)
+    return (visible(&e.segment, rank) and not away(&e.segment, rank)
+            and bit(e.segment.pages[rank].ready, id) != bit(e.segment.mine.ready, id))
 
 
 cdef Op* longest_waiting(State* e) noexcept nogil:

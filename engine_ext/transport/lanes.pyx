@@ -1,9 +1,9 @@
 """The transport of ranks on several hosts (transport.pxd says what it promises).
 
 Every host has a slot and a page for each rank of the world. Those of ranks on other hosts are *shadows*: what such a rank offers
-comes over a lane, and the network thread of the rank that *carries* it writes it to the same place of the shadow slot, and then how
-far that rank is to the shadow page. So whoever waits and reads does so as on one host, and every promise follows from the order of
-bytes on one connection: what a rank wrote to its slot comes before the news that it did.
+comes over a lane, and the network thread of the rank that *carries* it writes it to the same place of the shadow slot, and then
+how far that rank is to the shadow page. So whoever waits and reads does so as on one host, and every promise follows from the
+order of bytes on one connection: what a rank wrote to its slot comes before the news that it did.
 
 Nothing has to be said about room. A rank writes chunk n + SLOTS over chunk n only when every rank has copied chunk n: then it has
 been received on every host, and so has been sent.

@@ -221,8 +221,8 @@ cdef bint link_receive(Link* link, const Receiver* receiver) noexcept nogil:
     cdef iovec[1] parts
     cdef uint64_t head_bytes = sizeof(engine_frame)
     cdef int64_t came
-    cdef int turn
-    for turn in range(2 * TURN):
+    cdef int _
+    for _ in range(2 * TURN):
         if not is_open(link):
             return False
         if link.came < head_bytes:

@@ -7,8 +7,9 @@ neither tensors nor fusion nor what is computed. The executor (data/executor.pyx
 Every implementation promises:
 
 - **Order.** When `reached(stage, n)` is true, all that every rank wrote and offered before it published n chunks of that stage
-  can be read: its slots, and its part of the arena where there is one. A slot holds chunk n from the time that its owner has published
-  n as packed until all ranks have published n as copied; then the owner writes chunk n + SLOTS to it. Progress only grows.
+  can be read: its slots, and its part of the arena where there is one. A slot holds chunk n from the time that its owner has
+  published n as packed until all ranks have published n as copied; then the owner writes chunk n + SLOTS to it. Progress only
+  grows.
 - **Fences.** A wake-up is never lost: whoever has stored its `needs` and looks once more, after a full fence, either sees what
   another rank has published since, or is woken by it. The caller fences after `needs`; `publish` fences before it looks for ranks
   that sleep (docs/architecture/protocol.md, I8).
@@ -36,7 +37,7 @@ cdef struct Transport:
     char* (*slot)(Transport* t, int rank, uint64_t n) noexcept nogil
     # Tell the others how far this rank is, and wake those that have said they need it.
     void (*publish)(Transport* t, const Progress* mine) noexcept nogil
-    # Say which bytes of the own slot, from `begin` in chunk `n` on, `rank` will read when they are published; -1: every rank will.
+    # Say which bytes of the own slot, from `begin` in chunk `n` on, `rank` will read when they are published; -1: every rank.
     # NULL where ranks read slots in place.
     void (*offer)(Transport* t, int rank, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil
     # Whether every rank, this one included, has passed `stage` for `chunks` chunks.
