@@ -104,7 +104,8 @@ cdef bint withholds(State* e, int rank, Op* op) noexcept:
     if op.number:
         return load_acquire(&e.segment.pages[rank].unnamed[op.meta.kind]) < op.number
     pthread_mutex_lock(&e.lock)
-    if op.record != NULL and op.record.id >= 0 and visible(&e.segment, rank):
+    # Of a rank on another host its bits are known while its one thread waits (control/relay.pyx).
+    if op.record != NULL and op.record.id >= 0 and (visible(&e.segment, rank) or load_acquire(&e.segment.pages[rank].stuck)):
         missing = bit(e.segment.pages[rank].ready, op.record.id) != bit(e.segment.mine.ready, op.record.id)
     pthread_mutex_unlock(&e.lock)
     return missing

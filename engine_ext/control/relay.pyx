@@ -159,7 +159,6 @@ cdef void tell_requests(Words* words, const rank_page* page, uint64_t begin, uin
 
 cdef void tell_state(Words* words, const rank_page* page, rank_page* told) noexcept nogil:
     """Words that stand for themselves."""
-    cdef uint64_t stuck = load_acquire(&page.stuck)         # before the number that it is about
     cdef int kind
     tell(words, page, &page.steps, &told.steps, load_relaxed(&page.steps))
     tell32(words, page, &page.wait_all, &told.wait_all, load32_relaxed(&page.wait_all))
@@ -168,7 +167,6 @@ cdef void tell_state(Words* words, const rank_page* page, rank_page* told) noexc
     tell32(words, page, &page.blocked_anywhere, &told.blocked_anywhere, load32_relaxed(&page.blocked_anywhere))
     for kind in range(KINDS):
         tell(words, page, &page.unnamed[kind], &told.unnamed[kind], load_relaxed(&page.unnamed[kind]))
-    tell(words, page, &page.stuck, &told.stuck, stuck)
     tell32(words, page, &page.overdue, &told.overdue, load32_relaxed(&page.overdue))
 
 
@@ -179,7 +177,7 @@ cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     # In the opposite order of announce(): what was written before these words is seen after them.
     cdef uint64_t cursor = load_acquire(&page.cursor), joined = load_acquire(&page.joined)
     cdef uint64_t joined_at = load_relaxed(&page.joined_at), waits = load_acquire(&page.waits)
-    cdef uint64_t arrivals = load_acquire(&page.arrivals), head, w
+    cdef uint64_t arrivals = load_acquire(&page.arrivals), stuck = load_acquire(&page.stuck), head, w
     cdef bint named = arrivals != told.arrivals or waits != told.waits or cursor != told.cursor
     cdef Words words
     memset(&words, 0, sizeof(words))
@@ -196,6 +194,7 @@ cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
         tell(&words, page, &page.request_head, &told.request_head, head)
     for w in range(ID_WORDS if named else 0):
         tell(&words, page, &page.ready[w], &told.ready[w], ready[w])
+    tell(&words, page, &page.stuck, &told.stuck, stuck)         # behind numbers and bits: it says that they stay
     tell(&words, page, &page.joined_at, &told.joined_at, joined_at)
     tell(&words, page, &page.joined, &told.joined, joined)
     tell(&words, page, &page.arrivals, &told.arrivals, arrivals)
@@ -238,8 +237,8 @@ cdef void tell_schedule(Relay* relay, Trunk* trunk) noexcept nogil:
 
 
 cdef void tell_rank(Words* words, const rank_page* page, Told* told) noexcept nogil:
-    """What ranks of other hosts have to know of a rank."""
-    cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined)
+    """What ranks of other hosts have to know of a rank; what it has submitted only while its one thread waits: then it stays so."""
+    cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined), w
     cdef int kind
     tell(words, page, &page.joined_at, &told.joined_at, load_relaxed(&page.joined_at))
     tell(words, page, &page.joined, &told.joined, joined)
@@ -248,6 +247,8 @@ cdef void tell_rank(Words* words, const rank_page* page, Told* told) noexcept no
     if stuck != told.stuck:
         for kind in range(KINDS):
             add_word(words, offset_in(page, &page.unnamed[kind]), 8, load_relaxed(&page.unnamed[kind]))
+        for w in range(ID_WORDS if stuck else 0):
+            add_word(words, offset_in(page, &page.ready[w]), 8, load_relaxed(&page.ready[w]))
         tell(words, page, &page.stuck, &told.stuck, stuck)
 
 
