@@ -237,7 +237,7 @@ cdef void tell_schedule(Relay* relay, Trunk* trunk) noexcept nogil:
 
 
 cdef void tell_rank(Words* words, const rank_page* page, Told* told) noexcept nogil:
-    """What ranks of other hosts have to know of a rank; what it has submitted only while its one thread waits: then it stays so."""
+    """What ranks of other hosts have to know of a rank: what it has submitted only while its one thread waits, and it stays."""
     cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined), w
     cdef int kind
     tell(words, page, &page.joined_at, &told.joined_at, load_relaxed(&page.joined_at))
