@@ -13,9 +13,11 @@ host ends with it, at the latest when this process does, however it ends.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,15 +32,33 @@ TOOLS = ("ip", "nsenter", "tc", "unshare")
 _KINDS = ("--net", "--uts", "--ipc", "--mount", "--pid")
 
 
+_SERVE = """
+import socket
+listener = socket.create_server(("10.77.0.1", 7777))
+listener.settimeout(30)
+print("listens", flush=True)
+listener.accept()
+"""
+_CALL = "import socket; socket.create_connection(('node0', 7777), 20)"
+
+
+@functools.cache
 def lacking() -> str | None:
     """Why there can be no hosts on this machine; None if there can."""
     if os.geteuid() != 0:
         return "namespaces as hosts need root"
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"namespaces as hosts need {', '.join(missing)} (iproute2, util-linux)"
-    script = "ip link add name br0 type bridge && ip link add name eth0 type veth peer name port0"
-    probe = subprocess.run(["unshare", *_KINDS, "--fork", "sh", "-c", script], capture_output=True, text=True)
-    return f"this kernel makes no hosts: {probe.stderr.strip()}" if probe.returncode else None
+    try:
+        with Hosts(2) as hosts:
+            server = hosts.start(0, [sys.executable, "-c", _SERVE], stdout=subprocess.PIPE)
+            assert server.stdout is not None
+            server.stdout.readline()
+            hosts.run(1, sys.executable, "-c", _CALL)
+            server.communicate(timeout=60)
+    except (OSError, RuntimeError, AssertionError, subprocess.SubprocessError) as error:
+        return f"this machine makes no hosts that reach each other: {error}"
+    return None
 
 
 def need_hosts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,16 @@ case "$1" in
 esac
 cd / && exec env -i PATH="$PATH" HERE="$HERE" RANKS_TEST="$RANKS_TEST" PYTHONPATH="$PYTHONPATH" sh -c "$2"
 """
+
+
+SERVE = """
+import socket
+listener = socket.create_server(("10.79.9.1", 7777))
+listener.settimeout(30)
+print("listens", flush=True)
+listener.accept()
+"""
+CALL = "import socket; socket.create_connection(('10.79.9.1', 7777), 20)"
 
 
 def stand_in_ssh(launcher: Launcher) -> None:
@@ -67,11 +78,19 @@ def why_no_namespaces() -> str:
         return "network namespaces need root"
     if shutil.which("ip") is None:
         return "network namespaces need ip(8)"
-    name = f"probe-{uuid.uuid4().hex[:8]}"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        return f"no network namespace can be made: {tried.stderr.strip()}"
-    subprocess.run(["ip", "netns", "delete", name], check=True)
+    try:
+        with namespaces(["10.79.9.1", "10.79.9.2"]) as option:
+            there = option.removeprefix("--launch-agent=")
+            serve = [*there.format(host="10.79.9.1").split(), sys.executable, "-c", SERVE]
+            call = [*there.format(host="10.79.9.2").split(), sys.executable, "-c", CALL]
+            with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+                assert server.stdout is not None
+                server.stdout.readline()
+                subprocess.run(call, capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None)
+        text = said.decode() if isinstance(said, bytes) else str(said or "")
+        return f"no network namespaces can be made and joined: {error}: {text.strip()}"
     return ""
 
 
