@@ -1,0 +1,84 @@
+"""A rank dies, or a cable is cut: every other rank is told who is lost, and none waits for the stall limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..netns import Hosts, need_hosts
+
+need_hosts()
+
+ROOT = Path(__file__).parents[2]
+CREWS = [[0, 1], [2, 3], [4]]
+SIZE = 5
+HOST_OF = {rank: host for host, crew in enumerate(CREWS) for rank in crew}
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with Hosts(3) as made:
+        yield made
+
+
+class Job:
+    """Ranks that reduce on three hosts, all of which have begun."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        job = uuid.uuid4().hex
+        self.processes = {rank: self._start(job, rank) for rank in range(SIZE)}
+        self.pids = {rank: int(self._line(rank)) for rank in self.processes}
+
+    def _start(self, job: str, rank: int) -> subprocess.Popen[str]:
+        host = HOST_OF[rank]
+        place, crew = CREWS[host].index(rank), len(CREWS[host])
+        numbers = {"RANK": rank, "SIZE": SIZE, "LOCAL_RANK": place, "LOCAL_SIZE": crew, "CROSS_RANK": host}
+        environ = {f"ENGINE_{name}": str(number) for name, number in numbers.items()}
+        environ |= {"ENGINE_JOB": job, "ENGINE_HUB": "node0:4712", "ENGINE_SECRET": "s"}
+        command = [sys.executable, "-m", "tests.hosts.failure_program"]
+        return self.hosts.start(
+            host, command, cwd=ROOT, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+
+    def _line(self, rank: int) -> str:
+        stdout = self.processes[rank].stdout
+        assert stdout is not None
+        return stdout.readline()
+
+    def told(self, *lost: int) -> dict[int, str]:
+        """What the ranks say that are left, when all have ended."""
+        ended = {rank: process.communicate(timeout=90)[0].strip() for rank, process in self.processes.items()}
+        return {rank: text for rank, text in ended.items() if rank not in lost}
+
+
+@pytest.mark.parametrize("victim", range(SIZE))
+def test_a_killed_rank_is_named_on_every_host(hosts: Hosts, victim: int) -> None:
+    job = Job(hosts)
+    hosts.kill(HOST_OF[victim], job.pids[victim])
+    for rank, text in job.told(victim).items():
+        assert text.startswith(f"RankDiedError: rank {victim} died: "), (rank, text)
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_who_is_behind_a_cut_cable_is_named(hosts: Hosts, host: int) -> None:
+    """Rank 0, and who still reaches it, names the first rank of the host that was cut off; that host names rank 0."""
+    job = Job(hosts)
+    hosts.cut(host)
+    try:
+        told = job.told()
+    finally:
+        hosts.restore(host)
+    for rank, text in told.items():
+        behind = HOST_OF[rank] == host
+        if host == 0 and behind:
+            assert text.startswith(("RankDiedError: rank 2 died: ", "RankDiedError: rank 4 died: ")), (rank, text)
+        else:
+            named = 0 if behind or host == 0 else CREWS[host][0]
+            assert text.startswith(f"RankDiedError: rank {named} died: "), (rank, text)
