@@ -18,6 +18,7 @@ from libc.string cimport memset
 from engine_ext.platform.atomics cimport (
     cas, load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_release, store_relaxed, store_release,
 )
+from engine_ext.platform.posix cimport PAGE
 from engine_ext.shared.layout cimport (
     COORDINATOR, IDS, ID_WORDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, STUCK_SHIFT, coordinator_page,
 )
@@ -27,6 +28,9 @@ from engine_ext.transport.link cimport (
     engine_verdict,
     engine_word_of_coordinator, engine_word_of_rank, link_break, link_flush, link_give, link_idle, link_queue,
 )
+
+cdef extern from "<stdlib.h>" nogil:
+    void* aligned_alloc(size_t alignment, size_t nbytes)
 
 cdef extern from "<string.h>" nogil:
     void* memcpy(void* to, const void* source, size_t nbytes)
@@ -56,9 +60,10 @@ cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) n
             return False
     for r in range(segment.size):
         if coordinator == NULL and nearby(segment, r):
-            relay.told[r] = <rank_page*>calloc(1, sizeof(rank_page))
+            relay.told[r] = <rank_page*>aligned_alloc(PAGE, sizeof(rank_page))      # a page of this type begins where pages do
             if relay.told[r] == NULL:
                 return False
+            memset(relay.told[r], 0, sizeof(rank_page))
     return True
 
 
