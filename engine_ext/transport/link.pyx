@@ -120,8 +120,9 @@ cdef void add(Link* link, const engine_frame* head, const char* data, char* owne
         out = &link.queue[link.tail & (link.room - 1)]
         out.head, out.data, out.owned, out.sent = head[0], data, owned, 0
         if owned == NULL and head.bytes <= sizeof(out.small) and head.type != FRAME_SLOT:
-            memcpy(out.small, data, head.bytes)
             out.data = NULL
+            if data != NULL:
+                memcpy(out.small, data, head.bytes)
         link.tail += 1
         owned = NULL
     elif not link.mute:
