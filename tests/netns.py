@@ -34,12 +34,30 @@ _KINDS = ("--net", "--uts", "--ipc", "--mount", "--pid")
 
 _SERVE = """
 import socket
-listener = socket.create_server(("10.77.0.1", 7777))
+listener = socket.create_server(({address!r}, 7777))
 listener.settimeout(30)
 print("listens", flush=True)
 listener.accept()
 """
-_CALL = "import socket; socket.create_connection(('node0', 7777), 20)"
+_CALL = "import socket; socket.create_connection(({name!r}, 7777), 20)"
+
+
+def expect_reach(one: Sequence[str], other: Sequence[str], address: str, name: str) -> None:
+    """Have a process in one namespace connect to one in another; SubprocessError if it does not.
+
+    Parameters
+    ----------
+    one, other : sequence of str
+        What runs a command in a namespace: its first words.
+    address, name : str
+        Where `one` listens, and what `other` calls it.
+    """
+    serve = [*one, sys.executable, "-c", _SERVE.format(address=address)]
+    call = [*other, sys.executable, "-c", _CALL.format(name=name)]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        subprocess.run(call, capture_output=True, check=True, timeout=60)
 
 
 @functools.cache
@@ -51,12 +69,8 @@ def lacking() -> str | None:
         return f"namespaces as hosts need {', '.join(missing)} (iproute2, util-linux)"
     try:
         with Hosts(2) as hosts:
-            server = hosts.start(0, [sys.executable, "-c", _SERVE], stdout=subprocess.PIPE)
-            assert server.stdout is not None
-            server.stdout.readline()
-            hosts.run(1, sys.executable, "-c", _CALL)
-            server.communicate(timeout=60)
-    except (OSError, RuntimeError, AssertionError, subprocess.SubprocessError) as error:
+            expect_reach(hosts._enter(0), hosts._enter(1), hosts.address(0), "node0")
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return f"this machine makes no hosts that reach each other: {error}"
     return None
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..netns import expect_reach
 from ..waiting import marked, until
 from .launch_jobs import Finished, Launcher
 
@@ -27,16 +27,6 @@ case "$1" in
 esac
 cd / && exec env -i PATH="$PATH" HERE="$HERE" RANKS_TEST="$RANKS_TEST" PYTHONPATH="$PYTHONPATH" sh -c "$2"
 """
-
-
-SERVE = """
-import socket
-listener = socket.create_server(("10.79.9.1", 7777))
-listener.settimeout(30)
-print("listens", flush=True)
-listener.accept()
-"""
-CALL = "import socket; socket.create_connection(('10.79.9.1', 7777), 20)"
 
 
 def stand_in_ssh(launcher: Launcher) -> None:
@@ -81,12 +71,8 @@ def why_no_namespaces() -> str:
     try:
         with namespaces(["10.79.9.1", "10.79.9.2"]) as option:
             there = option.removeprefix("--launch-agent=")
-            serve = [*there.format(host="10.79.9.1").split(), sys.executable, "-c", SERVE]
-            call = [*there.format(host="10.79.9.2").split(), sys.executable, "-c", CALL]
-            with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
-                assert server.stdout is not None
-                server.stdout.readline()
-                subprocess.run(call, capture_output=True, text=True, check=True, timeout=60)
+            one, other = (there.format(host=f"10.79.9.{number}").split() for number in (1, 2))
+            expect_reach(one, other, "10.79.9.1", "10.79.9.1")
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None)
         text = said.decode() if isinstance(said, bytes) else str(said or "")
