@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,7 +29,8 @@ def build(source: str, *, shared: bool = False) -> Path:
     key = hashlib.sha256("\0".join((compiler, platform.processor(), *flags)).encode() + path.read_bytes()).hexdigest()
     target = paths.out(f"build/{path.stem}-{key[:16]}{'.so' if shared else ''}")
     if not target.exists():
-        partial = target.with_name(f"{target.name}.{os.getpid()}")
+        # Not the process's number: ranks on several hosts may have the same.
+        partial = target.with_name(f"{target.name}.{secrets.token_hex(8)}")
         done = subprocess.run([compiler, *flags, "-o", partial, path], capture_output=True, text=True, check=False)
         if done.returncode:
             raise NoCompilerError(f"{compiler} could not compile {path.name}:\n{done.stderr}")
