@@ -37,21 +37,28 @@ def run(settings: Settings, console: Console) -> Path:
     before = environment.record()
     begun = time.perf_counter()
     contender = GroupContender("compression", settings.ranks, 1 << 12, binding.available())
-    cases = contender.cases
-    blocks: dict[str, list[list[float]]] = {case: [] for case in cases}
     try:
-        with progress.bar(console, f"{settings.ranks} ranks", len(cases) * settings.rounds) as advance:
-            for case in cases:  # Finds out which kind of store suits.
-                contender.block(case, settings.nbytes, 0, FIRST)
-            for number in range(settings.rounds):
-                for k in range(len(cases)):
-                    case = cases[(number + k) % len(cases)]
-                    blocks[case].append(contender.block(case, settings.nbytes, settings.warmup, settings.iterations))
-                    advance(case)
+        with progress.bar(console, f"{settings.ranks} ranks", len(contender.cases) * settings.rounds) as advance:
+            results = measure(settings, contender, advance)
     finally:
         contender.close()
+    seconds = round(time.perf_counter() - begun, 1)
+    return records.write("compression", asdict(settings), before, {"results": results, "seconds": seconds})
+
+
+def measure(settings: Settings, contender: GroupContender, advance: progress.Advance) -> list[dict[str, Any]]:
+    """Measure all cases of a contender in turn, and return a row for each; the first one is what the others replace."""
+    cases = contender.cases
+    blocks: dict[str, list[list[float]]] = {case: [] for case in cases}
+    for case in cases:  # Finds out which kind of store suits.
+        contender.block(case, settings.nbytes, 0, FIRST)
+    for number in range(settings.rounds):
+        for k in range(len(cases)):
+            case = cases[(number + k) % len(cases)]
+            blocks[case].append(contender.block(case, settings.nbytes, settings.warmup, settings.iterations))
+            advance(case)
     medians = {case: [float(np.median(block)) for block in blocks[case]] for case in cases}
-    results = [
+    return [
         {
             "case": case,
             "round_medians": medians[case],
@@ -60,8 +67,6 @@ def run(settings: Settings, console: Console) -> Path:
         }
         for case in cases
     ]
-    seconds = round(time.perf_counter() - begun, 1)
-    return records.write("compression", asdict(settings), before, {"results": results, "seconds": seconds})
 
 
 def tables(content: dict[str, Any]) -> list[Table]:

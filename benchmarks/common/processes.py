@@ -20,11 +20,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 from benchmarks.common import paths
 
 Launcher = Literal["plain", "engine", "mpi"]
+Commands = Iterator[tuple[Sequence[str], Mapping[str, str]]]
+"""Commands, each with environment variables of its own."""
 START_LIMIT = 120.0
 EXIT_LIMIT = 10.0
 PAGE = 4096
@@ -39,6 +41,13 @@ def other_build(place: str) -> dict[str, str]:
     folders = (str(Path(place).resolve()), os.environ.get("PYTHONPATH"), str(paths.ROOT))
     editable = paths.ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
     return {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "MESONPY_EDITABLE_SKIP": str(editable)}
+
+
+class Places(Protocol):
+    """Where ranks run, if not all on this host."""
+
+    def commands(self, program: Sequence[str], launcher: Launcher, ranks: int) -> Commands:
+        """Yield what starts the program on all ranks."""
 
 
 class Group:
@@ -60,6 +69,8 @@ class Group:
         Those the ranks divide among them.
     variables : mapping of str to str, optional
         Further environment variables, the launcher's process included.
+    places : Places, optional
+        Where the ranks run; by default all on this host.
     """
 
     def __init__(
@@ -71,6 +82,7 @@ class Group:
         launcher: Launcher,
         processors: Sequence[int],
         variables: Mapping[str, str] | None = None,
+        places: Places | None = None,
     ) -> None:
         self.name = name
         self.ranks = ranks
@@ -89,7 +101,11 @@ class Group:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(str(folder / "socket"))
                 listener.listen(ranks)
-                self._start(program, launcher, len(processors), variables or {})
+                if places is None:
+                    commands: Commands = _commands(program, launcher, ranks, len(processors))
+                else:
+                    commands = places.commands(program, launcher, ranks)
+                self._start(commands, variables or {})
                 self._accept(listener)
         except BaseException:
             self.close()
@@ -148,7 +164,7 @@ class Group:
         self._connections.clear()
         self._folder.cleanup()
 
-    def _start(self, program: list[str], launcher: Launcher, processors: int, variables: Mapping[str, str]) -> None:
+    def _start(self, commands: Commands, variables: Mapping[str, str]) -> None:
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
@@ -157,10 +173,10 @@ class Group:
             "PYTHONSAFEPATH": "1",
         }
         with self._log.open("wb") as log:
-            for command, extra in _commands(program, launcher, self.ranks, processors):
+            for command, extra in commands:
                 process = subprocess.Popen(
                     command,
-                    env=environment | extra | variables,
+                    env={**environment, **extra, **variables},
                     cwd=paths.ROOT,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -220,9 +236,7 @@ class _Connection:
         self.rest = b""
 
 
-def _commands(
-    program: list[str], launcher: Launcher, ranks: int, processors: int
-) -> Iterator[tuple[list[str], dict[str, str]]]:
+def _commands(program: list[str], launcher: Launcher, ranks: int, processors: int) -> Commands:
     if launcher == "engine":
         yield [sys.executable, "-m", "engine.launch", "-np", str(ranks), "--", *program], {}
     elif launcher == "mpi":
@@ -231,14 +245,15 @@ def _commands(
         options = ["-np", str(ranks), "--host", f"localhost:{ranks}", "--allow-run-as-root", "--oversubscribe"]
         options += ["--bind-to", "none" if crowded else "core"]
         options += ["--mca", "mpi_yield_when_idle", str(int(crowded))]
-        yield [_mpirun(), *options, *program], {}
+        yield [mpirun(), *options, *program], {}
     else:
         for rank in range(ranks):
             own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
             yield program, {name: str(value) for name, value in own.items()}
 
 
-def _mpirun() -> str:
+def mpirun() -> str:
+    """The path of Open MPI's launcher."""
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:

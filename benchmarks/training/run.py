@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.common import binding, environment, progress, records
-from benchmarks.common.processes import Group, Launcher
+from benchmarks.common.processes import Group, Launcher, Places
 from benchmarks.common.stats import Summary
 
 FLOOR, PEER = "floor", "ddp"
@@ -49,18 +49,25 @@ def run(settings: Settings, console: Console) -> Path:
     """Measure, and write `out/training.json`."""
     before = environment.record()
     begun = time.perf_counter()
-    results = [_workload(settings, name, console) for name in settings.workloads]
+    results = [workload(settings, name, console) for name in settings.workloads]
     return records.write(
         "training", settings.record(), before, {"workloads": results, "seconds": round(time.perf_counter() - begun, 1)}
     )
 
 
-def _workload(settings: Settings, name: str, console: Console) -> dict[str, Any]:
+def workload(settings: Settings, name: str, console: Console, places: Places | None = None) -> dict[str, Any]:
+    """Measure one model, on one host or where `places` says."""
     uses_engine = any(variant.startswith("engine") for variant in settings.variants)
     arguments = ["--workload", name, *(["--engine"] if uses_engine else [])]
     launcher: Launcher = "engine" if uses_engine else "plain"
     with Group(
-        f"training-{name}", settings.ranks, "benchmarks.training.worker", arguments, launcher, binding.available()
+        f"training-{name}",
+        settings.ranks,
+        "benchmarks.training.worker",
+        arguments,
+        launcher,
+        binding.available(),
+        places=places,
     ) as group:
         count = len(settings.variants)
         with progress.bar(console, name, count * (settings.rounds + 1)) as advance:
