@@ -69,7 +69,7 @@ def lacking() -> str | None:
         return f"namespaces as hosts need {', '.join(missing)} (iproute2, util-linux)"
     try:
         with Hosts(2) as hosts:
-            expect_reach(hosts._enter(0), hosts._enter(1), hosts.address(0), "node0")
+            expect_reach(hosts.entering(0), hosts.entering(1), hosts.address(0), "node0")
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return f"this machine makes no hosts that reach each other: {error}"
     return None
@@ -89,6 +89,11 @@ class Hosts:
     ----------
     count : int
         At most 200.
+
+    Attributes
+    ----------
+    pids : list of int
+        The number that each host's first process has on this machine.
     """
 
     def __init__(self, count: int) -> None:
@@ -97,7 +102,7 @@ class Hosts:
         try:
             self._switch = self._hold(["--net"])
             self._in_switch("ip link add name br0 type bridge && ip link set br0 up && ip link set lo up")
-            self._pids = [self._make(host) for host in range(count)]
+            self.pids = [self._make(host) for host in range(count)]
         except BaseException:
             self.close()
             raise
@@ -124,6 +129,14 @@ class Hosts:
         """The IPv6 address of a host."""
         return f"fd77::{host + 1:x}"
 
+    def entering(self, host: int, kinds: Sequence[str] = _KINDS) -> list[str]:
+        """First words of a command that runs in a host, or only in some of its namespaces, such as `--net`."""
+        return ["nsenter", "-t", str(self.pids[host]), *kinds, "--"]
+
+    def entering_switch(self) -> list[str]:
+        """First words of a command that runs in the network namespace of the bridge, where cable k is `port<k>`."""
+        return ["nsenter", "-t", str(self._switch), "--net", "--"]
+
     def start(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start a command in a host; `options` are those of `Popen`.
 
@@ -132,11 +145,11 @@ class Hosts:
         options.setdefault("text", True)
         # A process that enters a mount namespace finds itself in its root.
         cwd = options.pop("cwd", os.getcwd())
-        return subprocess.Popen([*self._enter(host), "env", f"--chdir={cwd}", *command], **options)
+        return subprocess.Popen([*self.entering(host), "env", f"--chdir={cwd}", *command], **options)
 
     def run(self, host: int, *command: str) -> str:
         """Run a command in a host to its end; its output. It has to succeed."""
-        return _run([*self._enter(host), *command])
+        return _run([*self.entering(host), *command])
 
     def kill(self, host: int, pid: int, signal: str = "KILL") -> None:
         """Send a signal to a process, by the number that it has in its host."""
@@ -154,22 +167,19 @@ class Hosts:
         """Switch off the interface of a host, which the host itself notices."""
         self.run(host, "ip", "link", "set", "eth0", "down")
 
-    def slow(self, host: int, rate: str) -> None:
-        """Limit what a host sends: `rate` as of tc(8), such as `10mbit`."""
-        self.run(host, *f"tc qdisc replace dev eth0 root tbf rate {rate} burst 64kb latency 200ms".split())
+    def slow(self, host: int, rate: str, burst: str = "64kb") -> None:
+        """Limit what a host sends: `rate` and `burst` as of tc(8), such as `10mbit`."""
+        self.run(host, *f"tc qdisc replace dev eth0 root tbf rate {rate} burst {burst} latency 200ms".split())
 
     def delay(self, host: int, milliseconds: float) -> None:
         """Delay what a host sends. Skips the test where the kernel has no netem."""
         command = f"tc qdisc replace dev eth0 root netem delay {milliseconds}ms".split()
-        tried = subprocess.run([*self._enter(host), *command], capture_output=True, text=True)
+        tried = subprocess.run([*self.entering(host), *command], capture_output=True, text=True)
         if tried.returncode:
             pytest.skip(f"this kernel delays no packets: {tried.stderr.strip()}")
 
-    def _enter(self, host: int) -> list[str]:
-        return ["nsenter", "-t", str(self._pids[host]), *_KINDS, "--"]
-
     def _in_switch(self, script: str) -> None:
-        _run(["nsenter", "-t", str(self._switch), "--net", "--", "sh", "-c", script])
+        _run([*self.entering_switch(), "sh", "-c", script])
 
     def _make(self, host: int) -> int:
         pid = self._hold([*_KINDS, "--mount-proc"])

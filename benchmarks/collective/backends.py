@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import os
+import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +22,7 @@ from benchmarks.collective.operations import (
     Values,
     in_place,
 )
+from benchmarks.common import native
 
 
 class Backend(ABC):
@@ -151,6 +156,61 @@ class MpiBackend(Backend):
         self._mpi.Finalize()
 
 
+class SocketsBackend(Backend):
+    """No sum, but the bytes that have to move for one between two hosts of equally many ranks, over bare sockets.
+
+    Each host sends and receives as many bytes as a tensor has; each of its ranks moves an equal part of them, both ways
+    at once, over a connection of its own to the rank with its place on the other host.
+    """
+
+    TRIES = 1000
+    LIMIT = 60.0
+
+    def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
+        self._here = int(os.environ["LOCAL_WORLD_SIZE"])
+        if ranks != 2 * self._here:
+            raise RuntimeError(f"bare sockets connect two hosts, of {self._here} ranks each, not {ranks} ranks")
+        self._rank, self._partner = rank, (rank + self._here) % ranks
+        port = int(os.environ["MASTER_PORT"]) + int(os.environ["LOCAL_RANK"])
+        self._socket = self._listen(port) if rank < self._partner else self._call(port)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setblocking(False)
+        self._exchange = ctypes.CDLL(str(native.build("exchange.c", shared=True))).exchange
+        self._exchange.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        self._tries = 0 if ranks > len(os.sched_getaffinity(0)) > 1 else self.TRIES
+
+    def prepare(self, case: str, nbytes: int) -> Prepared:
+        values = np.empty(max(1, nbytes // 4 // self._here), dtype=np.float32)
+        received = np.empty_like(values)
+        exchange, number, tries = self._exchange, self._socket.fileno(), self._tries
+        out, back, count = values.ctypes.data, received.ctypes.data, values.nbytes
+
+        def run() -> None:
+            if failed := exchange(number, out, back, count, tries):
+                raise OSError(-failed, os.strerror(-failed))
+
+        # What arrives is what the partner has sent.
+        return Prepared(values, run, lambda _: [received], "broadcast", (self._partner, self._rank))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _listen(self, port: int) -> socket.socket:
+        with socket.create_server((os.environ["MASTER_ADDR"], port)) as listener:
+            listener.settimeout(self.LIMIT)
+            return listener.accept()[0]
+
+    def _call(self, port: int) -> socket.socket:
+        deadline = time.monotonic() + self.LIMIT
+        while True:
+            try:
+                return socket.create_connection((os.environ["MASTER_ADDR"], port), self.LIMIT)
+            except ConnectionRefusedError:  # The partner does not listen yet.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+
 def share_of(case: str, rank: int, ranks: int) -> tuple[int, ...]:
     """Return the ranks that reduce together with this one, or that reduce while this one does nothing.
 
@@ -237,6 +297,7 @@ BACKENDS: dict[str, type[Backend]] = {
     "compression": CompressionBackend,
     "gloo": GlooBackend,
     "mpi": MpiBackend,
+    "sockets": SocketsBackend,
     "engine-sets": EngineSubsets,
     "gloo-sets": GlooSubsets,
     "mpi-sets": MpiSubsets,

@@ -19,6 +19,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "compression": "engine",
     "gloo": "plain",
     "mpi": "mpi",
+    "sockets": "plain",
     "engine-sets": "engine",
     "gloo-sets": "plain",
     "mpi-sets": "mpi",

@@ -202,7 +202,7 @@ def measure(
 
 def _iterations(settings: Settings, contender: Contender, case: str, nbytes: int) -> int:
     """Warm up, and return how many iterations, writing the tensor included, fit into a block."""
-    contender.block(case, nbytes, settings.settle if nbytes <= MIB else 5, 1)
+    contender.block(case, nbytes, settings.settle if nbytes <= MIB else min(settings.settle, 5), 1)
     start = time.perf_counter()
     contender.block(case, nbytes, 0, settings.least)
     each = (time.perf_counter() - start) / settings.least
