@@ -25,6 +25,10 @@ from benchmarks.common.processes import RankError, termination_as_interrupt
 from benchmarks.common.tables import Table
 from benchmarks.frameworks import report as frameworks_report
 from benchmarks.frameworks import run as frameworks
+from benchmarks.hosts import report as hosts_report
+from benchmarks.hosts import run as hosts
+from benchmarks.hosts.contenders import NAMES as HOST_CONTENDERS
+from benchmarks.hosts.places import CABLES
 from benchmarks.scaling import run as scaling
 from benchmarks.training import report as training_report
 from benchmarks.training import run as training
@@ -66,6 +70,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--models", nargs="+", choices=frameworks.MODELS, help="of `fit`")
     add("--ranks", type=int)
     add("--rounds", type=int, help="rounds in which everything takes turns")
+    add("--merge", action="store_true", help="keep what the last run has, and is not measured now")
+
+    add = command("hosts", "allreduce, training and idleness on hosts that are namespaces of this machine; needs root")
+    add("--quick", action="store_true", help="about three minutes: fewer sizes and rounds")
+    add("--parts", nargs="+", choices=hosts.PARTS)
+    add("--cables", nargs="+", choices=CABLES)
+    add("--per-host", type=int, nargs="+", help="ranks on each of the two hosts (1 2)")
+    add("--sizes", type=int, nargs="+", help="in bytes, multiples of 4")
+    add("--contenders", nargs="+", choices=HOST_CONTENDERS)
+    add("--also", nargs="+", metavar="NAME:VARIABLE=VALUE,...", help="also the engine with other settings")
+    add("--workloads", nargs="+", choices=training.WORKLOADS, help="of the training")
+    add("--rounds", type=int, help="rounds in which the contenders take turns")
     add("--merge", action="store_true", help="keep what the last run has, and is not measured now")
 
     add = command("compression", "allreduce that travels as halves, beside the uncompressed one")
@@ -152,6 +168,22 @@ def _training(options: argparse.Namespace, console: Console) -> None:
     _show(console, training_report.tables(content), path, training_report.picture(content))
 
 
+def _hosts(options: argparse.Namespace, console: Console) -> None:
+    settings = hosts.Settings.quick() if options.quick else hosts.Settings()
+    names = ("parts", "cables", "per_host", "sizes", "contenders", "also", "workloads")
+    changes: dict[str, Any] = {name: tuple(getattr(options, name)) for name in names if getattr(options, name)}
+    if options.rounds:
+        changes |= {"rounds": options.rounds, "training_rounds": options.rounds}
+    settings = dataclasses.replace(settings, **changes)
+    try:
+        settings.check()
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    path = hosts.run(settings, console, options.merge)
+    content = records.read("hosts") or {}
+    _show(console, hosts_report.tables(content), path, hosts_report.picture(content))
+
+
 def _compression(options: argparse.Namespace, console: Console) -> None:
     given = {name: getattr(options, name) for name in ("ranks", "nbytes", "rounds") if getattr(options, name)}
     path = compression.run(compression.Settings(**given), console)
@@ -229,6 +261,7 @@ def _report(options: argparse.Namespace, console: Console) -> None:
     for content, module in (
         (one, collective_report),
         (two, training_report),
+        (records.read("hosts"), hosts_report),
         (records.read("sets"), sets),
         (records.read("observing"), observing),
         (records.read("autotune"), autotune_report),
@@ -283,6 +316,8 @@ def main() -> None:
                 _autotune(options, console)
             if options.command == "autotune-jobs":
                 _jobs(options, console)
+            if options.command == "hosts":
+                _hosts(options, console)
             if options.command == "compression":
                 _compression(options, console)
             if options.command == "scaling":

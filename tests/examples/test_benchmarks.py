@@ -36,8 +36,12 @@ from benchmarks.collective.backends import share_of
 from benchmarks.common import binding, paths, records, stats
 from benchmarks.frameworks import report as frameworks_report
 from benchmarks.frameworks import run as frameworks
+from benchmarks.hosts import report as hosts_report
+from benchmarks.hosts import run as hosts
 from benchmarks.scaling import architectures
 from benchmarks.scaling import run as scaling
+
+from ..netns import lacking
 
 
 @pytest.fixture
@@ -128,6 +132,47 @@ def test_sets_are_measured_beside_the_world(console: Console) -> None:
     shown = float(ratios.rows[0][1].split()[0])
     assert shown == pytest.approx(stats.ratio(by_case["halves"], by_case["world"]).value, rel=0.01)
     assert sets.picture(content).exists()
+
+
+def test_hosts_are_measured_beside_bare_sockets(console: Console) -> None:
+    if reason := lacking():
+        pytest.skip(reason)
+    settings = hosts.Settings(
+        parts=("idle",),
+        cables=("gigabit",),
+        per_host=(1,),
+        sizes=(4096,),
+        contenders=("engine", "sockets"),
+        also=("small:ENGINE_CHUNK_BYTES=65536",),
+        rounds=2,
+        block_seconds=0.0,
+        compressed=1 << 16,
+        idle_seconds=0.1,
+    )
+    hosts.run(settings, console)
+    settings = dataclasses.replace(settings, parts=("sizes", "compression"))
+    content = json.loads(hosts.run(settings, console, merge=True).read_text())
+    rows = content["results"]
+    assert [row["contender"] for row in rows if row["part"] == "sizes"] == ["engine", "small", "sockets"]
+    assert [row["case"] for row in rows if row["part"] == "compression"] == ["none", "fp16"]
+    assert [row["where"] for row in rows if row["part"] == "idle"] == ["0", "1", "launcher"]
+    # Nothing is faster than the cable: there and back takes 2 ms, and each has to hear of the others.
+    assert all(row["least"] > 1e-3 for row in rows if row["part"] == "sizes")
+    shown = text(hosts_report.tables(content))
+    assert "| small / bare sockets |" in shown and "1 ms each way" in shown and "idle job, the busier host" in shown
+    assert hosts_report.picture(content) == paths.OUT / "hosts.png"
+
+
+def test_contenders_with_other_settings_have_names_of_their_own() -> None:
+    (own,) = (each for each in hosts.Settings(also=("x:A=1,B=2",)).variants() if each.name == "x")
+    assert own.backend == "engine" and own.variables == {"A": "1", "B": "2"}
+    with pytest.raises(ValueError, match="names of their own"):
+        hosts.Settings(also=("x:A=1", "x:A=2")).check()
+    for wrong in ("gloo:A=1", "x", "x:A", ":A=1"):
+        with pytest.raises(ValueError, match="NAME:VARIABLE=VALUE"):
+            hosts.Settings(also=(wrong,)).check()
+    with pytest.raises(ValueError, match="multiples of 4"):
+        hosts.Settings(sizes=(6,)).check()
 
 
 def test_jobs_are_watched_only_where_it_is_said(console: Console) -> None:

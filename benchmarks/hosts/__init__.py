@@ -1,0 +1,1 @@
+"""Several hosts: allreduce over TCP beside other libraries and bare sockets, training beside DDP, and idleness."""

@@ -1,0 +1,56 @@
+"""What is measured between hosts: the engine, also with other settings, gloo, Open MPI and bare sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.collective.contenders import LAUNCHERS, GroupContender
+from benchmarks.common import binding
+from benchmarks.common.processes import Group
+from benchmarks.hosts.places import HostPlaces
+
+PEERS = ("gloo", "mpi", "sockets")
+NAMES = ("engine", *PEERS)
+_SHARED = 4096  # bytes that the engine's backend shares, which nothing here uses
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A contender: its backend, and environment variables that make it another one."""
+
+    name: str
+    backend: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """The engine with other settings, from `NAME:VARIABLE=VALUE,...`; ValueError if it cannot be read.
+
+        >>> Variant.parse("small:ENGINE_CHUNK_BYTES=65536").variables
+        {'ENGINE_CHUNK_BYTES': '65536'}
+        """
+        name, _, given = text.partition(":")
+        pairs = [pair.partition("=") for pair in given.split(",")]
+        if not name or name in NAMES or not all(variable and equals for variable, equals, _ in pairs):
+            raise ValueError(f"{text!r} is not NAME:VARIABLE=VALUE,... with a new name")
+        return cls(name, "engine", {variable: value for variable, _, value in pairs})
+
+
+class HostContender(GroupContender):
+    """A contender with its ranks on hosts."""
+
+    def __init__(self, variant: Variant, places: HostPlaces, cases: Sequence[str] = ("private",)) -> None:
+        self.name, self.cases = variant.name, tuple(cases)
+        crowd = str(places.ranks)
+        arguments = ["--contender", variant.backend, "--largest", str(_SHARED), "--crowd", crowd]
+        self.group = Group(
+            f"hosts-{variant.name}",
+            places.ranks,
+            "benchmarks.collective.worker",
+            arguments,
+            LAUNCHERS[variant.backend],
+            binding.available(),
+            variant.variables,
+            places,
+        )

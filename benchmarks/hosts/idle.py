@@ -1,0 +1,104 @@
+"""What a job that does nothing costs each host: its ranks, its agent, and the launcher."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import paths
+from benchmarks.common.processes import RankError
+from benchmarks.hosts.places import HostPlaces
+
+START_LIMIT = 120.0
+_PROGRAM = """
+import time, numpy, engine
+engine.init()
+engine.allreduce(numpy.ones(1 << 20, numpy.float32), name="first")
+print("up", flush=True)
+time.sleep(3600)
+"""
+
+
+def idle(places: HostPlaces, seconds: float) -> list[dict[str, Any]]:
+    """Start a job by `enginerun`, and measure the processor time of all its processes while nobody asks for anything.
+
+    Parameters
+    ----------
+    places : HostPlaces
+    seconds : float
+        For how long.
+
+    Returns
+    -------
+    list of dict
+        `where`, a host's number or "launcher", and `cores`: seconds of processor time in a second.
+    """
+    command = [*places.launching(), sys.executable, "-m", "engine.launch", *places.launch_options()]
+    log = paths.out("logs/hosts-idle.log")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(paths.ROOT))))
+    }
+    with log.open("wb") as errors:
+        job = subprocess.Popen(
+            [*command, "--", sys.executable, "-c", _PROGRAM],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        _until_up(job, log, places.ranks)
+        places_of = {str(host): places.process_number(host) for host in range(places.hosts)}
+        time.sleep(2.0)  # What a start leaves to do is not idleness.
+        before, start = _used(job.pid, places_of), time.perf_counter()
+        time.sleep(seconds)
+        after, spent = _used(job.pid, places_of), time.perf_counter() - start
+    finally:
+        job.send_signal(signal.SIGINT)
+        try:
+            job.wait(30)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
+    return [
+        {
+            "where": where,
+            "cores": sum(after[where].get(task, used) - used for task, used in tasks.items()) / 1e9 / spent,
+        }
+        for where, tasks in before.items()
+    ]
+
+
+def _until_up(job: subprocess.Popen[bytes], log: Path, ranks: int) -> None:
+    deadline = time.monotonic() + START_LIMIT
+    while len(re.findall(r"stdout>:up$", log.read_text(), re.MULTILINE)) < ranks:
+        if job.poll() is not None or time.monotonic() > deadline:
+            raise RankError(f"the idle job did not start:\n{log.read_text()[-2000:]}")
+        time.sleep(0.1)
+
+
+def _used(launcher: int, first: dict[str, int]) -> dict[str, dict[str, int]]:
+    """By host, and for the launcher, the nanoseconds that each thread has run.
+
+    `first` has each host's first process: those of the host are in its namespace of processes.
+    """
+    namespaces = {os.readlink(f"/proc/{pid}/ns/pid"): where for where, pid in first.items()}
+    used: dict[str, dict[str, int]] = {where: {} for where in (*first, "launcher")}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            where = namespaces.get(os.readlink(process / "ns/pid"))
+            if where is None and int(process.name) == launcher:
+                where = "launcher"
+            if where is not None:
+                for task in (process / "task").iterdir():
+                    used[where][task.name] = int((task / "schedstat").read_text().split()[0])
+        except (FileNotFoundError, PermissionError, ProcessLookupError):
+            continue  # It has ended meanwhile, or is none of this user's.
+    return used

@@ -1,0 +1,157 @@
+"""Ranks on hosts, which are namespaces of this machine with a cable between them."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.common import native, paths
+from benchmarks.common.processes import Commands, Launcher, RankError, mpirun
+from tests.netns import Hosts, lacking
+
+PORT = 29500
+"""Of whatever a contender's ranks meet at. Each world has other hosts, so it is free."""
+
+BURST = "128kb"
+"""What a limited cable carries at once after a rest: less, and the kernel's timers miss a gigabit."""
+
+
+@dataclass(frozen=True)
+class Cable:
+    """How hosts are connected: `rate` as of tc(8), and the delay of one way in milliseconds; or as the kernel does."""
+
+    name: str
+    title: str
+    rate: str = ""
+    delay: float = 0.0
+
+
+CABLES = {
+    cable.name: cable
+    for cable in (
+        Cable("plain", "a plain veth pair"),
+        Cable("gigabit", "1 Gbit/s and 1 ms each way", "1gbit", 1.0),
+    )
+}
+
+
+class HostPlaces:
+    """Equally many ranks on each of some hosts, those of a host in a row.
+
+    Parameters
+    ----------
+    hosts : Hosts
+    per_host : int
+        Ranks on each host.
+    agent : Path
+        A program that runs a command on another host, as ssh does.
+    """
+
+    def __init__(self, hosts: Hosts, per_host: int, agent: Path) -> None:
+        self._hosts, self.per_host, self._agent = hosts, per_host, agent
+        self.ranks = hosts.count * per_host
+        self.hosts = hosts.count
+        self._started = 0
+
+    def process_number(self, host: int) -> int:
+        """The number that a host's first process has on this machine."""
+        return self._hosts.pids[host]
+
+    def launching(self) -> list[str]:
+        """First words of a launcher on the first host, which sees this machine's files and processes."""
+        return self._hosts.entering(0, ("--net", "--uts", "--ipc"))
+
+    def launch_options(self) -> list[str]:
+        """Options by which `enginerun` starts all ranks."""
+        return ["-H", self._slots(), "--launch-agent", f"{self._agent} {{host}}"]
+
+    def commands(self, program: Sequence[str], launcher: Launcher, ranks: int) -> Commands:
+        """Yield what starts the ranks: mpirun on the first host, or each rank with torchrun's variables."""
+        assert ranks == self.ranks
+        return self._by_mpirun(program) if launcher == "mpi" else self._one_by_one(program)
+
+    def _one_by_one(self, program: Sequence[str]) -> Commands:
+        self._started += 1
+        common = {
+            "MASTER_ADDR": self._hosts.address(0),
+            "MASTER_PORT": str(PORT),
+            "TORCHELASTIC_RUN_ID": f"benchmark-{self._started}",
+            "ENGINE_SECRET": f"of benchmark {self._started}",
+            "GLOO_SOCKET_IFNAME": "eth0",
+        }
+        for rank in range(self.ranks):
+            host, place = divmod(rank, self.per_host)
+            own = {
+                "RANK": rank,
+                "WORLD_SIZE": self.ranks,
+                "LOCAL_RANK": place,
+                "LOCAL_WORLD_SIZE": self.per_host,
+                "GROUP_RANK": host,
+                "GROUP_WORLD_SIZE": self._hosts.count,
+            }
+            command = [*self._hosts.entering(host), "env", f"--chdir={paths.ROOT}", *program]
+            yield command, common | {name: str(value) for name, value in own.items()}
+
+    def _by_mpirun(self, program: Sequence[str]) -> Commands:
+        options = ["-np", str(self.ranks), "--host", self._slots(), "--allow-run-as-root", "--bind-to", "none"]
+        options += ["--prtemca", "plm_ssh_agent", str(self._agent), "--prtemca", "prte_if_include", "eth0"]
+        # Ranks that share a processor, with each other or with the kernel's work, must yield it while they wait.
+        for name, value in (
+            ("pml", "ob1"),
+            ("btl", "tcp,self,sm"),
+            ("btl_tcp_if_include", "eth0"),
+            ("mpi_yield_when_idle", "1"),
+        ):
+            options += ["--mca", name, value]
+        yield [*self.launching(), mpirun(), *options, *program], {}
+
+    def _slots(self) -> str:
+        return ",".join(f"{self._hosts.address(host)}:{self.per_host}" for host in range(self.hosts))
+
+
+@contextmanager
+def placed(count: int, per_host: int, cable: Cable) -> Iterator[HostPlaces]:
+    """Make hosts, and end them and all that runs there on any way out; RankError where there can be none."""
+    if reason := lacking():
+        raise RankError(f"no hosts to measure: {reason}")
+    with Hosts(count) as hosts, TemporaryDirectory(prefix="benchmark-") as folder:
+        agent = Path(folder) / "agent"
+        cases = "\n".join(
+            f'{hosts.address(host)}) exec {" ".join(hosts.entering(host))} sh -c "$*" ;;' for host in range(count)
+        )
+        agent.write_text(f"#!/bin/sh\nhost=$1\nshift\ncase $host in\n{cases}\nesac\n")
+        agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
+        with _shaped(hosts, cable):
+            yield HostPlaces(hosts, per_host, agent)
+
+
+@contextmanager
+def _shaped(hosts: Hosts, cable: Cable) -> Iterator[None]:
+    """Give hosts that are new their cables. A delay is for two hosts, which have one cable and no bridge then.
+
+    Not by netem: there are kernels without it.
+    """
+    if cable.rate:
+        for host in range(hosts.count):
+            hosts.slow(host, cable.rate, BURST)
+    if not cable.delay:
+        yield
+        return
+    for host in range(hosts.count):
+        hosts.cut(host)
+    command = [str(native.build("delay.c")), "port0", "port1", str(round(1e3 * cable.delay))]
+    line = subprocess.Popen(
+        [*hosts.entering_switch(), *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert line.stdout is not None
+        if line.stdout.readline() != "ready\n":
+            raise RankError("no delay between hosts: see above")
+        yield
+    finally:
+        line.communicate()  # It ends with its standard input.

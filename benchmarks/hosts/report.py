@@ -1,0 +1,222 @@
+"""Tables and the picture of the benchmark of several hosts, and what must be reached there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from benchmarks.acceptance import Line
+from benchmarks.collective.report import scale, share
+from benchmarks.common import paths, stats
+from benchmarks.common.environment import describe
+from benchmarks.common.tables import MISSING, Table, digits, duration, size
+from benchmarks.hosts.places import CABLES
+from benchmarks.hosts.run import HOSTS
+from benchmarks.training.report import TITLES, ratio_to_peer
+
+Row = dict[str, Any]
+KIB, MIB = 1 << 10, 1 << 20
+LABELS = {"engine": "engine", "gloo": "gloo", "mpi": "Open MPI", "sockets": "bare sockets"}
+COLORS = {"engine": "tab:blue", "gloo": "tab:red", "mpi": "tab:orange", "sockets": "0.4"}
+IDLE_LIMIT = 1e-3
+"""Cores that count as none."""
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    """Return the tables of `out/hosts.json`."""
+    rows = content["results"]
+    found = [_acceptance(rows)]
+    for cable, per_host in _worlds(rows):
+        own = [row for row in _part(rows, "sizes") if (row["cable"], row["per_host"]) == (cable, per_host)]
+        found += [_times(own, cable, per_host), _shares(own, cable, per_host)]
+    found += [_compression(_part(rows, "compression"))] if _part(rows, "compression") else []
+    found += [_training(_part(rows, "training"))] if _part(rows, "training") else []
+    found += [_idle(_part(rows, "idle"))] if _part(rows, "idle") else []
+    found[-1].note = (
+        f"Hosts are namespaces of one machine, so all their ranks and the kernel's work for the network share its "
+        f"processors. Brackets: 95 % bootstrap interval over rounds. {describe(content['environment'])}"
+    )
+    return found
+
+
+def picture(content: dict[str, Any]) -> Path | None:
+    """Draw time by message size, a panel for each cable and number of ranks, and return the PNG."""
+    worlds = _worlds(content["results"])
+    if not worlds:
+        return None
+    figure, panels = plt.subplots(
+        1, len(worlds), figsize=(5 * len(worlds), 5), squeeze=False, sharey=True, layout="constrained"
+    )
+    for axes, (cable, per_host) in zip(panels[0], worlds, strict=True):
+        rows = _part(content["results"], "sizes")
+        _panel(axes, [row for row in rows if (row["cable"], row["per_host"]) == (cable, per_host)])
+        axes.set_title(_where(cable, per_host))
+    panels[0][0].set_ylabel("time of one call, the slowest rank (us)")
+    panels[0][0].legend(fontsize="small")
+    figure.suptitle(f"Allreduce of float32 between {HOSTS} hosts (namespaces of one machine): median, shaded to p99")
+    path = paths.out("hosts.png")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def _part(rows: Sequence[Row], name: str) -> list[Row]:
+    return [row for row in rows if row["part"] == name]
+
+
+def _worlds(rows: Sequence[Row]) -> list[tuple[str, int]]:
+    found = {(row["cable"], row["per_host"]) for row in _part(rows, "sizes")}
+    return sorted(found, key=lambda world: (list(CABLES).index(world[0]), world[1]))
+
+
+def _where(cable: str, per_host: int) -> str:
+    return f"{HOSTS} hosts x {per_host}, {CABLES[cable].title}"
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["contender"] for row in rows))
+
+
+def _by_size(rows: Sequence[Row], title: str, columns: dict[str, Callable[[dict[str, Row]], str]]) -> Table:
+    """A row for each size; `columns` make cells of the rows of all contenders."""
+    table = Table(title, ["size", *columns])
+    for nbytes in sorted({row["bytes"] for row in rows}):
+        of = {row["contender"]: row for row in rows if row["bytes"] == nbytes}
+        table.rows.append([size(nbytes), *(cell(of) for cell in columns.values())])
+    return table
+
+
+def _times(rows: Sequence[Row], cable: str, per_host: int) -> Table:
+    def cell(name: str) -> Callable[[dict[str, Row]], str]:
+        return lambda of: f"{duration(of[name]['median'])} ({duration(of[name]['p99'])})" if name in of else MISSING
+
+    columns = {LABELS.get(name, name): cell(name) for name in _names(rows)}
+    return _by_size(rows, f"Allreduce of float32, {_where(cable, per_host)}: median (p99)", columns)
+
+
+def _shares(rows: Sequence[Row], cable: str, per_host: int) -> Table:
+    def cell(own: str, other: str) -> Callable[[dict[str, Row]], str]:
+        return lambda of: share(of.get(own), of.get(other))
+
+    names = _names(rows)
+    columns = {
+        f"{own} / {LABELS[other]}": cell(own, other)
+        for own in names
+        if own == "engine" or own not in LABELS
+        for other in names
+        if other != own and other in LABELS
+    }
+    return _by_size(rows, f"Allreduce of float32, {_where(cable, per_host)}: ratios of medians", columns)
+
+
+def _compression(rows: Sequence[Row]) -> Table:
+    plain = {row["cable"]: row for row in rows if row["case"] == "none"}
+    title = f"Compression, {HOSTS} hosts x 1"
+    table = Table(title, ["cable, size", "compression", "median (p99)", "times as fast"], left=("compression",))
+    for row in rows:
+        faster = stats.ratio(plain[row["cable"]]["round_medians"], row["round_medians"])
+        cells = [f"{CABLES[row['cable']].title}, {size(row['bytes'])}", row["case"]]
+        cells += [f"{duration(row['median'])} ({duration(row['p99'])})", _interval(faster)]
+        table.rows.append(cells)
+    return table
+
+
+def _training(rows: Sequence[Row]) -> Table:
+    table = Table(
+        f"Training, {HOSTS} hosts x 1, a plain veth pair",
+        ["model", "no communication", "DDP, gloo, adds", "the engine adds", "of DDP's overhead"],
+    )
+    for row in rows:
+        variants = row["variants"]
+        floor = variants["floor"]
+        over = [stats.overhead(variants[name]["rounds"], floor["rounds"]) for name in ("ddp", "engine")]
+        cells = [TITLES[row["workload"]], duration(floor["median"])]
+        cells += [f"{duration(each.value)} [{duration(each.low)}, {duration(each.high)}]" for each in over]
+        ratio = ratio_to_peer(row, "engine")
+        table.rows.append([*cells, _interval(ratio) if ratio else MISSING])
+    return table
+
+
+def _idle(rows: Sequence[Row]) -> Table:
+    table = Table("A job that does nothing, 2 hosts x 1, started by enginerun", ["where", "CPU, % of a core"])
+    for row in rows:
+        where = "the launcher" if row["where"] == "launcher" else f"host {row['where']}: its rank and its agent"
+        table.rows.append([where, f"{100 * row['cores']:.3f}"])
+    return table
+
+
+def _interval(of: stats.Interval) -> str:
+    return f"{digits(of.value)} [{digits(of.low)}, {digits(of.high)}]"
+
+
+def _acceptance(rows: Sequence[Row]) -> Table:
+    found = Table(
+        "What it must reach between hosts",
+        ["work", "measured", "at most", "measured / allowed", "95 % interval", "result"],
+        left=("result",),
+    )
+    found.rows = [line.cells() for line in _lines(rows)]
+    return found
+
+
+def _lines(rows: Sequence[Row]) -> Iterator[Line]:
+    of = {(row["cable"], row["per_host"], row["bytes"], row["contender"]): row for row in _part(rows, "sizes")}
+    for cable, per_host in _worlds(rows):
+        for nbytes, other, factor in (
+            (4 * KIB, "gloo", 0.5),
+            (100 * MIB, "gloo", 0.5),
+            (100 * MIB, "sockets", 1.25),
+        ):
+            ours, base = (of.get((cable, per_host, nbytes, name)) for name in ("engine", other))
+            if ours is not None and base is not None:
+                work = f"allreduce, {size(nbytes)}, {_where(cable, per_host)}"
+                yield _line(work, ours, base, factor, LABELS[other])
+    halves = {row["case"]: row for row in _part(rows, "compression")}
+    if {"none", "fp16"} <= halves.keys():
+        where = f"{HOSTS} hosts x 1, {CABLES[halves['none']['cable']].title}"
+        work = f"fp16, {size(halves['none']['bytes'])}, {where}"
+        yield _line(work, halves["fp16"], halves["none"], 1 / 1.7, "none")
+    for row in _part(rows, "training"):
+        ratio = ratio_to_peer(row, "engine")
+        if ratio:
+            yield Line(
+                f"training overhead, {TITLES[row['workload']]}, {HOSTS} hosts x 1",
+                f"{digits(ratio.value)} of DDP's",
+                "0.5 of DDP's",
+                ratio.value / 0.5,
+                f"[{digits(ratio.low / 0.5)}, {digits(ratio.high / 0.5)}]",
+            )
+    hosts = [row["cores"] for row in _part(rows, "idle") if row["where"] != "launcher"]
+    if hosts:
+        most = max(hosts)
+        measured, allowed = f"{100 * most:.3f} % of a core", f"{100 * IDLE_LIMIT:g} % of a core"
+        yield Line("idle job, the busier host", measured, allowed, most / IDLE_LIMIT)
+
+
+def _line(work: str, ours: Row, base: Row, factor: float, of: str) -> Line:
+    interval = stats.ratio(ours["round_medians"], base["round_medians"])
+    return Line(
+        work,
+        duration(ours["median"]),
+        f"{duration(base['median'] * factor)} ({factor:.3g} x {of})",
+        ours["median"] / base["median"] / factor,
+        f"[{digits(interval.low / factor)}, {digits(interval.high / factor)}]",
+    )
+
+
+def _panel(axes: Axes, rows: Sequence[Row]) -> None:
+    for name in _names(rows):
+        own = sorted((row for row in rows if row["contender"] == name), key=lambda row: int(row["bytes"]))
+        sizes, medians = [row["bytes"] for row in own], [row["median"] * 1e6 for row in own]
+        (line,) = axes.plot(sizes, medians, marker="o", markersize=4, label=LABELS.get(name, name))
+        line.set_color(COLORS.get(name, line.get_color()))
+        line.set_linestyle("--" if name == "sockets" else "-")
+        axes.fill_between(sizes, medians, [row["p99"] * 1e6 for row in own], color=line.get_color(), alpha=0.12)
+    scale(axes)
