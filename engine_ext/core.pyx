@@ -36,6 +36,7 @@ from engine_ext.control.process_sets cimport process_set_enter, process_set_leav
 from engine_ext.control.stall cimport stall_open
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State
 from engine_ext.control.table cimport table_close, table_open
+from engine_ext.control.verdict cimport verdict_outwait
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.kernels.kernels cimport engine_kernels_get
 from engine_ext.knobs cimport knobs_of, knobs_with, set_knobs
@@ -460,6 +461,8 @@ cdef class Engine:
                     break
                 PyErr_CheckSignals()
         finally:
+            with nogil:
+                verdict_outwait(e)
             self.state.closed = True
             with nogil:
                 process_set_leave(e)

@@ -22,7 +22,7 @@ cdef struct Network:
     uint32_t stop           # atomic: 1 once the thread has to end
     bint threaded
     pthread_t thread
-    int suspect             # a rank whose lane has ended without a word; -1: none
+    int suspect             # a rank of which a connection has ended without a word; -1: none
     uint64_t suspected_at   # since when: nanoseconds, monotonic
 
 cdef int connections_open(Network* network, Segment* segment, const int* lanes, const int* trunks) noexcept nogil

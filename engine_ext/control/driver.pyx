@@ -22,6 +22,7 @@ from engine_ext.control.observers cimport (
 from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State
 from engine_ext.control.table cimport bit, table_await, table_brought_by_all, table_record, table_release, table_submit
+from engine_ext.control.verdict cimport verdict_await, verdict_deadline
 from engine_ext.data.executor cimport executor_needs
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport OP_DONE, OP_PATIENT, Op, Record, fails
@@ -39,7 +40,7 @@ from engine_ext.shared.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_RELAY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status,
     rank_page,
 )
-from engine_ext.shared.segment cimport coordinates, relays, wake, wake_others, wake_unfenced
+from engine_ext.shared.segment cimport claimed, coordinates, relays, wake, wake_others, wake_unfenced
 
 cdef extern from "platform/cpu.h" nogil:
     uint64_t engine_float_enter()
@@ -68,6 +69,9 @@ cdef bint drive_once(State* e) noexcept nogil:
             return False
         fail_everything(e)
         return True
+    if claimed(&e.segment):
+        verdict_await(e)
+        return False
     if coordinates(&e.segment):
         if load32_acquire(&e.wanted_new):
             pthread_mutex_lock(&e.lock)
@@ -106,6 +110,8 @@ cdef uint64_t deadline(State* e) noexcept nogil:
     cdef uint64_t when, stall
     if load32_relaxed(&e.failed):
         return NEVER
+    if claimed(&e.segment):
+        return verdict_deadline(e)
     when = coordinator_deadline(&e.coordinator) if coordinates(&e.segment) else NEVER
     stall = stall_deadline(e)
     return stall if when == NEVER or (stall != NEVER and stall < when) else when
@@ -418,7 +424,7 @@ cdef void give_back(State* e) noexcept nogil:
         door_ring(&e.local_door, DOOR_EVERYBODY)
     if (busy or door_count(&e.segment.mine.door[DOOR_ENGINE]) != count
             or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(e.segment.abort) != 0
-            or (coordinates(&e.segment) and coordinator_unseen(&e.coordinator)) or network_unseen(e)):
+            or claimed(&e.segment) or (coordinates(&e.segment) and coordinator_unseen(&e.coordinator)) or network_unseen(e)):
         door_ring(&e.segment.mine.door[DOOR_ENGINE], 1)
 
 

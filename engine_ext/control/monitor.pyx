@@ -15,7 +15,7 @@ from engine_ext.platform.atomics cimport load32_acquire
 from engine_ext.platform.clock cimport age_ns, patience_look
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, read
 from engine_ext.shared.layout cimport CAUSE_DIED
-from engine_ext.shared.segment cimport abort_world, wake
+from engine_ext.shared.segment cimport abort_world, settle_claim, wake
 
 cdef extern from "<poll.h>" nogil:
     cdef struct pollfd:
@@ -96,5 +96,7 @@ cdef int monitor_wait(State* e) noexcept nogil:
                     wake_drivers(e)                                 # and may have ended before it rang
                 else:
                     abort_world(&e.segment, r, CAUSE_DIED, b"its process ended without a word")
+                    if r == e.segment.leader:
+                        settle_claim(&e.segment)                    # it would have told the coordinator's host
     free(fds)
     return <int>events

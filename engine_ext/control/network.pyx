@@ -2,8 +2,8 @@
 concerns on this host; it never takes the GIL, and nobody waits for it. What goes out is sent by whoever has it: the holder of the
 driver's role. What a connection did not take at once, this thread sends on.
 
-A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a trunk, which
-would have told a better cause before it ended; for a lane only when nobody has told one for a while.
+A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a trunk of
+the world, which would have told a better cause before it ended; for another only when nobody has told one for a while.
 """
 from libc.errno cimport ENOMEM
 from libc.stdint cimport uint32_t, uint64_t
@@ -17,7 +17,7 @@ from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns
 from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec
 from engine_ext.shared.layout cimport CAUSE_DIED, REASON_BYTES
-from engine_ext.shared.segment cimport Segment, abort_world, coordinates, wake, wake_others
+from engine_ext.shared.segment cimport Segment, abort_world, coordinates, settle_claim, wake, wake_others
 from engine_ext.transport.link cimport ENDED, OPEN, Link, link_flush, link_idle, link_leave, link_receive, link_state
 
 cdef extern from "platform/sockets.h" nogil:
@@ -105,25 +105,27 @@ cdef void lose(State* e, int k) noexcept nogil:
     cdef char[REASON_BYTES] text
     if load_acquire(e.segment.abort) != 0 or link.farewell or e.closed or e.world.closed:
         return
-    if k < network.lane_count:
+    if k < network.lane_count or e.world != e:
         if network.suspect < 0:
             network.suspect, network.suspected_at = link.peer, now_ns()
         return
     describe_end(link, text)
     abort_world(&e.segment, link.peer, CAUSE_DIED, text)
+    settle_claim(&e.segment)            # the way to who would judge it has ended
 
 
 cdef void look_at_suspect(State* e) noexcept nogil:
-    """A lane has ended, and nobody has said why."""
+    """A connection has ended, and nobody has said why."""
     cdef Network* network = e.network
     cdef char[REASON_BYTES] text
     cdef int k
     if network.suspect < 0 or not overdue_ns(now_ns(), network.suspected_at, GRACE_NS):
         return
-    for k in range(network.lane_count):
-        if network.links[k].peer == network.suspect and not network.links[k].farewell:
+    for k in range(network.count):
+        if network.lost[k] and network.links[k].peer == network.suspect and not network.links[k].farewell:
             describe_end(&network.links[k], text)
             abort_world(&e.segment, network.suspect, CAUSE_DIED, text)
+            break
     network.suspect = -1
 
 

@@ -28,7 +28,7 @@ cdef struct Trunk:           # to the leader of another host; on that leader, to
     uint32_t stuck
     uint32_t over
     uint64_t tail
-    uint32_t verdict        # 1: it knows why the world has ended
+    uint32_t verdict        # 1: it has been told why the world has ended, or what this host claims
     char* into              # malloc'ed: where the words come in
 
 cdef struct Relay:

@@ -284,10 +284,11 @@ cdef void tell_down(Relay* relay, Trunk* trunk) noexcept nogil:
 # ---- both --------------------------------------------------------------------------------------------------------------------
 
 cdef void tell_verdict(Relay* relay, Trunk* trunk) noexcept nogil:
-    cdef uint64_t word = load_acquire(relay.segment.abort)      # pairs with abort_world: the reason is there
+    """The coordinator's rank tells why the world has ended, which it alone decides; another leader what its host claims."""
+    cdef uint64_t word = load_acquire(relay.segment.claim)      # pairs with abort_world: the reason is there
     cdef engine_frame frame
     cdef engine_verdict* verdict
-    if word == 0 or trunk.verdict:
+    if word == 0 or trunk.verdict or relay.segment.world != relay.segment:      # a process set fails with its world
         return
     trunk.verdict = 1
     verdict = <engine_verdict*>calloc(1, sizeof(engine_verdict))
@@ -406,15 +407,16 @@ cdef bint store_words(char* page, const engine_word* words, uint32_t count, bint
 
 
 cdef bint hear_verdict(Relay* relay, Trunk* trunk, const engine_verdict* verdict) noexcept nogil:
-    """The first cause that a host hears of is the one that its ranks tell."""
+    """On the coordinator's host a claim, of which the first is the verdict; elsewhere the verdict."""
     cdef Segment* world = relay.segment.world
     cdef uint64_t culprit = (verdict.abort & 0xFFFF) - 1, reporter = verdict.abort >> 32
-    if culprit >= <uint64_t>world.size or reporter >= <uint64_t>world.size:
+    if culprit >= <uint64_t>world.size or reporter >= <uint64_t>world.size or world != relay.segment:
+        return False
+    if relay.coordinator != NULL and world.host_of[reporter] != trunk.host:
         return False
     if not nearby(world, <int>reporter):
         memcpy(world.pages[reporter].reason, verdict.reason, REASON_BYTES)
         world.pages[reporter].reason[REASON_BYTES - 1] = 0
-    trunk.verdict = 1
     if cas(world.abort, 0, verdict.abort):              # release: pairs with the acquire of whoever reads the reason
         wake_everybody(world)
     return True

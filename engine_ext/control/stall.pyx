@@ -23,7 +23,7 @@ from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_ac
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, MAX_RANKS, REASON_BYTES
-from engine_ext.shared.segment cimport abort_world, away, coordinates, elsewhere, gone, visible, wake, wake_others
+from engine_ext.shared.segment cimport abort_world, away, claimed, coordinates, elsewhere, gone, visible, wake, wake_others
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
@@ -65,7 +65,7 @@ cdef void stall_check(State* e) noexcept nogil:
     """Called by whoever drives, before it sleeps. Ends the world when a rank has left in the middle of an entry, or without what
     this rank has in flight, or when the entry has stood still for the stall limit: the fault of the rank that has passed least
     of it. On the coordinator also when some rank has not submitted a name for that long, or has left without it."""
-    if load32_relaxed(&e.failed):
+    if load32_relaxed(&e.failed) or claimed(&e.segment):
         return
     if e.entry != NULL:
         check_entry(e)

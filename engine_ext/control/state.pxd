@@ -104,6 +104,7 @@ cdef struct State:
     uint32_t many_threads       # atomic: 1 once other threads have called it, too
     # failure and the monitor
     uint32_t failed             # atomic: 1 once the world's failure has been taken note of here
+    uint64_t claimed_at         # since when a claim of this host waits for a verdict: nanoseconds, monotonic; 0: none was seen
     int events_fd               # eventfd that wakes the monitor thread
     uint32_t events             # atomic: EVENT_* that it has not taken yet
     int* peers                  # pidfds by rank; -1: it is on another host; below that: its end has been noticed

@@ -1,9 +1,21 @@
-"""What has become of a world, in words: the class of engine_ext/errors.py that every call raises, a colon, and the message."""
+"""What has become of a world, in words: the class of engine_ext/errors.py that every call raises, a colon, and the message.
+
+On several hosts ranks may fail in the same moment, so what a host claims is judged by the coordinator's host, where the first
+claim is the verdict. Who is told nothing for a second believes its own host.
+"""
 from libc.stdint cimport uint64_t
 from libc.stdio cimport snprintf
 
-from engine_ext.platform.atomics cimport load_acquire
+from engine_ext.control.network cimport network_relay
+from engine_ext.platform.atomics cimport load_acquire, now_ns
+from engine_ext.platform.clock cimport after_ns, overdue_ns
+from engine_ext.platform.posix cimport nanosleep, timespec
 from engine_ext.shared.layout cimport CAUSE_DIED, CAUSE_LEFT, CAUSE_RAISED
+from engine_ext.shared.segment cimport claimed, settle_claim
+
+cdef enum:
+    VERDICT_NS = 1000000000     # how long the coordinator's host may take to answer a claim
+    LOOK_NS = 200000            # between two looks of a rank that is about to leave
 
 cdef const char* LEFT_HINT = (b". Did ranks make different numbers of steps? Give each as many batches, or let each call "
                               b"engine.join() after its last step")
@@ -32,3 +44,28 @@ cdef void verdict_describe(State* e, char* text) noexcept nogil:
                   <const char*>e.segment.world.pages[reporter].reason, hint)
     if reporter != culprit and at < VERDICT_BYTES:
         snprintf(text + at, VERDICT_BYTES - at, " (rank %d noticed it first)", reporter)
+
+
+cdef void verdict_await(State* e) noexcept nogil:
+    """A failure is claimed on this host: have it judged. The caller holds the role."""
+    cdef uint64_t now = now_ns()
+    network_relay(e)
+    if e.claimed_at == 0:
+        e.claimed_at = now
+    elif overdue_ns(now, e.claimed_at, VERDICT_NS):
+        settle_claim(&e.segment)
+
+
+cdef uint64_t verdict_deadline(State* e) noexcept nogil:
+    """When whoever drives has to look again at a claim, by the monotonic clock."""
+    return after_ns(e.claimed_at, VERDICT_NS)
+
+
+cdef void verdict_outwait(State* e) noexcept nogil:
+    """Wait until what this host claims is judged: a rank that leaves before would be taken for the cause."""
+    cdef uint64_t begun = now_ns()
+    cdef timespec pause
+    pause.tv_sec, pause.tv_nsec = 0, LOOK_NS
+    while claimed(&e.segment) and not overdue_ns(now_ns(), begun, VERDICT_NS):
+        nanosleep(&pause, NULL)
+    settle_claim(&e.segment)

@@ -62,7 +62,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
     ctypedef struct segment_header:
         uint64_t magic, layout, bytes
         uint32_t protocol, size, generation
-        uint64_t abort
+        uint64_t abort, claim
         uint32_t departures
 
     ctypedef struct coordinator_page:

@@ -1,7 +1,9 @@
 """The mapped control segment of a world, or of a process set: where the words are, and how to wake who waits on them."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.platform.atomics cimport FENCE_WAKE, count_up, full_fence, load32_acquire, load32_relaxed, load_relaxed
+from engine_ext.platform.atomics cimport (
+    FENCE_WAKE, count_up, full_fence, load32_acquire, load32_relaxed, load_acquire, load_relaxed,
+)
 from engine_ext.platform.doors cimport door_ring
 from engine_ext.shared.layout cimport (
     COORDINATOR, SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header,
@@ -18,6 +20,7 @@ cdef struct Segment:
     int* numbers                # what the world calls each rank: the rank itself, but in a process set
     Segment* world              # the world's segment: this one, but of a process set
     uint64_t* abort             # the world's word: sets fail with it
+    uint64_t* claim             # the world's word in which a host claims its first failure: `abort` on the coordinator's host
     segment_header* header
     coordinator_page* coordinator
     uint64_t* schedule
@@ -36,6 +39,7 @@ cdef int segment_map(
 cdef void segment_within(Segment* segment, Segment* world) noexcept nogil
 cdef void segment_unmap(Segment* segment) noexcept nogil
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil
+cdef void settle_claim(Segment* segment) noexcept nogil
 cdef void wake_everybody(Segment* segment) noexcept nogil
 
 cdef inline bint coordinates(const Segment* segment) noexcept nogil:
@@ -45,6 +49,10 @@ cdef inline bint coordinates(const Segment* segment) noexcept nogil:
 cdef inline bint nearby(const Segment* segment, int rank) noexcept nogil:
     """Whether `rank` is on this rank's host, and shares its segment."""
     return segment.host_of[rank] == segment.host_of[segment.rank]
+
+cdef inline bint claimed(const Segment* segment) noexcept nogil:
+    """Whether a failure is claimed on this host, which the coordinator's host has yet to judge."""
+    return segment.claim != segment.abort and load_acquire(segment.claim) != 0 and load_acquire(segment.abort) == 0
 
 cdef inline bint relays(const Segment* segment) noexcept nogil:
     """Whether this rank speaks for its host with the coordinator, which is on another."""

@@ -4,15 +4,15 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strncpy
 
-from engine_ext.platform.atomics cimport cas, cas32
+from engine_ext.platform.atomics cimport cas, cas32, load_acquire
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport (
     MADV_DONTFORK, MAP_FAILED, MAP_NORESERVE, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, close, ftruncate, madvise, mmap,
     munmap,
 )
 from engine_ext.shared.layout cimport (
-    DOORS, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, engine_layout, rank_page, segment_bytes, segment_coordinator,
-    segment_header, segment_page, segment_schedule,
+    COORDINATOR, DOORS, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, engine_layout, rank_page, segment_bytes,
+    segment_coordinator, segment_header, segment_page, segment_schedule,
 )
 
 cdef extern from "platform/memory.h" nogil:
@@ -98,6 +98,7 @@ cdef int segment_map(
             segment.crew_size += 1
     segment.leader = segment.crew[0]
     segment.world, segment.abort = segment, &header.abort
+    segment.claim = &header.abort if nearby(segment, COORDINATOR) else &header.claim
     segment.coordinator = segment_coordinator(header)
     segment.schedule = segment_schedule(header)
     for r in range(size):
@@ -108,7 +109,7 @@ cdef int segment_map(
 
 cdef void segment_within(Segment* segment, Segment* world) noexcept nogil:
     """Make a mapped segment, whose `numbers` are in place, that of a process set of `world`."""
-    segment.world, segment.abort = world, world.abort
+    segment.world, segment.abort, segment.claim = world, world.abort, world.claim
 
 
 cdef void segment_unmap(Segment* segment) noexcept nogil:
@@ -130,7 +131,9 @@ cdef void wake_everybody(Segment* segment) noexcept nogil:
 
 
 cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text) noexcept nogil:
-    """The first failure of a world is one compare-and-swap; returns whether this was it. A process set fails with its world.
+    """The first failure of a host is one compare-and-swap; returns whether this was it. A process set fails with its world.
+
+    On the coordinator's host it is the world's failure at once. Elsewhere it is a claim, which the leader sends there.
 
     The text is in place before the word that makes it readable, and one process writes its reason once: a loser's text is
     never read.
@@ -141,6 +144,13 @@ cdef bint abort_world(Segment* segment, int culprit, int cause, const char* text
     if cas32(&world.reason_claimed, 0, 1):
         strncpy(world.mine.reason, text, REASON_BYTES - 1)
         world.mine.reason[REASON_BYTES - 1] = 0
-        first = cas(world.abort, 0, word)               # release: pairs with the acquire of whoever reads the reason
+        first = cas(world.claim, 0, word)               # release: pairs with the acquire of whoever reads the reason
     wake_everybody(world)
     return first
+
+
+cdef void settle_claim(Segment* segment) noexcept nogil:
+    """What this host claims is the world's failure, as far as this host is told: nobody is there to judge it."""
+    cdef Segment* world = segment.world
+    if claimed(world) and cas(world.abort, 0, load_acquire(world.claim)):
+        wake_everybody(world)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.native import core
 
 from .thread_world import ThreadWorld, connections
 
@@ -228,3 +229,63 @@ def test_nonsense_on_a_cable_ends_the_world_and_nothing_else(seed: int) -> None:
 
     told = told_after((0, 1, 1), lie)
     assert all(text.startswith("Rank") for text in told), told
+
+
+# ---- failures that are claimed on several hosts
+
+
+def told_of(hosts: tuple[int, ...], fail: Callable[[int, core.Engine], None], *cut: int) -> list[str]:
+    """What each rank is told of a world in which each does `fail` at the same moment, some cables having fallen silent;
+    the last cables are the trunks."""
+    with Cables() as cables:
+        world = ThreadWorld(len(hosts), hosts, cables)
+        works, silent = threading.Barrier(len(hosts), timeout=60), threading.Event()
+
+        def work(rank: int) -> str:
+            engine.allreduce_(np.ones(10), engine.Sum, "begins")
+            if works.wait() == 0:
+                for cable in cut:
+                    clog(cables.ends[cable])
+                silent.set()
+            silent.wait(60)
+            fail(rank, world.engines[rank])
+            return until_it_ends(rank)
+
+        try:
+            return world.run(work)
+        finally:
+            world.run(lambda rank: world.engines[rank].close(1.0))
+            for descriptor in world.pages:
+                os.close(descriptor)
+
+
+def clog(ends: tuple[socket.socket, socket.socket]) -> None:
+    """Begin a frame on a trunk of host 1, in both directions, whose rest never comes: what follows is taken for it."""
+    for rank, end in enumerate(ends):
+        end.send(struct.pack("=IHHiIQ", 1 << 16, 6, 0, rank, 0, 0), socket.MSG_DONTWAIT)
+
+
+def raises(rank: int, native: core.Engine) -> None:
+    native.abort(f"rank {rank} raised this")
+
+
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1), (0, 1, 2, 1, 2), (0, 1, 2, 3, 3, 2, 1)])
+def test_of_failures_in_the_same_moment_one_is_told_everywhere(hosts: tuple[int, ...]) -> None:
+    """Problem 9: all ranks raise at a barrier, and one text is what all are told."""
+    for _ in range(10):
+        told = told_of(hosts, raises)
+        assert len({text.split(" (")[0] for text in told}) == 1, told
+        culprit = told[0].removeprefix("RankRaisedError: rank ")[0]
+        assert all(f"rank {culprit} failed: rank {culprit} raised this" in text for text in told), told
+
+
+def test_a_host_that_is_not_answered_believes_itself() -> None:
+    """Problem 9, with the trunk of host 1 silent at that moment: at most two texts, each true."""
+
+    def fail(rank: int, native: core.Engine) -> None:
+        if rank:
+            raises(rank, native)
+
+    told = told_of((0, 1, 2, 1), fail, -2)
+    assert told[1] == told[3] and told[1].startswith(("RankRaisedError: rank 1 ", "RankRaisedError: rank 3 ")), told
+    assert told[0] == told[2] and told[0].startswith("Rank"), told
