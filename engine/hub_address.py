@@ -2,7 +2,7 @@
 
 Rank 0's host is the *hub*: it listens on a TCP port while the ranks gather, and each other host connects there. Its
 address is `ENGINE_HUB=HOST:PORT` if that is set. torchrun and srun name rank 0's host themselves, and the port then
-follows from the job's key.
+follows from the job's key. mpirun does not: there ranks tell each other over MPI (`engine.rendezvous.by_mpi`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from .launchers import OPEN_MPI, PMI, SLURM, TORCHRUN
 _FIRST_PORT, _PORTS = 10_240, 20_000  # ports that no kernel gives away by default, and few services ask for
 _DESCRIPTOR = "ENGINE_HUB_FD"
 _FILE = "ENGINE_SECRET_FILE"
+_HUB = "ENGINE_HUB"
+BY_MPI = (OPEN_MPI.name, PMI.name)
+"""Launchers of MPI, whose processes can tell each other what the launcher does not."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,18 @@ class HubAddress:
         A name, or an address in numbers.
     port : int
     descriptor : int or None
-        A TCP socket that listens there already, which rank 0 has inherited from its launcher.
+        A TCP socket of rank 0's that listens there already.
+    others : tuple of str
+        More addresses of rank 0's host, to be tried after `host`.
     """
 
     host: str
     port: int
     descriptor: int | None = None
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.host} port {self.port}"
+        return f"{' or '.join((self.host, *self.others))} port {self.port}"
 
 
 def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
@@ -62,8 +68,8 @@ def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
     descriptor = environ.get(_DESCRIPTOR, "").strip()
     if descriptor and not (descriptor.isascii() and descriptor.isdigit()):
         raise ConfigError(f"{_DESCRIPTOR} is {descriptor!r}; expected the number of a descriptor")
-    if text := environ.get("ENGINE_HUB", "").strip():
-        return HubAddress(*_host_and_port(text), int(descriptor) if descriptor else None)
+    if is_given(environ):
+        return HubAddress(*_host_and_port(environ[_HUB].strip()), int(descriptor) if descriptor else None)
     host = None
     if source == TORCHRUN.name:
         host = environ.get("MASTER_ADDR", "").strip()
@@ -71,10 +77,15 @@ def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
         host = _first_node(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or "")
     if not host:
         raise ConfigError(
-            f"{source} started processes on several hosts, and does not say where rank 0 is reached. Set "
-            "ENGINE_HUB=HOST:PORT in every process, to the name or address of rank 0's host and a free port of it."
+            f"{source} started processes on several hosts, and does not say where rank 0 is reached.{_by_mpi(source)} "
+            "Set ENGINE_HUB=HOST:PORT in every process, to the name or address of rank 0's host and a free port of it."
         )
     return HubAddress(host, _port(job, environ))
+
+
+def is_given(environ: Mapping[str, str]) -> bool:
+    """Whether the environment itself says where the hosts meet."""
+    return bool(environ.get(_HUB, "").strip())
 
 
 def secret(environ: Mapping[str, str]) -> str | None:
@@ -107,10 +118,15 @@ def lacking_secret(source: str) -> str:
         TORCHRUN.name: ", the same on every host",
     }
     return (
-        "On several hosts ranks know each other by a secret. Write `export ENGINE_SECRET=$(openssl rand -hex 32)` into "
-        f"the batch script, before the line that starts the processes{how.get(source, '')}; or set {_FILE} to the path "
-        "of a file that holds one, and that only you can read."
+        f"On several hosts ranks know each other by a secret.{_by_mpi(source)} Write `export ENGINE_SECRET=$(openssl "
+        f"rand -hex 32)` into the batch script, before the line that starts the processes{how.get(source, '')}; or set "
+        f"{_FILE} to the path of a file that holds one, and that only you can read."
     )
+
+
+def _by_mpi(source: str) -> str:
+    """What mends all at once where MPI starts the processes."""
+    return " With mpi4py (`pip install mpi4py`) they agree on it themselves." if source in BY_MPI else ""
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

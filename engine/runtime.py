@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Never
 
 from . import config, logs
@@ -17,10 +18,11 @@ from .host.kubernetes import service_links
 from .metrics.export.in_process import listen
 from .native import core
 from .process_sets import ProcessSet
+from .rendezvous import by_mpi
 from .rendezvous.layout import Layout
 from .running import Running, start
 from .trace.timeline import Timeline
-from .world import NO_LAUNCHER, World, detect
+from .world import NO_LAUNCHER, World, detect, find_place
 
 _FORKED = (
     "the engine was initialised in process {parent}, and this is its forked child {child}. Use the start method "
@@ -105,10 +107,12 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         linux.open_standard_descriptors()
         environ = config.environment()
         given = config.given(environ, settings)
-        world = detect(environ)
-        logs.configure(config.Config(**given).log_level, world.rank)
+        chosen = config.Config(**given)
+        agree = partial(by_mpi.agree, seconds=chosen.start_timeout, interface=chosen.interface)
+        world = detect(environ, agree)
+        logs.configure(chosen.log_level, world.rank)
         _generation += 1
-        serving = listen(config.Config(**given), world.local_rank)
+        serving = listen(chosen, world.local_rank)
         try:
             _running = start(world, given, _generation, environ)
         except BaseException:
@@ -229,7 +233,7 @@ def _world() -> World:
 def _world_of_worker() -> World:
     """Who the rank is that started this process of `multiprocessing` with `spawn` or `forkserver`: such a process has
     nothing of its parent but the launcher's variables."""
-    world = detect(config.environment())
+    world = find_place(config.environment())
     if world.source == NO_LAUNCHER:
         raise NotInitializedError(
             f"process {os.getpid()} is a worker that was started with 'spawn' or 'forkserver' (Python 3.14's default), "

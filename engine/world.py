@@ -8,19 +8,20 @@ passed over for a complete one (Slurm, Flux and others set PMI's rank and size b
 error where there is none. With no launcher there is one rank.
 
 A job is on several hosts if a launcher tells that fewer ranks than all are on this one. Then there must be a secret,
-and a place to meet (`engine.hub_address`).
+and a place to meet (`engine.hub_address`), or MPI, over which ranks agree on both (`engine.rendezvous.by_mpi`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from .errors import ConfigError
-from .hub_address import HubAddress, find, lacking_secret, secret
-from .launchers import LAUNCHERS, SLURM, SLURM_JOB, TORCHRUN, Launcher
+from .host import processes
+from .hub_address import BY_MPI, HubAddress, find, is_given, lacking_secret, secret
+from .launchers import LAUNCHERS, PMI, SLURM, SLURM_JOB, TORCHRUN, Launcher
 
 NO_LAUNCHER = "no launcher"
 
@@ -68,13 +69,16 @@ class _Incomplete(ConfigError):
     """A launcher tells rank and size, and not which of them are on this host."""
 
 
-def detect(environ: Mapping[str, str]) -> World:
-    """Find this process's place.
+def detect(environ: Mapping[str, str], agree: Callable[[World], World | None] | None = None) -> World:
+    """Find this process's place, and where the hosts meet if there are several.
 
     Parameters
     ----------
     environ : mapping
         As from `engine.config.environment()`.
+    agree : callable, optional
+        Asked on several hosts that MPI's launcher has started without a secret or a place to meet: what the ranks have
+        agreed on, or None if they cannot. Collective.
 
     Raises
     ------
@@ -82,6 +86,12 @@ def detect(environ: Mapping[str, str]) -> World:
         Variables that are incomplete, impossible, or contradict each other; several hosts without a secret, or
         without a place to meet.
     """
+    world = find_place(environ)
+    return _meeting(world, environ, agree) if world.several_hosts else world
+
+
+def find_place(environ: Mapping[str, str]) -> World:
+    """Find this process's place alone. Parameters and errors as of `detect`, but for what concerns several hosts."""
     found: list[World] = []
     incomplete: list[_Incomplete] = []
     for launcher in LAUNCHERS:
@@ -107,7 +117,7 @@ def detect(environ: Mapping[str, str]) -> World:
                 f"{chosen.source} says rank {chosen.rank} of {chosen.size}, {other.source} says rank {other.rank} of "
                 f"{other.size}. Start with one launcher, or unset the variables of the other one."
             )
-    return _meeting(chosen, environ) if chosen.several_hosts else chosen
+    return chosen
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -140,7 +150,7 @@ def _ask(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
             f"{launcher.size} is {size}, but {missing} is not set; {launcher.name} sets it. With all ranks on this "
             f"host, set {launcher.local_rank}=${launcher.rank} and {launcher.local_size}=${launcher.size} in each."
         )
-    job = _job(launcher.job, environ, local_size != size)
+    job = _job(launcher, environ, local_size != size)
     host = environ.get(launcher.host, "")
     world = World(rank, size, local_rank, local_size, job, secret(environ), launcher.name, host=host)
     for value, name, bound, of in (
@@ -171,12 +181,17 @@ def _ask_slurm(environ: Mapping[str, str]) -> World | None:
         counts += [int(tasks)] * (int(times.rstrip(")")) if times else 1)
     node = _number(environ, "SLURM_NODEID") or 0
     local_size = counts[node] if node < len(counts) else size
-    job = _job(SLURM_JOB, environ, local_size != size)
+    job = _key(SLURM_JOB, environ, local_size != size)
     return World(rank, size, local_rank, local_size, job, secret(environ), SLURM, host=str(node))
 
 
-def _meeting(world: World, environ: Mapping[str, str]) -> World:
+def _meeting(world: World, environ: Mapping[str, str], agree: Callable[[World], World | None] | None) -> World:
     """A world on several hosts, with the place where they meet."""
+    hub_given = is_given(environ)
+    if agree is not None and world.source in BY_MPI and (world.secret is None or not hub_given):
+        agreed = agree(replace(world, hub=find(world.source, world.job, environ)) if hub_given else world)
+        if agreed is not None:
+            return agreed
     if world.secret is None:
         raise ConfigError(
             f"{world.source} started {world.size} processes, {world.local_size} of them on this host, and there is no "
@@ -189,7 +204,20 @@ def _is_local(address: str) -> bool:
     return address in ("localhost", "::1") or address.startswith("127.")
 
 
-def _job(names: tuple[str, ...], environ: Mapping[str, str], several_hosts: bool) -> str:
+def _job(launcher: Launcher, environ: Mapping[str, str], several_hosts: bool) -> str:
+    """The job key of a launcher's processes, as of `_key`.
+
+    MPICH's launcher names no job, and gives each process a session of its own: of such processes those belong together
+    that one process has started.
+    """
+    if launcher is PMI and not several_hosts and not any(map(environ.get, ("ENGINE_JOB", *PMI.job))):
+        starter = processes.starter(PMI.rank)
+        if starter is not None:
+            return f"starter={starter.pid}@{starter.born}"
+    return _key(launcher.job, environ, several_hosts)
+
+
+def _key(names: tuple[str, ...], environ: Mapping[str, str], several_hosts: bool) -> str:
     """The job key: ENGINE_JOB if there is one, else what the launcher gives to all processes of a job alike."""
     if several_hosts:  # Each may call rank 0's host by another name.
         names = tuple(name for name in names if name != "MASTER_ADDR")

@@ -151,7 +151,7 @@ def _tell_of_another() -> None:
     from ..errors import ConfigError
 
     try:
-        first = world.detect(config.environment()).rank == 0
+        first = world.find_place(config.environment()).rank == 0
     except ConfigError:  # `init` will say so
         first = True
     if first:

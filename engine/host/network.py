@@ -126,6 +126,12 @@ def own_address(other: str) -> str | None:
     return None
 
 
+def own_addresses() -> list[str]:
+    """The addresses of this host's interfaces, in numbers: IPv4's, then IPv6's, and none of the loopback."""
+    found = [address for _, name in socket.if_nameindex() for address in _addresses(name) if not is_loopback(address)]
+    return sorted(found, key=lambda address: ":" in address)
+
+
 def _address_of_interface(name: str) -> str:
     if addresses := _addresses(name):
         return addresses[0]

@@ -189,6 +189,26 @@ def variable_of(pid: int, name: str) -> str | None:
     return None
 
 
+def starter(name: str) -> Process | None:
+    """Find the process that has started this one with a variable, though others may stand between, such as shells.
+
+    Parameters
+    ----------
+    name : str
+        A variable that the processes have which it starts, and it has not.
+
+    Returns
+    -------
+    Process or None
+        None if it cannot be seen.
+    """
+    pid = os.getppid()
+    while pid > 1 and variable_of(pid, name) is not None:
+        found = look(pid)
+        pid = 0 if found is None else found.parent
+    return look(pid) if pid > 1 else None
+
+
 def send(pid: int, signum: int) -> bool:
     """Send a signal to a process.
 

@@ -121,12 +121,7 @@ class Leader(Between):
         }
         pause = 0.01
         while True:
-            try:
-                addresses = network.resolve(self.address.host, self.address.port)
-            except OSError as error:
-                self.tried[self.address.host] = f"no such host ({error.strerror})"
-                addresses = []
-            for address in addresses:
+            for address in self._addresses():
                 kind = ", on the loopback of this host" if network.is_loopback(address.host) else ""
                 try:
                     return (yield from call(address, self.key, greeting, Patience(GRACE), self.patience))
@@ -140,6 +135,16 @@ class Leader(Between):
                     self.tried[f"{address}{kind}"] = _text(error)
             yield Wait(Patience(pause))
             pause = min(pause * 1.5, 0.25)
+
+    def _addresses(self) -> list[Address]:
+        """Where the hub may be."""
+        found = []
+        for host in (self.address.host, *self.address.others):
+            try:
+                found += network.resolve(host, self.address.port)
+            except OSError as error:
+                self.tried[host] = f"no such host ({error.strerror})"
+        return found
 
     def _welcome(self, link: Link, greeting: dict[str, Any]) -> None:
         """Answer the leader of a higher host, which opens a lane."""

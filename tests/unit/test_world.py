@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.errors import ConfigError
+from engine.hub_address import HubAddress
 from engine.world import World, detect
 
 OURS = {"ENGINE_RANK": "1", "ENGINE_SIZE": "2", "ENGINE_LOCAL_RANK": "1", "ENGINE_LOCAL_SIZE": "2", "ENGINE_JOB": "a"}
@@ -209,7 +214,7 @@ def test_the_secret_may_be_in_a_file(tmp_path: Path) -> None:
 def test_a_launcher_that_does_not_say_where_rank_0_is_needs_the_hub(source: str) -> None:
     environ = {**HOSTS[source], "ENGINE_SECRET": "s"}
     del environ["ENGINE_HUB"]
-    with pytest.raises(ConfigError, match=r"does not say where rank 0 is reached\. Set ENGINE_HUB=HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"does not say where rank 0 is reached\..* Set ENGINE_HUB=HOST:PORT"):
         detect(environ)
 
 
@@ -257,6 +262,42 @@ def test_the_port_follows_from_the_job_and_is_not_that_of_torch() -> None:
 def test_the_first_node_of_a_step_is_the_hub(nodes: str, first: str) -> None:
     hub = detect({**HOSTS["srun"], "ENGINE_SECRET": "s", "SLURM_STEP_NODELIST": nodes}).hub
     assert hub is not None and hub.host == first
+
+
+@pytest.mark.parametrize("source", ["mpirun (Open MPI)", "mpiexec (PMI)"])
+def test_ranks_that_mpi_has_started_agree_on_what_is_not_given(source: str) -> None:
+    """What is given stays, and where both are given nobody is asked."""
+    environ = {**HOSTS[source], "ENGINE_SECRET": "s"}
+    asked: list[World] = []
+
+    def agree(world: World) -> World:
+        asked.append(world)
+        return replace(world, secret=world.secret or "told", hub=world.hub or HubAddress("told", 1), job="told")
+
+    assert detect(environ, agree).hub == HubAddress("node0", 4711) and not asked
+    del environ["ENGINE_HUB"]
+    world = detect(environ, agree)
+    assert (world.secret, world.hub, world.job) == ("s", HubAddress("told", 1), "told")
+    world = detect({**HOSTS[source]}, agree)
+    assert (world.secret, world.hub) == ("told", HubAddress("node0", 4711))
+    with pytest.raises(ConfigError, match=r"With mpi4py \(`pip install mpi4py`\) they agree on it themselves"):
+        detect(environ, lambda world: None)
+    with pytest.raises(ConfigError, match="no ENGINE_SECRET"):
+        detect(HOSTS["torchrun"], agree)
+
+
+def test_processes_of_mpich_belong_to_the_one_that_has_started_them(tmp_path: Path) -> None:
+    """It names no job, gives each process a session of its own, and there may be a shell between."""
+    code = "import os; from engine.world import detect; print(detect(dict(os.environ)).job)"
+    command = ["sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, code]
+    environ = {**os.environ, **PMI}
+    jobs = {
+        subprocess.run(command, env=environ, start_new_session=True, check=True, capture_output=True, text=True).stdout
+        for _ in range(2)
+    }
+    (job,) = jobs
+    assert job.startswith(f"starter={os.getpid()}@")
+    assert detect({**PMI, "PMI_JOBID": "7"}).job == "PMI_JOBID=7"
 
 
 def test_one_host_needs_neither_secret_nor_hub() -> None:
