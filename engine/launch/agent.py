@@ -23,6 +23,7 @@ from ..metrics import page
 from . import remote_files, spawn
 from .channel import GREETING, Channel, ChannelError, Message
 from .cpu_binding import Allotment, allot
+from .devices import devices_here, share_devices
 from .errors import LaunchError
 from .guardian import Guardian
 from .output import Stream
@@ -83,6 +84,10 @@ class Agent:
         self.program = spawn.find_command(self.head["command"], self.environment)
         address = self._choose_interface()
         self.allotment = self._allot()
+        if self.job.gpus is not None:
+            visible = devices_here(self.environment.get("CUDA_VISIBLE_DEVICES"))
+            devices = share_devices(*self.job.gpus, len(self.crew.ranks), visible)
+            self.job = replace(self.job, devices=devices)
         self.files.make()
         if self.head["counted"]:
             self._make_pages()
@@ -274,6 +279,8 @@ def serve(channel: Channel) -> int:
             elif message.kind == "prepare":
                 agent = Agent(channel, message)
                 agent.prepare()
+            elif message.kind == "file" and agent is not None:
+                agent.files.take(message)
             elif message.kind == "start" and agent is not None:
                 agent.run(message.head)
                 agent.finish()

@@ -203,6 +203,9 @@ class Conductor:
             counted=bool(self._pages),
             grace=options.grace,
         )
+        if options.enclosed:
+            for head, part in remote_files.parts(job.directory / remote_files.ENCLOSED, job.directory):
+                self._board.send(host, "file", part, **head)
 
     def _await_agents(self) -> None:
         """Wait until all agents are ready; of those that cannot be, tell all that are known soon after the first."""

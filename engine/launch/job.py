@@ -11,6 +11,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from ..config import Config
 from ..host import linux, machine, processes
 from ..host.signals import caught
 from ..setting import variable
-from . import leftovers, spawn
+from . import leftovers, remote_files, spawn
 from .conductor import Conductor, Interrupted
 from .console import Console
 from .cpu_binding import allot
+from .devices import devices_here, share_devices
 from .errors import LaunchError
 from .guardian import Guardian
 from .horovod_options import without_effect
@@ -44,24 +46,29 @@ class JobRun:
     Parameters
     ----------
     options : Options
+    collect : callable, optional
+        Called with the job's directory when nothing of its ranks is left, before it may be removed.
 
     Attributes
     ----------
+    hosts : dict of int to str, or None
+        After `run`: the host of each rank, where not all are here.
     verdict : Verdict or None
         After `run`: who failed first, if one did.
     report : list of str
         After `run`: the report on that, as it was shown.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, collect: Callable[[Path], None] = lambda directory: None) -> None:
+        self.hosts: dict[int, str] | None = None
         self.verdict: Verdict | None = None
         self.report: list[str] = []
         self._options = options
+        self._collect = collect
         self._out = Console(1)
         self._err = Console(2)
         self._displays: list[Display] = []
         self._problems: dict[str, OSError] = {}
-        self._hosts: dict[int, str] | None = None  # of each rank, where not all are here
         self._clocks: dict[int, float] = {}
         self._keep = True
 
@@ -104,10 +111,11 @@ class JobRun:
                 torchrun=options.torchrun,
                 counters=() if options.places else metrics.counters,
                 memory=options.memory,
-                devices=options.devices,
+                gpus=options.gpus,
             )
             unix_offset, began = time.time() - time.monotonic(), time.monotonic()
             outcome = start(job, metrics)
+            self._collect(directory)
             seconds = time.monotonic() - began
             # The clock of the day may have been set since: what has ended is told by how it stands now.
             code, lines = self._conclude(outcome, directory, time.time() - seconds)
@@ -133,7 +141,11 @@ class JobRun:
             machine.facts(), options.size, os.environ, binding=options.binding, cpus_per_rank=options.cpus_per_rank
         )
 
+        visible = devices_here(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        devices = () if options.gpus is None else share_devices(*options.gpus, options.size, visible)
+
         def run(job: Job, metrics: Metrics) -> Outcome:
+            job = replace(job, devices=devices)
             descriptors = spawn.raise_descriptor_limit(options.size)
             if not options.quiet:
                 self._say(allotment.summary)
@@ -178,7 +190,7 @@ class JobRun:
         metrics.stop()
         self._displays.extend(conductor.displays.values())
         self._problems = conductor.problems
-        self._hosts, self._clocks = conductor.hosts, conductor.clocks
+        self.hosts, self._clocks = conductor.hosts, conductor.clocks
         return outcome
 
     def _supervise(
@@ -241,7 +253,7 @@ class JobRun:
             lines.append(f"flight records of {readable.ranks(flights)}: {directory}/rank.N/flight.json")
         if verdict is not None:
             self.verdict = verdict
-            self.report = failure_lines(verdict, outcome.ends, directory, started, self._hosts)
+            self.report = failure_lines(verdict, outcome.ends, directory, started, self.hosts)
             return verdict.exit_code, lines + self.report
         if outcome.signum is not None:
             lines.append(f"ended by {processes.signal_name(outcome.signum)}")
@@ -281,11 +293,14 @@ class JobRun:
             leftovers.forget_records(directory)
             for rank in range(self._options.size):
                 (directory / f"rank.{rank}").mkdir(mode=0o700, exist_ok=True)
+            if self._options.enclosed:
+                (directory / remote_files.ENCLOSED).write_bytes(self._options.enclosed)
         except OSError as error:
             raise LaunchError(f"no directory for the job's files: {error}; choose one with --output-dir") from error
         try:
             yield directory
         finally:
+            (directory / remote_files.ENCLOSED).unlink(missing_ok=True)
             if lock is not None:
                 os.close(lock)
             if not self._keep:

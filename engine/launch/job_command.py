@@ -1,9 +1,8 @@
-"""`enginerun job riseml.yml`: run an experiment that is described in RiseML's form, line by line, on this machine."""
+"""`enginerun job riseml.yml`: run an experiment that is described in RiseML's form, line by line."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,16 +12,18 @@ from pathlib import Path
 from .. import readable
 from ..host import machine
 from .check_build import installed
+from .devices import devices_here, share_devices
 from .errors import LaunchError
+from .hosts import Place
 from .job import JobRun
-from .options import MEBIBYTE, Options, one_host, parse
+from .options import MEBIBYTE, Options, parse
 from .riseml import FRAMEWORKS, Description, command_of, describe
 
 USUAL = "riseml.yml"
 USAGE = """usage: enginerun job [FILE] [--check] [options of enginerun]
 
-Run the experiment that FILE describes in RiseML's form (riseml.yml), all its workers on this machine. Each process
-executes a line of 'run', and then waits until all have, before the next.
+Run the experiment that FILE describes in RiseML's form (riseml.yml), its workers on this machine, or on the hosts of -H
+or --hostfile. Each process executes a line of 'run', and then waits until all have, before the next.
 
 --check  show what would be started, and start nothing
 
@@ -38,13 +39,10 @@ class Bounds:
     cpus : int or None
     memory : int or None
         Bytes.
-    devices : tuple of str
-        CUDA_VISIBLE_DEVICES of each rank; empty: as it is.
     """
 
     cpus: int | None
     memory: int | None
-    devices: tuple[str, ...]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,9 +71,12 @@ def main(arguments: Sequence[str]) -> int:
     check = "--check" in arguments
     rest = [argument for argument in arguments[named:] if argument != "--check"]
     description = describe(path)
-    bounds = bounds_of(description, devices_here(os.environ.get("CUDA_VISIBLE_DEVICES"), Path("/dev")))
+    bounds = bounds_of(description)
     jobs = [_options(description, bounds, line, rest) for line in description.run]
-    for line in said(path, description, bounds, hosts_given=_hosts_given(rest)):
+    places = jobs[0].places
+    devices = () if places else devices_of(description, devices_here(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    lines = said(path, description, bounds, devices, places, hosts_given=_hosts_given(rest))
+    for line in lines:
         if check:
             print(line)
         elif not jobs[0].quiet:
@@ -123,66 +124,57 @@ def _arguments(
 
 def _options(description: Description, bounds: Bounds, line: str, rest: Sequence[str]) -> Options:
     command = command_of(line)
-    options = one_host(parse(_arguments(description, bounds, rest, command)[1:]), "'enginerun job'")
+    options = parse(_arguments(description, bounds, rest, command)[1:])
     if options.command != command:
         raise LaunchError(f"the file says what runs: leave {shlex.join(_other(options.command))!r} out")
     if options.size != description.size:
         raise LaunchError(
             f"-np {options.size} is not what the file says, {description.size}: leave -np out, or change 'workers'"
         )
-    if bounds.cpus is not None and options.binding and description.cpus is not None:
+    _check_whole(description, options.places)
+    if bounds.cpus is not None and options.binding and description.cpus is not None and not options.places:
         there, wanted = len(machine.facts().cpus), bounds.cpus * description.size
         if wanted > there:
             raise LaunchError(
                 f"{description.cpus.place}: {readable.count(description.workers, 'worker')} need {wanted} CPUs, and "
                 f"{there} are in the affinity set: ask for fewer, or add --no-binding"
             )
-    return replace(options, memory=bounds.memory, devices=bounds.devices)
+    gpus = None if description.gpus is None else (description.gpus.value, description.processes)
+    return replace(options, memory=bounds.memory, gpus=gpus)
+
+
+def _check_whole(description: Description, places: Sequence[Place]) -> None:
+    """Refuse hosts between which a worker would be divided."""
+    processes = description.processes
+    for place in places:
+        for worker in dict.fromkeys(rank // processes for rank in place.ranks):
+            ranks = range(worker * processes, (worker + 1) * processes)
+            if not set(ranks) <= set(place.ranks):
+                raise LaunchError(
+                    f"--hosts: worker {worker} has {processes} processes ({readable.ranks(ranks)}), and {place.name!r} "
+                    f"would run some of them: give each host a multiple of {processes} slots"
+                )
 
 
 def _other(command: Sequence[str]) -> Sequence[str]:
     return command[: command.index("--")] if "--" in command else command
 
 
-def devices_here(visible: str | None, devices: Path) -> tuple[str, ...]:
-    """The GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
-
-    Parameters
-    ----------
-    visible : str or None
-        The launcher's own CUDA_VISIBLE_DEVICES, to which the job is bound; None: not set.
-    devices : Path
-        `/dev`.
-
-    Returns
-    -------
-    tuple of str
-    """
-    if visible is not None:
-        return tuple(part.strip() for part in visible.split(",") if part.strip())
-    numbers = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
-    return tuple(sorted((found[1] for found in numbers if found), key=int))
-
-
-def bounds_of(description: Description, devices: Sequence[str]) -> Bounds:
+def bounds_of(description: Description) -> Bounds:
     """What each process may use, of what a worker has.
 
     Parameters
     ----------
     description : Description
-    devices : sequence of str
-        The machine's GPUs.
 
     Returns
     -------
     Bounds
-        With a process for each GPU, all see those of all workers, for they choose by `local_rank`, which counts the
-        ranks of this machine. Otherwise each sees its share of its worker's, or all of them if they cannot be divided.
 
     Raises
     ------
     LaunchError
-        Fewer CPUs than processes, or more GPUs than there are.
+        Fewer CPUs than processes.
     """
     processes = description.processes
     cpus = memory = None
@@ -194,28 +186,44 @@ def bounds_of(description: Description, devices: Sequence[str]) -> Bounds:
             )
     if description.mem is not None:
         memory = description.mem.value * MEBIBYTE // processes
-    return Bounds(cpus, memory, _devices(description, devices))
+    return Bounds(cpus, memory)
 
 
-def _devices(description: Description, devices: Sequence[str]) -> tuple[str, ...]:
+def devices_of(description: Description, devices: Sequence[str]) -> tuple[str, ...]:
+    """Which GPUs of this machine each process sees, where it runs them all.
+
+    Parameters
+    ----------
+    description : Description
+    devices : sequence of str
+        The machine's GPUs.
+
+    Returns
+    -------
+    tuple of str
+        As of `share_devices`; empty: they are as they are.
+
+    Raises
+    ------
+    LaunchError
+        There are fewer.
+    """
     if description.gpus is None:
         return ()
-    gpus, processes, size = description.gpus.value, description.processes, description.size
-    needed = gpus * description.workers
-    if needed > len(devices):
-        raise LaunchError(
-            f"{description.gpus.place}: {readable.count(description.workers, 'worker')} need {needed} GPUs, and this "
-            f"machine has {len(devices)}: write 'gpus: 0', and 'workers: {{count: .., processes: ..}}'"
-        )
-    if gpus == processes:
-        return (",".join(devices[:needed]),) * size
-    shares = processes if gpus % processes == 0 else 1
-    share = gpus // shares
-    first = [rank // processes * gpus + (rank % processes * share if shares > 1 else 0) for rank in range(size)]
-    return tuple(",".join(devices[at : at + share]) for at in first)
+    try:
+        return share_devices(description.gpus.value, description.processes, description.size, devices)
+    except LaunchError as error:
+        raise LaunchError(f"{description.gpus.place}: {error}") from None
 
 
-def said(path: Path, description: Description, bounds: Bounds, hosts_given: bool) -> list[str]:
+def said(
+    path: Path,
+    description: Description,
+    bounds: Bounds,
+    devices: Sequence[str] = (),
+    places: Sequence[Place] = (),
+    hosts_given: bool = False,
+) -> list[str]:
     """What the user is told before anything is started, in a line each."""
     project = f"project {description.project}, " if description.project else ""
     where = "" if hosts_given or not description.distributed else "; no hosts are given: this machine runs them all"
@@ -223,6 +231,10 @@ def said(path: Path, description: Description, bounds: Bounds, hosts_given: bool
         f"{path}: {project}{readable.count(description.workers, 'worker')} with "
         f"{description.processes} process{'es' * (description.processes > 1)} each{where}"
     ]
+    for place in places:
+        workers = dict.fromkeys(rank // description.processes for rank in place.ranks)
+        names = f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
+        lines.append(f"{place.name}: {names} ({readable.ranks(place.ranks)})")
     found = installed(FRAMEWORKS[description.framework])
     if found is None:
         lines.append(f"{description.framework} is not installed here, and nothing is installed by this")
@@ -236,8 +248,8 @@ def said(path: Path, description: Description, bounds: Bounds, hosts_given: bool
         limits.append(readable.count(bounds.cpus, "CPU"))
     if bounds.memory is not None:
         limits.append(f"{readable.size(bounds.memory)} of private memory")
-    if bounds.devices:
-        shown = dict.fromkeys(f"{devices!r}" for devices in bounds.devices)
+    if devices:
+        shown = dict.fromkeys(f"{visible!r}" for visible in devices)
         limits.append(f"CUDA_VISIBLE_DEVICES={' | '.join(shown)}")
     if limits:
         lines.append(f"each process has {', '.join(limits)}")

@@ -56,9 +56,11 @@ class Options:
     ignored : tuple of str
         Options that were accepted and do nothing.
     memory : int or None
-        Bytes of private memory that a rank may have; no option gives it, nor the next.
-    devices : tuple of str
-        CUDA_VISIBLE_DEVICES of each rank; empty: as the launcher has it.
+        Bytes of private memory that a rank may have; no option gives it, nor the next two.
+    gpus : tuple of int, or None
+        GPUs of each worker of a RiseML job, and its processes; None: GPUs are as they are.
+    enclosed : bytes
+        What every host finds in a file of the job's directory (`remote_files.ENCLOSED`); empty: there is none.
     places : tuple of Place
         Hosts, each with an agent that starts its ranks; empty: all ranks are here, and the launcher starts them.
     reach : Reach
@@ -80,7 +82,8 @@ class Options:
     torchrun: bool
     ignored: tuple[str, ...]
     memory: int | None = None
-    devices: tuple[str, ...] = ()
+    gpus: tuple[int, int] | None = None
+    enclosed: bytes = b""
     places: tuple[Place, ...] = ()
     reach: Reach = NO_OPTIONS
 
@@ -141,31 +144,6 @@ class _CheckBuild(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         print(table())
         parser.exit()
-
-
-def one_host(options: Options, what: str) -> Options:
-    """Refuse hosts besides this one, for what starts ranks here alone.
-
-    Parameters
-    ----------
-    options : Options
-    what : str
-        What was called.
-
-    Returns
-    -------
-    Options
-        The same.
-
-    Raises
-    ------
-    LaunchError
-        If there are other hosts.
-    """
-    if options.places:
-        name = next((place.name for place in options.places if not place.local), options.places[0].name)
-        raise LaunchError(f"--hosts: {name!r} is another host, and {what} starts ranks on this one alone: leave it out")
-    return options
 
 
 def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:

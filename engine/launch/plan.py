@@ -63,8 +63,10 @@ class Job:
         Path of the page of counters of each rank on this host; none if nothing is counted.
     memory : int or None
         Bytes of private memory that a rank may have.
+    gpus : tuple of int, or None
+        GPUs of each worker of a RiseML job, and its processes; None: GPUs are as they are.
     devices : sequence of str
-        CUDA_VISIBLE_DEVICES of each rank; none: as it is inherited.
+        CUDA_VISIBLE_DEVICES of each rank on this host; none: as it is inherited.
     address : str
         `MASTER_ADDR`.
     hub : str
@@ -83,6 +85,7 @@ class Job:
     torchrun: bool = True
     counters: Sequence[str] = ()
     memory: int | None = None
+    gpus: tuple[int, int] | None = None
     devices: Sequence[str] = ()
     address: str = "127.0.0.1"
     hub: str = ""
@@ -195,7 +198,7 @@ def _place(job: Job, rank: int, local_rank: int, crew: Crew | None) -> dict[str,
         torchrun = (number, local, size, crew_size, job.address, str(job.port))
         place |= dict(zip(TORCHRUN_PLACE, torchrun, strict=True))
     if job.devices:
-        place["CUDA_VISIBLE_DEVICES"] = job.devices[rank]
+        place["CUDA_VISIBLE_DEVICES"] = job.devices[local_rank]
     if job.counters:
         place["ENGINE_COUNTERS"] = job.counters[local_rank]
     if job.horovod:

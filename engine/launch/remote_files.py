@@ -12,12 +12,14 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import leftovers
 from .channel import Channel, ChannelError, Message
 from .errors import LaunchError
 
 TOKEN = ".job"  # file in the launcher's directory that holds the job's name: whoever sees it shares the directory
+ENCLOSED = "enclosed"  # file in the directory that the launcher hands to every host
 PART = 1 << 20
 
 
@@ -79,13 +81,26 @@ class Directory:
         if self._shared:
             return
         for path in self._files():
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                name = str(path.relative_to(self._path))
-                first = True
-                while (part := file.read(PART)) or first:
-                    channel.send("file", part, path=name, first=first)
+            with contextlib.suppress(OSError):
+                for head, part in parts(path, self._path):
+                    channel.send("file", part, **head)
                     channel.out.drain()
-                    first = False
+
+    def take(self, message: Message) -> None:
+        """Take a part of a file that the launcher hands over, unless it lies here already.
+
+        Parameters
+        ----------
+        message : Message
+            A `file`.
+
+        Raises
+        ------
+        LaunchError
+            It cannot be written.
+        """
+        if not self._shared and (problem := keep(message, self._path)) is not None:
+            raise LaunchError(f"cannot write {str(self._path / str(message.head['path']))!r}: {problem.strerror}")
 
     def remove(self) -> None:
         """Remove it, if this agent has made it; a second call does nothing."""
@@ -101,8 +116,28 @@ class Directory:
         roots = [self._path] if self._made else [self._path / f"rank.{rank}" for rank in self._ranks]
         for root in roots:
             for folder, _, names in os.walk(root):
-                paths = (Path(folder, name) for name in sorted(names) if name not in ("stdout", "stderr"))
+                paths = (Path(folder, name) for name in sorted(names) if name not in ("stdout", "stderr", ENCLOSED))
                 yield from (path for path in paths if path.is_file() and not path.is_symlink())
+
+
+def parts(path: Path, directory: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Read a file in the parts by which it is sent, each with the head of its message.
+
+    Parameters
+    ----------
+    path : Path
+    directory : Path
+        Of the job, in which it lies.
+
+    Yields
+    ------
+    dict, bytes
+    """
+    with path.open("rb") as file:
+        first = True
+        while (part := file.read(PART)) or first:
+            yield {"path": str(path.relative_to(directory)), "first": first}, part
+            first = False
 
 
 def keep(message: Message, directory: Path) -> OSError | None:

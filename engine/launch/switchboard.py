@@ -86,17 +86,17 @@ class Switchboard:
         for key, _ in self._selector.select(min(seconds, 0.5)):
             key.data()
 
-    def send(self, host: RemoteHost, kind: str, /, **head: Any) -> None:
+    def send(self, host: RemoteHost, kind: str, body: bytes = b"", /, **head: Any) -> None:
         """Send a message to a host that can take part and has not done its own.
 
         Parameters
         ----------
         host : RemoteHost
-        kind, **head
+        kind, body, **head
             As of `channel.pack`.
         """
         if host.channel is not None and not host.done and not host.trouble:
-            host.channel.send(kind, **head)
+            host.channel.send(kind, body, **head)
 
     def tell(self, kind: str, /, **head: Any) -> None:
         """Send a message to all hosts."""

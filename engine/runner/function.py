@@ -1,8 +1,9 @@
 """`engine.run`: call a function on every rank of a job, and return what it returned.
 
 Three processes take part. The caller pickles the call into a directory of its own and waits. `job`, which it starts, is
-the launcher: the launcher needs one thread and adopts orphans, and the caller may be anything. Each rank is `rank`,
-which makes the call and pickles the result.
+the launcher: the launcher needs one thread and adopts orphans, and the caller may be anything. It encloses the call in
+the job's directory, on every host. Each rank is `rank`, which makes the call and pickles the result into its own
+directory; from there `job` brings it to the caller's.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from typing import Any
 from ..launch import leftovers
 from ..launch.errors import JobError, LaunchError
 
-CALL, OUTCOME, RESULT, ERROR = "call", "outcome.json", "result.{}", "error.{}"
+CALL, OUTCOME, RESULT, ERROR = "call", "outcome.json", "result", "error"
 
 
 def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    num_proc: int = 1,
+    num_proc: int | None = None,
     min_num_proc: int | None = None,
     max_num_proc: int | None = None,
     slots: int | None = None,
@@ -53,12 +54,18 @@ def run(
     np: int | None = None,
     min_np: int | None = None,
     max_np: int | None = None,
+    ssh_options: str | None = None,
+    launch_agent: str | None = None,
+    remote_python: str | None = None,
+    remote_directory: str | os.PathLike[str] | None = None,
+    network_interface: str | None = None,
 ) -> list[Any]:
-    """Call `func(*args, **kwargs)` on every rank of a new job on this host, and wait for its end.
+    """Call `func(*args, **kwargs)` on every rank of a new job on this host or several, and wait for its end.
 
     Function, arguments and results are pickled; by cloudpickle if it is installed, so that a function of a notebook, of
     the main script or a lambda will do. Otherwise `func` must belong to a module that the ranks can import. They have
-    this process's environment and `sys.path`. What they write is shown as by `enginerun`.
+    this process's environment and `sys.path`; so other hosts need the same modules in the same places. What ranks write
+    is shown as by `enginerun`.
 
     Parameters
     ----------
@@ -66,19 +73,21 @@ def run(
         It calls `engine.init()` itself.
     args, kwargs : sequence, mapping
         Its arguments, the same on every rank.
-    num_proc, np : int
-        Number of ranks.
+    num_proc, np : int, optional
+        Number of ranks; by default the slots of the hosts, or 1 if none are given.
     hosts, hostfile, start_timeout, output_filename
         As `--hosts`, `--hostfile`, `--start-timeout` (seconds) and `--output-dir` of `enginerun`.
+    ssh_port, ssh_identity_file, ssh_options, launch_agent, remote_python, remote_directory, network_interface, \
+network_interfaces
+        How other hosts are reached, as the options of these names of `enginerun`.
     verbose : int, optional
         Not 0: say what is started, and on which CPUs.
     executable : str, optional
         The Python of the ranks; this one by default.
     min_num_proc, max_num_proc, min_np, max_np, host_discovery_script
         Of elastic jobs, which do not exist yet: refused, unless both bounds are `num_proc`.
-    slots, reset_limit, cooldown_range, ssh_port, ssh_identity_file, disable_cache, use_gloo, use_mpi, mpi_args, \
-network_interfaces
-        Accepted, and answered with one line: they have nothing to do on one host.
+    slots, reset_limit, cooldown_range, disable_cache, use_gloo, use_mpi, mpi_args
+        Accepted, and answered with one line: they have nothing to do here.
 
     Returns
     -------
@@ -95,8 +104,9 @@ network_interfaces
         `func` is nothing to call, or its arguments are no sequence or mapping; the call cannot be pickled, or a result.
     """
     _check_call(func, args, kwargs)
+    size = num_proc if np is None else np
     options = {
-        "-np": np if np is not None else num_proc,
+        "-np": 1 if size is None and hosts is None and hostfile is None else size,
         "--min-np": min_np if min_np is not None else min_num_proc,
         "--max-np": max_np if max_np is not None else max_num_proc,
         "--slots-per-host": slots,
@@ -115,9 +125,11 @@ network_interfaces
         "--gloo": use_gloo,
         "--mpi": use_mpi,
         "--mpi-args": mpi_args,
-        "--network-interfaces": network_interfaces
-        if network_interfaces is None or isinstance(network_interfaces, str)
-        else ",".join(network_interfaces),
+        "--network-interface": _joined(network_interfaces if network_interface is None else network_interface),
+        "--ssh-options": ssh_options,
+        "--launch-agent": launch_agent,
+        "--remote-python": remote_python,
+        "--remote-directory": remote_directory,
     }
     # Another Python has packages of its own, which go first.
     call = pickle.dumps((sys.path, executable is None, _dumps(func, args, dict(kwargs or {}))))
@@ -127,11 +139,15 @@ network_interfaces
         try:
             (home / CALL).write_bytes(call)
             python = executable or sys.executable
-            command = [python, "-P", "-m", "engine.runner.rank", directory]
+            command = [python, "-P", "-m", "engine.runner.rank"]
             _launch(home, [*_arguments(options), "--", *command])
             return _results(home)
         finally:
             os.close(lock)
+
+
+def _joined(names: str | Sequence[str] | None) -> str | None:
+    return names if names is None or isinstance(names, str) else ",".join(names)
 
 
 def _check_call(func: Any, args: Any, kwargs: Any) -> None:
@@ -211,7 +227,7 @@ def _results(home: Path) -> list[Any]:
         raise _failure(home, outcome)
     results = []
     for rank in range(outcome["size"]):
-        path = home / RESULT.format(rank)
+        path = home / f"rank.{rank}.{RESULT}"
         if not path.exists():
             raise JobError(f"rank {rank} ended before the function returned, with exit code 0", rank)
         results.append(pickle.loads(path.read_bytes()))
@@ -219,12 +235,13 @@ def _results(home: Path) -> list[Any]:
 
 
 def _failure(home: Path, outcome: Mapping[str, Any]) -> JobError:
-    rank = outcome["rank"]
+    rank, host = outcome["rank"], outcome["host"]
     report = "\n".join(outcome["report"])
     if rank is None:
         return JobError(f"the job was ended by a signal (exit code {outcome['code']})")
+    who = f"rank {rank}" if host is None else f"rank {rank} on {host}"
     try:
-        trace = (home / ERROR.format(rank)).read_text(encoding="utf-8", errors="replace")
+        trace = (home / f"rank.{rank}.{ERROR}").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:  # killed, or it never came to the call
-        return JobError(f"rank {rank} failed first\n{report}", rank)
-    return JobError(f"rank {rank} failed first:\n{trace}", rank)
+        return JobError(f"{who} failed first\n{report}", rank)
+    return JobError(f"{who} failed first:\n{trace}", rank)

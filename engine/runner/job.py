@@ -8,14 +8,15 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..host import processes
 from ..launch.errors import LaunchError
 from ..launch.job import JobRun
-from ..launch.options import one_host, parse
-from .function import OUTCOME
+from ..launch.options import parse
+from .function import CALL, ERROR, OUTCOME, RESULT
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -28,20 +29,33 @@ def main(arguments: Sequence[str]) -> None:
     """
     caller, home = int(arguments[0]), Path(arguments[1])
     processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # of the caller's death
-    outcome: dict[str, Any] = {"error": None, "code": 0, "size": 0, "rank": None, "report": []}
+    outcome: dict[str, Any] = {"error": None, "code": 0, "size": 0, "rank": None, "host": None, "report": []}
     if os.getppid() == caller:  # else it died before the request above
         try:
-            options = one_host(parse(arguments[2:]), "engine.run")
-            job = JobRun(options)
+            options = replace(parse(arguments[2:]), enclosed=(home / CALL).read_bytes())
+            if options.directory is not None:
+                _collect(options.directory, home, keep=False)
+            job = JobRun(options, lambda directory: _collect(directory, home))
             outcome |= {"code": job.run(), "size": options.size, "report": job.report}
             if job.verdict is not None:
                 outcome["rank"] = job.verdict.culprit
+                outcome["host"] = (job.hosts or {}).get(job.verdict.culprit)
         except LaunchError as error:
             outcome["error"] = str(error)
     if os.getppid() == caller:
         (home / OUTCOME).write_text(json.dumps(outcome))
     else:
         shutil.rmtree(home, ignore_errors=True)  # nobody else is left to do it
+
+
+def _collect(directory: Path, home: Path, keep: bool = True) -> None:
+    """Take what the ranks have returned out of the job's directory; what an earlier job has left there is nobody's."""
+    for name in (RESULT, ERROR):
+        for path in directory.glob(f"rank.*/{name}"):
+            if keep:
+                shutil.move(path, home / f"{path.parent.name}.{name}")
+            else:
+                path.unlink()
 
 
 if __name__ == "__main__":

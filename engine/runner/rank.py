@@ -1,4 +1,4 @@
-"""A rank of `engine.run`: `python -m engine.runner.rank DIRECTORY` makes the call that lies there."""
+"""A rank of `engine.run`: `python -m engine.runner.rank` makes the call that lies in the job's directory."""
 
 from __future__ import annotations
 
@@ -8,28 +8,24 @@ import sys
 import traceback
 from pathlib import Path
 
-from .function import CALL, ERROR, RESULT, pickler
+from ..launch.remote_files import ENCLOSED
+from .function import ERROR, RESULT, pickler
 
 
-def main(home: Path) -> None:
-    """Call the function, and write its result or its traceback.
-
-    Parameters
-    ----------
-    home : Path
-        The directory of the call, which only this user can read.
-    """
-    rank = os.environ["ENGINE_RANK"]
+def main() -> None:
+    """Call the function, and write its result or its traceback into the directory of this rank."""
+    rank, directory = os.environ["ENGINE_RANK"], Path(os.environ["ENGINE_OUTPUT_DIR"])
+    own = directory / f"rank.{rank}"
     try:
-        path, same_python, call = pickle.loads((home / CALL).read_bytes())
+        path, same_python, call = pickle.loads((directory / ENCLOSED).read_bytes())
         sys.path[:] = path if same_python else dict.fromkeys([*sys.path, *path])
         func, args, kwargs = pickle.loads(call)
         value = func(*args, **kwargs)
         data = _dumps(value, rank)
     except Exception:
-        (home / ERROR.format(rank)).write_bytes(traceback.format_exc().encode(errors="backslashreplace"))
+        (own / ERROR).write_bytes(traceback.format_exc().encode(errors="backslashreplace"))
         raise
-    (home / RESULT.format(rank)).write_bytes(data)
+    (own / RESULT).write_bytes(data)
 
 
 def _dumps(value: object, rank: str) -> bytes:
@@ -41,4 +37,4 @@ def _dumps(value: object, rank: str) -> bytes:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

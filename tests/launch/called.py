@@ -29,15 +29,20 @@ def total(value: float) -> float:
     return float(engine.allreduce(np.full(3, value * engine.rank()), engine.Sum)[0])
 
 
-def ages_and_clears() -> bool:
-    """Whether the directory of the call is there after another job has cleared what is old."""
+def ages_and_clears(temporary: str) -> bool:
+    """Whether the directories of call and job are there after another job has cleared what is old."""
     from engine.launch import leftovers
 
-    home = Path(sys.argv[1])
-    for path in (*home.iterdir(), home):
-        os.utime(path, (0, 0))
-    leftovers.clear_old(home.parent)
-    return home.is_dir()
+    homes = [path for path in Path(temporary).iterdir() if path.name.startswith(leftovers.PREFIX)]
+    for home in homes:
+        for path in (*home.rglob("*"), home):
+            os.utime(path, (0, 0))
+    leftovers.clear_old(Path(temporary))
+    return len(homes) == 2 and all(home.is_dir() for home in homes)
+
+
+def sees(path: str) -> bool:
+    return os.path.exists(path)
 
 
 def raises_on(culprit: int) -> None:

@@ -36,6 +36,7 @@ def nothing_left(tmp_path, monkeypatch):
     temporary = tmp_path / "calls"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     yield
     assert list(temporary.glob("enginerun-call-*")) == []
 
@@ -50,7 +51,7 @@ def test_the_ranks_are_a_world():
 
 
 def test_a_call_that_lasts_for_weeks_is_no_leftover():
-    assert engine.run(called.ages_and_clears, num_proc=1) == [True]
+    assert engine.run(called.ages_and_clears, (tempfile.gettempdir(),), num_proc=1) == [True]
 
 
 def test_a_failing_ranks_traceback_comes_first():
@@ -116,9 +117,37 @@ def test_what_is_no_call_is_refused_before_a_rank_starts(monkeypatch, func, args
         engine.run(func, args, kwargs, num_proc=2)
 
 
+# The second host has a file system of its own over the directory for temporary files.
+APART = """#!/bin/sh
+name=$1; shift
+[ $name = a ] && exec "$@"
+exec unshare -m sh -c 'mount -t tmpfs none "$TMPDIR" && exec "$@"' sh "$@"
+"""
+
+
+def test_a_function_runs_on_several_hosts_and_its_results_come_back(tmp_path):
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs a mount namespace: run as root")
+    (tmp_path / "agent").write_text(APART)
+    (tmp_path / "agent").chmod(0o755)
+    large, output = "x" * 3_000_000, Path(tempfile.gettempdir(), "output")
+    (output / "rank.3").mkdir(parents=True)
+    (output / "rank.3" / "result").write_text("of an earlier job")
+    reach = {"launch_agent": f"{tmp_path}/agent {{host}}", "network_interface": "lo", "remote_directory": str(tmp_path)}
+    results = engine.run(called.place, (large,), hosts="a:2,b:2", output_filename=output, **reach)
+    assert results == [(rank, 4, (large,), {}, str(tmp_path)) for rank in range(4)]
+    assert engine.run(called.sees, (str(output / "rank.0"),), hosts="a:2,b:1", **reach) == [True, True, False]
+    assert sorted(path.name for path in output.iterdir()) == [f"rank.{rank}" for rank in range(4)]
+    assert list((output / "rank.3").iterdir()) == [output / "rank.3" / "stderr", output / "rank.3" / "stdout"]
+    with pytest.raises(JobError, match=r"^rank 1 on b failed first:\nTraceback (?s:.*) rank 1 does not like it$"):
+        engine.run(called.raises_on, (1,), hosts="a:1,b:1", **reach)
+    with pytest.raises(JobError, match=r"^rank 1 on b failed first\n(?s:.*)killed by SIGKILL"):
+        engine.run(called.killed_on, (1,), hosts="a:1,b:1", **reach)
+
+
 def test_a_job_that_cannot_start_is_refused():
-    with pytest.raises(LaunchError, match="'elsewhere' is another host"):
-        engine.run(called.place, hosts="elsewhere:2", num_proc=2)
+    with pytest.raises(LaunchError, match="elsewhere: cannot start '/no/such': No such file"):
+        engine.run(called.place, hosts="elsewhere:2", num_proc=2, launch_agent="/no/such")
     with pytest.raises(LaunchError, match="--min-np 1: there are no elastic jobs yet"):
         engine.run(called.place, num_proc=2, min_num_proc=1)
     with pytest.raises(LaunchError, match="'0' is not a whole number"):

@@ -11,6 +11,7 @@ import pytest
 
 from engine.launch import job_command
 from engine.launch.cli import main
+from engine.launch.devices import devices_here
 from engine.launch.errors import LaunchError
 from engine.launch.riseml import Description, command_of, describe
 
@@ -163,35 +164,35 @@ GPUS = tuple(map(str, range(8)))
     ],
 )
 def test_which_gpus_a_process_sees(tmp_path, workers, resources, devices):
-    assert job_command.bounds_of(small(tmp_path, workers, resources), GPUS).devices == devices
+    assert job_command.devices_of(small(tmp_path, workers, resources), GPUS) == devices
 
 
 def test_cpus_and_memory_are_divided_among_the_processes_of_a_worker(tmp_path):
-    bounds = job_command.bounds_of(small(tmp_path, "{count: 2, processes: 2}", "{cpus: 5, mem: 1000}"), ())
+    bounds = job_command.bounds_of(small(tmp_path, "{count: 2, processes: 2}", "{cpus: 5, mem: 1000}"))
     assert (bounds.cpus, bounds.memory) == (2, 500 << 20)
     with pytest.raises(
         LaunchError, match=r"riseml.yml:7: train.resources.cpus: a worker has 4 processes, and at least"
     ):
-        job_command.bounds_of(small(tmp_path, "{count: 2, processes: 4}", "{cpus: 3}"), ())
+        job_command.bounds_of(small(tmp_path, "{count: 2, processes: 4}", "{cpus: 3}"))
     with pytest.raises(LaunchError, match=r"gpus: 2 workers need 8 GPUs, and this machine has 0: write 'gpus: 0'"):
-        job_command.bounds_of(small(tmp_path, "2", "{gpus: 4}"), ())
+        job_command.devices_of(small(tmp_path, "2", "{gpus: 4}"), ())
 
 
 def test_the_gpus_of_this_machine(tmp_path):
     for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    assert job_command.devices_here(None, tmp_path) == ("2", "10")
-    assert job_command.devices_here("3, GPU-ab", tmp_path) == ("3", "GPU-ab")
-    assert job_command.devices_here("", tmp_path) == ()
+    assert devices_here(None, tmp_path) == ("2", "10")
+    assert devices_here("3, GPU-ab", tmp_path) == ("3", "GPU-ab")
+    assert devices_here("", tmp_path) == ()
 
 
 def test_a_version_is_compared_and_nothing_installed(tmp_path, monkeypatch):
     told = describe(wrote(tmp_path, WHOLE.replace("gpus: 4", "gpus: 0")))
-    bounds = job_command.bounds_of(told, ())
+    bounds = job_command.bounds_of(told)
 
     def said(found: tuple[str, str] | None) -> list[str]:
         monkeypatch.setattr(job_command, "installed", lambda package: found)
-        return job_command.said(Path("riseml.yml"), told, bounds, hosts_given=False)
+        return job_command.said(Path("riseml.yml"), told, bounds)
 
     assert (
         "riseml.yml:5: train.tensorflow.version: tensorflow 1.5.0 is asked for; what runs is what is installed, "
@@ -207,7 +208,6 @@ def test_a_version_is_compared_and_nothing_installed(tmp_path, monkeypatch):
     [
         (["-np", "3"], "-np 3 is not what the file says, 2: leave -np out"),
         (["python", "other.py"], "the file says what runs: leave 'python other.py' out"),
-        (["-H", "other:2"], "'other' is another host"),
         (["-H", "localhost:1"], "needs more slots than the 1 of the hosts"),
         (["--no-such"], "unrecognized arguments: --no-such"),
     ],
@@ -279,3 +279,39 @@ def test_an_interrupt_ends_all_lines(launcher: Launcher):
     job.send_signal(signal.SIGINT)
     assert launcher.finish(job).code == 130
     assert not (launcher.home / "started").exists()
+
+
+WORKERS = """
+import os, pathlib
+names = "ENGINE_RANK ENGINE_LOCAL_RANK ENGINE_CROSS_RANK STAND_IN CUDA_VISIBLE_DEVICES".split()
+print(*[os.environ.get(name) for name in names])
+pathlib.Path(f"done.{os.environ['ENGINE_RANK']}").touch()
+"""
+
+
+def test_workers_run_on_several_hosts_and_wait_for_all_after_each_line(launcher: Launcher):
+    (launcher.home / "first.py").write_text(WORKERS)
+    lines = "\n".join(f"  - {line}" for line in (f"{sys.executable} first.py", "echo done.*"))
+    text = SMALL.format(workers="{count: 3, processes: 2}", resources="{gpus: 2, cpus: 2}")
+    wrote(launcher.home, text.replace("  run: python train.py", f"  run:\n{lines}"))
+    launcher.environment["CUDA_VISIBLE_DEVICES"] = "4,5,7,8"
+    hosts = ["-H", "a:4,b:2", "--launch-agent", "env STAND_IN={host}", "--no-binding"]
+    check = launcher.run("job", "--check", *hosts)
+    assert check.code == 0, check.err
+    assert check.out.splitlines()[1:3] == ["a: workers 0, 1 (ranks 0-3)", "b: worker 2 (ranks 4, 5)"]
+    assert "this machine runs them all" not in check.out
+    done = launcher.run("job", "--output-dir", "out", *hosts)
+    assert done.code == 0, done.err
+    first = [done.lines(rank)[0] for rank in range(6)]
+    assert first == [f"{rank} {rank % 4} {rank // 4} {'a 4,5,7,8' if rank < 4 else 'b 4,5'}" for rank in range(6)]
+    assert [done.lines(rank)[1] for rank in range(6)] == [" ".join(f"done.{rank}" for rank in range(6))] * 6
+    assert (launcher.home / "out/line.2/rank.5/stdout").exists()
+    assert "enginerun: b: worker 2 (ranks 4, 5)" in done.err
+    split = launcher.run("job", "-H", "a:3,b:3", *hosts[2:])
+    assert split.code == 2
+    assert (
+        "--hosts: worker 1 has 2 processes (ranks 2, 3), and 'a' would run some of them: give each host a" in split.err
+    )
+    launcher.environment["CUDA_VISIBLE_DEVICES"] = "4,5"
+    few = launcher.run("job", *hosts)
+    assert few.code == 2 and "a: 2 workers need 4 GPUs, and this machine has 2: write 'gpus: 0'" in few.err
