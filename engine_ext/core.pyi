@@ -46,10 +46,15 @@ class Engine:
 
     def count(self, on: bool) -> None:
         """For benchmarks: count, or do not for a while. Nothing is in flight, and there are no process sets."""
-    def tell(self, **fields: int) -> None:
-        """Set fields of the page of counters, by the names in counters.h. Without a page nothing happens.
+    def tell(self, **fields: int | str) -> None:
+        """Set fields of the page of counters, by the names in counters.h: of one word to a number, of several to a
+        text. Without a page nothing happens.
 
-        Raises ValueError for what is no field of one word.
+        Raises ValueError for what is no such field.
+        """
+    def clock(self) -> tuple[int, int] | None:
+        """Nanoseconds by which the monotonic clock of rank 0's host is ahead of this host's, and by how many that may
+        be wrong; None as long as they have not been compared.
         """
     def form(
         self,

@@ -55,7 +55,7 @@ from engine_ext.shared.layout cimport (
 from engine_ext.shared.segment cimport (
     Segment, abort_world, segment_append, segment_discard, segment_map, segment_unmap, segment_within, wake_others,
 )
-from engine_ext.snapshots cimport counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
+from engine_ext.snapshots cimport clock_of, counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
 from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
 from engine_ext.transport.lanes cimport lanes_open
 from engine_ext.transport.shm cimport shared_memory_open
@@ -198,6 +198,10 @@ cdef class Engine:
 
     def tell(self, **fields):
         tell(self.page, fields)
+
+    def clock(self):
+        cdef State* e = self.state
+        return None if e.segment.header == NULL or e.alive[0] != 1 else clock_of(e.segment.world)
 
     def form(self, tuple numbers, int calls, dict lanes=None, dict trunks=None):
         """An engine for some ranks of the world, among themselves; None on the others. Collective over the world. Native calls

@@ -17,7 +17,7 @@ from engine_ext.shared.layout cimport (
     ALGORITHM_NAMES, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD, IDS, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS, STORES_NAMES,
     WIRE_NAMES, engine_entry, engine_meta, rank_page,
 )
-from engine_ext.shared.segment cimport away
+from engine_ext.shared.segment cimport Segment, ahead_ns, away, clocked
 
 cdef struct Waiting:            # an operation in flight
     char[NAME_BYTES] name
@@ -40,6 +40,13 @@ cdef dict counters_of(State* e):
             "busy_ns": load_relaxed(&e.counters.busy_ns), "wakes": load_relaxed(&e.segment.wakes),
             "sleeps": load_relaxed(&e.counters.sleeps), "yields": load_relaxed(&e.counters.yields),
             "late_wakes": load_relaxed(&e.counters.late)}
+
+
+cdef object clock_of(const Segment* segment):
+    cdef uint64_t ahead = ahead_ns(segment)
+    if not clocked(segment):
+        return None
+    return <int64_t>ahead, load_relaxed(&segment.header.ahead_error) if segment.far else 0
 
 
 cdef tuple steps_of(State* e, uint64_t since):

@@ -13,6 +13,9 @@ class Tracer:
     @property
     def closed(self) -> bool:
         """Whether the engine was: what it has recorded is all there will be."""
+    @property
+    def clocked(self) -> bool:
+        """Whether times in the file are those of the clock of rank 0's host; if not, they are of this host's."""
     def start(self, rate: int, saved: float) -> None:
         """Begin a recording of at most `rate` lines a second in the mean, with what `saved` seconds allow in hand. On
         the engine's first rank it decides for all its ranks which entries are recorded.

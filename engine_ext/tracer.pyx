@@ -20,7 +20,7 @@ from engine_ext.operations.kinds cimport kind_name
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
 from engine_ext.platform.posix cimport PAGE, ftruncate, pthread_mutex_lock, pthread_mutex_unlock, write
 from engine_ext.shared.layout cimport ALGORITHM_NAMES, ENTRY_SKIP, WIRE_NAMES
-from engine_ext.shared.segment cimport coordinates
+from engine_ext.shared.segment cimport ahead_ns, clocked, coordinates
 
 from engine_ext.errors import EngineError
 
@@ -46,6 +46,7 @@ cdef struct Lines:
     uint64_t offset             # in the file, of data[0]
     int track                   # `pid` of every event
     const int* numbers          # what the world calls each rank
+    uint64_t ahead              # added to every time: the file has those of the clock of rank 0's host
     bint cycles                 # an instant for each entry closed
 
 
@@ -92,6 +93,7 @@ cdef int write_lines(Lines* lines, int fd) noexcept nogil:
 cdef size_t slice_head(Lines* lines, uint64_t row, const char* name, uint64_t begun, uint64_t ended) noexcept nogil:
     """The beginning of a complete event, up to its arguments; nanoseconds as microseconds with three decimals."""
     cdef uint64_t lasted = ended - begun if ended > begun else 0
+    begun += lines.ahead
     return <size_t>snprintf(
         lines.data + lines.used, LINE, ',{"ph":"X","pid":%d,"tid":%llu,"ts":%llu.%03llu,"dur":%llu.%03llu,"name":"%s"',
         lines.track, <unsigned long long>row, <unsigned long long>(begun // 1000), <unsigned long long>(begun % 1000),
@@ -130,6 +132,7 @@ cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
     cdef const TensorRecord* tensors = <const TensorRecord*>(<const char*>entry + sizeof(EntryRecord))
     cdef const char* what = kind_name(entry.kind)
     cdef unsigned long long sequence = entry.sequence, nbytes = entry.nbytes
+    cdef unsigned long long closed = entry.closed + lines.ahead
     cdef size_t n
     cdef uint32_t i
     cdef int stage
@@ -139,7 +142,7 @@ cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
         end_line(lines, <size_t>snprintf(
             lines.data + lines.used, LINE,
             ',{"ph":"i","s":"p","pid":%d,"tid":%d,"ts":%llu.%03llu,"name":"cycle","args":{"entry":%llu}}\n', lines.track,
-            <int>Row.ROW_CYCLES, <unsigned long long>(entry.closed // 1000), <unsigned long long>(entry.closed % 1000), sequence))
+            <int>Row.ROW_CYCLES, closed // 1000, closed % 1000, sequence))
     n = slice_head(lines, Row.ROW_ENTRIES, what, entry.started, entry.ended)
     n += <size_t>snprintf(lines.data + lines.used + n, LINE - n,
                           ',"args":{"entry":%llu,"tensors":%u,"bytes":%llu,"algorithm":"%s"', sequence, entry.items,
@@ -264,6 +267,10 @@ cdef class Tracer:
         trace_stop(&e.trace, now_ns())
         pthread_mutex_unlock(&e.lock)
 
+    @property
+    def clocked(self):
+        return clocked(self.state().segment.world)
+
     def set_rate(self, uint64_t rate):
         store_relaxed(&self.state().trace.rate, rate)
 
@@ -273,7 +280,7 @@ cdef class Tracer:
         if e.trace.ring == NULL:
             return offset
         self.lines.used, self.lines.offset, self.lines.cycles = 0, offset, cycles
-        self.lines.track, self.lines.numbers = self.track, e.segment.numbers
+        self.lines.track, self.lines.numbers, self.lines.ahead = self.track, e.segment.numbers, ahead_ns(e.segment.world)
         with nogil:
             status = drain(e, &self.lines, fd, limit, &self.left_out)
         if status:

@@ -2,7 +2,7 @@
 from libc.errno cimport EPROTO
 from libc.stdint cimport uint64_t
 
-from engine_ext.shared.counters cimport counters_map, counters_put
+from engine_ext.shared.counters cimport counters_map, counters_put, counters_write
 
 from engine_ext.errors import IncompatibleRanksError
 
@@ -19,12 +19,19 @@ cdef counters_page* map_page(int fd) except NULL:
 
 
 cdef int tell(counters_page* page, dict fields) except -1:
-    """Set fields of one word by their names. Without a page nothing happens."""
-    cdef bytes name
+    """Set fields by their names: of one word to a number, of several to a text. Without a page nothing happens."""
+    cdef bytes name, text
+    cdef int status
     if page == NULL:
         return 0
     for word, value in fields.items():
         name = word.encode()
-        if counters_put(page, name, <uint64_t>value) < 0:
-            raise ValueError(f"{word} is no field of one word on the page of counters")
+        if isinstance(value, str):
+            text = value.encode(errors="replace")
+            status = counters_write(page, name, text, <uint64_t>len(text))
+        else:
+            status = counters_put(page, name, <uint64_t>value)
+        if status < 0:
+            raise ValueError(f"{word} is no field of {'several words' if isinstance(value, str) else 'one word'} on the page "
+                             "of counters")
     return 0

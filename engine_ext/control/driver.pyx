@@ -40,7 +40,7 @@ from engine_ext.shared.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_RELAY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status,
     rank_page,
 )
-from engine_ext.shared.segment cimport claimed, coordinates, relays, wake, wake_others, wake_unfenced
+from engine_ext.shared.segment cimport claimed, coordinates, relays, time_told, wake, wake_others, wake_unfenced
 
 cdef extern from "platform/cpu.h" nogil:
     uint64_t engine_float_enter()
@@ -542,7 +542,7 @@ cdef int driver_join(State* e, uint32_t* join) noexcept nogil:
     else:
         join[0] = load32_relaxed(&e.segment.joins) + 1
         e.joined = True
-        store_relaxed(&e.segment.mine.joined_at, now_ns())
+        store_relaxed(&e.segment.mine.joined_at, time_told(&e.segment, now_ns()))
         # Release: all that this rank has submitted, which is done, comes before; pairs with see_joined.
         store_release(&e.segment.mine.joined, join[0])
         store_release(&e.segment.mine.waits, e.segment.mine.waits + 1)

@@ -7,8 +7,8 @@ from engine_ext.control.backlog cimport backlog_take
 from engine_ext.control.finishers cimport finishers_add
 from engine_ext.control.joined_groups cimport members_heard, members_tell
 from engine_ext.control.observers cimport (
-    observe_completions, observe_entry_begins, observe_entry_ends, observe_failure, observe_mismatch, observe_step,
-    observe_submission, observes_stages,
+    observe_completions, observe_entry_begins, observe_entry_ends, observe_entry_looks, observe_entry_waits, observe_failure,
+    observe_mismatch, observe_step, observe_submission, observes_stages,
 )
 from engine_ext.control.state cimport EVENT_ABORT, Role, State
 from engine_ext.control.store_choice cimport stores_measured
@@ -24,6 +24,7 @@ from engine_ext.platform.atomics cimport (
     FENCE_DONE, add32, cas_pointer, count_up, full_fence, load32_relaxed, load_acquire, load_pointer, now_ns,
     or32, store32_release, store_relaxed, store_release,
 )
+from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, write
 from engine_ext.shared.layout cimport (
@@ -239,7 +240,9 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     observe_entry_ends(e, entry, now)
     pthread_mutex_unlock(&e.lock)
     if coordinates(&e.segment) and entry.type == ENTRY_BATCH and entry.algorithm == ALGORITHM_TWO_SHOT:
-        stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores, now - e.entry_begun)
+        # Between hosts most of an entry may be waiting for the network, of which stores know nothing: there its work counts.
+        stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores,
+                        age_ns(now - e.entry_begun, e.crossing.waited))
     e.entry = NULL
     schedule_advance(&e.segment, entry)
 
@@ -278,8 +281,10 @@ cdef bint run_schedule(State* e) noexcept nogil:
     cdef const char* failure
     while True:
         if e.entry != NULL:
+            observe_entry_looks(e)
             moved |= executor_progress(&e.executor)
             if e.executor.active:
+                observe_entry_waits(e)
                 return moved
             entry = e.entry
             if e.sending_members:

@@ -1,7 +1,8 @@
 """Which entries a timeline records, who submitted each of their tensors last, and what is counted of arrivals.
 
-A rank says when it submitted in its request, or beside its bit while `recording` is set; the clock is the host's. Entries are
-recorded as long as rank 0's budget of lines lasts, the same ones on every rank. The caller holds rank 0's driver role.
+A rank says when it submitted in its request, or beside its bit while `recording` is set; the clock is the coordinator's.
+Entries are recorded as long as rank 0's budget of lines lasts, the same ones on every rank. The caller holds rank 0's driver
+role.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
@@ -36,6 +37,8 @@ cdef void lateness_note(Coordinator* c, NameState* name) noexcept nogil:
             when = load_relaxed(&page.brought[name.id])
             if when < c.trace.since or when <= name.closed:     # of an earlier round: this time the rank did not know
                 continue
+        if when == 0:
+            continue
         earliest = min(earliest, when)
         if when > latest:
             latest, last = when, r
@@ -62,7 +65,8 @@ cdef void lateness_append(Coordinator* c, engine_entry* entry, const int32_t* id
 
 
 cdef uint64_t lateness_earliest(const Coordinator* c, const NameState* name) noexcept nogil:
-    """When the first rank submitted `name`, as its open requests say, or else what stands beside its bit; 0: no rank did."""
+    """When the first rank submitted `name`, as its open requests say, or else what stands beside its bit; 0: no rank did, or
+    one does not know by this clock."""
     cdef uint64_t earliest = <uint64_t>-1
     cdef int r
     for r in range(c.segment.size):

@@ -9,12 +9,13 @@ in lateness.pxd, since the coordinator knows no State.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
+from engine_ext.control.crossing cimport crossing_waited, crossing_waits
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.state cimport State
 from engine_ext.control.step_marks cimport marks_busy
 from engine_ext.control.trace cimport trace_wait_begins, trace_wait_ends
 from engine_ext.operations.op cimport Op, fails
-from engine_ext.platform.atomics cimport count_up, load32_relaxed, load_relaxed
+from engine_ext.platform.atomics cimport count_up, load32_relaxed, load_relaxed, store_relaxed
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.counters cimport counters_page, tally
 from engine_ext.shared.layout cimport engine_entry
@@ -31,6 +32,16 @@ cdef void observers_close(State* e) noexcept nogil                          # wh
 cdef void observe_entry_begins(State* e, const engine_entry* entry) noexcept nogil
 cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogil
 cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) noexcept nogil
+
+cdef inline void observe_entry_waits(State* e) noexcept nogil:
+    """The entry in progress waits for other ranks. Called by run_schedule without the lock, as the next."""
+    if e.network != NULL:
+        crossing_waits(&e.crossing, &e.executor, &e.segment)
+
+cdef inline void observe_entry_looks(State* e) noexcept nogil:
+    """It may be able to go on."""
+    if e.network != NULL:
+        crossing_waited(&e.crossing, &e.segment, e.counters_page)
 
 cdef inline bint observes_stages(const State* e, const engine_entry* entry) noexcept nogil:
     """Whether the timeline shows `entry`, and wants the times of its stages. Called without the lock, too."""
@@ -54,8 +65,10 @@ cdef inline void observe_step(State* e, int source) noexcept nogil:
 
 # ---- submissions ------------------------------------------------------------------------------------------------------------
 
-cdef inline void observe_submission(State* e, const Op* op) noexcept nogil:
+cdef inline void observe_submission(State* e, Op* op) noexcept nogil:
     """This rank has submitted `op`, itself or as a stand-in. Called by submit and collect under the lock."""
+    if e.network != NULL:
+        op.unblocked = load_relaxed(&e.world.unblocked)
     if e.counters_page != NULL and not fails(op):
         tally(e.counters_page.submitted, 1)
         if op.requested:
@@ -86,6 +99,7 @@ cdef inline uint32_t observe_wait_begins(State* e, uint64_t now) noexcept nogil:
 cdef inline void observe_wait_ends(State* e, uint32_t recording, uint64_t begun, uint64_t now) noexcept nogil:
     """A caller's wait since `begun` is over. Called by driver_call and driver_wait without the lock."""
     count_up(&e.counters.wait_ns, now - begun)
+    store_relaxed(&e.world.unblocked, now)
     if recording or e.counters_page != NULL:
         pthread_mutex_lock(&e.lock)
         if recording:

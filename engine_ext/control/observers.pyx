@@ -2,6 +2,7 @@
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy, memset, strncpy
 
+from engine_ext.control.crossing cimport crossing_count
 from engine_ext.control.overlap cimport Overlap, overlap_entry_begins, overlap_entry_ends
 from engine_ext.control.state cimport HISTORY, HISTORY_NAME, Row
 from engine_ext.control.step_marks cimport SOURCE_TRAFFIC, marks_add, marks_close, marks_pass
@@ -13,6 +14,7 @@ from engine_ext.platform.atomics cimport now_ns, store32_release, store_relaxed
 from engine_ext.platform.clock cimport after_ns
 from engine_ext.shared.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, counters_step
 from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_SKIP, engine_knobs, entry_ids
+from engine_ext.shared.segment cimport time_heard
 
 cdef enum:
     COUNT_AGAIN_NS = 1000000000     # greatest age of the count of overdue operations
@@ -73,12 +75,20 @@ cdef void count_knobs(counters_page* page, const engine_knobs* knobs) noexcept n
 cdef void observe_entry_begins(State* e, const engine_entry* entry) noexcept nogil:
     """This rank begins an entry of any type, at `entry_begun`."""
     remember(e, entry)
+    e.crossing.waited = 0
     if load32_relaxed(&e.trace.on):
         trace_entry_begins(&e.trace, e.entry_begun)
     if e.counters_page != NULL:
         overlap_entry_begins(&e.overlap, e.entry_begun)
         if e.world == e:
             count_knobs(e.counters_page, &entry.knobs)
+
+
+cdef inline uint64_t arrival_since(const State* e, const engine_entry* entry, const Op* op) noexcept nogil:
+    """From when on this rank was late with `op`: since the first rank had submitted it, or, if results came later here, since the
+    program had them. That they came later is the network's fault. 0: nobody knows."""
+    cdef uint64_t earliest = time_heard(&e.segment, entry.earliest)
+    return max(earliest, op.unblocked) if earliest else 0
 
 
 cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogil:
@@ -88,9 +98,9 @@ cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogi
     if e.counters_page != NULL:
         tally(e.counters_page.completed, entry.items)
         if entry.earliest and not load32_relaxed(&last.flags) & OP_STAND_IN:
-            counters_arrival(e.counters_page, entry, last.submitted, e.entry_begun)
+            counters_arrival(e.counters_page, arrival_since(e, entry, last), last.submitted, e.entry_begun)
     if observes_stages(e, entry):
-        trace_entry(&e.trace, entry, e.batch, &e.executor, e.entry_begun)
+        trace_entry(&e.trace, entry, e.batch, &e.executor, e.entry_begun, time_heard(&e.segment, entry.closed))
     if e.marks.ring != NULL:
         marks_pass(&e.marks, e.batch, entry.items)
 
@@ -105,6 +115,8 @@ cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) 
     """This rank is done with an entry of any type."""
     e.history[(e.rows - 1) % HISTORY].ended = now
     count_up(&e.counters.entries, 1)
+    if e.network != NULL and e.counters_page != NULL:
+        crossing_count(&e.crossing, e.network, e.counters_page)
     if entry.type == ENTRY_BATCH:
         count_up(&e.counters.nbytes, entry.bytes)
         count_up(&e.counters.busy_ns, now - e.entry_begun)

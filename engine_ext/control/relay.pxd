@@ -2,6 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.control.coordinator cimport Coordinator
+from engine_ext.control.host_clock cimport HostClock
 from engine_ext.shared.layout cimport rank_page
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.link cimport Link, Receiver, engine_word
@@ -39,6 +40,7 @@ cdef struct Relay:
     rank_page** told        # on another leader, by rank: what the coordinator has been told of its page; NULL: not of this host
     uint64_t* scanned       # atomic, by rank: sum of the words that say "look", as they were told
     uint64_t* passed        # atomic, by rank: its cursor, as it was told
+    HostClock clock         # on another leader
     Receiver receiver
     bint news               # the last frames have brought something to ranks of this host
 

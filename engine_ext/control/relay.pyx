@@ -15,8 +15,9 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
+from engine_ext.control.host_clock cimport host_clock_answer, host_clock_ask, host_clock_hear
 from engine_ext.platform.atomics cimport (
-    cas, load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_release, store_relaxed, store_release,
+    cas, load32_acquire, load32_relaxed, load_acquire, load_relaxed, store32_release, store_relaxed, store_release,
 )
 from engine_ext.platform.posix cimport PAGE
 from engine_ext.shared.layout cimport (
@@ -24,9 +25,9 @@ from engine_ext.shared.layout cimport (
 )
 from engine_ext.shared.segment cimport nearby, wake_everybody
 from engine_ext.transport.link cimport (
-    FRAME_LEFT, FRAME_LONGEST, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST, engine_frame,
-    engine_verdict,
-    engine_word_of_coordinator, engine_word_of_rank, link_break, link_flush, link_give, link_idle, link_queue,
+    FRAME_CLOCK, FRAME_LEFT, FRAME_LONGEST, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST,
+    engine_frame, engine_times, engine_verdict, engine_word_of_coordinator, engine_word_of_rank, link_break, link_flush,
+    link_give, link_idle, link_queue,
 )
 
 cdef extern from "<stdlib.h>" nogil:
@@ -314,6 +315,7 @@ cdef void relay_tell(Relay* relay) noexcept nogil:
             if relay.coordinator != NULL:
                 tell_down(relay, trunk)
             else:
+                host_clock_ask(&relay.clock, trunk.link)
                 for i in range(relay.segment.crew_size):
                     tell_up(relay, trunk, relay.segment.crew[i])
             tell_verdict(relay, trunk)
@@ -358,6 +360,7 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
         if (of_another_host(segment, frame.rank) or frame.rank == -1) if down else of_host(segment, frame.rank, trunk.host):
             return trunk.into
     elif (frame.type == FRAME_VERDICT and frame.bytes == sizeof(engine_verdict)) or (
+            frame.type == FRAME_CLOCK and frame.bytes == sizeof(engine_times)) or (
             frame.type == FRAME_LEFT and frame.bytes == 0):
         return trunk.into
     elif frame.type == FRAME_REQUESTS and not down and of_host(segment, frame.rank, trunk.host):
@@ -372,11 +375,6 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
                 and frame.position + frame.bytes // 8 - slowest_nearby(segment) <= RING_WORDS):
             return <char*>&segment.schedule[place]
     return NULL
-
-
-cdef bint is_time(const rank_page* page, const engine_word* word) noexcept nogil:
-    """Whether a word is a time of another host's clock, for statistics."""
-    return offset_in(page, &page.brought[0]) <= word.offset < offset_in(page, &page.requests[0])
 
 
 cdef bint plausible(const rank_page* page, const engine_word* word) noexcept nogil:
@@ -397,9 +395,7 @@ cdef bint store_words(char* page, const engine_word* words, uint32_t count, bint
             return False
         if of_rank and not plausible(<const rank_page*>page, &words[k]):
             return False
-        if of_rank and is_time(<const rank_page*>page, &words[k]):
-            store_release(<uint64_t*>(page + words[k].offset), now_ns())        # its clock is not ours: when we hear of it
-        elif words[k].bytes == 8:
+        if words[k].bytes == 8:
             store_release(<uint64_t*>(page + words[k].offset), words[k].value)
         else:
             store32_release(<uint32_t*>(page + words[k].offset), <uint32_t>words[k].value)
@@ -435,6 +431,10 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
                            <engine_word*>trunk.into, frame.bytes // <uint32_t>sizeof(engine_word), frame.rank >= 0)
     elif frame.type == FRAME_VERDICT:
         return hear_verdict(relay, trunk, <engine_verdict*>trunk.into)
+    elif frame.type == FRAME_CLOCK and relay.coordinator != NULL:
+        host_clock_answer(<const engine_times*>trunk.into, link)
+    elif frame.type == FRAME_CLOCK:
+        return host_clock_hear(&relay.clock, segment, <const engine_times*>trunk.into, link)
     elif frame.type == FRAME_LEFT:
         link.farewell = True
     return True

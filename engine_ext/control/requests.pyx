@@ -11,7 +11,6 @@ from engine_ext.control.names cimport Named, names_add, names_close, names_find,
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store_release
 from engine_ext.platform.clock cimport patience_at
 from engine_ext.shared.layout cimport FAULT_CALL, REQUEST_BYTES, engine_request, rank_page
-from engine_ext.shared.segment cimport nearby
 
 
 cdef NameState* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexcept nogil:
@@ -79,8 +78,6 @@ cdef void requests_drain(Coordinator* c, int rank) noexcept nogil:
         kept = keep_request(request) if name != NULL else NULL
         if kept == NULL:                # out of memory: leave it on the ring, and see next time
             break
-        if not nearby(c.segment, rank):
-            kept.submitted = now_ns()   # its clock is not ours: when we hear of it
         name.requests[rank] = kept
         if name.brought == 0:
             name.next, c.open, name.listed = c.open, name, True

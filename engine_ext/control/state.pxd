@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
 from engine_ext.control.connections cimport Network
 from engine_ext.control.coordinator cimport Coordinator
+from engine_ext.control.crossing cimport Crossing
 from engine_ext.control.step_marks cimport Marks
 from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.table cimport Table
@@ -67,6 +68,7 @@ cdef struct State:
     SharedMemory transport
     Network* network            # NULL: all ranks are on this host
     Executor executor
+    Crossing crossing           # where ranks are on several hosts
     Coordinator coordinator     # used on the coordinator's rank alone
     pthread_mutex_t lock        # guards table, wanted knobs, history, and what says so below
     # the driver's role
@@ -131,6 +133,7 @@ cdef struct State:
     Trace trace                 # the timeline's records; written under the lock
     Marks marks                 # ends of steps for the tuner; rank 0 alone
     counters_page* counters_page  # the process's page of counters; NULL: nothing is counted
+    uint64_t unblocked          # atomic: when a caller of this process was last blocked in the engine; the world's alone
     Overlap overlap             # kept while there is a page of counters; under the lock
     uint64_t step_begun         # likewise: nanoseconds, the end of the last step; 0: no step has ended
     uint32_t overdue_count      # operations in flight that were overdue at the monitor's last look

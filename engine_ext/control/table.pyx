@@ -12,7 +12,7 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.platform.clock cimport patience, patience_at
 from engine_ext.shared.layout cimport IDS, REQUEST_BYTES, Status, engine_meta, engine_request, rank_page
-from engine_ext.shared.segment cimport away, visible
+from engine_ext.shared.segment cimport away, time_told, visible
 
 
 cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil:
@@ -59,7 +59,7 @@ cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
     request = <engine_request*>(page.requests + head % REQUEST_BYTES)
     request.bytes, request.name_bytes = bytes, <uint16_t>record.name_bytes
     request.absent = op.source == NULL and op.nbytes > 0
-    request.rows, request.submitted = op.rows, op.submitted
+    request.rows, request.submitted = op.rows, time_told(table.segment, op.submitted)
     request.text_bytes, request.meta = text_bytes, op.meta
     memcpy(<char*>request + sizeof(engine_request), record.name, record.name_bytes)
     if text_bytes:
@@ -90,7 +90,7 @@ cdef int announce(Table* table, Record* record, Op* op) noexcept nogil:
         if operation_of(&op.meta).says:
             store_relaxed(&page.rows[id], <uint64_t>op.rows)
         if load32_relaxed(&table.segment.coordinator.recording):
-            store_relaxed(&page.brought[id], op.submitted)
+            store_relaxed(&page.brought[id], time_told(table.segment, op.submitted))
         # Release: rows, absent, the time, the request and the tensor itself are visible to whoever sees the bit.
         store_release(&page.ready[id >> 6], page.ready[id >> 6] ^ mask)
     if op.awaited:

@@ -79,7 +79,8 @@ cdef uint32_t trace_wait_begins(Trace* t, uint64_t now) noexcept nogil
 cdef void trace_wait_ends(Trace* t, uint32_t recording, uint64_t now) noexcept nogil
 cdef void trace_entry_begins(Trace* t, uint64_t now) noexcept nogil
 cdef void trace_entry_ends(Trace* t, const engine_entry* entry, uint64_t now) noexcept nogil
-cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Executor* x, uint64_t started) noexcept nogil
+cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Executor* x, uint64_t started,
+                      uint64_t closed) noexcept nogil
 cdef void trace_step(Trace* t, uint64_t now) noexcept nogil
 cdef Totals trace_totals(Trace* t, uint64_t now) noexcept nogil
 cdef bint budget_has(Budget* b, uint64_t rate, uint64_t now) noexcept nogil

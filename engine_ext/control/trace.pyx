@@ -98,8 +98,9 @@ cdef uint32_t number_of(Trace* t, Record* record) noexcept nogil:
     return record.traced
 
 
-cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Executor* x, uint64_t started) noexcept nogil:
-    """A recorded entry is done. Its operations still have their names."""
+cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Executor* x, uint64_t started,
+                      uint64_t closed) noexcept nogil:
+    """A recorded entry is done, which was closed at `closed`; 0: nobody knows here. Its operations still have their names."""
     cdef uint64_t nbytes = sizeof(EntryRecord) + entry.items * sizeof(TensorRecord)
     cdef const uint64_t* arrivals = <const uint64_t*>entry + entry.words - entry.items
     cdef EntryRecord* told
@@ -113,7 +114,7 @@ cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Exe
         return
     memset(told, 0, sizeof(EntryRecord))
     told.head.bytes, told.head.type = <uint32_t>nbytes, RecordType.RECORD_ENTRY
-    told.sequence, told.nbytes, told.closed, told.started = entry.sequence, entry.bytes, entry.closed, started
+    told.sequence, told.nbytes, told.closed, told.started = entry.sequence, entry.bytes, closed if closed else started, started
     told.ended, told.items = now_ns(), entry.items
     told.type, told.kind, told.algorithm = entry.type, entry.kind, entry.algorithm
     if entry.type == ENTRY_BATCH:

@@ -31,6 +31,7 @@ cdef struct Op:
     uint64_t nbytes
     void* owner         # a Python reference, dropped under the GIL
     uint64_t submitted  # nanoseconds, monotonic
+    uint64_t unblocked  # where ranks are on several hosts: when the program was last blocked in the engine before that; 0: never
     uint32_t flags      # atomic: OP_*
     int32_t status      # Status; valid once OP_DONE is set
     uint32_t agreed     # the record's `defined` at which `meta` was last found equal to the record's; 0: to be compared

@@ -21,10 +21,11 @@
 #define COUNTERS_MAGIC 0x3152544e43474e45u /* "ENGCNTR1" */
 
 enum {
-  COUNTERS_VERSION = 2, /* changes with the header, and with what a field means */
-  COUNTERS_BYTES = 8192,
+  COUNTERS_VERSION = 3, /* changes with the header, and with what a field means */
+  COUNTERS_BYTES = 16384,
   COUNTERS_TABLE = 64,  /* where the table begins */
-  COUNTERS_FIELDS = 2048,
+  COUNTERS_FIELDS = 3072,
+  HOST_WORDS = 8,       /* 64-bit words of a host's name */
   DURATIONS = 40        /* bucket k counts what took less than 2^k ns and not less than 2^(k-1); the last one all that is longer */
 };
 enum { COUNTED_LIST(AS_NUMBER) };
@@ -38,6 +39,9 @@ enum { PHASE_LIST(AS_NUMBER) };
   FIELD(rank, 1)                  /* rank in its world, as the next two */                                                   \
   FIELD(size, 1)                                                                                                             \
   FIELD(local_rank, 1)                                                                                                       \
+  FIELD(host, 1)                  /* number of the rank's host */                                                            \
+  FIELD(hosts, 1)                 /* number of hosts in the world */                                                         \
+  FIELD(host_name, HOST_WORDS)    /* name of the rank's host: text, with a zero behind it */                                 \
   FIELD(worlds, 1)                /* number of worlds that the process has been in */                                        \
   FIELD(started_ns, 1)            /* unix time at which the first of them began */                                           \
   FIELD(cause, 1)                 /* CAUSE_* of the failure; 0: none */                                                      \
@@ -74,6 +78,12 @@ enum { PHASE_LIST(AS_NUMBER) };
   LINE(cycles, CLOSED_REASONS)    /* batches by the reason for which they closed (cache line written by the coordinator) */  \
   LINE(stall_warnings, 1)         /* stall reports logged (cache line written by the monitor thread) */                      \
   FIELD(stalled, 1)               /* operations in flight that are overdue now */                                            \
+  LINE(network_sent, 1)           /* bytes to other hosts (cache line written by the driver's role, as the first) */         \
+  FIELD(network_received, 1)      /* bytes from other hosts */                                                               \
+  FIELD(crossing_ns, MAX_RANKS)   /* by number of a host: time in which entries waited for data from it */                   \
+  LINE(copied_ns, 1)              /* in a copy that a launcher keeps: CLOCK_MONOTONIC of its host, to which last_ns is */    \
+                                  /* translated, when it was made; 0: this is no copy (cache line written by the launcher) */ \
+  FIELD(copied_state, 1)          /* in a copy: letter of the process's state, as in /proc/PID/stat; 0: not known */         \
   LINE(tuner_phase, 1)            /* PHASE_*; 0: nobody tunes (cache line written by rank 0's tuner) */                      \
   FIELD(tuner_searches, 1)        /* searches begun */                                                                       \
   FIELD(tuner_trials, 1)          /* trials ended */                                                                         \
@@ -120,6 +130,15 @@ static inline int counters_format(counters_page *page) {
 static inline uint64_t *counters_field(counters_page *page, const char *name) {
 #define FIELD(field, words) \
   if ((words) == 1 && strcmp(name, #field) == 0) return page->field;
+  COUNTERS_LAYOUT(FIELD, FIELD)
+#undef FIELD
+  return NULL;
+}
+
+/* A field of several words, and how many they are, or NULL. */
+static inline uint64_t *counters_words(counters_page *page, const char *name, uint64_t *count) {
+#define FIELD(field, words) \
+  if ((words) > 1 && strcmp(name, #field) == 0) return *count = (uint64_t)(words), page->field;
   COUNTERS_LAYOUT(FIELD, FIELD)
 #undef FIELD
   return NULL;

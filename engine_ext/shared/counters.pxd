@@ -53,6 +53,9 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
         uint64_t* cycles
         uint64_t* stall_warnings
         uint64_t* stalled
+        uint64_t* network_sent
+        uint64_t* network_received
+        uint64_t* crossing_ns
 
     void tally(uint64_t* word, uint64_t n)
 
@@ -60,7 +63,8 @@ cdef int counters_map(int fd, counters_page** page) noexcept nogil
 cdef void counters_unmap(counters_page* page) noexcept nogil
 cdef void counters_end(counters_page* page) noexcept nogil
 cdef int counters_put(counters_page* page, const char* name, uint64_t value) noexcept nogil
+cdef int counters_write(counters_page* page, const char* name, const char* text, uint64_t nbytes) noexcept nogil
 cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fusible, uint64_t started, uint64_t ended,
                          uint64_t exposed) noexcept nogil
-cdef void counters_arrival(counters_page* page, const engine_entry* entry, uint64_t submitted, uint64_t started) noexcept nogil
+cdef void counters_arrival(counters_page* page, uint64_t earliest, uint64_t submitted, uint64_t started) noexcept nogil
 cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil

@@ -1,6 +1,7 @@
 """Counting into a page that others read (counters.h)."""
 from libc.errno cimport EINVAL, EPROTO, errno
 from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
 
 from engine_ext.platform.atomics cimport load_relaxed, now_ns, store_relaxed
 from engine_ext.platform.clock cimport age_ns
@@ -12,6 +13,7 @@ from engine_ext.shared.layout cimport ALGORITHMS
 cdef extern from "engine_ext/shared/counters.h" nogil:
     int counters_format(counters_page* page)
     uint64_t* counters_field(counters_page* page, const char* name)
+    uint64_t* counters_words(counters_page* page, const char* name, uint64_t* words)
     int duration_bucket(uint64_t ns)
 
 
@@ -49,6 +51,22 @@ cdef int counters_put(counters_page* page, const char* name, uint64_t value) noe
     return 0
 
 
+cdef int counters_write(counters_page* page, const char* name, const char* text, uint64_t nbytes) noexcept nogil:
+    """Set a field of several words to a text, cut to fit, with a zero behind it. 0, or -EINVAL for a name that is none."""
+    cdef uint64_t words = 0, k
+    cdef uint64_t* field = counters_words(page, name, &words)
+    cdef uint64_t word
+    if field == NULL:
+        return -EINVAL
+    nbytes = min(nbytes, 8 * words - 1)
+    for k in range(words):
+        word = 0
+        if 8 * k < nbytes:
+            memcpy(&word, text + 8 * k, min(nbytes - 8 * k, <uint64_t>8))
+        store_relaxed(&field[k], word)
+    return 0
+
+
 cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fusible, uint64_t started, uint64_t ended,
                          uint64_t exposed) noexcept nogil:
     """An entry that moved data has ended; `fusible`: the fusion threshold was meant for it."""
@@ -67,12 +85,14 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fu
     store_relaxed(page.last_ns, ended)
 
 
-cdef void counters_arrival(counters_page* page, const engine_entry* entry, uint64_t submitted, uint64_t started) noexcept nogil:
-    """A sampled entry has ended, whose sampled tensor this rank submitted at `submitted`."""
+cdef void counters_arrival(counters_page* page, uint64_t earliest, uint64_t submitted, uint64_t started) noexcept nogil:
+    """A sampled entry has ended, whose sampled tensor this rank submitted at `submitted`, and the first rank at `earliest`; 0: it
+    is not known by this host's clock when that was."""
     tally(page.queue_ns, age_ns(started, submitted))
     tally(page.queued, 1)
-    tally(page.lag_ns, age_ns(submitted, entry.earliest))
-    tally(page.lags, 1)
+    if earliest:
+        tally(page.lag_ns, age_ns(submitted, earliest))
+        tally(page.lags, 1)
 
 
 cdef uint64_t counters_step(counters_page* page, uint64_t begun) noexcept nogil:

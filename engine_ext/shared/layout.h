@@ -27,7 +27,7 @@
 SHARED(
 
 enum {
-  ENGINE_PROTOCOL = 10,
+  ENGINE_PROTOCOL = 11,
   MAX_RANKS = 256,
   COORDINATOR = 0,             /* the rank that coordinates, in a world and in every process set */
   MAX_DIMS = 13,
@@ -112,7 +112,7 @@ typedef struct engine_request {
   uint32_t bytes;              /* length of the whole record, a multiple of 8; 0: the reader goes on at the ring's start */
   uint16_t name_bytes, absent; /* length of the name; 1: submitted without a tensor */
   int64_t rows;                /* of an allgather: rows of this rank; of a barrier: whether ranks align behind it */
-  uint64_t submitted;          /* when it was submitted: nanoseconds, monotonic */
+  uint64_t submitted;          /* when it was submitted, by the coordinator's clock: nanoseconds, monotonic; 0: not known */
   uint32_t text_bytes, reserved; /* length of the text of a failed call */
   engine_meta meta;
   /* the name follows; with FAULT_CALL, a text */
@@ -138,8 +138,9 @@ typedef struct engine_entry {
   engine_knobs knobs;          /* in force when it was appended: all ranks see a change at the same entry */
   uint32_t chunk, reserved;    /* bytes in one chunk of this entry */
   int32_t id, name_bytes;      /* the name's; JOINED: id is the last rank to join; BATCH: see ENTRY_MEMBERS */
-  uint64_t closed;             /* when a recorded BATCH or SKIP was closed: nanoseconds, monotonic; 0: it is not recorded */
-  uint64_t earliest;           /* when the first rank submitted the last operation of a BATCH: nanoseconds; 0: nobody counts */
+  /* Times of the coordinator's clock in nanoseconds, monotonic. */
+  uint64_t closed;             /* when a recorded BATCH or SKIP was closed; 0: it is not recorded */
+  uint64_t earliest;           /* when the first rank submitted the last operation of a BATCH; 0: nobody counts */
   engine_meta meta;            /* of its operations: what fuses has one description, but for shapes */
   /* BATCH, SKIP: uint32 ids[items], padded to 8; an allgather adds uint64 rows[size]. DEFINE: the name. ERROR: name, text.
      With `closed`, the last words are uint64 arrivals[items], see lateness.pyx. */
@@ -151,6 +152,10 @@ typedef struct segment_header {
   _Alignas(64) uint64_t abort; /* culprit + 1 | cause << 16 | reporter << 32; 0: nobody has failed */
   uint64_t claim;              /* the same, of what ranks of this host claim and the coordinator's host has to judge; unused there */
   uint32_t departures, spare;  /* ranks that have left: each adds 1 to it, after it has set its own `left` */
+  _Alignas(64) uint64_t ahead; /* with `clocked`: nanoseconds by which the coordinator's clock is ahead of this host's, modulo 2^64;
+                                * written by this host's leader, where the coordinator is on another host, as the next two */
+  uint64_t ahead_error;        /* by how many nanoseconds that may be wrong */
+  uint32_t clocked;            /* 1: the clocks have been compared */
 } segment_header;
 
 typedef struct coordinator_page {
@@ -173,7 +178,7 @@ typedef struct rank_page {
                                 * The coordinator, which knows who waits for what, answers it. */
   _Alignas(64) uint64_t joined; /* which of its joins this rank is in, the first being 1; 0: it has not joined. Other ranks read it
                                  * whenever they submit, so its line has no words that change often. */
-  uint64_t joined_at;          /* when that was: nanoseconds, monotonic */
+  uint64_t joined_at;          /* when that was: nanoseconds, monotonic, by the coordinator's clock; 0: not known */
   _Alignas(64) uint32_t asleep; /* SLEEP_* and the door's count; 0: a thread of the rank is awake in the driver's role */
   uint32_t blocked_anywhere;   /* `blocked`, added up over the world and all process sets; in pages of the world alone */
   uint64_t need[3];            /* with SLEEP_IN_ENTRY: chunks packed, reduced, copied on another rank at which to wake this one */
@@ -188,7 +193,7 @@ typedef struct rank_page {
   _Alignas(64) uint64_t ready[ID_WORDS]; /* bit by id: submitted where it differs from the coordinator's phase */
   uint64_t absent[ID_WORDS], awaited[ID_WORDS]; /* bit by id: submitted without a tensor; a thread waits for it */
   uint64_t rows[IDS];          /* by id: engine_request.rows of the last submission */
-  uint64_t brought[IDS];       /* by id: when it was last submitted while `recording`: nanoseconds, monotonic */
+  uint64_t brought[IDS];       /* by id: when it was last submitted while `recording`: as joined_at */
   _Alignas(4096) unsigned char requests[REQUEST_BYTES]; /* ring of engine_request */
 } rank_page;
 

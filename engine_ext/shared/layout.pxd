@@ -64,6 +64,8 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         uint32_t protocol, size, generation
         uint64_t abort, claim
         uint32_t departures
+        uint64_t ahead, ahead_error
+        uint32_t clocked
 
     ctypedef struct coordinator_page:
         uint64_t tail

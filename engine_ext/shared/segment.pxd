@@ -16,6 +16,7 @@ cdef struct Segment:
     int* host_of                # by rank: the number of its host; that of rank 0 is 0
     int* crew                   # the ranks that share this segment, in order; the pages of others are written by relays
     int crew_size
+    bint far                    # the coordinator is on another host
     int leader                  # the first of the crew: whom to wake for the coordinator, which it runs or relays to
     int* numbers                # what the world calls each rank: the rank itself, but in a process set
     Segment* world              # the world's segment: this one, but of a process set
@@ -57,6 +58,22 @@ cdef inline bint claimed(const Segment* segment) noexcept nogil:
 cdef inline bint relays(const Segment* segment) noexcept nogil:
     """Whether this rank speaks for its host with the coordinator, which is on another."""
     return segment.rank == segment.leader and not nearby(segment, COORDINATOR)
+
+cdef inline bint clocked(const Segment* segment) noexcept nogil:
+    """Whether this host's clock has been compared with the coordinator's."""
+    return not segment.far or load32_acquire(&segment.header.clocked) != 0      # pairs with host_clock_hear
+
+cdef inline uint64_t ahead_ns(const Segment* segment) noexcept nogil:
+    """What to add, modulo 2^64, to a time of this host's clock for that of the coordinator's; 0 as long as it is not known."""
+    return load_relaxed(&segment.header.ahead) if segment.far else 0
+
+cdef inline uint64_t time_told(const Segment* segment, uint64_t ns) noexcept nogil:
+    """A time of this host's clock as the coordinator is told it, by its own; 0: that is not known."""
+    return ns + ahead_ns(segment) if clocked(segment) else 0
+
+cdef inline uint64_t time_heard(const Segment* segment, uint64_t ns) noexcept nogil:
+    """A time that the coordinator has told, by this host's clock; 0: it has told none, or that is not known."""
+    return ns - ahead_ns(segment) if ns != 0 and clocked(segment) else 0
 
 cdef inline bint visible(const Segment* segment, int rank) noexcept nogil:
     """Whether this rank sees which names `rank` submits: on its own host, and where the coordinator is, of all."""

@@ -96,7 +96,7 @@ cdef int segment_map(
         if nearby(segment, r):
             segment.crew[segment.crew_size] = r
             segment.crew_size += 1
-    segment.leader = segment.crew[0]
+    segment.leader, segment.far = segment.crew[0], not nearby(segment, COORDINATOR)
     segment.world, segment.abort = segment, &header.abort
     segment.claim = &header.abort if nearby(segment, COORDINATOR) else &header.claim
     segment.coordinator = segment_coordinator(header)

@@ -23,6 +23,7 @@ enum {
   /* trunks, both */
   FRAME_WORDS,                 /* engine_word[]: of the page of `rank`; -1: of the coordinator */
   FRAME_VERDICT,               /* engine_verdict: why the world has ended */
+  FRAME_CLOCK,                 /* engine_times: a leader asks what time it is, and the coordinator's rank answers */
   FRAMES
 };
 
@@ -45,6 +46,12 @@ typedef struct engine_verdict {
   uint64_t abort;              /* as segment_header.abort */
   char reason[REASON_BYTES];
 } engine_verdict;
+
+/* Times in nanoseconds, monotonic. */
+typedef struct engine_times {
+  uint64_t asked;              /* by the leader's clock: when it asked */
+  uint64_t heard, answered;    /* by that of the coordinator's host; 0 in the question */
+} engine_times;
 
 enum {
   FRAME_LONGEST = 1 << 20,     /* bytes of a payload */

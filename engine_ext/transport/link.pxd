@@ -6,7 +6,7 @@ from engine_ext.platform.posix cimport pthread_mutex_t
 
 cdef extern from "engine_ext/transport/frames.h" nogil:
     enum:
-        FRAME_LEFT, FRAME_SLOT, FRAME_PROGRESS, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_WORDS, FRAME_VERDICT, FRAMES
+        FRAME_LEFT, FRAME_SLOT, FRAME_PROGRESS, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_WORDS, FRAME_VERDICT, FRAME_CLOCK, FRAMES
         FRAME_LONGEST, FRAME_WORDS_MOST
     ctypedef struct engine_frame:
         uint32_t bytes
@@ -21,6 +21,8 @@ cdef extern from "engine_ext/transport/frames.h" nogil:
     ctypedef struct engine_verdict:
         uint64_t abort
         char* reason
+    ctypedef struct engine_times:
+        uint64_t asked, heard, answered
     bint engine_word_of_rank(const engine_word* word)
     bint engine_word_of_coordinator(const engine_word* word)
 
@@ -41,6 +43,8 @@ cdef struct Link:
     int peer                # the rank at the other end
     int state               # atomic: OPEN, ENDED or -errno
     bint farewell           # the other side has said that it is done; the network thread alone
+    uint64_t out_bytes      # atomic: bytes that the system has taken from this side; under the lock
+    uint64_t in_bytes       # atomic: bytes that have come; the network thread alone
     # what goes out: any thread, under the lock
     pthread_mutex_t lock
     bint mute               # it takes nothing more: what comes in tells why

@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.platform.atomics cimport store32_release
+from engine_ext.platform.atomics cimport store32_release, store_relaxed
 from engine_ext.platform.posix cimport (
     close, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
@@ -179,6 +179,7 @@ cdef void link_flush(Link* link) noexcept nogil:
             fall_silent(link)
         if sent <= 0:
             break
+        store_relaxed(&link.out_bytes, link.out_bytes + <uint64_t>sent)
         pass_over(link, <uint64_t>sent)
     pthread_mutex_unlock(&link.lock)
 
@@ -232,6 +233,8 @@ cdef bint link_receive(Link* link, const Receiver* receiver) noexcept nogil:
             parts[0].iov_base = link.into + (link.came - head_bytes)
             parts[0].iov_len = link.coming.bytes - (link.came - head_bytes)
         came = engine_socket_receive(link.fd, parts, 1)
+        if came > 0:
+            store_relaxed(&link.in_bytes, link.in_bytes + <uint64_t>came)
         if came > 0 and not take_in(link, receiver, <uint64_t>came):
             came = -EPROTO
         if came < 0:

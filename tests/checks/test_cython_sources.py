@@ -29,7 +29,7 @@ OBSERVER = re.compile(
 )
 OBSERVERS_ARE_KNOWN_TO = {
     *("control/observers", "control/lateness"),  # what a rank tells, and what the coordinator tells
-    *("control/trace", "control/overlap", "control/step_marks"),
+    *("control/trace", "control/overlap", "control/step_marks", "control/crossing"),
     *("bindings/counting", "bindings/marking"),  # which page is counted into, and what a step is
 }
 

@@ -1,0 +1,63 @@
+"""How long this rank's entries wait for ranks of other hosts, and what its connections carry.
+
+A rank that submits late keeps others waiting before an entry begins, which is its lag. What they wait for within an entry is
+data: where that has to come from another host, it is counted for that host. So a slow connection is told from a slow rank.
+"""
+from libc.stdint cimport UINT64_MAX, uint64_t
+
+from engine_ext.platform.atomics cimport load_relaxed, now_ns
+from engine_ext.platform.clock cimport age_ns
+from engine_ext.shared.counters cimport tally
+from engine_ext.transport.transport cimport Progress
+
+
+cdef int slowest_host(Executor* x, const Segment* segment) noexcept nogil:
+    """The host of the rank that has passed least of the entry, as far as it is known here; of equals, one on another host."""
+    cdef Progress passed
+    cdef uint64_t total, least = UINT64_MAX
+    cdef int r, slowest = segment.rank
+    for r in range(segment.size):
+        if r != segment.rank:
+            passed = x.transport.progress(x.transport, r)
+            total = passed.packed + passed.reduced + passed.copied
+            if total < least or (total == least and segment.host_of[slowest] == segment.host_of[segment.rank]):
+                slowest, least = r, total
+    return segment.host_of[slowest]
+
+
+cdef void crossing_waits(Crossing* crossing, Executor* x, const Segment* segment) noexcept nogil:
+    """The entry in progress cannot go on now."""
+    crossing.awaited, crossing.since = 1 + slowest_host(x, segment), now_ns()
+
+
+cdef void crossing_waited(Crossing* crossing, const Segment* segment, counters_page* page) noexcept nogil:
+    """It may go on, or has ended. `page`: NULL if nothing is counted."""
+    cdef uint64_t ns
+    if crossing.awaited == 0:
+        return
+    ns = age_ns(now_ns(), crossing.since)
+    crossing.waited += ns
+    if page != NULL and crossing.awaited - 1 != segment.host_of[segment.rank]:
+        tally(&page.crossing_ns[host_in_world(segment, crossing.awaited - 1)], ns)
+    crossing.awaited = 0
+
+
+cdef inline int host_in_world(const Segment* segment, int host) noexcept nogil:
+    """What the world calls a host of this engine's ranks."""
+    cdef int r
+    for r in range(segment.size):
+        if segment.host_of[r] == host:
+            return segment.world.host_of[segment.numbers[r]]
+    return 0
+
+
+cdef void crossing_count(Crossing* crossing, const Network* network, counters_page* page) noexcept nogil:
+    """Count what the connections have carried since the last time."""
+    cdef uint64_t sent = 0, received = 0
+    cdef int k
+    for k in range(network.count):
+        sent += load_relaxed(&network.links[k].out_bytes)
+        received += load_relaxed(&network.links[k].in_bytes)
+    tally(page.network_sent, sent - crossing.sent)
+    tally(page.network_received, received - crossing.received)
+    crossing.sent, crossing.received = sent, received
