@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +46,8 @@ class Running:
     pids: dict[int, int]
     """The processes of this host's ranks, by rank."""
     layout: Layout
+    generation: int
+    """Of the world, counted by this process."""
     timeline: Timeline | None = None
     tuning: Tuning | None = None
     serving: InProcess | None = None
@@ -66,10 +69,9 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
     settings = config.Config(**given)
     setup.use_kernels(settings.kernels)
     # Before the ranks meet: a timeline that cannot be written is an error while it can be mended.
-    timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
+    timeline = None if settings.timeline is None else _timeline(settings.timeline, world, generation, settings)
     known = _knobs_of_a_log(world, settings)
     page = _page(environ) if own_page.wanted(settings) else -1
-    beginning = own_page.begin(page, world.rank, world.size, world.local_rank) if page >= 0 else {}
 
     info, create = setup.segment_info(), partial(_memory, world, generation)
     levels = setup.kernel_levels() if settings.kernels == "auto" else [settings.kernels]
@@ -93,13 +95,15 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
         counters=page,
         **_across(gathered),
     )
-    engine.tell(**beginning)
+    if page >= 0:
+        name = environ.get("ENGINE_HOST_NAME") or platform.node()
+        engine.tell(**own_page.begin(page, world.rank, world.local_rank, gathered.layout.hosts, name))
     sets = Registry(engine, settings.shutdown_timeout, set_links)
     watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
     watch.start()
     stacks.enable(settings.output_dir, world.rank)
     crew = {rank: gathered.pids[rank] for rank in gathered.crew}
-    running = Running(engine, world, settings, watch, sets, os.getpid(), crew, gathered.layout, timeline)
+    running = Running(engine, world, settings, watch, sets, os.getpid(), crew, gathered.layout, generation, timeline)
     if timeline is not None:
         timeline.start(engine, sets)
     if world.rank == 0:
@@ -156,8 +160,9 @@ def _tune(running: Running, known: dict[str, Any], given: Collection[str], gathe
         return
     cpus = sorted(_processors(gathered))
     held = {name: value for name, value in running.engine.knobs().items() if name in given}
-    about = {"ranks": running.world.size, "held": held}
-    running.tuning = Tuning(running.engine, running.settings, held, cpus, known, about, running.sets)
+    about = {"ranks": running.world.size, "hosts": len(gathered.layout.crews), "held": held}
+    crews = [len(crew) for crew in gathered.layout.crews]
+    running.tuning = Tuning(running.engine, running.settings, held, cpus, known, about, running.sets, crews)
     running.tuning.start()
 
 
@@ -188,8 +193,15 @@ def _processors(gathered: Gathered) -> set[int]:
     return {cpu for rank in gathered.crew for cpu in gathered.processors[rank]}
 
 
-def _timeline(target: Path, world: World, settings: config.Config) -> Timeline:
+def _timeline(target: Path, world: World, generation: int, settings: config.Config) -> Timeline:
     try:
-        return Timeline(target, world.rank, world.size, settings.timeline_limit, settings.timeline_mark_cycles)
+        return Timeline(
+            target,
+            world.rank,
+            world.size,
+            settings.timeline_limit,
+            settings.timeline_mark_cycles,
+            world.text(generation),
+        )
     except OSError as error:
         raise ConfigError(f"timeline is {str(target)!r}: {error.strerror} ({error.filename})") from None

@@ -27,6 +27,7 @@ from .devices import devices_here, share_devices
 from .errors import LaunchError
 from .guardian import Guardian
 from .output import Stream
+from .page_copies import Pages
 from .plan import Crew, Job, RankPlan, plan, without_places
 from .reach import network_of
 from .report import read_claim
@@ -54,10 +55,11 @@ class Agent:
         head = order.head
         self.channel = channel
         self.job = Job(**head["job"] | {"directory": Path(head["job"]["directory"])})
-        self.crew = Crew(head["host"], head["hosts"], tuple(head["ranks"]))
+        self.crew = Crew(head["host"], head["hosts"], tuple(head["ranks"]), head["name"])
         self.head = head
         self.hub: socket.socket | None = None
         self.pages: dict[int, int] = {}
+        self.copies = Pages(self.pages)
         self.files = remote_files.Directory(self.job.directory, self.job.name, self.crew.ranks)
         self._supervisor: Supervisor | None = None
 
@@ -128,7 +130,7 @@ class Agent:
             else:
                 supervisor.run()
         guardian.dismiss()
-        self._send_pages()
+        self.copies.send(self.channel)
 
     def finish(self) -> None:
         """Hand over the files that the ranks have left, and say that nothing is left here."""
@@ -181,7 +183,7 @@ class Agent:
             elif message.kind == "where":
                 supervisor.ask_where(message.number("rank"))
             elif message.kind == "pages":
-                self._send_pages()
+                self.copies.send(self.channel)
             elif message.kind == "finish":
                 supervisor.release()
             else:
@@ -215,10 +217,6 @@ class Agent:
                 self.pages[rank] = page.make()
         except OSError as error:
             raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error
-
-    def _send_pages(self) -> None:
-        for rank, descriptor in self.pages.items():
-            self.channel.send("page", os.pread(descriptor, page.BYTES, 0), rank=rank)
 
 
 class _Relay:

@@ -7,7 +7,6 @@ failure, the user's signals, that all ranks have ended. One thread, one selector
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import time
@@ -26,6 +25,7 @@ from .errors import LaunchError
 from .hosts import LOOPBACK
 from .options import Options
 from .output import Display
+from .page_copies import Copies
 from .plan import Job
 from .remote import RemoteHost, agent_command
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, Outcome
@@ -34,6 +34,7 @@ from .verdict import End, describe
 
 OTHERS = 2.0  # seconds that other hosts have to answer once one cannot take part, so that all such are told at once
 MARGIN = 15.0  # seconds beyond the grace periods in which agents tell of the end of their ranks
+COPIED_EVERY = 0.5  # seconds between two copies of all pages of counters
 FAREWELL = 30.0  # seconds without a word after which an agent that has to clean up is lost
 
 
@@ -87,13 +88,14 @@ class Conductor:
         self._options = options
         self._job = job
         self._consoles = list(consoles)
-        self._pages = pages
+        self._counted = bool(pages)
         self._say = say
         self._wakeup = wakeup
         self._hosts = [
             RemoteHost(number, place, agent_command(place, options.reach, seconds))
             for number, place in enumerate(options.places)
         ]
+        self._copies = [Copies(pages, place.ranks) for place in options.places]
         self._by_rank = {rank: host for host in self._hosts for rank in host.place.ranks}
         self._board = Switchboard(self._hosts, consoles, self._act, self._lost, self._heard)
         self._board.hear(wakeup.fileno(), self._signals)
@@ -175,7 +177,7 @@ class Conductor:
                 self._finishing = True
                 self._patience = Patience(FAREWELL)
                 self._board.tell("finish")
-            if self._pages and not self._finishing and time.monotonic() - asked > 1.0:
+            if self._counted and not self._finishing and time.monotonic() - asked > COPIED_EVERY:
                 asked = time.monotonic()
                 self._board.tell("pages")
         self.abandon()
@@ -192,6 +194,7 @@ class Conductor:
             "prepare",
             job=asdict(job) | {"directory": str(job.directory), "settings": dict(job.settings)},
             host=host.number,
+            name=host.name,
             hosts=len(options.places),
             ranks=host.place.ranks,
             hub=host.number == 0 and len(options.places) > 1,
@@ -200,7 +203,7 @@ class Conductor:
             command=options.command,
             binding=options.binding,
             cpus_per_rank=options.cpus_per_rank,
-            counted=bool(self._pages),
+            counted=self._counted,
             grace=options.grace,
         )
         if options.enclosed:
@@ -281,9 +284,8 @@ class Conductor:
             self.displays[_rank(host, message), str(head["stream"])].take(message.body)
         elif kind == "end":
             self._ended(host, message)
-        elif kind == "page":
-            rank = _rank(host, message)
-            os.pwrite(self._pages[rank], message.body, 0)
+        elif kind == "pages":
+            self._copies[host.number].keep(message)
         elif kind == "file":
             problem = remote_files.keep(message, self._job.directory)
             if problem is not None:

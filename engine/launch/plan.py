@@ -15,7 +15,10 @@ from .cpu_binding import Allotment
 PUBLISHING = ("metrics_port", "metrics_file_sd", "metrics_textfile")
 OURS = (*map(variable, (*PUBLISHING, "metrics_address", "metrics_linger")), "ENGINE_COUNTERS")
 # What only a job on several hosts is told.
-BETWEEN_HOSTS = ("ENGINE_CROSS_RANK", "ENGINE_CROSS_SIZE", "ENGINE_HUB", "ENGINE_HUB_FD", "ENGINE_INTERFACE")
+BETWEEN_HOSTS = (
+    *("ENGINE_CROSS_RANK", "ENGINE_CROSS_SIZE", "ENGINE_HOST_NAME"),
+    *("ENGINE_HUB", "ENGINE_HUB_FD", "ENGINE_INTERFACE"),
+)
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,14 @@ class Crew:
         How many there are.
     ranks : tuple of int
         In ascending order.
+    name : str
+        What the user calls the host.
     """
 
     host: int
     hosts: int
     ranks: tuple[int, ...]
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,7 @@ def _place(job: Job, rank: int, local_rank: int, crew: Crew | None) -> dict[str,
     }
     if crew is not None:
         place |= {"ENGINE_CROSS_RANK": str(crew.host), "ENGINE_CROSS_SIZE": str(crew.hosts)}
+        place |= {"ENGINE_HOST_NAME": crew.name} if crew.name else {}
     if job.hub:
         place["ENGINE_HUB"] = job.hub
     if job.interface:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..config import Config
@@ -74,22 +74,29 @@ def _runs(pid: int) -> bool:
     return pid != os.getpid() and process is not None and process.state not in "ZX"
 
 
-def begin(descriptor: int, rank: int, size: int, local_rank: int) -> dict[str, int]:
+def begin(descriptor: int, rank: int, local_rank: int, hosts: Sequence[int], host_name: str) -> dict[str, int | str]:
     """Fields of the page that a rank sets as it starts, by name.
 
     Parameters
     ----------
     descriptor : int
         Of the page, which an earlier world of this process may have used.
-    rank, size, local_rank : int
+    rank, local_rank : int
         In the new world.
+    hosts : sequence of int
+        By rank, the number of its host.
+    host_name : str
+        Of this rank's host.
     """
     before = page.read(descriptor)
     return {
         "pid": os.getpid(),
         "rank": rank,
-        "size": size,
+        "size": len(hosts),
         "local_rank": local_rank,
+        "host": hosts[rank],
+        "hosts": max(hosts) + 1,
+        "host_name": host_name,
         "worlds": 1 + (before["worlds"] if before else 0),
         "started_ns": (before["started_ns"] if before else 0) or time.time_ns(),
         "cause": 0,

@@ -7,6 +7,7 @@ needs no extension.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -20,12 +21,16 @@ from .knobs import GAUGES
 from .names import NAMES
 
 NAME = "enginerun-counters"  # name of the memory, in /proc/PID/fd
-BYTES = 8192
+BYTES = 16384
 MAGIC = b"ENGCNTR1"
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("=8sQQQ")  # magic, version, bytes of the page, bytes of the table
 TABLE = 64
 
+HOST_WORDS = 8  # of 64 bits, of a host's name
+HOSTS = 256  # most hosts of a job
+MONOTONIC = ("last_ns",)  # fields that are times of the rank's host, by CLOCK_MONOTONIC
+TIMES = (*MONOTONIC, "started_ns", "tuner_changed_ns")  # and by unix time
 DURATIONS = 40  # buckets: k counts what took less than 2**k ns, and the last all that is longer
 
 
@@ -58,6 +63,17 @@ class Snapshot:
     def state(self) -> str:
         """`new` until the rank's engine has started, then `running`, `ended` or `failed`."""
         return self.word("states", "state")
+
+    @property
+    def host(self) -> str:
+        """The name of the rank's host; empty in pages that do not tell it."""
+        words = self.fields["host_name"]
+        return struct.pack(f"={len(words)}Q", *words).partition(b"\0")[0].decode(errors="replace")
+
+    @property
+    def far(self) -> bool:
+        """Whether ranks of its world are on other hosts."""
+        return self["hosts"] > 1
 
     @property
     def phase(self) -> str:
@@ -120,7 +136,60 @@ def read(source: int | str | os.PathLike[str]) -> Snapshot | None:
         raise PageError(f"cannot be read: {error.strerror}") from error
 
 
+def write_copy(descriptor: int, content: bytes, ahead: int, ahead_unix: int) -> None:
+    """Keep what a page on another host holds. As long as nothing is written to that, nothing is kept.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of the copy.
+    content : bytes
+        Of the page.
+    ahead : int
+        Nanoseconds by which this host's monotonic clock is ahead of that host's.
+    ahead_unix : int
+        The same of unix time.
+    """
+    memory = bytearray(content)
+    with memoryview(memory) as view, contextlib.suppress(PageError):  # what is damaged is damaged in the copy, too
+        if (places := _places(view)) is None:
+            return
+        with view.cast("Q") as words:
+            for name, first, _ in places[0]:
+                if name in TIMES and words[first]:  # 0: there is no such time yet
+                    words[first] = max(1, words[first] + (ahead if name in MONOTONIC else ahead_unix))
+    os.pwrite(descriptor, memory, 0)
+
+
+def date_copy(descriptor: int, now: int, state: str) -> None:
+    """Say when a copy was that of its page.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of the copy.
+    now : int
+        CLOCK_MONOTONIC of this host, in nanoseconds.
+    state : str
+        The letter of the process's state, as in `Process.state`; empty: it is not known.
+    """
+    with mmap.mmap(descriptor, BYTES) as memory, memoryview(memory) as view, contextlib.suppress(PageError):
+        if (places := _places(view)) is not None:
+            at = {name: first for name, first, _ in places[0]}
+            with view.cast("Q") as words:
+                words[at["copied_ns"]], words[at["copied_state"]] = now, ord(state or "\0")
+
+
 def _parse(view: memoryview) -> Snapshot | None:
+    places = _places(view)
+    if places is None:
+        return None
+    with view.cast("Q") as words:
+        return Snapshot({name: words[first:end].tolist() for name, first, end in places[0]}, places[1])
+
+
+def _places(view: memoryview) -> tuple[list[tuple[str, int, int]], dict[str, tuple[str, ...]]] | None:
+    """Where the fields of a page lie, in words, and what its numbers are called; None: nothing is written to it."""
     magic, version, nbytes, table = HEADER.unpack_from(view)
     if magic == bytes(8):
         return None
@@ -132,9 +201,7 @@ def _parse(view: memoryview) -> Snapshot | None:
         raise PageError(f"is of version {version}, and this reads version {VERSION}: the rank runs another build")
     if nbytes != BYTES or not 0 < table < BYTES - TABLE:
         raise PageError("has a damaged header")
-    places, names = _table(bytes(view[TABLE : TABLE + table]))
-    with view.cast("Q") as words:
-        return Snapshot({name: words[first:end].tolist() for name, first, end in places}, names)
+    return _table(bytes(view[TABLE : TABLE + table]))
 
 
 @lru_cache(maxsize=16)
@@ -179,7 +246,8 @@ _NUMBERED = {
 def expected(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     """The fields that readers need, and their words. A newer build may add others."""
     return {
-        **dict.fromkeys("state pid rank size local_rank worlds started_ns cause culprit".split(), 1),
+        **dict.fromkeys("state pid rank size local_rank host hosts worlds started_ns cause culprit".split(), 1),
+        "host_name": HOST_WORDS,
         **{name: math.prod(len(names[each]) for each in lists) for name, lists in _NUMBERED.items()},
         "collective_durations": len(names["operations"]) * DURATIONS,
         **dict.fromkeys("exposed_ns fused_bytes fusion_capacity queue_ns queued negotiation_ns negotiated".split(), 1),
@@ -187,7 +255,8 @@ def expected(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
         **dict.fromkeys(("knob_version", *(gauge.field for gauge in GAUGES)), 1),
         **dict.fromkeys("submitted requests blocked_ns steps step_ns".split(), 1),
         "step_durations": DURATIONS,
-        **dict.fromkeys("stall_warnings stalled".split(), 1),
+        **dict.fromkeys("stall_warnings stalled network_sent network_received copied_ns copied_state".split(), 1),
+        "crossing_ns": HOSTS,
         **dict.fromkeys("tuner_phase tuner_searches tuner_trials tuner_changes tuner_changed_ns".split(), 1),
         **dict.fromkeys("tuner_score_ps tuner_default_ps tuner_best_ps".split(), 1),
     }

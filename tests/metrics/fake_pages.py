@@ -12,9 +12,9 @@ from engine.metrics import names, page
 from engine.metrics.export.collector import Exporter
 from engine.metrics.export.rank_pages import Member
 
-from .written_pages import names_text
+from .written_pages import names_text, words_of
 
-FIRST = 2048  # where fields begin
+FIRST = 3072  # where fields begin
 Fields = Mapping[str, int | Sequence[int]]
 
 
@@ -74,8 +74,19 @@ class FakePage:
         os.close(self.descriptor)
 
 
-def training(rank: int = 0, size: int = 4) -> dict[str, int | list[int]]:
-    """The fields of a rank of a training job with the tuner on: it allreduces, and has broadcast once."""
+def training(rank: int = 0, size: int = 4, hosts: int = 1) -> dict[str, int | list[int]]:
+    """The fields of a rank of a training job with the tuner on: it allreduces, and has broadcast once.
+
+    Of several hosts each has equally many ranks, and as the first one waits most for the last.
+    """
+    far = {
+        "host": rank * hosts // size,
+        "hosts": hosts,
+        "host_name": words_of(f"node{rank * hosts // size}"),
+        "network_sent": 3_000_000_000,
+        "network_received": 2_000_000_000,
+        "crossing_ns": [10**8 * (1 + host) * (host != rank * hosts // size) for host in range(hosts)],
+    }
 
     def by_algorithm(**values: int) -> list[int]:
         table = [0] * page.EXPECTED["collectives"]
@@ -94,6 +105,7 @@ def training(rank: int = 0, size: int = 4) -> dict[str, int | list[int]]:
         "rank": rank,
         "local_rank": rank,
         "size": size,
+        **(far if hosts > 1 else {}),
         "worlds": 1,
         "started_ns": time.time_ns() - 60 * 10**9,
         "collectives": by_algorithm(allreduce_oneshot=400, allreduce_twoshot=600, broadcast_shared=1),
@@ -151,7 +163,7 @@ def member(rank: int, source: FakePage | int | str | None, up: bool = True) -> M
 
 def full_exposition(ranks: int = 4, run: str = "fake-1") -> str:
     """What an endpoint says about a training job with the tuner on: every metric that is defined."""
-    pages = [FakePage(training(rank, ranks)) for rank in range(ranks)]
+    pages = [FakePage(training(rank, ranks, 2)) for rank in range(ranks)]
     try:
         members = [member(rank, each) for rank, each in enumerate(pages)]
         return Exporter(run, members, lambda line: None).text()[0].decode()

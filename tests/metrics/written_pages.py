@@ -9,12 +9,17 @@ from collections.abc import Mapping
 from engine.metrics import page
 from engine.metrics.names import NAMES
 
-FIELDS_AT = 2048
+FIELDS_AT = 3072
 
 
 def names_text(names: Mapping[str, tuple[str, ...]]) -> str:
     """The lines that tell names."""
     return "".join(f"{name} = {' '.join(words)}\n" for name, words in names.items())
+
+
+def words_of(text: str) -> list[int]:
+    """A text as words of a page."""
+    return list(struct.unpack(f"={page.HOST_WORDS}Q", text.encode().ljust(8 * page.HOST_WORDS, b"\0")))
 
 
 def content(version: int = page.VERSION, **fields: int | list[int]) -> bytes:

@@ -1,0 +1,107 @@
+"""Pages of counters of other hosts: what an agent sends of its ranks', and the copies that the launcher keeps.
+
+The launcher asks for them now and then. What an agent answers is small: the pages that have changed since, compressed,
+the states of the ranks' processes, and what time it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+
+from ..host.processes import look
+from ..metrics import page
+from .channel import Channel, ChannelError, Message
+
+
+class Pages:
+    """The pages of an agent's ranks, as it tells of them.
+
+    Parameters
+    ----------
+    descriptors : mapping of int to int
+        By rank.
+    """
+
+    def __init__(self, descriptors: Mapping[int, int]) -> None:
+        self._descriptors = descriptors
+        self._sent: dict[int, bytes] = {}
+
+    def send(self, channel: Channel) -> None:
+        """Tell what has changed since the last time.
+
+        Parameters
+        ----------
+        channel : Channel
+            To the launcher.
+        """
+        states, changed = {}, []
+        for rank, descriptor in self._descriptors.items():
+            states[rank] = _state(descriptor)
+            content = os.pread(descriptor, page.BYTES, 0)
+            if content != self._sent.get(rank):
+                self._sent[rank] = content
+                changed.append(rank)
+        body = zlib.compress(b"".join(self._sent[rank] for rank in changed), 1)
+        channel.send("pages", body, changed=changed, states=[*states.items()], **_clocks())
+
+
+class Copies:
+    """What the launcher keeps of one host's pages.
+
+    Parameters
+    ----------
+    descriptors : sequence of int
+        Of the copies, by rank, those of other hosts included; none if nothing is counted.
+    ranks : collection of int
+        Those of the host.
+    """
+
+    def __init__(self, descriptors: Sequence[int], ranks: Collection[int]) -> None:
+        self._descriptors = {rank: descriptors[rank] for rank in ranks} if descriptors else {}
+
+    def keep(self, message: Message) -> None:
+        """Take what an agent has sent.
+
+        Parameters
+        ----------
+        message : Message
+            Its `pages`.
+
+        Raises
+        ------
+        ChannelError
+            It is not what `Pages` sends.
+        """
+        changed, states, clocks = message.head["changed"], dict(message.head["states"]), _clocks()
+        ahead, ahead_unix = (clocks[name] - message.number(name) for name in ("monotonic", "unix"))
+        if not {*changed, *states} <= self._descriptors.keys():
+            raise ChannelError(f"it speaks of ranks {sorted({*changed, *states})}, which are not all its ranks")
+        try:
+            content = zlib.decompressobj().decompress(message.body, page.BYTES * len(changed) + 1)
+        except zlib.error as error:
+            raise ChannelError(f"its pages of counters are damaged: {error}") from error
+        if len(content) != page.BYTES * len(changed):
+            raise ChannelError("its pages of counters have another length; install the same version")
+        for place, rank in enumerate(changed):
+            whole = content[place * page.BYTES : (place + 1) * page.BYTES]
+            page.write_copy(self._descriptors[rank], whole, ahead, ahead_unix)
+        for rank, state in states.items():
+            page.date_copy(self._descriptors[rank], clocks["monotonic"], str(state)[:1])
+
+
+def _clocks() -> dict[str, int]:
+    return {"monotonic": time.monotonic_ns(), "unix": time.time_ns()}
+
+
+def _state(descriptor: int) -> str:
+    """The state of the process that counts into a page, `X` if it is gone; empty if there was none yet."""
+    with contextlib.suppress(page.PageError):
+        snapshot = page.read(descriptor)
+        if snapshot is not None:
+            process = look(snapshot["pid"])
+            return "X" if process is None else process.state
+    return ""

@@ -1,0 +1,122 @@
+"""Copies of pages of counters: what an agent sends, and what the launcher keeps of it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine.launch.channel import Channel, ChannelError, Message
+from engine.launch.page_copies import Copies, Pages
+from engine.metrics import page
+
+from ..metrics.written_pages import content, words_of
+
+DAY = 86_400 * 10**9
+
+
+class Sent(Channel):
+    """A channel that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.messages_sent: list[Message] = []
+
+    def send(self, kind: str, body: bytes = b"", /, **head: Any) -> None:
+        self.messages_sent.append(Message(kind, head, body))
+
+
+@pytest.fixture
+def pages() -> Iterator[list[int]]:
+    made = [page.make() for _ in range(6)]
+    yield made
+    for each in made:
+        os.close(each)
+
+
+def write(descriptor: int, **fields: int | list[int]) -> None:
+    os.pwrite(descriptor, content(**fields), 0)  # type: ignore[arg-type]
+
+
+def read(descriptor: int) -> page.Snapshot:
+    found = page.read(descriptor)
+    assert isinstance(found, page.Snapshot)
+    return found
+
+
+def on_a_host_that_booted_earlier(message: Message) -> Message:
+    """A message as it would be if its host's monotonic clock were ten days ahead, and unix time an hour behind."""
+    ahead = {"monotonic": message.number("monotonic") + 10 * DAY, "unix": message.number("unix") - 3600 * 10**9}
+    return Message(message.kind, message.head | ahead, message.body)
+
+
+def test_copies_tell_times_by_the_launchers_clocks(pages: list[int]) -> None:
+    """Problem 14."""
+    channel, now, unix = Sent(), time.monotonic_ns(), time.time_ns()
+    name = words_of("node1")
+    times = {"last_ns": now + 10 * DAY, "started_ns": unix - 3600 * 10**9}
+    write(pages[0], state=1, pid=os.getpid(), rank=4, size=6, hosts=2, host=1, host_name=name, **times)
+    Pages({4: pages[0], 5: pages[1]}).send(channel)
+    copies = Copies([pages[2]] * 4 + pages[3:5], [4, 5])
+    copies.keep(on_a_host_that_booted_earlier(channel.messages_sent[0]))
+    copy = read(pages[3])
+    assert copy.host == "node1" and copy["rank"] == 4 and chr(copy["copied_state"]) in "RSD"
+    assert abs(copy["last_ns"] - now) < 60e9 and abs(copy["started_ns"] - unix) < 60e9
+    assert abs(copy["copied_ns"] - now) < 60e9 and copy["tuner_changed_ns"] == 0
+    assert page.read(pages[4]) is None, "nobody has written to that page"
+    assert page.read(pages[2]) is None, "that is another host's"
+
+
+def test_only_what_has_changed_is_sent_and_all_is_dated(pages: list[int]) -> None:
+    channel = Sent()
+    for rank in (0, 1):
+        write(pages[rank], state=1, pid=os.getpid(), rank=rank, steps=1)
+    sender, copies = Pages({0: pages[0], 1: pages[1]}), Copies(pages[2:4], [0, 1])
+    sender.send(channel)
+    write(pages[1], state=2, pid=2**22, rank=1, steps=2)
+    sender.send(channel)
+    first, second = channel.messages_sent
+    assert (first.head["changed"], second.head["changed"]) == ([0, 1], [1])
+    assert len(first.body) < 2000, "a page is mostly empty"
+    copies.keep(first)
+    before = [read(descriptor)["copied_ns"] for descriptor in pages[2:4]]
+    copies.keep(second)
+    after = [read(descriptor) for descriptor in pages[2:4]]
+    assert [each["steps"] for each in after] == [1, 2]
+    assert all(each["copied_ns"] > then for each, then in zip(after, before, strict=True))
+    assert chr(after[1]["copied_state"]) == "X", "there is no such process"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"body": b"no compressed pages"},
+        {"body": zlib.compress(bytes(page.BYTES - 8))},
+        {"body": zlib.compress(bytes(10 * page.BYTES))},
+        {"changed": [7]},
+        {"states": [[7, "S"]]},
+        {"monotonic": "now"},
+    ],
+    ids=str,
+)
+def test_what_no_agent_sends_is_refused(pages: list[int], damage: dict[str, Any]) -> None:
+    channel = Sent()
+    write(pages[0], state=1, rank=0)
+    Pages({0: pages[0]}).send(channel)
+    [message] = channel.messages_sent
+    body = damage.pop("body", message.body)
+    with pytest.raises(ChannelError):
+        Copies(pages[2:3], [0]).keep(Message("pages", message.head | damage, body))
+
+
+def test_a_damaged_page_is_damaged_in_its_copy(pages: list[int]) -> None:
+    channel = Sent()
+    os.pwrite(pages[0], struct.pack("=8sQ", b"ENGCNTR1", 99), 0)
+    Pages({0: pages[0]}).send(channel)
+    Copies(pages[2:3], [0]).keep(channel.messages_sent[0])
+    with pytest.raises(page.PageError, match="is of version 99"):
+        page.read(pages[2])
