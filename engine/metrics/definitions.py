@@ -26,15 +26,15 @@ class Metric:
     labels : tuple of str
         Labels besides `run` and `rank`.
     scope : str
-        `rank`: of every rank; `leader`: of rank 0, about the whole job; `tuner`: of rank 0, while it tunes; `host`: of
-        the endpoint, without the label `rank`.
+        `rank`: of every rank; `far`: of every rank of a job on several hosts; `leader`: of rank 0, about the whole job;
+        `tuner`: of rank 0, while it tunes; `host`: of the endpoint, without the label `rank`.
     """
 
     name: str
     kind: Kind
     about: str
     labels: tuple[str, ...] = ()
-    scope: Literal["rank", "leader", "tuner", "host"] = "rank"
+    scope: Literal["rank", "far", "leader", "tuner", "host"] = "rank"
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -104,6 +104,16 @@ _METRICS = (
         "engine_arrival_lag_seconds",
         "summary",
         "How long after the first rank this rank submitted, of one tensor of each collective: large for a straggler.",
+    ),
+    # Between hosts.
+    Metric("engine_network_sent_bytes_total", "counter", "Bytes that the rank sent to other hosts.", scope="far"),
+    Metric("engine_network_received_bytes_total", "counter", "Bytes that the rank got from other hosts.", scope="far"),
+    Metric(
+        "engine_crossing_seconds_total",
+        "counter",
+        "Time in which collectives waited for data from another host, `peer`: large for a slow connection.",
+        ("peer",),
+        scope="far",
     ),
     # The queue and fusion.
     Metric("engine_pending_tensors", "gauge", "Operations submitted and not done."),
@@ -178,7 +188,13 @@ BUCKETS = tuple(2.0**power * 1e-9 for power in range(14, 34, 2))
 def table() -> str:
     """All metrics as a table in Markdown, for the documentation."""
     rows = ["| metric | type | labels | of | meaning |", "|---|---|---|---|---|"]
-    of = {"rank": "each rank", "leader": "rank 0", "tuner": "rank 0 while it tunes", "host": "the run"}
+    of = {
+        "rank": "each rank",
+        "far": "each rank of several hosts",
+        "leader": "rank 0",
+        "tuner": "rank 0 while it tunes",
+        "host": "the run",
+    }
     for metric in _METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {of[metric.scope]} | {metric.about} |")

@@ -31,8 +31,8 @@ HOST = {name for name, metric in definitions.METRICS.items() if metric.scope == 
 
 @pytest.fixture
 def pages() -> Iterator[list[FakePage]]:
-    """Four ranks of a training job."""
-    made = [FakePage(training(rank)) for rank in range(4)]
+    """Four ranks of a training job on two hosts."""
+    made = [FakePage(training(rank, hosts=2)) for rank in range(4)]
     yield made
     for each in made:
         each.close()
@@ -120,6 +120,10 @@ def test_what_is_said_of_a_rank_is_what_its_page_says(pages):
     assert value(found, "engine_collective_duration_seconds_sum", rank="2", op="allreduce") == 0.9
     assert value(found, "engine_collective_duration_seconds_count", rank="2", op="allreduce") == 1000
     assert value(found, "engine_arrival_lag_seconds_sum", rank="3") == 0.04
+    assert value(found, "engine_network_sent_bytes_total", rank="3") == 3e9
+    assert value(found, "engine_crossing_seconds_total", rank="3", peer="node0") == 0.1
+    assert value(found, "engine_crossing_seconds_total", rank="0", peer="node1") == 0.2
+    assert value(found, "engine_rank_info", rank="2", host="node1", transport="shared-memory, tcp") == 1
     assert value(found, "engine_pending_tensors", rank="0") == 10
     assert value(found, "engine_knob", name="cycle_time_seconds") == 0.005
     assert value(found, "engine_autotune_best_score_seconds") == 0.045

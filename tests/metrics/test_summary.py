@@ -14,7 +14,7 @@ from engine.metrics.report import advice
 from engine.metrics.report.rates import Page
 from engine.metrics.report.summary import FEW_STEPS, Run, figures, lines, percentile
 
-from .written_pages import snapshot
+from .written_pages import snapshot, words_of
 
 MS = 1_000_000
 RUN = Run(seconds=30.0, size=2, processors=4, unix_offset=1000.0)
@@ -110,6 +110,21 @@ def test_knobs_of_a_trial_are_not_called_the_best() -> None:
     shown = "\n".join(advice.report({0: tuned, 1: rank(1)}, run_of(log="here/log.jsonl")))
     assert "still searching after 4 trials; 'autotune best here/log.jsonl' has its best knobs" in shown
     assert "its choice" not in shown
+
+
+def test_hosts_and_what_the_network_costs_are_told() -> None:
+    """Problem 17: a host whose data comes late is named, and no rank is called late for it."""
+    far = {"hosts": 3, "network_sent": 3 << 30, "lag_ns": 0}
+    ranks: dict[int, Page] = {}
+    for number, host in enumerate((0, 1, 2, 0)):
+        waits = [4000 * MS * (waited == 1 != host) + MS for waited in range(3)]
+        ranks[number] = rank(number, host=host, host_name=words_of(f"node{host}"), crossing_ns=waits, **far)
+    shown = "\n".join(advice.report(ranks, RUN))
+    assert "node0 ranks 0, 3; node1 rank 1; node2 rank 2; 3 GiB sent to other hosts by a rank" in shown
+    assert "waited for data of node0 0.0 %, node1 20.0 %, node2 0.0 %" in shown
+    assert "look at the network of node1: the others wait for its data for 20.0 % of the time" in shown
+    assert "none stands out" in shown
+    assert "hosts:" not in "\n".join(advice.report({0: rank(0), 1: rank(1)}, RUN))
 
 
 # ---- advice: each rule where its condition holds, and where it just does not -----------------------------------------

@@ -15,6 +15,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rich.console import Console
 
 from engine.launch.cli import COMMANDS
 from engine.launch.cli import main as enginerun
-from engine.metrics.page import PageError
+from engine.metrics.page import PageError, Snapshot
 from engine.metrics.report.find_jobs import RunningJob
 from engine.metrics.report.rates import JobReading, Page, Rates
 from engine.metrics.report.top import TopError, choose, main
@@ -31,7 +32,7 @@ from engine.metrics.report.top_screen import Frame, draw, ending
 
 from ..waiting import measured
 from .watched_jobs import ENVIRONMENT
-from .written_pages import snapshot
+from .written_pages import snapshot, words_of
 
 TOP = [sys.executable, "-m", "engine.launch", "top"]
 DEADLINE = 60.0
@@ -380,9 +381,39 @@ def drawn(frame: Frame, width: int, height: int | None) -> list[str]:
     return capture.get().splitlines()
 
 
-def frame_with(pages: dict[int, Page], lags: dict[int, float] | None = None) -> Frame:
-    rates = {rank: Rates(1.0, 20.0, 40.0, 1e9, 0.05, 0.2, 0.1, lag) for rank, lag in (lags or {}).items()}
+def frame_with(
+    pages: dict[int, Page], lags: dict[int, float] | None = None, crossing: dict[int, float] | None = None
+) -> Frame:
+    rates = {
+        rank: Rates(1.0, 20.0, 40.0, 1e9, 0.05, 0.2, 0.1, lag, 1e6, crossing or {})
+        for rank, lag in (lags or {}).items()
+    }
     return Frame("a-run", JobReading(5.0, pages), rates, {}, 1000.0)
+
+
+def on_two_hosts(rank: int, **fields: int | list[int]) -> Snapshot:
+    name = words_of(f"node{rank // 2}")
+    return snapshot(**{"state": 1, "rank": rank, "size": 4, "host": rank // 2, "hosts": 2, "host_name": name} | fields)
+
+
+def test_ranks_of_several_hosts_are_shown_with_them() -> None:
+    """Problem 17: the host whose data others wait for is named; nobody is called late for it."""
+    pages: dict[int, Page] = {rank: on_two_hosts(rank, copied_ns=10**9) for rank in range(4)}
+    pages[3] = on_two_hosts(3, copied_ns=10**9, copied_state=ord("T"))
+    frame = frame_with(pages, dict.fromkeys(range(4), 0.0), {1: 0.5})
+    text = drawn(frame, 120, None)
+    assert "2 hosts" in text[0] and "most waited for: node1" in " ".join(text[:3])
+    rows = [line.split() for line in text]
+    assert [row[:2] for row in rows if row[:1] in (["0"], ["1"], ["2"], ["3"])] == [
+        [str(rank), f"node{rank // 2}"] for rank in range(4)
+    ]
+    assert frame.straggler is None
+    old = replace(frame, reading=JobReading(11.0, pages))
+    assert "node1: its figures are 10 s old" in "\n".join(drawn(old, 120, None))
+    few = frame_with({rank: on_two_hosts(rank) for rank in range(2)})
+    assert "ranks of other hosts are shown there" in "\n".join(drawn(few, 120, None))
+    alone = frame_with({0: snapshot(state=1, rank=0, size=1)})
+    assert "host" not in "\n".join(drawn(alone, 120, None))
 
 
 @pytest.mark.parametrize("width", [20, 40, 79, 80, 120, 200])

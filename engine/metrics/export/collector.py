@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -50,6 +50,8 @@ class RankReading:
     offset : float
         Seconds from CLOCK_MONOTONIC to unix time.
     host, version : str
+    peers : mapping of int to str
+        The names of hosts, by their numbers, as far as pages that are read here tell them.
     """
 
     rank: int
@@ -58,6 +60,7 @@ class RankReading:
     offset: float
     host: str
     version: str
+    peers: Mapping[int, str]
 
 
 # A series: the values of its labels besides `run` and `rank`, and what `add_metric` of its family takes.
@@ -169,6 +172,8 @@ class Exporter(Collector):
                 continue
             if definition.scope == "tuner" and snapshot.phase == "off":
                 continue
+            if definition.scope == "far" and not snapshot.far:
+                continue
             for labels, values in read(reading, snapshot):
                 family.add_metric([self._run, str(reading.rank), *labels], *values)  # type: ignore[attr-defined]
 
@@ -177,7 +182,8 @@ class Exporter(Collector):
         offset = time.time() - time.monotonic()
         if abs(offset - self._offset) > CLOCKS_APART:
             self._offset = offset
-        readings, unreadable = [], 0
+        found: list[tuple[int, bool, Snapshot | None]] = []
+        unreadable = 0
         for member in self._members:
             try:
                 source = member.source()
@@ -188,9 +194,17 @@ class Exporter(Collector):
                 continue
             if snapshot is not None and snapshot.state == "new":
                 snapshot = None
-            up = member.up(snapshot)
-            readings.append(RankReading(member.rank, up, snapshot, self._offset, self._host, self._version))
+            found.append((member.rank, member.up(snapshot), snapshot))
+        peers = {each["host"]: each.host for _, _, each in found if each is not None and each.far and each.host}
+        readings = [
+            RankReading(rank, up, each, self._offset, self._host_of(each), self._version, peers)
+            for rank, up, each in found
+        ]
         return readings, unreadable
+
+    def _host_of(self, snapshot: Snapshot | None) -> str:
+        """The host of a rank, by its page; else it is this one."""
+        return snapshot.host if snapshot is not None and snapshot.far and snapshot.host else self._host
 
     def _tell(self, rank: int, problem: str) -> None:
         if (rank, problem) not in self._said:
@@ -270,12 +284,20 @@ def _errors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _info(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
-    labels = (reading.host, str(snapshot["local_rank"]), str(snapshot["pid"]), reading.version, "shared-memory")
+    transport = "shared-memory, tcp" if snapshot.far else "shared-memory"
+    labels = (reading.host, str(snapshot["local_rank"]), str(snapshot["pid"]), reading.version, transport)
     yield labels, ({},)
 
 
 def _knobs(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     return (((gauge.label,), (snapshot[gauge.field] / gauge.per,)) for gauge in GAUGES)
+
+
+def _crossing(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+    """By the host waited for, from the start: a panel that asks for an increase sees none where a series begins."""
+    for host, waited in enumerate(snapshot.fields["crossing_ns"][: snapshot["hosts"]]):
+        if host != snapshot["host"]:
+            yield (reading.peers.get(host, f"host {host}"),), (waited / 1e9,)
 
 
 def _cycles(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
@@ -295,6 +317,9 @@ READERS: dict[str, Reader] = {
     "engine_queue_duration_seconds": _summary("queued", "queue_ns"),
     "engine_negotiation_duration_seconds": _summary("negotiated", "negotiation_ns"),
     "engine_arrival_lag_seconds": _summary("lags", "lag_ns"),
+    "engine_network_sent_bytes_total": _number("network_sent"),
+    "engine_network_received_bytes_total": _number("network_received"),
+    "engine_crossing_seconds_total": _crossing,
     # Read in another order than they are written, more may seem completed than submitted.
     "engine_pending_tensors": lambda _, snapshot: [((), (max(0, snapshot["submitted"] - snapshot["completed"]),))],
     "engine_fused_bytes_total": _number("fused_bytes"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ... import readable
-from .rates import Page
+from .rates import Page, slow_host
 from .summary import FEW_STEPS, Figures, Run, figures, lines
 
 MUCH = 0.10  # share of the time from which communication is worth a change
@@ -100,6 +100,18 @@ def late(told: Figures) -> str | None:
     )
 
 
+def slow_network(told: Figures) -> str | None:
+    """One host's data comes late, and costs much."""
+    names = list(told.crossing)
+    host = slow_host(dict(enumerate(told.crossing.values())))
+    if host is None or not _costly(told.crossing[names[host]]):
+        return None
+    return (
+        f"look at the network of {readable.plain(names[host])}: the others wait for its data for "
+        f"{readable.share(told.crossing[names[host]])} of the time"
+    )
+
+
 def renamed(told: Figures) -> str | None:
     """Names or shapes change from step to step."""
     if told.misses is None or told.misses <= MANY_MISSES:
@@ -159,4 +171,4 @@ def _closed_by(told: Figures, reason: str) -> bool:
 
 Rule = Callable[[Figures], str | None]
 ALWAYS: tuple[Rule, ...] = (failed, disagreed, stalled, crowded)
-WITH_STEPS: tuple[Rule, ...] = (late, renamed, small_batches, waits_for_clock, untuned, unfinished)
+WITH_STEPS: tuple[Rule, ...] = (late, slow_network, renamed, small_batches, waits_for_clock, untuned, unfinished)

@@ -143,14 +143,17 @@ class Attached:
     def letters(self, reading: JobReading) -> dict[int, str]:
         """The states of the ranks' processes, as in `Process.state`; `X` for those that are gone.
 
-        Nothing is said where the ranks number their processes otherwise than this process does, in a container.
+        Nothing is said where the ranks number their processes otherwise than this process does, in a container. Of
+        ranks on other hosts the copies of their pages tell it.
         """
-        if not _one_numbering(self.job.processes[0].pid):
-            return {}
+        here = _one_numbering(self.job.processes[0].pid)
         found = {}
         for rank, page in reading.snapshots.items():
-            process = look(page["pid"])
-            found[rank] = "X" if process is None else process.state
+            if page["copied_ns"]:
+                found[rank] = chr(page["copied_state"]).strip("\0")
+            elif here:
+                process = look(page["pid"])
+                found[rank] = "X" if process is None else process.state
         return found
 
     def _join(self, paths: Sequence[Path]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..page import PageError, Snapshot
@@ -12,6 +12,7 @@ Page = Snapshot | PageError | None
 COUNTERS = (
     *("collectives", "collective_bytes", "collective_ns", "exposed_ns", "lag_ns", "lags", "completed"),
     *("submitted", "blocked_ns", "steps", "step_ns", "step_durations"),
+    *("network_sent", "network_received", "crossing_ns"),
 )
 # Who is a straggler: later than the first rank by this much in the mean, and by this much more than the other ranks.
 LATE_SECONDS = 1e-3
@@ -57,6 +58,10 @@ class Rates:
         was executed.
     lag : float or None
         Seconds after the first rank at which this one submitted, in the mean; None if nothing was submitted.
+    network : float
+        Bytes a second to and from other hosts.
+    crossing : mapping of int to float
+        By the number of another host, the share of the time in which collectives waited for data from there.
     """
 
     seconds: float
@@ -67,6 +72,8 @@ class Rates:
     blocked: float
     exposed: float
     lag: float | None
+    network: float
+    crossing: Mapping[int, float]
 
 
 def rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
@@ -80,17 +87,18 @@ def rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
     -------
     dict of int to Rates
         Of the ranks whose pages could be read both times. A rank whose counters have begun anew in between, because it
-        is another process, has none; no rank has if no time has passed.
+        is another process, has none; no rank has if no time has passed, and a copy of a page on another host has none
+        if it is the same copy.
     """
-    seconds = after.time - before.time
     earlier = before.snapshots
-    if seconds <= 0:
-        return {}
-    return {
-        rank: _between(earlier[rank], page, seconds)
-        for rank, page in after.snapshots.items()
-        if rank in earlier and not _anew(earlier[rank], page)
-    }
+    found = {}
+    for rank, page in after.snapshots.items():
+        if rank in earlier and not _anew(earlier[rank], page):
+            then, now = earlier[rank]["copied_ns"] / 1e9, page["copied_ns"] / 1e9
+            seconds = now - then if then and now else after.time - before.time
+            if seconds > 0:
+                found[rank] = _between(earlier[rank], page, seconds)
+    return found
 
 
 def straggler(lags: Mapping[int, float], step: float | None) -> int | None:
@@ -141,4 +149,60 @@ def _between(before: Snapshot, after: Snapshot, seconds: float) -> Rates:
         blocked=blocked,
         exposed=min(blocked, grown["exposed_ns"] / 1e9 / seconds),
         lag=grown["lag_ns"] / 1e9 / grown["lags"] if grown["lags"] else None,
+        network=(grown["network_sent"] + grown["network_received"]) / seconds,
+        crossing={host: min(1.0, ns / 1e9 / seconds) for host, ns in _waits(before, after).items()},
     )
+
+
+def _waits(before: Snapshot, after: Snapshot) -> dict[int, int]:
+    """By host, nanoseconds in which collectives waited for it."""
+    waits = zip(before.fields["crossing_ns"], after.fields["crossing_ns"], strict=True)
+    return {host: new - old for host, (old, new) in enumerate(waits) if new > old}
+
+
+def waits_by_host(told: Iterable[tuple[Snapshot, Mapping[int, float]]]) -> dict[int, float]:
+    """For which share of the time a job's ranks waited for each host.
+
+    Parameters
+    ----------
+    told : iterable of (Snapshot, mapping of int to float)
+        Of each rank its page, and by host, as far as it waited for it, the share of the time.
+
+    Returns
+    -------
+    dict of int to float
+        By number of a host, what half of the other hosts exceed, each with the mean of its ranks; none for a job on one
+        host. All hosts wait for one that has a slow connection; that waits as long, but for whichever is first.
+    """
+    shares: dict[int, dict[int, list[float]]] = {}
+    for page, waits in told:
+        for host in range(page["hosts"] if page.far else 0):
+            if host != page["host"]:
+                shares.setdefault(host, {}).setdefault(page["host"], []).append(waits.get(host, 0.0))
+    return {host: statistics.median_low(map(statistics.fmean, each.values())) for host, each in shares.items()}
+
+
+def slow_host(waits: Mapping[int, float]) -> int | None:
+    """Find the host for whose data the others wait.
+
+    Parameters
+    ----------
+    waits : mapping of int to float
+        By host, for how long, or for which share of the time, ranks of other hosts waited for it.
+
+    Returns
+    -------
+    int or None
+        None if no host stands out.
+    """
+    if len(waits) < 2:
+        return None
+    most = max(waits, key=lambda host: waits[host])
+    others = max(wait for host, wait in waits.items() if host != most)
+    return most if waits[most] >= LATE_TIMES * others and waits[most] > 0 else None
+
+
+def names_of_hosts(pages: Mapping[int, Page]) -> dict[int, str]:
+    """The names of a job's hosts by their numbers, as far as pages tell them; none for a job on one host."""
+    told = [page for page in pages.values() if isinstance(page, Snapshot) and page.far]
+    return {page["host"]: page.host or f"host {page['host']}" for page in told}

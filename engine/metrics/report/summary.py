@@ -10,7 +10,7 @@ from ... import readable
 from ..names import PHASES
 from ..page import DURATIONS, PageError, Snapshot
 from . import page_words
-from .rates import Page, straggler
+from .rates import Page, names_of_hosts, straggler, waits_by_host
 
 FEW_STEPS = 20  # below this many steps there is no advice: the first ones weigh too much
 
@@ -92,6 +92,12 @@ class Figures:
         Of stalls, and of tensors about which ranks disagreed.
     failures : mapping of str to list of int
         What failed ranks say was the cause.
+    hosts : mapping of str to list of int
+        The ranks of each host, if there are several.
+    network : float
+        Bytes that a rank sent to other hosts, in the mean.
+    crossing : mapping of str to float
+        By host, the share of the time in which the others waited for its data, as `rates.waits_by_host`.
     """
 
     run: Run
@@ -123,6 +129,9 @@ class Figures:
     warnings: int
     mismatches: int
     failures: Mapping[str, list[int]]
+    hosts: Mapping[str, list[int]]
+    network: float
+    crossing: Mapping[str, float]
 
     @property
     def straggler(self) -> int | None:
@@ -163,6 +172,15 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
     for rank, page in read.items():
         if page.state == "failed":
             failures.setdefault(page_words.failure(page), []).append(rank)
+    names = names_of_hosts(read)
+    waits = waits_by_host(
+        (page, {host: min(1.0, ns / 1e9 / span) for host, ns in enumerate(page.fields["crossing_ns"])})
+        for page, span in spans
+    )
+    hosts: dict[str, list[int]] = {}
+    for rank, page in read.items():
+        if page.far:
+            hosts.setdefault(names[page["host"]], []).append(rank)
     return Figures(
         run=run,
         ranks=len(read),
@@ -195,6 +213,9 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
         warnings=total["stall_warnings"],
         mismatches=max((page["mismatches"] for page in ranks), default=0),
         failures=failures,
+        hosts=hosts,
+        network=_mean([page["network_sent"] for page in ranks if page.far]) or 0.0,
+        crossing={names[host]: share for host, share in sorted(waits.items()) if host in names},
     )
 
 
@@ -269,6 +290,8 @@ def _rows(told: Figures) -> list[tuple[str, str]]:
                 f"collectives (exposed), {readable.share(told.waited)} waiting for late ranks or batches{hidden}",
             )
         )
+    if told.hosts:
+        rows.append(("hosts", _hosts(told)))
     rows += [("slowest rank", _slowest(told)), ("fusion", _fusion(told)), ("knobs", _knobs(told))]
     if told.phase != "off":
         rows.append(("tuner", _tuner(told)))
@@ -311,6 +334,14 @@ def _slowest(told: Figures) -> str:
     others = statistics.median(lag for rank, lag in told.lags.items() if rank != latest)
     by = f"{readable.short(told.lags[latest])} after the first in the mean, the others {readable.short(others)}"
     return f"{latest}, {by}" if told.straggler is not None else f"none stands out; rank {latest} is last, {by}"
+
+
+def _hosts(told: Figures) -> str:
+    """The hosts, what went over the network, and for whose data others waited."""
+    where = "; ".join(f"{readable.plain(name)} {readable.ranks(ranks)}" for name, ranks in told.hosts.items())
+    waits = ", ".join(f"{readable.plain(name)} {readable.share(share)}" for name, share in told.crossing.items())
+    sent = f"{readable.size(told.network)} sent to other hosts by a rank"
+    return f"{where}; {sent}; waited for data of " + (waits or "none")
 
 
 def _fusion(told: Figures) -> str:

@@ -13,13 +13,15 @@ from rich.text import Text
 from ... import readable
 from ..page import PageError, Snapshot
 from . import page_words
-from .rates import JobReading, Page, Rates, pending, straggler
+from .rates import JobReading, Page, Rates, names_of_hosts, pending, slow_host, straggler, waits_by_host
 
 NOTES = 6  # lines about what is wrong, at most
+OLD_SECONDS = 5.0  # age from which figures that come from another host are said to be old
 LEAST_ROWS = 2  # of ranks, for which a low terminal does without other lines
 BAD = ("failed", "gone", "unreadable", "stopped")
 STYLES = {**dict.fromkeys(BAD, "bold red"), "ended": "dim", "starting": "dim"}
 NONE = "-"
+HOST_WIDTH = 12  # characters of a host's name
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,17 @@ class Frame:
         """The rank for which the others wait."""
         lags = {rank: each.lag for rank, each in self.rates.items() if each.lag is not None}
         return straggler(lags, self.middle(each.step for each in self.rates.values()))
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The names of the job's hosts by their numbers; none if there is one."""
+        return names_of_hosts(self.reading.pages)
+
+    @property
+    def crossing(self) -> dict[int, float]:
+        """By host, the share of the time in which the others waited for its data, as `rates.waits_by_host`."""
+        pages = self.reading.snapshots
+        return waits_by_host((pages[rank], each.crossing) for rank, each in self.rates.items())
 
     @staticmethod
     def middle(numbers: Iterable[float | None]) -> float | None:
@@ -124,6 +137,8 @@ def _head(frame: Frame) -> list[str]:
     parts = [readable.plain(frame.run), readable.count(count, "rank")]
     if world != count:
         parts.append(f"world size {world}")
+    if hosts := frame.hosts:
+        parts.append(f"{max(page['hosts'] for page in pages.values())} hosts")
     begun = min((page["started_ns"] for page in pages.values() if page["started_ns"]), default=None)
     if begun is not None:
         parts.append(f"up {readable.clock(frame.now - begun / 1e9)}")
@@ -139,6 +154,8 @@ def _head(frame: Frame) -> list[str]:
     parts.append(f"{statistics.fmean(rate.nbytes for rate in rates) / 1e9:.3f} GB/s a rank")
     parts.append(f"blocked {readable.share(statistics.fmean(rate.blocked for rate in rates))}")
     parts.append(f"exposed communication {readable.share(statistics.fmean(rate.exposed for rate in rates))}")
+    if hosts and (host := slow_host(frame.crossing)) is not None:
+        parts.append(f"most waited for: {readable.plain(hosts.get(host, f'host {host}'))}")
     return parts
 
 
@@ -191,7 +208,21 @@ def _notes(frame: Frame) -> list[str]:
             found.setdefault(
                 f"{page['stalled']} operation{'s' * (not one)} {'is' if one else 'are'} overdue", []
             ).append(rank)
-    return [f"{readable.ranks(ranks)}: {text}" for text, ranks in found.items()]
+    return [f"{readable.ranks(ranks)}: {text}" for text, ranks in found.items()] + _elsewhere(frame)
+
+
+def _elsewhere(frame: Frame) -> list[str]:
+    """What is not known of ranks on other hosts."""
+    pages = frame.reading.snapshots
+    far = [page for page in pages.values() if page.far]
+    if far and not any(page["copied_ns"] for page in far) and len(frame.reading.pages) < far[0]["size"]:
+        return ["ranks of other hosts are shown there, and all where enginerun was started"]
+    old: dict[str, float] = {}
+    for page in far:
+        age = frame.reading.time - page["copied_ns"] / 1e9
+        if page["copied_ns"] and page.state == "running" and age > OLD_SECONDS:
+            old[page.host] = age
+    return [f"{readable.plain(host)}: its figures are {age:.0f} s old" for host, age in old.items()]
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -206,6 +237,7 @@ class _Column:
     width: int
     spare: int
     cell: Callable[[Frame, int, Page, Rates | None], str]
+    far: bool = False  # only of jobs on several hosts
 
 
 def _rate(number: float | None, digits: int) -> str:
@@ -231,12 +263,17 @@ def _steps(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
     return _rate(rate.steps if counted and rate is not None else None, 2)
 
 
+def _host(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
+    return readable.plain(page.host)[:HOST_WIDTH] if isinstance(page, Snapshot) else NONE
+
+
 def _errors(page: Snapshot) -> int:
     return page["mismatches"] + (page.state == "failed")
 
 
 COLUMNS = (
     _Column("rank", "rank", 4, 0, lambda frame, rank, page, rate: str(rank)),
+    _Column("host", "host", HOST_WIDTH, 3, _host, far=True),
     _Column("steps/s", "steps/s", 7, 5, _steps),
     _Column("ms/step", "ms a step", 8, 2, _speed(lambda rate: None if rate.step is None else 1e3 * rate.step, 2)),
     _Column("block%", "blocked %", 6, 4, _speed(lambda rate: 100 * rate.blocked, 1)),
@@ -244,6 +281,8 @@ COLUMNS = (
     _Column("MB/s", "MB/s", 7, 6, _speed(lambda rate: rate.nbytes / 1e6, 1)),
     _Column("ops/s", "collectives/s", 8, 12, _speed(lambda rate: rate.collectives, 1)),
     _Column("lag ms  ", "lag ms  ", 10, 1, _lag),
+    _Column("cross%", "waited for hosts %", 6, 3, _speed(lambda rate: 100 * sum(rate.crossing.values()), 1), far=True),
+    _Column("net MB/s", "network MB/s", 8, 8, _speed(lambda rate: rate.network / 1e6, 1), far=True),
     _Column("pend", "pending", 4, 8, _field(pending)),
     _Column("stall", "stalled", 5, 7, _field(lambda page: page["stalled"])),
     _Column("err", "errors", 3, 9, _field(_errors)),
@@ -255,7 +294,7 @@ COLUMNS = (
 
 def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
     """The rows of some ranks, in columns that fit."""
-    columns, wide = list(COLUMNS), False
+    columns, wide = [column for column in COLUMNS if frame.hosts or not column.far], False
 
     def needed() -> int:
         return sum(max(each.width, len(each.wide if wide else each.head)) + 1 for each in columns) - 1
