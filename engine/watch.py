@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from .host.stacks import NOT_THE_USERS
 from .logs import logger
 from .native import core
 from .process_sets import Registry
-from .trace.flight import Recorder, snapshot
+from .trace.flight import Recorder, now, snapshot
 
 TRACEBACK = "traceback.txt"
 TOLD_SECONDS = 2.0  # longest that a line about an exception waits for the one about the failure
@@ -112,7 +111,7 @@ class Watch:
         rank, cause = self._engine.rank, "raised"
         if isinstance(failure, WorldError):
             rank, cause = failure.rank, failure.cause
-        content = {"rank": rank, "cause": cause, "message": str(failure), "time": time.time()}
+        content = {"rank": rank, "cause": cause, "message": str(failure), **now(self._engine)}
         try:
             path = self._write("failure.json", content)
             self._flight("abort")
@@ -145,7 +144,7 @@ class Watch:
         logger.warning("stalled; schedule entries in %s\n  %s", path, "\n  ".join(lines))
 
     def _flight(self, reason: str) -> Path | None:
-        return self._write("flight.json", snapshot(self._engine, self._sets.engines, reason, time.time()))
+        return self._write("flight.json", snapshot(self._engine, self._sets.engines, reason))
 
     def _write(self, name: str, content: dict[str, Any]) -> Path | None:
         """A full disk must not hide the failure that is being reported."""

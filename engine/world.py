@@ -59,6 +59,11 @@ class World:
         """The job key of the `generation`-th `init` in this process."""
         return f"{self.job}#{generation}"
 
+    def text(self, generation: int) -> str:
+        """A text by which files of the `generation`-th world are known as belonging together; empty on one host."""
+        key = self.key(generation).encode()
+        return f"world {hashlib.sha256(key).hexdigest()[:16]}" if self.several_hosts else ""
+
     def proof(self, generation: int) -> bytes:
         """The key of the HMAC by which ranks prove that they belong. Without a secret it only tells jobs apart."""
         secret = self.secret if self.secret is not None else "engine"

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,7 +61,17 @@ class Recorder:
         return path
 
 
-def snapshot(engine: core.Engine, sets: dict[int, core.Engine], reason: str, time: float) -> dict[str, Any]:
+def now(engine: core.Engine) -> dict[str, float | None]:
+    """What time it is, by three clocks, in seconds.
+
+    `time` is unix time and `monotonic` CLOCK_MONOTONIC, both of this host, and `common` the CLOCK_MONOTONIC of rank 0's
+    host, by which the records of all hosts can be compared; None as long as the hosts' clocks have not been.
+    """
+    clock, seconds = engine.clock(), monotonic()
+    return {"time": time(), "monotonic": seconds, "common": None if clock is None else seconds + clock[0] / 1e9}
+
+
+def snapshot(engine: core.Engine, sets: dict[int, core.Engine], reason: str) -> dict[str, Any]:
     """The content of a flight record.
 
     Parameters
@@ -72,8 +82,6 @@ def snapshot(engine: core.Engine, sets: dict[int, core.Engine], reason: str, tim
         Engines of the process sets that this rank is in, by number.
     reason : str
         Occasion of the record: `abort`, `stall` or `signal`.
-    time : float
-        Seconds since the epoch.
     """
     failure = engine.failure
     return {
@@ -81,8 +89,7 @@ def snapshot(engine: core.Engine, sets: dict[int, core.Engine], reason: str, tim
         "size": engine.size,
         "pid": os.getpid(),
         "reason": reason,
-        "time": time,
-        "monotonic": monotonic(),
+        **now(engine),
         "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
         **_told(engine),
         "process_sets": [{"id": number, "members": list(each.numbers), **_told(each)} for number, each in sets.items()],

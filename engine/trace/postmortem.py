@@ -26,6 +26,7 @@ class Failure:
     cause: str
     message: str
     time: float
+    common: float | None = None  # by the monotonic clock of rank 0's host
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Flight:
     pending: list[dict[str, Any]]
     history: list[dict[str, Any]]
     ranks: list[dict[str, Any]]
+    common: float | None = None  # as of `Failure`
     sets: dict[tuple[int, ...], Flight] = field(default_factory=dict)
 
     @property
@@ -137,17 +139,22 @@ def _parsed(data: dict[str, Any], told: dict[str, Any]) -> Flight:
         }
         for each in told.get("ranks", [])
     ]
-    monotonic = data.get("monotonic")
     return Flight(
         int(data["rank"]),
         int(data["size"]),
         float(data["time"]),
         str(data["reason"]),
-        None if monotonic is None else float(monotonic),
+        _number(data, "monotonic"),
         pending,
         history,
         ranks,
+        _number(data, "common"),
     )
+
+
+def _number(data: dict[str, Any], name: str) -> float | None:
+    """A number that need not be there."""
+    return None if data.get(name) is None else float(data[name])
 
 
 def _failure(path: Path, reporter: int, notes: list[str]) -> Failure | None:
@@ -155,7 +162,8 @@ def _failure(path: Path, reporter: int, notes: list[str]) -> Failure | None:
     if data is None:
         return None
     try:
-        return Failure(reporter, int(data["rank"]), str(data["cause"]), str(data["message"]), float(data["time"]))
+        told = int(data["rank"]), str(data["cause"]), str(data["message"]), float(data["time"])
+        return Failure(reporter, *told, _number(data, "common"))
     except (KeyError, TypeError, ValueError) as error:
         notes.append(f"{path}: no failure report of this engine, or of another version of it ({error!r})")
         return None
@@ -197,6 +205,7 @@ def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str
             failure = _failure(path, rank, notes)
             if failure is not None:
                 failures.append(failure)
+    _by_one_clock([*flights.values(), *failures])
     failures.sort(key=lambda failure: failure.time)
     if flights:
         newest = max(flights.values(), key=lambda flight: flight.time)
@@ -209,6 +218,14 @@ def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str
                 age = newest.time - flight.time
                 notes.append(f"{path}: {age:.0f} s older than rank {newest.rank}'s: it may speak of another failure")
     return flights, failures, notes
+
+
+def _by_one_clock(records: Sequence[Flight | Failure]) -> None:
+    """Tell the times of records on several hosts, whose clocks may be set otherwise, by the clock of one of them."""
+    offset = next((record.time - record.common for record in records if record.common is not None), 0.0)
+    for record in records:
+        if record.common is not None:
+            record.time = record.common + offset
 
 
 def missing_ranks(flights: dict[int, Flight]) -> dict[str, list[int]]:

@@ -100,6 +100,9 @@ class Timeline:
         Bytes that the file may grow to.
     mark_cycles : bool
         Mark when each batch closes.
+    world : str
+        A text that only the ranks of this world have; empty on one host. On several hosts times are those of the
+        clock of rank 0's, as soon as that has been compared with this one's.
 
     Raises
     ------
@@ -109,12 +112,15 @@ class Timeline:
         The file cannot be made.
     """
 
-    def __init__(self, target: str | os.PathLike[str], rank: int, size: int, limit: int, mark_cycles: bool) -> None:
+    def __init__(
+        self, target: str | os.PathLike[str], rank: int, size: int, limit: int, mark_cycles: bool, world: str = ""
+    ) -> None:
         self.path = path_of(target, rank)
         self._rank = rank
         self._size = size
         self._limit = max(limit, 2 * RESERVE)
         self._mark_cycles = mark_cycles
+        self._world = world
         self._tracks: list[_Track] = []
         self._burst = BURST  # seconds that sets which are added may still have in hand
         self._offset = 0
@@ -219,6 +225,8 @@ class Timeline:
         return int(min(RATE, self._limit / (20 * LINE) / max(elapsed, 1.0)) / self._sets.crowd)
 
     def _drain(self, track: _Track) -> None:
+        if not track.tracer.clocked and not self._ending.is_set() and not track.tracer.closed:
+            return  # What is recorded waits until times can be told by the clock of rank 0's host.
         if not track.named:
             track.named = True
             self._name(track)
@@ -269,18 +277,27 @@ class Timeline:
             self._tell(track, SET, {"rank": self._rank, "id": track.number, "ranks": list(track.ranks)})
         else:
             about = {"version": VERSION, "rank": self._rank, "size": self._size, "pid": os.getpid()}
-            self._tell(track, HEAD, {**about, "time": time.time(), "host": platform.node(), "boot": _boot()})
+            host: dict[str, Any] = {"host": platform.node(), "boot": self._clock(track)}
+            if (clock := track.engine.clock()) is not None and self._world:
+                host |= {"ahead_ns": clock[0], "ahead_error_ns": clock[1]}
+            self._tell(track, HEAD, {**about, "time": time.time(), **host})
         self._event(track, "process_sort_index", {"sort_index": SETS * self._rank + min(track.number, SETS - 1)})
         for row, name in ROWS.items():
             if name != "cycles" or self._mark_cycles:
                 self._event(track, "thread_name", {"name": name}, tid=row)
 
+    def _clock(self, track: _Track) -> str:
+        """A text that is equal for files that share a clock."""
+        return self._world if self._world and track.tracer.clocked else _boot()
+
     def _totals(self, track: _Track) -> None:
+        if not track.named:
+            return
         self._tell(track, TOTALS, {**track.tracer.totals(), "left_out": track.tracer.left_out})
 
 
 def _boot() -> str:
-    """A text that is equal for files that share a clock."""
+    """A text that is equal for processes that share a clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

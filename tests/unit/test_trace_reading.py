@@ -296,6 +296,20 @@ def test_a_rank_without_a_record_is_found_in_the_others(tmp_path: Path) -> None:
     assert lines[-1] == f"verdict: {data['verdict']}"
 
 
+def test_records_of_hosts_whose_clocks_differ_come_in_their_order(tmp_path: Path) -> None:
+    """Problem 14: the first to tell is found by the clock that the records share, not by those of their hosts."""
+    for rank, at, ahead in ((0, 100.3, 0.0), (1, 100.1, 3600.0), (2, 100.2, -3600.0)):
+        told = {"time": NOW + at + ahead, "common": at}
+        blamed = {"rank": 2 if rank == 1 else 0, "cause": "died", "message": f"what {rank} says", **told}
+        keep(tmp_path, rank, "failure.json", blamed)
+        keep(tmp_path, rank, "flight.json", record(rank, 3, **told))
+    shown, data = report(tmp_path)
+    assert [failure["reporter"] for failure in data["failures"]] == [1, 2, 0]
+    assert shown.startswith("first cause: what 1 says") and "it may speak of another failure" not in shown
+    times = [data["ranks"][rank]["time"] for rank in (1, 2, 0)]
+    assert [round(time - times[0], 3) for time in times] == [0.0, 0.1, 0.2]
+
+
 def test_a_rank_that_is_just_behind_is_not_called_stopped(tmp_path: Path) -> None:
     ranks = [place(0, 381, 40), place(1, None, 41)]
     keep(tmp_path, 0, "flight.json", record(0, 2, monotonic=9.1, history=[row(381, "x", None)], ranks=ranks))
