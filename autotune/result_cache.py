@@ -45,7 +45,7 @@ class Workload:
         Number and size of the model's tensors: for people, and to compare models.
     ranks, hosts : int
     transport : str
-        `shm` within a host.
+        `shm` within a host; between hosts `tcp`, and how many ranks each of them has.
     processor : str
         Model name of the processor.
     cpus : int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import __version__
@@ -14,9 +14,27 @@ UNNAMED = re.compile(r"[a-z]+\.noname\.\d+")  # one of 256 names that operations
 DIGITS = 16  # hexadecimal digits of a signature
 
 
-def job(reduced: Mapping[str, Any], size: int, cpus: int, held: Mapping[str, Any]) -> dict[str, Any]:
-    """All that its knobs depend on, as the tuner is told it: `reduced` is what `model` gives."""
-    where = {"ranks": size, "hosts": 1, "transport": "shm", "cpus": cpus}
+def job(reduced: Mapping[str, Any], crews: Sequence[int], cpus: int, held: Mapping[str, Any]) -> dict[str, Any]:
+    """All that its knobs depend on, as the tuner is told it.
+
+    Parameters
+    ----------
+    reduced : mapping
+        What `model` gives.
+    crews : sequence of int
+        How many ranks each host has.
+    cpus : int
+        On which the ranks of rank 0's host may run.
+    held : mapping
+        Knobs that are not turned.
+
+    Returns
+    -------
+    dict
+        Its `transport` tells how ranks lie on hosts, since what is known of one layout is never tried in another.
+    """
+    transport = "shm" if len(crews) == 1 else "tcp " + "+".join(map(str, crews))
+    where = {"ranks": sum(crews), "hosts": len(crews), "transport": transport, "cpus": cpus}
     return {**reduced, **where, "version": __version__, "held": dict(held)}
 
 

@@ -59,6 +59,8 @@ class Tuning:
         Facts about the job, for the log.
     sets : Registry, optional
         The world's process sets, which have knobs of their own.
+    crews : sequence of int, optional
+        How many ranks each host has; by default there is one host.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Tuning:
         first: Mapping[str, Any],
         about: Mapping[str, Any],
         sets: Registry | None = None,
+        crews: Sequence[int] = (),
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -84,6 +87,7 @@ class Tuning:
         self._first = [known] if known != self._default else []
         self._about = dict(about)
         self._sets = sets
+        self._crews = crews
         self._steps = Steps(engine)
         self._progress = Progress(engine)
         self._process: TunerProcess | None = None
@@ -234,7 +238,7 @@ class Tuning:
         self._about |= reduced
         if cache is False:
             return
-        about = job(reduced, self._engine.size, len(self._cpus), self._held)
+        about = job(reduced, self._crews or (self._engine.size,), len(self._cpus), self._held)
         answer = self._ask(tuner, ANSWERING, type="recall", job=about, cache=None if cache is None else str(cache))
         knobs, why = answer.get("knobs"), answer.get("why")
         self._about["recalled"] = why

@@ -154,11 +154,18 @@ def test_a_model_is_what_is_reduced_in_a_step_and_nothing_else() -> None:
 
 
 def reduced(**changes: Any) -> dict[str, Any]:
-    return job({"model": "a1", "tensors": 3, "bytes": 100}, 2, 8, {"stores": "auto"}) | changes
+    return job({"model": "a1", "tensors": 3, "bytes": 100}, (2,), 8, {"stores": "auto"}) | changes
 
 
 def told(session: Session, **message: Any) -> dict[str, Any]:
     return dict(json.loads(session.answer(packed(**message))))
+
+
+def told_what_is_known(home: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """What is recalled for a job."""
+    session = Session()
+    told(session, type="prepare")
+    return told(session, type="recall", job=about, cache=str(home))
 
 
 def search_with(home: Path, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -180,6 +187,19 @@ def test_a_search_is_recalled_by_messages(tmp_path: Path) -> None:
     recalled, _ = search_with(tmp_path, ranks=3)
     assert recalled["why"].startswith("the same model, on 2 ranks: ")
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_one_layout_over_hosts_has_taught_is_not_taken_for_another(tmp_path: Path) -> None:
+    def laid_out(*crews: int) -> dict[str, Any]:
+        about = job({"model": "a1", "tensors": 3, "bytes": 100}, crews, 8, {"stores": "auto"})
+        assert (about["ranks"], about["hosts"]) == (sum(crews), len(crews))
+        return about
+
+    search_with(tmp_path, **laid_out(4, 2))
+    for other in (laid_out(6), laid_out(3, 3), laid_out(2, 2, 2)):
+        recalled = told_what_is_known(tmp_path, other)
+        assert recalled["knobs"] is None and "nothing is known" in recalled["why"]
+    assert told_what_is_known(tmp_path, laid_out(4, 2))["why"].startswith("this job: ")
 
 
 def test_a_damaged_result_is_told_once_by_its_file(tmp_path: Path) -> None:
