@@ -89,6 +89,9 @@ class Hosts:
     ----------
     count : int
         At most 200.
+    ahead : sequence of int
+        Seconds by which the monotonic clock of each host is ahead of this machine's, as if it had booted earlier; none:
+        they have the same clock.
 
     Attributes
     ----------
@@ -96,8 +99,10 @@ class Hosts:
         The number that each host's first process has on this machine.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, ahead: Sequence[int] = ()) -> None:
         self.count = count
+        self._ahead = ahead
+        self._kinds = (*_KINDS, "--time") if ahead else _KINDS
         self._stack = ExitStack()
         try:
             self._switch = self._hold(["--net"])
@@ -129,9 +134,9 @@ class Hosts:
         """The IPv6 address of a host."""
         return f"fd77::{host + 1:x}"
 
-    def entering(self, host: int, kinds: Sequence[str] = _KINDS) -> list[str]:
+    def entering(self, host: int, kinds: Sequence[str] | None = None) -> list[str]:
         """First words of a command that runs in a host, or only in some of its namespaces, such as `--net`."""
-        return ["nsenter", "-t", str(self.pids[host]), *kinds, "--"]
+        return ["nsenter", "-t", str(self.pids[host]), *(self._kinds if kinds is None else kinds), "--"]
 
     def entering_switch(self) -> list[str]:
         """First words of a command that runs in the network namespace of the bridge, where cable k is `port<k>`."""
@@ -182,7 +187,8 @@ class Hosts:
         _run([*self.entering_switch(), "sh", "-c", script])
 
     def _make(self, host: int) -> int:
-        pid = self._hold([*_KINDS, "--mount-proc"])
+        clocks = [f"--{clock}={self._ahead[host]}" for clock in ("monotonic", "boottime")] if self._ahead else []
+        pid = self._hold([*self._kinds, *clocks, "--mount-proc"])
         self._in_switch(
             f"ip link add name port{host} type veth peer name eth0 netns {pid} && "
             f"ip link set port{host} master br0 && ip link set port{host} up"
@@ -197,7 +203,7 @@ class Hosts:
             "ip link set docker0 up && ip address add 172.17.0.1/16 dev docker0 && "
             f"ip address add {self.address(host)}/24 dev eth0 && ip address add {self.address6(host)}/64 dev eth0 nodad"
         )
-        _run(["nsenter", "-t", str(pid), *_KINDS, "--", "sh", "-c", script])
+        _run(["nsenter", "-t", str(pid), *self._kinds, "--", "sh", "-c", script])
         return pid
 
     def _hold(self, kinds: Sequence[str]) -> int:

@@ -1,0 +1,56 @@
+"""One rank of a job on hosts whose clocks differ: it reduces until it is told to stop, as OBSERVED says in JSON.
+
+`late` is a rank that brings its tensors 50 ms after the others in each step, or -1; `steps` the number after which rank
+0 touches `going`; `joins` the order in which ranks join at the end, or empty. Files are in `home`; `stop` is the last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+import engine
+from tests.waiting import be_late, until
+
+
+def main() -> None:
+    """Reduce, and say as JSON how this ended."""
+    given = json.loads(os.environ["OBSERVED"])
+    engine.init()
+    rank, home = engine.rank(), Path(given["home"])
+    if given["joins"]:  # a stall, of which rank 0 warns
+        if rank == given["joins"][0]:
+            until((home / "warned").exists, "rank 0 has warned", 120.0)
+        engine.allreduce(np.ones(5), name="first")
+    tensors, flag, steps = [np.ones(16_384, np.float32)] * 4, np.zeros(1), 0
+    while not flag[0]:
+        if rank == given["late"]:
+            be_late(0.05)
+        handles = [engine.allreduce_async(each, name=f"t{k}", op=engine.Sum) for k, each in enumerate(tensors)]
+        for handle in handles:
+            assert engine.synchronize(handle)[0] == engine.size()
+        steps += 1
+        if rank == 0 and steps == given["steps"]:
+            (home / "going").touch()
+        flag = engine.allreduce(np.full(1, float(rank == 0 and (home / "stop").exists())), name="stop", op=engine.Max)
+    last = join_in_order(given["joins"], rank, home) if given["joins"] else None
+    cross = engine.cross_rank(), engine.cross_size(), engine.local_rank(), engine.local_size()
+    told = {"rank": rank, "clock": engine.runtime.engine().clock(), "last": last, "cross": cross}
+    print(json.dumps(told), flush=True)
+    engine.shutdown()
+
+
+def join_in_order(order: list[int], rank: int, home: Path) -> int:
+    """Join after the rank before this one has begun to; the rank that all say was last."""
+    if before := order[: order.index(rank)]:
+        until((home / f"joins.{before[-1]}").exists, "the rank before joins", 120.0)
+        be_late(0.05)  # it has touched its file, and is about to
+    (home / f"joins.{rank}").touch()
+    return engine.join()
+
+
+if __name__ == "__main__":
+    main()
