@@ -106,6 +106,29 @@ TIMES = (
         words={0: ("down", "red"), 1: ("up", "green")},
     ),
 )
+SENT = rate("engine_network_sent_bytes_total", RANKS)
+CROSSING = f"quantile by (peer) (0.25, {rate('engine_crossing_seconds_total', RANKS)})"
+HOSTS = (
+    Panel(
+        "timeseries",
+        "Waiting for a host",
+        "Share of the time in which collectives waited for data from a host: three quarters of the ranks of other "
+        "hosts waited longer. A host that is above the others has a slow connection; its ranks need not be late. Of "
+        "jobs on several hosts.",
+        "percentunit",
+        (Query(CROSSING, "{{peer}}", 0, 1.1, expected=False),),
+        width=12,
+        top=1,
+    ),
+    Panel(
+        "timeseries",
+        "Sent to other hosts",
+        "Bytes a second that each rank sends over the network.",
+        "Bps",
+        (Query(f"sum by (rank) ({SENT})", BY_RANK, 0, 1e12, expected=False),),
+        width=12,
+    ),
+)
 TABLE = (
     Panel(
         "table",
@@ -153,6 +176,6 @@ DASHBOARD = Dashboard(
     "enginerun-ranks",
     "Ranks",
     "Which rank holds the others up?",
-    (("Who is late", LATE), ("Where their time goes", TIMES), ("Who they are", TABLE)),
+    (("Who is late", LATE), ("Where their time goes", TIMES), ("Between hosts", HOSTS), ("Who they are", TABLE)),
     by_rank=True,
 )

@@ -18,6 +18,7 @@ NAME = "train-4711"
 SIZE = 4
 STEP = 5.0  # seconds between two scrapes
 MINUTES = 30
+HOSTS = ("node-1", "node-2")
 BYTES = 52_000_000  # of gradients in a step
 TENSORS = 160
 
@@ -75,8 +76,8 @@ class Run:
         self._set("engine_unreadable_pages", 0)
         for rank in range(SIZE):
             self._set(
-                "engine_rank_info", 1, rank=rank, host="node-1", local_rank=rank, pid=4712 + rank, version="0.1.0",
-                transport="shm",
+                "engine_rank_info", 1, rank=rank, host=HOSTS[rank // 2], local_rank=rank % 2, pid=4712 + rank,
+                version="0.1.0", transport="shared-memory, tcp",
             )  # fmt: skip
             self._set("engine_rank_up", 1, rank=rank)
             self._set("engine_world_size", SIZE, rank=rank)
@@ -120,6 +121,9 @@ class Run:
             self._add("engine_collective_tensors_total", STEP / 10, **of, op="broadcast")
             self._add("engine_blocked_seconds_total", STEP * (0.25 - 2 * lag + abs(noise(0, 0.01))), **of)
             self._add("engine_exposed_seconds_total", steps * max(0, self.step_time - 0.15) * noise(1, 0.02), **of)
+            self._add("engine_network_sent_bytes_total", steps * BYTES * 0.75, **of)
+            self._add("engine_network_received_bytes_total", steps * BYTES * 0.75, **of)
+            self._add("engine_crossing_seconds_total", STEP * abs(noise(0.05, 0.01)), **of, peer=HOSTS[1 - rank // 2])
             self._add("engine_fused_bytes_total", steps * BYTES, **of)
             self._add(
                 "engine_fusion_capacity_bytes_total", steps * batches * self.knobs["fusion_threshold_bytes"], **of
