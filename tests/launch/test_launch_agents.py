@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.host import processes
+
 from ..metrics.fake_pages import training
 from ..metrics.written_pages import content
 from ..waiting import marked, until
@@ -436,20 +438,35 @@ def test_the_engine_works_on_ranks_of_several_hosts_and_is_counted(launcher, thr
     assert "enginerun: summary: 5 ranks" in job.err and "nothing was counted" not in job.err, job.err
 
 
-@pytest.mark.parametrize("whom", ["launcher", "agent", "rank"])
+@pytest.mark.parametrize("whom", ["launcher", "agent", "rank", "carrier", "interrupt"])
 def test_in_namespaces_nothing_is_left_when_one_is_killed(launcher, three_hosts, whom):
-    process = launcher.start("-H", HOSTS, three_hosts, "--grace-period", 0.2, python=WAITS)
+    """Problem 23. Each host numbers its processes itself, and its agent is the first there: with that all end.
+
+    The `carrier` stands between launcher and agent, which here have their pipes without it: the job goes on.
+    """
+    own_numbers = f"{three_hosts} unshare --pid --fork --mount-proc"
+    process = launcher.start("-H", HOSTS, own_numbers, "--grace-period", 0.2, python=WAITS)
     launcher.wait_for(*UP, "up.4")
-    rank = int((launcher.home / "pid.3").read_text())
-    victim = {"launcher": process.pid, "agent": _parent(rank), "rank": rank}[whom]
-    os.kill(victim, signal.SIGKILL)
+    (rank,) = [pid for pid in marked(launcher.mark) if _is_rank(pid, "3")]
+    agent = _parent(rank)
+    victim = {"launcher": process.pid, "agent": agent, "rank": rank, "carrier": _parent(agent)}.get(whom, process.pid)
+    if whom != "interrupt":
+        os.kill(victim, signal.SIGKILL)
+    if whom in ("carrier", "interrupt"):
+        process.send_signal(signal.SIGINT)
     job = launcher.finish(process)
     until(lambda: not marked(launcher.mark), "no process left", 10.0)
-    if whom != "launcher":
+    if whom in ("carrier", "interrupt"):
+        assert (job.code, job.err.count("SIGINT: passed on to the ranks")) == (130, 1)
+    elif whom != "launcher":
         assert "first failure: rank 3 on 10.79.0.3: " in job.verdict[0]
-    assert ("10.79.0.3 was lost: its agent ended (killed by SIGKILL); ranks 3, 4 with it" in job.err) == (
-        whom == "agent"
-    )
+    assert ("10.79.0.3 was lost: its agent ended (" in job.err) == (whom == "agent")
+
+
+def _is_rank(pid: int, rank: str) -> bool:
+    """Whether a process is a rank itself, and nothing that it has started."""
+    program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return processes.variable_of(pid, "ENGINE_RANK") == rank and any(word.endswith(b"rank.py") for word in program)
 
 
 def _parent(pid: int) -> int:
