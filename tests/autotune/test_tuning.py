@@ -81,6 +81,16 @@ def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced
     assert "autotune: " not in finished.ranks[1].stderr
 
 
+def test_a_search_over_hosts_turns_the_knobs_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRETENDED_HOSTS", "2")
+    log = tmp_path / "log.jsonl"
+    options = [*FEW, "--autotune-bayes-opt-max-samples", "6", "--autotune-log-file", str(log)]
+    first, second = run_ranks(2, tuned_programs.search, str(log), options=options).values
+    assert first == second and first["cycle_time_ms"] <= 2.0
+    about = journal.read(log)[0]["about"]
+    assert {name: about[name] for name in ("ranks", "hosts")} == {"ranks": 2, "hosts": 2}
+
+
 @pytest.mark.parametrize(
     ("signum", "answering", "says"),
     [("SIGKILL", 20.0, "process was killed by SIGKILL"), ("SIGSTOP", 8.0, "process has not answered for 8 s")],
