@@ -107,7 +107,7 @@ TIMES = (
     ),
 )
 SENT = rate("engine_network_sent_bytes_total", RANKS)
-CROSSING = f"quantile by (peer) (0.25, {rate('engine_crossing_seconds_total', RANKS)})"
+CROSSING = f"quantile by (peer) (0.25, {rate('engine_crossing_seconds_total', RUN)})"
 HOSTS = (
     Panel(
         "timeseries",

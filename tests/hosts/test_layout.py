@@ -40,3 +40,11 @@ def test_cross_ranks_count_among_equal_local_ranks() -> None:
     assert not layout.homogeneous
     assert Layout.of([[0, 1], [2, 3]]).homogeneous
     assert Layout((0, 0, 0)).cross(2) == (0, 1)
+
+
+def test_ranks_that_are_dealt_round_the_hosts_have_their_places() -> None:
+    """Problem 19."""
+    layout = Layout.of([[0, 3, 6], [1, 4], [2, 5]])
+    assert [layout.place(rank) for rank in range(7)] == [0, 0, 0, 1, 1, 1, 2]
+    assert [layout.cross(rank) for rank in range(7)] == [(0, 3), (1, 3), (2, 3), (0, 3), (1, 3), (2, 3), (0, 1)]
+    assert not layout.homogeneous and Layout.of([[0, 2], [1, 3]]).homogeneous
