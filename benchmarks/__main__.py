@@ -29,13 +29,15 @@ from benchmarks.hosts import report as hosts_report
 from benchmarks.hosts import run as hosts
 from benchmarks.hosts.contenders import NAMES as HOST_CONTENDERS
 from benchmarks.hosts.places import CABLES
+from benchmarks.scaling import measured
 from benchmarks.scaling import run as scaling
 from benchmarks.training import report as training_report
 from benchmarks.training import run as training
 
 WIDTH = 160
 """Columns of output that is not a terminal."""
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+MARKS = ("<!-- {}: begin -->", "<!-- {}: end -->")
+"""Lines of a page between which tables are written."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,7 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--bytes", type=int, dest="nbytes", help="of the float32 tensor")
     add("--rounds", type=int, help="rounds in which the variants take turns")
 
-    command("scaling", "the simulator of `enginerun foresee` beside Horovod's published scaling; measures nothing")
+    add = command(
+        "scaling", "the simulator of `enginerun foresee` beside Horovod's published scaling; measures nothing"
+    )
+    add("--measured", action="store_true", help="beside 1 to 8 hosts that are namespaces of this machine; needs root")
+    add("--models", nargs="+", choices=measured.Settings().models, help="of what is measured")
 
     add = command("sets", "allreduce in process sets, beside the world's and other libraries' groups")
     add("--ranks", type=int, help="of the world; half of them in each set")
@@ -128,7 +134,14 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command("report", "tables from the JSON of the last runs")
     add("--markdown", action="store_true", help="print Markdown")
-    add("--write", type=Path, metavar="FILE", help=f"replace what stands between {BEGIN} and {END} in a page")
+    add("--only", nargs="+", choices=REPORTS, help="of these alone")
+    name = "tables, or what --only says"
+    add(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help=f"replace what stands between two marks in a page, {MARKS[0].format(name)}",
+    )
     return parser
 
 
@@ -190,7 +203,12 @@ def _compression(options: argparse.Namespace, console: Console) -> None:
     _show(console, compression.tables(records.read("compression") or {}), path, None)
 
 
-def _scaling(console: Console) -> None:
+def _scaling(options: argparse.Namespace, console: Console) -> None:
+    if options.measured:
+        settings = measured.Settings(tuple(options.models)) if options.models else measured.Settings()
+        path = measured.run(settings, console)
+        _show(console, measured.tables(records.read("scaling-measured") or {}), path, None)
+        return
     path = scaling.run(scaling.Settings())
     _show(console, scaling.tables(records.read("scaling") or {}), path, None)
 
@@ -253,41 +271,51 @@ def _observing(options: argparse.Namespace, console: Console) -> None:
     _show(console, observing.tables(content), path, observing.picture(content))
 
 
+REPORTS: dict[str, Any] = {
+    "collective": collective_report,
+    "training": training_report,
+    "hosts": hosts_report,
+    "sets": sets,
+    "observing": observing,
+    "autotune": autotune_report,
+    "autotune-jobs": jobs_report,
+    "compression": compression,
+    "scaling": scaling,
+    "scaling-measured": measured,
+    "frameworks": frameworks_report,
+}
+"""What makes the tables of each record."""
+
+
 def _report(options: argparse.Namespace, console: Console) -> None:
-    one, two = records.read("collective"), records.read("training")
-    if one is None and two is None:
+    found = {name: content for name in options.only or REPORTS if (content := records.read(name))}
+    if not found:
         raise SystemExit("nothing to report: run `python -m benchmarks all` first")
-    tables = [acceptance.table(one, two)]
-    for content, module in (
-        (one, collective_report),
-        (two, training_report),
-        (records.read("hosts"), hosts_report),
-        (records.read("sets"), sets),
-        (records.read("observing"), observing),
-        (records.read("autotune"), autotune_report),
-        (records.read("autotune-jobs"), jobs_report),
-        (records.read("compression"), compression),
-        (records.read("scaling"), scaling),
-        (records.read("frameworks"), frameworks_report),
-    ):
-        if content:
-            commands = [f"Made by `{content['environment']['command']}` in {content['seconds']:.0f} s."]
-            made = module.tables(content)
-            if made:
-                made[0].note = "\n\n".join(filter(None, (made[0].note, *commands)))
-            tables += made
+    tables = [] if options.only else [acceptance.table(found.get("collective"), found.get("training"))]
+    for name, content in found.items():
+        made: list[Table] = REPORTS[name].tables(content)
+        if made:
+            command = f"Made by `{content['environment']['command']}` in {content['seconds']:.0f} s."
+            made[0].note = "\n\n".join(filter(None, (made[0].note, command)))
+        tables += made
     text = "\n".join(table.markdown() for table in tables)
     if options.write:
-        page = options.write.read_text(encoding="utf-8")
-        if BEGIN not in page or END not in page:
-            raise SystemExit(f"{options.write} has no lines {BEGIN} and {END}")
-        before, after = page.split(BEGIN, 1)[0], page.split(END, 1)[1]
-        options.write.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+        _replace(options.write, text, "-".join(options.only or ("tables",)))
     elif options.markdown:
         sys.stdout.write(text)
     else:
         for table in tables:
             table.show(console)
+
+
+def _replace(page: Path, text: str, name: str) -> None:
+    """Put a text in the place of what stands between two marks of a page."""
+    begin, end = MARKS[0].format(name), MARKS[1].format(name)
+    whole = page.read_text(encoding="utf-8")
+    if begin not in whole or end not in whole:
+        raise SystemExit(f"{page} has no lines {begin} and {end}")
+    before, after = whole.split(begin, 1)[0], whole.split(end, 1)[1]
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def _show(console: Console, tables: list[Table], path: Path, picture: Path | None) -> None:
@@ -321,9 +349,9 @@ def main() -> None:
             if options.command == "compression":
                 _compression(options, console)
             if options.command == "scaling":
-                _scaling(console)
+                _scaling(options, console)
             if options.command == "all":
-                options.write, options.markdown = None, False
+                options.write, options.markdown, options.only = None, False, None
             if options.command in ("report", "all"):
                 _report(options, console)
     except RankError as error:

@@ -22,8 +22,8 @@ from .recorded import Recorded, recorded
 MOST_HOSTS = 1 << 16
 BAR = 30  # columns of a step of the longest row
 ASSUMPTIONS = (
-    "assumed: hosts like the recorded one, one link each, two-shot direct exchange (2 S (H-1)/H bytes of S each way,",
-    "two trips), overlapped with computation as recorded; no loss, no other traffic, no late hosts. Not measured.",
+    "assumed: H hosts like the recorded one, of L ranks and one link each, two-shot direct exchange (of S bytes",
+    "(L+1) S (H-1)/H each way, two trips), overlapped with computation; no loss, no other traffic, no late hosts.",
 )
 
 
@@ -111,7 +111,7 @@ def foresee(told: Recorded, rules: Rules, hosts: Sequence[int], network: Network
     rows = []
     before = fmean(step.seconds for step in told.steps)
     for count in dict.fromkeys((1, *hosts)):
-        steps = [predict(step, rules, count, network) for step in told.steps]
+        steps = [predict(step, rules, count, network, told.ranks) for step in told.steps]
         seconds = fmean(step.seconds for step in steps)
         rows.append(
             Row(

@@ -3,9 +3,10 @@
 The program of a rank, the time within a host, and when tensors become ready are as recorded. Between hosts the model
 assumes:
 
-- every host does what the recorded one did, at the same moments, and has one link, which its ranks share;
-- an allreduce is a two-shot direct exchange: each host sends a part of its sum to every other host, adds up its own
-  part, and sends the result to all. Of S bytes a link carries 2 S (H - 1) / H in each direction, in two network steps;
+- every host does what the recorded one did, at the same moments, and has one link, which its L ranks share;
+- an allreduce is a two-shot direct exchange: each rank sends to every rank elsewhere the part that this one adds up,
+  and then its own sum to every other host. Of S bytes a link carries (L + 1) S (H - 1) / H in each direction, in two
+  network steps;
 - entries follow one another, chunks of an entry are pipelined, and before an entry begins the coordinator's host has
   heard of the tensors and the others of the entry: two more one-way trips;
 - tensors fuse by the engine's rule (`engine_ext/control/fusion.pyx`), at the moments that were recorded.
@@ -16,7 +17,7 @@ Nothing else costs anything: no packet is lost, no other traffic passes, and the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 SLOTS = 4  # chunks of an entry that are on their way at once, as engine_ext/shared/layout.h has slots
@@ -126,7 +127,7 @@ class Prediction:
     nbytes: float
 
 
-def link_share(kind: str, hosts: int) -> float:
+def link_share(kind: str, hosts: int, ranks: int = 1) -> float:
     """Bytes that a host sends for each byte of an operation.
 
     Parameters
@@ -134,6 +135,8 @@ def link_share(kind: str, hosts: int) -> float:
     kind : str
     hosts : int
         At least 1.
+    ranks : int
+        On each host.
 
     Returns
     -------
@@ -142,14 +145,14 @@ def link_share(kind: str, hosts: int) -> float:
     """
     others = (hosts - 1) / hosts
     shares = {
-        "allgather": hosts - 1.0,  # each host's own part goes to every other
+        "allgather": hosts - 1.0,  # what the ranks of each host have goes to every other
         "alltoall": others,
         "barrier": 0.0,
-        "broadcast": float(hosts > 1),  # along a line of hosts, chunk by chunk
-        "reducescatter": others,
+        "broadcast": hosts - 1.0,  # from the root's host to every other
+        "reducescatter": ranks * others,
         "skip": 0.0,
     }
-    return shares.get(kind, 2 * others)
+    return shares.get(kind, (ranks + 1) * others)
 
 
 def network_steps(kind: str) -> int:
@@ -221,7 +224,7 @@ def _close(queue: list[Tensor], moment: float, rules: Rules) -> list[Batch]:
 # ---- the network ----------------------------------------------------------------------------------------------------
 
 
-def predict(step: Step, rules: Rules, hosts: int, network: Network) -> Prediction:
+def predict(step: Step, rules: Rules, hosts: int, network: Network, ranks: int = 1) -> Prediction:
     """A step on some hosts.
 
     Parameters
@@ -232,6 +235,8 @@ def predict(step: Step, rules: Rules, hosts: int, network: Network) -> Predictio
     hosts : int
         At least 1.
     network : Network
+    ranks : int
+        On each host.
 
     Returns
     -------
@@ -242,14 +247,17 @@ def predict(step: Step, rules: Rules, hosts: int, network: Network) -> Predictio
     batches = fuse(step, rules)
     if hosts == 1:
         network = IDEAL
-    ideal, _ = _replay(batches, step, rules, 1, IDEAL)
-    end, busy = _replay(batches, step, rules, hosts, network)
-    nbytes = sum(batch.nbytes * link_share(batch.kind, hosts) for batch in batches)
+    shares = {batch.kind: link_share(batch.kind, hosts, ranks) for batch in batches}
+    ideal, _ = _replay(batches, step, rules, dict.fromkeys(shares, 0.0), IDEAL)
+    end, busy = _replay(batches, step, rules, shares, network)
+    nbytes = sum(batch.nbytes * shares[batch.kind] for batch in batches)
     return Prediction(hosts, step.seconds + max(0.0, end - ideal), busy, nbytes)
 
 
-def _replay(batches: Sequence[Batch], step: Step, rules: Rules, hosts: int, network: Network) -> tuple[float, float]:
-    """The end of the step, and the seconds for which the link is busy.
+def _replay(
+    batches: Sequence[Batch], step: Step, rules: Rules, shares: Mapping[str, float], network: Network
+) -> tuple[float, float]:
+    """The end of the step, and the seconds for which the link is busy. `shares`, by kind, are those of `link_share`.
 
     What the program waited for is what was done when it went on. If that is done later now, all that follows is later.
     What was not done when the step ended is waited for in the next one, which is as late as that is.
@@ -262,7 +270,7 @@ def _replay(batches: Sequence[Batch], step: Step, rules: Rules, hosts: int, netw
     for until in (*(ended for _, ended in step.waits), step.seconds):
         while at < len(batches) and batches[at].closed <= until:
             batch = batches[at]
-            free, spent = _cross(batch, late, free, rules, hosts, network)
+            free, spent = _cross(batch, late, free, rules, shares[batch.kind], network)
             busy += spent
             pending.append((batch.ended, free))
             at += 1
@@ -273,14 +281,14 @@ def _replay(batches: Sequence[Batch], step: Step, rules: Rules, hosts: int, netw
     return step.seconds + late, busy
 
 
-def _cross(batch: Batch, late: float, free: float, rules: Rules, hosts: int, network: Network) -> tuple[float, float]:
+def _cross(batch: Batch, late: float, free: float, rules: Rules, share: float, network: Network) -> tuple[float, float]:
     """When an entry is done, and for how long the link carries its data.
 
     Within the host its chunks are done evenly from its begin to its end. Each crosses in `passing` seconds and some
     trips; as many as there are slots do so at once.
     """
     chunks = max(1, math.ceil(batch.nbytes / rules.chunk_bytes))
-    passing = 8 * batch.nbytes * link_share(batch.kind, hosts) / chunks / network.bandwidth
+    passing = 8 * batch.nbytes * share / chunks / network.bandwidth
     crossing = passing + network_steps(batch.kind) * network.latency
     begin = max(batch.closed + late + TRIPS_OF_CONTROL * network.latency, batch.started + late, free)
     local = batch.ended - batch.started

@@ -38,7 +38,7 @@ from benchmarks.frameworks import report as frameworks_report
 from benchmarks.frameworks import run as frameworks
 from benchmarks.hosts import report as hosts_report
 from benchmarks.hosts import run as hosts
-from benchmarks.scaling import architectures
+from benchmarks.scaling import architectures, measured
 from benchmarks.scaling import run as scaling
 
 from ..netns import lacking
@@ -271,3 +271,16 @@ def test_what_is_foreseen_stands_beside_what_is_published(console: Console) -> N
     assert chosen["fitted"] == pytest.approx(chosen["published"], abs=1e-3)
     shown = text(scaling.tables(content))
     assert "Not measured" in shown and "miss" in shown and "+26.9" in shown
+
+
+def test_what_is_foreseen_stands_beside_what_is_measured(console: Console) -> None:
+    if reason := lacking():
+        pytest.skip(reason)
+    settings = measured.Settings(models=("VGG-16",), worlds=((1, 2), (2, 2)), bandwidths=(10e9,), steps=2)
+    content = json.loads(measured.run(settings, console).read_text())
+    alone, two = content["results"]
+    assert alone["sent"] < 1e4 and alone["foreseen_bytes"] == 0
+    # Each of two ranks on a host sends half, and then its part of the sum.
+    assert two["foreseen_bytes"] < two["sent"] < 1.5 * two["foreseen_bytes"]
+    assert two["seconds"] > alone["seconds"] and two["foreseen"] > alone["foreseen"]
+    assert "| VGG-16 | 10 Gbit/s | 2 x 2 |" in text(measured.tables(content))

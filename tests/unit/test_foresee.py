@@ -77,11 +77,13 @@ def test_a_step_is_no_shorter_with_a_slower_network_or_more_hosts(
 
 
 @DRAWN
-@given(steps(), rules, networks, st.integers(2, 300))
-def test_a_link_carries_no_more_than_it_can(step: Step, chosen: Rules, network: Network, hosts: int) -> None:
-    foreseen = predict(step, chosen, hosts, network)
+@given(steps(), rules, networks, st.integers(2, 300), st.integers(1, 8))
+def test_a_link_carries_no_more_than_it_can(
+    step: Step, chosen: Rules, network: Network, hosts: int, ranks: int
+) -> None:
+    foreseen = predict(step, chosen, hosts, network, ranks)
     assert foreseen.busy == pytest.approx(8 * foreseen.nbytes / network.bandwidth)
-    assert foreseen.nbytes == pytest.approx(sum(t.nbytes * link_share(t.kind, hosts) for t in step.tensors))
+    assert foreseen.nbytes == pytest.approx(sum(t.nbytes * link_share(t.kind, hosts, ranks) for t in step.tensors))
 
 
 @DRAWN
@@ -124,6 +126,8 @@ def test_what_one_allreduce_costs() -> None:
     added = predict(one, RULES, 2, LINK).seconds - 0.1
     assert added == pytest.approx(8e-3 + 4e-4 - 1e-4)
     assert predict(one, RULES, 4, LINK).nbytes == 1.5e6
+    # Three ranks on each host: two parts to each rank elsewhere, and three sums.
+    assert predict(one, RULES, 2, LINK, 3).nbytes == 2e6
 
 
 def test_what_passes_while_the_program_computes_costs_nothing() -> None:
@@ -200,7 +204,7 @@ def test_the_table_the_json_and_the_picture_say_the_same(tmp_path: Path, capsys:
     assert enginerun(["foresee", str(path), *LIST, "--picture", str(drawn)]) == 0
     shown, errors = capsys.readouterr()
     assert str(drawn) in errors and max(map(len, shown.splitlines())) <= 130
-    assert "Not measured" in shown and "2 S (H-1)/H" in shown and "1 Gbit/s, 100 us one way" in shown
+    assert "no late hosts" in shown and "(L+1) S (H-1)/H" in shown and "1 Gbit/s, 100 us one way" in shown
     assert main([str(path), *LIST, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["hosts"] for row in told["hosts"]] == [1, 2, 8]
@@ -208,8 +212,8 @@ def test_the_table_the_json_and_the_picture_say_the_same(tmp_path: Path, capsys:
     for row in told["hosts"]:
         assert f"{1e3 * row['step']:.2f} ms" in shown and f"{100 * row['efficiency']:.1f} %" in bars
         assert row["efficiency"] == pytest.approx(0.1 / row["step"])
-    # The two trips of control fit into the time that the tensor was queued.
-    assert told["hosts"][1]["step"] == pytest.approx(0.1 + 2e-4 + 8 * 200 / 1e9)
+    # The two trips of control fit into the time that the tensor was queued. The host has two ranks.
+    assert told["hosts"][1]["step"] == pytest.approx(0.1 + 2e-4 + 8 * 300 / 1e9)
 
 
 def test_other_knobs_than_those_of_the_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

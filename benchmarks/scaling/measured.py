@@ -1,0 +1,177 @@
+"""The simulator of `enginerun foresee` beside steps that are really taken, on namespaces of this machine as hosts.
+
+Models, batches and network are those of the published figures, with every size and the bandwidth divided by one number:
+so a step has the same shape and the same length, and two processors suffice for eight hosts. Where a model would
+compute, ranks sleep. The steps of one host are recorded, and foreseen for more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.common import binding, environment, progress, records
+from benchmarks.common.processes import Group
+from benchmarks.common.tables import Table, size
+from benchmarks.hosts.contenders import HostContender, Variant
+from benchmarks.hosts.places import CABLES, HostPlaces, placed
+from benchmarks.scaling.published import BANDWIDTH, BATCH, MODELS, Model
+from benchmarks.scaling.run import step_of
+from engine.foresee.model import Network, Prediction, predict
+from engine.foresee.recorded import Recorded, recorded
+from engine.trace.reading import read
+
+WORLDS = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
+"""Hosts, and ranks on each. Each world of several hosts comes after that of one, which is recorded."""
+
+CLOSE = 0.1
+"""Relative error of a step up to which a prediction is a hit."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure."""
+
+    models: tuple[str, ...] = tuple(model.name for model in MODELS)
+    worlds: tuple[tuple[int, int], ...] = WORLDS
+    bandwidths: tuple[float, ...] = (BANDWIDTH, 10e9)
+    """Bits a second of a host's link, before they are divided."""
+    scale: int = 500
+    latency: float = 100e-6
+    """Seconds of one trip, assumed: a wake-up on a busy machine."""
+    chunk_bytes: int = 64 << 10
+    """Of the engine: larger ones would be few."""
+    steps: int = 6
+
+
+def run(settings: Settings, console: Console) -> Path:
+    """Measure, and write `out/scaling-measured.json`."""
+    before = environment.record()
+    begun = time.perf_counter()
+    models = [model for model in MODELS if model.name in settings.models]
+    rows: list[dict[str, Any]] = []
+    told: dict[tuple[str, int], Recorded] = {}
+    reached = {bandwidth: _reached(bandwidth / settings.scale) for bandwidth in settings.bandwidths}
+    count = sum(len(models) * (len(settings.bandwidths) if hosts > 1 else 1) for hosts, _ in settings.worlds)
+    with progress.bar(console, "hosts", count) as advance:
+        for hosts, per_host in settings.worlds:
+            with _job(hosts, per_host, settings) as (places, group):
+                for bandwidth in settings.bandwidths if hosts > 1 else (math.inf,):
+                    for model in models:
+                        seconds, sent, recording = _take(settings, group, places, model, bandwidth / settings.scale)
+                        if hosts == 1:
+                            told[model.name, per_host] = recording
+                        network = Network(reached.get(bandwidth, bandwidth), settings.latency)
+                        foreseen = _foreseen(told[model.name, per_host], hosts, network)
+                        rows.append(_row(model, hosts, per_host, bandwidth, seconds, sent, foreseen))
+                        advance(f"{hosts} x {per_host}, {model.name}")
+    results = {
+        "results": rows,
+        "reached": [[bandwidth / settings.scale, found] for bandwidth, found in reached.items()],
+        "seconds": round(time.perf_counter() - begun, 1),
+    }
+    return records.write("scaling-measured", asdict(settings), before, results)
+
+
+@contextlib.contextmanager
+def _job(hosts: int, per_host: int, settings: Settings) -> Iterator[tuple[HostPlaces, Group]]:
+    with placed(hosts, per_host, CABLES["plain"]) as places:
+        name = f"scaling-{hosts}x{per_host}"
+        module, variables = "benchmarks.scaling.worker", {"ENGINE_CHUNK_BYTES": str(settings.chunk_bytes)}
+        with Group(name, places.ranks, module, (), "engine", binding.available(), variables, places) as group:
+            yield places, group
+
+
+def _reached(bandwidth: float) -> float:
+    """The bits a second that bare sockets move over a link, in both directions at once: less than it has."""
+    with placed(2, 1, CABLES["plain"]) as places:
+        places.limit(bandwidth)
+        contender = HostContender(Variant("sockets", "sockets"), places)
+        try:
+            nbytes = int(bandwidth / 8 * 0.5) // 4 * 4
+            return 8 * nbytes / statistics.median(contender.block("private", nbytes, 1, 5))
+        finally:
+            contender.close()
+
+
+def _take(
+    settings: Settings, group: Group, places: HostPlaces, model: Model, bandwidth: float
+) -> tuple[float, float, Recorded]:
+    """Take steps of a model: the seconds and the bytes that a host sends in one, and the recording."""
+    if math.isfinite(bandwidth):
+        places.limit(bandwidth)
+    step = step_of(model, BATCH)
+    request = {
+        "do": "steps",
+        "moments": [tensor.ready for tensor in step.tensors],
+        "bytes": [int(tensor.nbytes) // settings.scale for tensor in step.tensors],
+        "seconds": step.seconds,
+        "steps": settings.steps,
+    }
+    with TemporaryDirectory(prefix="benchmark-") as folder:
+        request["timeline"] = folder
+        sent = places.sent()
+        answers = group.ask(request)
+        sent = [after - before for before, after in zip(sent, places.sent(), strict=True)]
+        recording = recorded(read([Path(folder)], []))
+    seconds = statistics.fmean(statistics.median(each) for each in answers)
+    return seconds, statistics.fmean(sent) / (settings.steps + 1), recording
+
+
+def _foreseen(told: Recorded, hosts: int, network: Network) -> Prediction:
+    """The median over the recorded steps, as what is measured is."""
+    found = [predict(step, told.rules, hosts, network, told.ranks) for step in told.steps]
+    medians = (statistics.median(getattr(each, name) for each in found) for name in ("seconds", "busy", "nbytes"))
+    return Prediction(hosts, *medians)
+
+
+def _row(
+    model: Model, hosts: int, per_host: int, bandwidth: float, seconds: float, sent: float, foreseen: Prediction
+) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "hosts": hosts,
+        "per_host": per_host,
+        "bandwidth": bandwidth if hosts > 1 else None,
+        "seconds": seconds,
+        "sent": sent,
+        "foreseen": foreseen.seconds,
+        "foreseen_bytes": foreseen.nbytes,
+    }
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    """Return the table of `out/scaling-measured.json`."""
+    settings = content["settings"]
+    table = Table(
+        f"Steps foreseen and measured, sizes and bandwidths 1/{settings['scale']} of these",
+        ["model", "link", "hosts x ranks", "measured", "foreseen", "error", f"within {100 * CLOSE:.0f} %",
+         "efficiency", "foreseen", "a host sends", "foreseen"],
+        left=("link",),
+    )  # fmt: skip
+    alone = {(row["model"], row["per_host"]): row for row in content["results"] if row["hosts"] == 1}
+    several = [row for row in content["results"] if row["hosts"] > 1]
+    for row in sorted(several, key=lambda row: (settings["models"].index(row["model"]), -row["bandwidth"])):
+        one = alone[row["model"], row["per_host"]]
+        error = row["foreseen"] / row["seconds"] - 1
+        cells = [row["model"], f"{row['bandwidth'] / 1e9:g} Gbit/s", f"{row['hosts']} x {row['per_host']}"]
+        cells += [f"{1e3 * row['seconds']:.0f} ms", f"{1e3 * row['foreseen']:.0f} ms", f"{100 * error:+.1f} %"]
+        cells.append("pass" if abs(error) <= CLOSE else "miss")
+        cells += [f"{100 * one['seconds'] / row['seconds']:.1f} %", f"{100 * one['foreseen'] / row['foreseen']:.1f} %"]
+        table.rows.append([*cells, size(round(row["sent"])), size(round(row["foreseen_bytes"]))])
+    reached = ", ".join(f"{found / 1e6:.1f} of {given / 1e6:g} Mbit/s" for given, found in content["reached"])
+    table.note = (
+        f"Foreseen for what bare sockets reached on two of the hosts: {reached}. Hosts are namespaces of one machine, "
+        "whose links are limited; where the models compute, ranks sleep. What a "
+        f"host sends is counted by its interface, with headers. {environment.describe(content['environment'])}"
+    )
+    return [table]

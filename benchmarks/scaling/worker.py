@@ -1,0 +1,81 @@
+"""One rank of a job that takes steps without computing: it sleeps where a model would compute, and reduces gradients.
+
+Started by `benchmarks.scaling.measured`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.worker import Worker
+
+
+class Rank:
+    """The requests that a rank answers."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._engine = importlib.import_module("engine")
+        self._native = importlib.import_module("engine.runtime")
+
+    def steps(self, request: dict[str, Any]) -> list[float]:
+        """Take steps, and return the seconds of each but the first.
+
+        `moments` and `bytes` are of the gradients, since a step's begin; `seconds` is how long the step computes.
+        """
+        arrays = [np.ones(max(1, nbytes // 4), np.float32) for nbytes in request["bytes"]]
+        named = [
+            (at, array, f"gradient.{k}") for k, (at, array) in enumerate(zip(request["moments"], arrays, strict=True))
+        ]
+        if request["timeline"]:
+            self._engine.start_timeline(request["timeline"])
+        self._worker.meet()
+        marks = []
+        for _ in range(request["steps"] + 1):
+            marks.append(time.perf_counter())
+            self._step(named, request["seconds"])
+        marks.append(time.perf_counter())
+        if request["timeline"]:
+            self._engine.stop_timeline()
+        return [after - before for before, after in itertools.pairwise(marks)][1:]
+
+    def _step(self, named: list[tuple[float, np.ndarray[Any, Any], str]], seconds: float) -> None:
+        self._native.engine().mark_step()
+        begun = time.perf_counter()
+        handles = []
+        for at, array, name in named:
+            _sleep_until(begun + at)
+            handles.append(self._engine.allreduce_async_(array, op=self._engine.Sum, name=name))
+        _sleep_until(begun + seconds)
+        for handle in handles:
+            handle.wait()
+
+
+def _sleep_until(moment: float) -> None:
+    left = moment - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
+def main() -> None:
+    """Join the other ranks and answer requests."""
+    worker = Worker(argparse.ArgumentParser())
+    engine = importlib.import_module("engine")
+    try:
+        engine.init()
+        rank = Rank(worker)
+    except BaseException:
+        worker.fail()
+        raise
+    worker.serve({"steps": rank.steps})
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()
