@@ -126,6 +126,15 @@ class Config:
         option=Option(),
         knob=Knob(words=("none", "bf16")),  # fp16 overflows: a user may choose it, not the tuner
     )
+    sockets_per_lane: int = setting(
+        1,
+        "sockets",
+        Whole(1, 8),
+        "Connections between two ranks on different hosts, equal on all ranks; later the knob says how many of those "
+        "that were opened at the start are used.",
+        option=Option("N"),
+        knob=Knob(),
+    )
     mathematical_gradients: bool = setting(
         False,
         "",

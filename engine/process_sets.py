@@ -8,18 +8,19 @@ way round.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from . import readable
 from .errors import EngineError, NotInitializedError, RendezvousError
 from .host.patience import Patience
 from .native import core
-from .rendezvous.set_links import SetLinks
+from .rendezvous.messages import close_all
+from .rendezvous.set_links import Connections, SetLinks
 
 _call_numbers = itertools.count(1)
 
@@ -263,7 +264,7 @@ class Registry:
     def _form(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> core.Engine | None:
         """This rank's engine in a set. If a rank cannot start its own, no rank has the set, and numbers stay equal."""
         formed, failure = None, ""
-        lanes, trunks = self._connect(ranks)
+        lanes, trunks = self._connect(ranks)  # The engine's from now on, also if it cannot start.
         try:
             formed = self._world.form(ranks, process_set._call_number, lanes, trunks)
         except (OSError, MemoryError) as error:
@@ -277,25 +278,27 @@ class Registry:
             )
         return formed
 
-    def _connect(self, ranks: tuple[int, ...]) -> tuple[dict[int, int], dict[int, int]]:
+    def _connect(self, ranks: tuple[int, ...]) -> Connections:
         """Connections to ranks of a set on other hosts. If one cannot be, no rank has the set."""
-        lanes: dict[int, int] = {}
-        trunks: dict[int, int] = {}
         if self._links is None:
-            return lanes, trunks
+            return {}, {}
+        connections: Connections = {}, {}
         failure = ""
         try:
-            lanes, trunks = self._links.open(ranks, lambda text: self._texts("addresses", text))
+            connections = self._links.open(ranks, lambda text: self._texts("addresses", text))
         except (OSError, RendezvousError) as error:
             failure = str(error)
-        told = self._first_told("connected", failure)
-        if told is not None:
-            for descriptor in (*lanes.values(), *trunks.values()):
-                os.close(descriptor)
-            raise EngineError(
-                f"a process set of the ranks {list(ranks)} cannot be formed: rank {told[0]} has {told[1]}"
-            )
-        return lanes, trunks
+        try:
+            told = self._first_told("connected", failure)
+            if told is not None:
+                raise EngineError(
+                    f"a process set of the ranks {list(ranks)} cannot be formed: rank {told[0]} has {told[1]}"
+                )
+        except BaseException:
+            lanes, trunks = connections
+            close_all([*chain(*lanes.values()), *trunks.values()])
+            raise
+        return connections
 
     def _first_told(self, subject: str, text: str) -> tuple[int, str] | None:
         """Of the texts of all ranks the first that is not empty, and whose it is; None if all are. Collective."""

@@ -75,7 +75,9 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
 
     info, create = setup.segment_info(), partial(_memory, world, generation)
     levels = setup.kernel_levels() if settings.kernels == "auto" else [settings.kernels]
-    gathered = gather(world, generation, info, settings.start_timeout, create, levels, settings.interface)
+    gathered = gather(
+        world, generation, info, settings.start_timeout, create, levels, settings.interface, settings.sockets_per_lane
+    )
     if gathered.kernels is not None:
         setup.use_kernels(gathered.kernels)
     several = len(gathered.layout.crews) > 1
@@ -159,7 +161,11 @@ def _tune(running: Running, known: dict[str, Any], given: Collection[str], gathe
             logs.logger.info("autotune: knobs of %s: %s", running.settings.autotune_from, words(chosen))
         return
     cpus = sorted(_processors(gathered))
-    held = {name: value for name, value in running.engine.knobs().items() if name in given}
+    held = {
+        name: value
+        for name, value in running.engine.knobs().items()
+        if name in given and name != "sockets_per_lane"  # It says how many there are.
+    }
     about = {"ranks": running.world.size, "hosts": len(gathered.layout.crews), "held": held}
     crews = [len(crew) for crew in gathered.layout.crews]
     running.tuning = Tuning(running.engine, running.settings, held, cpus, known, about, running.sets, crews)

@@ -382,6 +382,7 @@ def set_knobs(
     stores: str | None = None,
     chunk_bytes: int | str | None = None,
     compression: str | None = None,
+    sockets_per_lane: int | str | None = None,
     **unknown: Never,
 ) -> int:
     """Change knobs while running. On rank 0 only: every rank sees the change at the same schedule entry.
@@ -390,9 +391,10 @@ def set_knobs(
 
     Parameters
     ----------
-    fusion_threshold, cycle_time_ms, stores, chunk_bytes, compression : optional
+    fusion_threshold, cycle_time_ms, stores, chunk_bytes, compression, sockets_per_lane : optional
         Those settings of `engine.config.Config` that are knobs, with values as of `init`, such as 65536 or `"64K"`;
-        None leaves a knob as it is. `compression` changes the results of tensors with `Compression.tuned`.
+        None leaves a knob as it is. `compression` changes the results of tensors with `Compression.tuned`. Of
+        `sockets_per_lane` no more can be used than were opened at the start.
 
     Returns
     -------
@@ -412,6 +414,7 @@ def set_knobs(
         "stores": stores,
         "chunk_bytes": chunk_bytes,
         "compression": compression,
+        "sockets_per_lane": sockets_per_lane,
         **unknown,
     }
     running = _current()

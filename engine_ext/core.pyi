@@ -24,7 +24,7 @@ class Engine:
         yield_us: float = 0.0,
         calls: int = 0,
         hosts: Sequence[int] | None = None,
-        lanes: Mapping[int, int] | None = None,
+        lanes: Mapping[int, Sequence[int]] | None = None,
         trunks: Mapping[int, int] | None = None,
     ) -> None:
         """`peers`: a pidfd per rank, own included. `knobs`: all of them, by name (knobs.pyx). Seconds for stall
@@ -34,9 +34,10 @@ class Engine:
         this engine (calls.h), where a process has several worlds' engines.
 
         `hosts`: the number of each rank's host, that of rank 0 being 0; None: there is one. Then `lanes` are connected
-        sockets by rank, to whom this rank carries for and who carries for it, and `trunks` by host, between rank 0 and
-        the first rank of each other host. They do not block, nothing was received that is not yet read, and they are
-        the engine's from now on. `control` and `arena` are those of this rank's host, `peers` of ranks elsewhere -1.
+        sockets by rank, to whom this rank carries for and who carries for it, equally many to each, in the same order
+        at both ends, and `trunks` by host, between rank 0 and the first rank of each other host. They do not block,
+        nothing was received that is not yet read, and they are the engine's from now on, even if this fails. `control`
+        and `arena` are those of this rank's host, `peers` of ranks elsewhere -1.
         """
     rank: int
     size: int
@@ -60,7 +61,7 @@ class Engine:
         self,
         numbers: tuple[int, ...],
         calls: int,
-        lanes: Mapping[int, int] | None = None,
+        lanes: Mapping[int, Sequence[int]] | None = None,
         trunks: Mapping[int, int] | None = None,
     ) -> Engine | None:
         """Collective over the world: an engine for these ranks among themselves, None on the others. It fails with the
@@ -154,6 +155,9 @@ class Engine:
     @property
     def compressible(self) -> bool:
         """On the coordinator: whether tensors have been defined that travel as the knob `compression` says."""
+    @property
+    def sockets_per_lane(self) -> int:
+        """How many connections were opened between two ranks on different hosts; 0 with one host."""
     def mark_step(self, number: int = 0) -> None:
         """End of a step of this rank's optimizer of that number, 0 or more."""
     def record_steps(self) -> None:

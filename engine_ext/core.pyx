@@ -50,7 +50,7 @@ from engine_ext.platform.posix cimport (
 from engine_ext.setup cimport kernel_level
 from engine_ext.shared.counters cimport counters_end, counters_unmap
 from engine_ext.shared.layout cimport (
-    CAUSE_RAISED, COORDINATOR, KIND_ALLREDUCE, KIND_REDUCESCATTER, MAX_RANKS, Status, engine_knobs, segment_bytes,
+    CAUSE_RAISED, COORDINATOR, KIND_ALLREDUCE, KIND_REDUCESCATTER, MAX_RANKS, MAX_SOCKETS, Status, engine_knobs, segment_bytes,
 )
 from engine_ext.shared.segment cimport (
     Segment, abort_world, segment_append, segment_discard, segment_map, segment_unmap, segment_within, wake_others,
@@ -77,6 +77,17 @@ cdef const int* places(hosts, tuple numbers, int* host_of) except? NULL:
     for r in range(len(numbers)):
         host_of[r] = counted.setdefault(hosts[numbers[r]], len(counted))
     return host_of
+
+
+cdef int close_untaken(Engine engine, dict lanes, dict trunks) except -1:
+    """Close the connections that an engine was given, if it has failed before it took them over."""
+    if engine is None or engine.state.network == NULL:
+        for descriptors in (lanes or {}).values():
+            for descriptor in descriptors:
+                close_descriptor(descriptor)
+        for descriptor in (trunks or {}).values():
+            close_descriptor(descriptor)
+    return 0
 
 
 @cython.no_gc_clear                  # __dealloc__ needs the world
@@ -113,7 +124,11 @@ cdef class Engine:
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
             "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks,
         }
-        self.open(rank, tuple(range(size)), None, 0, calls)
+        try:
+            self.open(rank, tuple(range(size)), None, 0, calls)
+        except BaseException:
+            close_untaken(self, lanes, trunks)
+            raise
 
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1:
         """Start this rank's engine among `numbers`, in the segment at `offset` of the world's file; native calls find it by the
@@ -157,7 +172,7 @@ cdef class Engine:
             self.world, e.world = world, world.state
         if e.segment.hosts > 1:
             self.connect()
-            transport = lanes_open(&e.network.lanes, &e.segment, e.network.to)
+            transport = lanes_open(&e.network.lanes, &e.segment, e.network.to, e.network.of)
         else:
             transport = shared_memory_open(&e.transport, &e.segment)
         if (table_open(&e.table, &e.segment, e.clock) != Status.OK
@@ -180,15 +195,20 @@ cdef class Engine:
     cdef int connect(self) except -1:
         """Take over the connections to other hosts."""
         cdef State* e = self.state
-        cdef int[MAX_RANKS] lanes, trunks
+        cdef int[MAX_RANKS * MAX_SOCKETS] lanes
+        cdef int[MAX_RANKS] trunks
         cdef dict given = self.settings["lanes"], led = self.settings["trunks"]
-        cdef int k
-        if given is None or led is None:
-            raise ValueError(f"rank {self.number} has no connections to the other hosts")
-        for k in range(self.size):
-            lanes[k], trunks[k] = given.get(k, -1), led.get(k, -1)
+        cdef int sockets = -1, r, k
+        if given and led is not None:
+            sockets = <int>len(next(iter(given.values())))
+        if not 1 <= sockets <= MAX_SOCKETS or any(len(each) != sockets for each in given.values()):
+            raise ValueError(f"rank {self.number} has no connections to the other hosts, or not equally many to each rank")
+        for r in range(self.size):
+            trunks[r] = led.get(r, -1)
+            for k in range(sockets):
+                lanes[r * sockets + k] = given[r][k] if r in given else -1
         e.network = <Network*>calloc(1, sizeof(Network))
-        if e.network == NULL or connections_open(e.network, &e.segment, lanes, trunks) != Status.OK:
+        if e.network == NULL or connections_open(e.network, &e.segment, lanes, sockets, trunks) != Status.OK:
             raise MemoryError("no memory for the connections to other hosts")
         return 0
 
@@ -210,21 +230,25 @@ cdef class Engine:
         cdef Engine part = None
         cdef uint64_t offset = self.end
         cdef int status = 0
-        expect_open(self.state)
-        if self.world is not None:
-            raise EngineError("process sets are formed by the world's engine")
-        self.end += segment_bytes(<uint32_t>len(numbers))
-        self.formed += 1
-        # The leader of each host makes the segment before it submits the barrier, so every member finds it after.
-        if e.segment.rank == e.segment.leader:
-            status = segment_append(&e.segment, self.control, offset, <int>len(numbers))
-        if status < 0:
-            raise OSError(-status, f"cannot make the control segment of a process set of {len(numbers)} ranks")
-        self.agree(f"engine.form.{self.formed}", <uint64_t>len(numbers))
-        if self.rank in numbers:
-            part = Engine.__new__(Engine)
-            part.settings = {**self.settings, "lanes": lanes, "trunks": trunks}
-            part.open(numbers.index(self.rank), numbers, self, offset, calls)
+        try:
+            expect_open(self.state)
+            if self.world is not None:
+                raise EngineError("process sets are formed by the world's engine")
+            self.end += segment_bytes(<uint32_t>len(numbers))
+            self.formed += 1
+            # The leader of each host makes the segment before it submits the barrier, so every member finds it after.
+            if e.segment.rank == e.segment.leader:
+                status = segment_append(&e.segment, self.control, offset, <int>len(numbers))
+            if status < 0:
+                raise OSError(-status, f"cannot make the control segment of a process set of {len(numbers)} ranks")
+            self.agree(f"engine.form.{self.formed}", <uint64_t>len(numbers))
+            if self.rank in numbers:
+                part = Engine.__new__(Engine)
+                part.settings = {**self.settings, "lanes": lanes, "trunks": trunks}
+                part.open(numbers.index(self.rank), numbers, self, offset, calls)
+        except BaseException:
+            close_untaken(part, lanes, trunks)
+            raise
         return part
 
     def __dealloc__(self):
@@ -381,6 +405,10 @@ cdef class Engine:
     @property
     def compressible(self):
         return load_relaxed(&self.state.coordinator.tuned) != 0
+
+    @property
+    def sockets_per_lane(self):
+        return self.state.network.list[0].count if self.state.network != NULL else 0
 
     def counters(self):
         return counters_of(self.state)

@@ -130,6 +130,13 @@ KNOBS = (
         height=5,
         words=COMPRESSION_WORDS,
     ),
+    Panel(
+        "timeseries",
+        "Sockets per lane",
+        "Connections in use between two ranks on different hosts, as it was in force.",
+        "short",
+        (knob("sockets_per_lane", 8),),
+    ),
 )
 DASHBOARD = Dashboard(
     "enginerun-autotune",

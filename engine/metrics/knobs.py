@@ -12,6 +12,7 @@ from ..setting import Setting
 UNITS = {
     "bytes": ("_bytes", "", "_bytes", 1.0),
     "milliseconds": ("_ms", "_ns", "_seconds", 1e9),
+    "sockets": ("", "", "", 1.0),
     "": ("", "", "", 1.0),
 }
 

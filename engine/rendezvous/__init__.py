@@ -35,6 +35,7 @@ def gather(
     create: Callable[[], tuple[int, int]],
     levels: Sequence[str] = (),
     interface: str | None = None,
+    sockets: int = 1,
 ) -> Gathered:
     """Meet the other ranks. Collective.
 
@@ -56,6 +57,8 @@ def gather(
     interface : str, optional
         The interface of this host, or its address, to which connections from other hosts go; by default the one by
         which it reaches rank 0's host.
+    sockets : int
+        Connections between two ranks on different hosts, equal on all ranks.
 
     Raises
     ------
@@ -64,7 +67,7 @@ def gather(
     IncompatibleRanksError
         The ranks run different builds; every rank raises it.
     """
-    hello = introduce(world, build, levels)
+    hello = introduce(world, build | ({"sockets_per_lane": sockets} if world.several_hosts else {}), levels)
     if world.leads:
-        return Hosting(world, generation, hello, timeout, create, interface).run()
+        return Hosting(world, generation, hello, timeout, create, interface, sockets).run()
     return Joining(world, generation, hello, timeout).run()

@@ -1,9 +1,10 @@
 """What the leader of each host does to meet those of the others, on the hub as elsewhere.
 
 The *hub* is rank 0's host. Each other leader calls it, and tells it of the ranks that it has gathered. When all have
-come the hub compares them and answers with the layout, and leaders open the *lanes*: one connection for each pair of
-ranks that exchange data, which the leader of the higher host calls, and that of the lower one answers. Each rank
-receives its own from its leader. The connection between a leader and the hub stays, as a *trunk*.
+come the hub compares them and answers with the layout, and leaders open the *lanes*: for each pair of ranks that
+exchange data as many connections as `sockets_per_lane` says, for which the leader of the higher host calls and that of
+the lower one answers. Each rank receives its own from its leader. The connection between a leader and the hub stays, as
+a *trunk*.
 
     leader -> hub    come: the processes of its host so far; crew: all their hellos, and where it answers for lanes
     hub -> leader    layout: each rank's host, pid and processors; each host's door; the kernels; seconds left
@@ -164,10 +165,12 @@ class Between:
         Seconds that it had at first.
     interface : str or None
         The interface, or the address of this host, to which lanes of this host go.
+    sockets : int
+        Connections of a lane.
     """
 
     def __init__(
-        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None
+        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None, sockets: int
     ) -> None:
         self.world = world
         self.patience = patience
@@ -179,8 +182,9 @@ class Between:
         self.terms: Terms | None = None
         self.prepared = False  # whether the memory of this host's ranks is made
         self.done = False  # whether every host is ready
-        self.open: dict[tuple[int, int], Link] = {}  # lanes, by the rank here and the rank there
+        self.open: dict[tuple[int, int, int], Link] = {}  # of lanes, by the rank here, the rank there, and number
         self.interface = interface
+        self.sockets = sockets
 
     def begin(self) -> None:
         """Listen, or call, or both.
@@ -245,11 +249,11 @@ class Between:
 
     def lanes_are_open(self) -> bool:
         """Whether every rank here has its connections."""
-        return len(self.open) == len(self.lanes)
+        return len(self.open) == len(self.lanes) * self.sockets
 
     def answer_lane(self, link: Link, greeting: dict[str, Any], crew: Collection[int]) -> None:
         """Keep a lane that another leader has opened to one of the ranks here."""
-        lane = greeting["to"], greeting["rank"]
+        lane = greeting["to"], greeting["rank"], greeting["number"]
         if lane[0] not in crew:
             raise RendezvousError(
                 f"rank {lane[1]} wants to reach rank {lane[0]} at {link.here}, and comes to {readable.ranks(crew)} on "
@@ -257,7 +261,7 @@ class Between:
             )
         if lane in self.open:
             raise RendezvousError(
-                f"two connections between rank {lane[0]} and rank {lane[1]} were opened, the second from {link.there}"
+                f"connection {lane[2]} of rank {lane[0]} and rank {lane[1]} was opened twice, now from {link.there}"
             )
         self.open[lane] = link
         link.send({})
@@ -281,9 +285,13 @@ class Between:
             network.keep_watch(link.connection)
         return {host: link.connection.detach() for host, link in self.trunks().items()}
 
-    def taken_lanes(self, rank: int) -> dict[int, int]:
-        """By rank elsewhere, the descriptor of the lane of `rank`; the caller's from now on."""
-        return {there: link.connection.detach() for (here, there), link in self.open.items() if here == rank}
+    def taken_lanes(self, rank: int) -> dict[int, list[int]]:
+        """By rank elsewhere, the descriptors of the lane of `rank`; the caller's from now on."""
+        taken: dict[int, list[int]] = {}
+        for here, there, number in sorted(self.open):
+            if here == rank:
+                taken.setdefault(there, []).append(self.open[here, there, number].connection.detach())
+        return taken
 
 
 def kind_of(error: RendezvousError) -> str:

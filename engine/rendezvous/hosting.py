@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from itertools import chain
 
 from .. import readable
 from ..errors import RendezvousError
@@ -71,10 +72,12 @@ class Hosting:
         timeout: float,
         create: Callable[[], tuple[int, int]],
         interface: str | None = None,
+        sockets: int = 1,
     ) -> None:
         self.world = world
         self.size = world.local_size if world.several_hosts else world.size
         self.interface = interface
+        self.sockets = sockets
         self.between: Between | None = None
         self.generation = generation
         self.hello = hello
@@ -100,7 +103,9 @@ class Hosting:
         try:
             if self.world.several_hosts:
                 kind = Hub if self.world.rank == 0 else Leader
-                self.between = kind(self.world, self.generation, self.patience, self.timeout, self.interface)
+                self.between = kind(
+                    self.world, self.generation, self.patience, self.timeout, self.interface, self.sockets
+                )
                 self.selector.register(self.between, selectors.EVENT_READ)
                 self.between.begin()
             if self.size > 1:
@@ -305,11 +310,11 @@ class Hosting:
         }
         for visitor, hello in zip(visitors, hellos[1:], strict=True):
             lanes = {} if self.between is None else self.between.taken_lanes(hello.rank)
-            descriptors = [control, arena, *pidfds, *lanes.values()]
-            told = {**message, "lanes": list(lanes), "descriptors": len(descriptors)}
+            descriptors = [control, arena, *pidfds, *chain(*lanes.values())]
+            told = {**message, "lanes": list(lanes), "sockets": self.sockets, "descriptors": len(descriptors)}
             if self._send(visitor, frame(told, self.key, "welcome", hello.nonce)):
                 self._pass(visitor, descriptors)
-            close_all(list(lanes.values()))
+            close_all([*chain(*lanes.values())])
             visitor.descriptors = []  # Ours to keep: they are in `peers`.
         return gathered
 

@@ -66,9 +66,9 @@ class Hub(Between):
     """Rank 0 among the leaders. Parameters as of `Between`."""
 
     def __init__(
-        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None
+        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None, sockets: int
     ) -> None:
-        super().__init__(world, generation, patience, timeout, interface)
+        super().__init__(world, generation, patience, timeout, interface, sockets)
         self.own = Host(0, os.getpid(), self.name, world.local_size, pids={0: os.getpid()})
         self.hosts = [self.own]
         assert world.hub is not None

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import time
+from itertools import islice
 
 from ..errors import RendezvousError
 from ..host.patience import Patience
@@ -132,14 +133,15 @@ class Joining:
             close_all(descriptors)
             raise
         control, arena, *rest = descriptors
-        crew, lanes = message["crew"], message["lanes"]
+        crew, lanes, sockets = message["crew"], message["lanes"], message["sockets"]
+        links = iter(rest[len(crew) :])
         peers = [-1] * self.hello.size
         for rank, pidfd in zip(crew, rest, strict=False):
             peers[rank] = pidfd
         return Gathered(
             *(control, arena, peers, message["pids"], message["processors"], tuple(message["hosts"]), message["host"]),
             kernels=message["kernels"],
-            lanes=dict(zip(lanes, rest[len(crew) :], strict=True)),
+            lanes={rank: list(islice(links, sockets)) for rank in lanes},
         )
 
     def _message(

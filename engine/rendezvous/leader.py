@@ -22,9 +22,9 @@ class Leader(Between):
     """The lowest rank of its host. Parameters as of `Between`."""
 
     def __init__(
-        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None
+        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None, sockets: int
     ) -> None:
-        super().__init__(world, generation, patience, timeout, interface)
+        super().__init__(world, generation, patience, timeout, interface, sockets)
         assert world.hub is not None
         self.address = world.hub
         self.link: Link | None = None
@@ -157,14 +157,16 @@ class Leader(Between):
         self.patience.begin(terms.seconds + 2 * GRACE)
         for rank, other in self.lanes:
             host = terms.hosts[other]
-            if host < terms.hosts[rank]:
-                self.talks.begin(self._open_lane(rank, other, host, terms.doors[host] or link.there))
+            for number in range(self.sockets if host < terms.hosts[rank] else 0):
+                lane = (rank, other, number)
+                self.talks.begin(self._open_lane(lane, host, terms.doors[host] or link.there))
         self._say_ready()
 
-    def _open_lane(self, rank: int, other: int, host: int, address: Address) -> Steps[None]:
+    def _open_lane(self, lane: tuple[int, int, int], host: int, address: Address) -> Steps[None]:
         assert self.terms is not None
+        rank, other, number = lane
         patience = Patience(self.terms.seconds)
-        greeting = {"role": "lane", "rank": rank, "to": other}
+        greeting = {"role": "lane", "rank": rank, "to": other, "number": number}
         while True:
             try:
                 link, _ = yield from call(address, self.key, greeting, patience, patience)
@@ -179,7 +181,7 @@ class Leader(Between):
                     f"{_text(error)}. Every host must reach every other, also through a firewall: ENGINE_INTERFACE "
                     "chooses on which network."
                 ) from None
-        self.open[rank, other] = link
+        self.open[lane] = link
         self._say_ready()
 
     def _say_ready(self) -> None:

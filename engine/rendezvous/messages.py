@@ -14,10 +14,12 @@ import socket
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ..errors import IncompatibleRanksError, RendezvousError
 from ..host import linux
+from ..setting import variable
 from ..world import World
 from .layout import Layout
 
@@ -25,6 +27,7 @@ GROUP = 250  # descriptors per message
 LIMIT = 1 << 20  # bytes of a message
 MAC = 32
 GRACE = 5.0  # seconds beyond rank 0's deadline in which its verdict must arrive
+SETTINGS = ("kernels", "sockets_per_lane")  # that ranks compare
 KINDS = {kind.__name__: kind for kind in (RendezvousError, IncompatibleRanksError)}
 
 
@@ -47,8 +50,8 @@ class Gathered:
     """The kernels that all ranks have, if not all would choose the same."""
     trunks: dict[int, int] = field(default_factory=dict)
     """By host, the connection to its leader: on rank 0 to all others, on other leaders to rank 0's."""
-    lanes: dict[int, int] = field(default_factory=dict)
-    """By rank on another host, the connection to it."""
+    lanes: dict[int, list[int]] = field(default_factory=dict)
+    """By rank on another host, the connections to it, equally many to each."""
 
     @property
     def layout(self) -> Layout:
@@ -62,7 +65,7 @@ class Gathered:
 
     def close(self) -> None:
         """Close all descriptors; only if no engine has taken them over."""
-        close_all([self.control, self.arena, *self.peers, *self.trunks.values(), *self.lanes.values()])
+        close_all([self.control, self.arena, *self.peers, *self.trunks.values(), *chain(*self.lanes.values())])
 
 
 @dataclass
@@ -114,7 +117,7 @@ def compare(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collecti
         for name in sorted({*first.build, *hello.build} - {*agreed}):
             mine, theirs = first.build.get(name), hello.build.get(name)
             if mine != theirs:
-                mend = "set the same ENGINE_KERNELS" if name == "kernels" else "install the same version"
+                mend = f"set the same {variable(name)}" if name in SETTINGS else "install the same version"
                 rank = f"rank {hello.rank}{places.get(hello.rank, '')}"
                 lines.append(f"{rank} has {name} {theirs}, rank 0 has {name} {mine}: {mend}")
     if lines:

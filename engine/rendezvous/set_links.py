@@ -20,6 +20,8 @@ from .messages import Gathered
 from .talks import Steps, Talks
 
 Exchange = Callable[[bytes], list[bytes]]
+Connections = tuple[dict[int, list[int]], dict[int, int]]
+_Name = tuple[str, int, int]  # of a connection: what it is, the rank there, and which of several
 
 
 class SetLinks:
@@ -41,11 +43,13 @@ class SetLinks:
         self._key = world.proof(generation)
         self._timeout = timeout
         self._formed = 0
-        lane = socket.socket(fileno=next(iter(gathered.lanes.values())))
+        first = next(iter(gathered.lanes.values()))
+        self._sockets = len(first)
+        lane = socket.socket(fileno=first[0])
         self._own = network.address_of(lane.getsockname()).host
         lane.detach()
 
-    def open(self, ranks: tuple[int, ...], exchange: Exchange) -> tuple[dict[int, int], dict[int, int]]:
+    def open(self, ranks: tuple[int, ...], exchange: Exchange) -> Connections:
         """Connect the ranks of a set. Collective over the world.
 
         Parameters
@@ -58,7 +62,8 @@ class SetLinks:
         Returns
         -------
         lanes, trunks : dict
-            Descriptors, by rank and by host of the set; the caller's. Empty on other ranks.
+            Descriptors, by rank, as many as the world's lanes have, and by host of the set; the caller's. Empty on
+            other ranks.
 
         Raises
         ------
@@ -72,8 +77,9 @@ class SetLinks:
             return {}, {}
         key = hashlib.sha256(self._key + f"process set {self._formed}".encode()).digest()
         me = ranks.index(self._rank) if self._rank in ranks else -1
-        meeting = _Meeting(layout, me, key, self._own)
+        meeting = _Meeting(layout, me, key, self._sockets)
         try:
+            meeting.listen(self._own)
             told = exchange(json.dumps(meeting.address).encode())
             meeting.connect([told[rank] for rank in ranks], Patience(self._timeout))
             return meeting.taken()
@@ -84,18 +90,21 @@ class SetLinks:
 class _Meeting:
     """One rank while the ranks of a set connect. Of two hosts, the higher one's ranks call."""
 
-    def __init__(self, layout: Layout, me: int, key: bytes, own: str) -> None:
+    def __init__(self, layout: Layout, me: int, key: bytes, sockets: int) -> None:
         self.layout, self.me, self.key = layout, me, key
         self.talks = Talks()
-        self.links: dict[tuple[str, int], Link] = {}  # by what it is, and the rank there
-        self.wanted = _connections(layout, me) if me >= 0 else set()
+        self.links: dict[_Name, Link] = {}
+        self.wanted = _connections(layout, me, sockets) if me >= 0 else set()
         self.failures: dict[int, str] = {}  # by rank, what came of calling it
         self.door: Door | None = None
         self.address: Address | None = None
-        if any(self._answers(other) for _, other in self.wanted):
+
+    def listen(self, own: str) -> None:
+        """Open a port at that address, if somebody is to call."""
+        if any(self._answers(other) for _, other, _ in self.wanted):
             listener = socket.create_server((own, 0), family=network.family(own), backlog=256)
             listener.setblocking(False)
-            self.door = Door(self.talks, listener, key, self._welcome)
+            self.door = Door(self.talks, listener, self.key, self._welcome)
             self.address = self.door.address
 
     def _answers(self, other: int) -> bool:
@@ -103,20 +112,22 @@ class _Meeting:
 
     def connect(self, told: list[bytes], patience: Patience) -> None:
         """Call and answer until all connections are open."""
-        for kind, other in sorted(self.wanted):
-            if not self._answers(other):
-                self.talks.begin(self._call(kind, other, Address(*json.loads(told[other])), patience))
+        for name in sorted(self.wanted):
+            if not self._answers(name[1]):
+                self.talks.begin(self._call(name, Address(*json.loads(told[name[1]])), patience))
         while missing := self.wanted - self.links.keys():
             if self.failures or not patience.left():
-                raise RendezvousError("; ".join(self._told(kind, other) for kind, other in sorted(missing)))
+                lost = sorted({(kind, other) for kind, other, _ in missing})
+                raise RendezvousError("; ".join(self._told(kind, other) for kind, other in lost))
             self.talks.sleep(min(patience.wait(), self.talks.wait()))
             self.talks.turn()
 
     def _told(self, kind: str, other: int) -> str:
         return f"no {kind} to rank {other} of the set: {self.failures.get(other, 'it did not come in time')}"
 
-    def _call(self, kind: str, other: int, address: Address, patience: Patience) -> Steps[None]:
-        greeting = {"kind": kind, "rank": self.me, "to": other}
+    def _call(self, name: _Name, address: Address, patience: Patience) -> Steps[None]:
+        kind, other, number = name
+        greeting = {"kind": kind, "rank": self.me, "to": other, "number": number}
         try:
             link, _ = yield from call(address, self.key, greeting, patience, patience)
         except Unproven:
@@ -124,27 +135,29 @@ class _Meeting:
         except (OSError, ValueError) as error:
             self.failures[other] = f"{address}: {error}"
         else:
-            self.links[kind, other] = link
+            self.links[name] = link
 
     def _welcome(self, link: Link, greeting: dict[str, Any]) -> None:
-        found = str(greeting.get("kind")), int(greeting.get("rank", -1))
+        found = str(greeting.get("kind")), int(greeting.get("rank", -1)), int(greeting.get("number", -1))
         if greeting.get("to") != self.me or found not in self.wanted or found in self.links:
             link.close()
             return
         self.links[found] = link
         link.send({})
 
-    def taken(self) -> tuple[dict[int, int], dict[int, int]]:
+    def taken(self) -> Connections:
         """The descriptors, of which the caller is the owner now: lanes by rank, trunks by host."""
-        lanes: dict[int, int] = {}
+        lanes: dict[int, list[int]] = {}
         trunks: dict[int, int] = {}
-        for kind, other in list(self.links):
-            connection = self.links.pop((kind, other)).connection
+        for (kind, _, _), link in self.links.items():
             if kind == "trunk":
-                network.keep_watch(connection)
-                trunks[self.layout.hosts[other]] = connection.detach()
+                network.keep_watch(link.connection)
+        for kind, other, number in sorted(self.links):
+            descriptor = self.links.pop((kind, other, number)).connection.detach()
+            if kind == "trunk":
+                trunks[self.layout.hosts[other]] = descriptor
             else:
-                lanes[other] = connection.detach()
+                lanes.setdefault(other, []).append(descriptor)
         return lanes, trunks
 
     def close(self) -> None:
@@ -156,8 +169,9 @@ class _Meeting:
             link.close()
 
 
-def _connections(layout: Layout, rank: int) -> set[tuple[str, int]]:
+def _connections(layout: Layout, rank: int, sockets: int) -> set[_Name]:
     """What a rank is connected to: its lanes, and between leaders and the first, trunks."""
     leaders = [crew[0] for crew in layout.crews]
     trunks = leaders[1:] if rank == 0 else leaders[:1] if rank in leaders else []
-    return {("lane", other) for other in layout.lanes(rank)} | {("trunk", other) for other in trunks}
+    lanes = {("lane", other, number) for other in layout.lanes(rank) for number in range(sockets)}
+    return lanes | {("trunk", other, 0) for other in trunks}

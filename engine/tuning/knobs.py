@@ -32,9 +32,12 @@ KNOBS = {name: axis(setting) for name, setting in config.knobs().items()}
 def space_of(engine: core.Engine, held: Collection[str]) -> dict[str, dict[str, Any]]:
     """Those of the knobs that can matter in a job, but for those that the user holds.
 
-    Whether compression does is known only when tensors have been reduced.
+    Whether compression does is known only when tensors have been reduced. Whoever sets `sockets_per_lane` says how many
+    are opened; how many of them are used is tuned all the same.
     """
-    left = {name: knob for name, knob in KNOBS.items() if name not in held}
+    left = {name: knob for name, knob in KNOBS.items() if name not in held and name != "sockets_per_lane"}
+    if engine.sockets_per_lane > 1:
+        left["sockets_per_lane"] = KNOBS["sockets_per_lane"] | {"high": engine.sockets_per_lane}
     if not engine.compressible:
         left.pop("compression", None)
     return left

@@ -4,16 +4,18 @@ from libc.stdint cimport uint32_t, uint64_t
 from engine_ext.control.relay cimport Relay
 from engine_ext.platform.posix cimport pthread_t
 from engine_ext.shared.segment cimport Segment
-from engine_ext.transport.lanes cimport Lanes
+from engine_ext.transport.lanes cimport Lane, Lanes
 from engine_ext.transport.link cimport Link
 
 cdef struct Network:
     Link* links             # lanes, then trunks
-    int lane_count
+    int lane_count          # links of lanes
     int count
     bint* lost              # by link: its end has been noticed
     uint64_t* news          # a bit for each link that has something to take in or takes bytes again; and the bell's
-    Link** to               # by host: the lane for what this rank offers
+    Lane* list              # the lanes
+    Lane** to               # by host: the lane for what this rank offers
+    Lane** of               # by rank: the lane to it
     Lanes lanes             # the transport
     Relay relay
     bint leads              # whether this rank has trunks
@@ -25,7 +27,7 @@ cdef struct Network:
     int suspect             # a rank of which a connection has ended without a word; -1: none
     uint64_t suspected_at   # since when: nanoseconds, monotonic
 
-cdef int connections_open(Network* network, Segment* segment, const int* lanes, const int* trunks) noexcept nogil
+cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil
 cdef bint connections_sent(Network* network) noexcept nogil
 cdef void connections_close(Network* network) noexcept nogil
 cdef void connections_forked(Network* network) noexcept nogil

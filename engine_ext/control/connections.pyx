@@ -7,7 +7,7 @@ from engine_ext.control.relay cimport relay_close
 from engine_ext.platform.atomics cimport store32_release
 from engine_ext.platform.posix cimport close, pthread_join, write
 from engine_ext.shared.layout cimport Status
-from engine_ext.transport.lanes cimport carrier
+from engine_ext.transport.lanes cimport Lane, carrier
 from engine_ext.transport.link cimport link_close, link_idle, link_open
 
 cdef extern from "<sys/epoll.h>" nogil:
@@ -19,33 +19,44 @@ cdef extern from "<sys/eventfd.h>" nogil:
     int eventfd(unsigned int initial, int flags)
 
 
-cdef int connections_open(Network* network, Segment* segment, const int* lanes, const int* trunks) noexcept nogil:
-    """Take over connected sockets: `lanes` by rank, `trunks` by host, -1 for none. OK or NO_MEMORY. The caller closes it."""
-    cdef int r, h, k, status = Status.OK
-    cdef Link* link
+cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil:
+    """Take over connected sockets: of lanes `sockets` for each rank, of trunks one for each host, -1 for none. OK or NO_MEMORY.
+    They are the caller's no more, whatever is returned; it closes the network."""
+    cdef int most = sockets * segment.size + segment.hosts, h, k, status = Status.OK
     memset(network, 0, sizeof(Network))
     network.suspect = -1
     network.epoll, network.bell = epoll_create1(EPOLL_CLOEXEC), eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-    network.links = <Link*>calloc(segment.size + segment.hosts, sizeof(Link))
-    network.lost = <bint*>calloc(segment.size + segment.hosts, sizeof(bint))
-    network.news = <uint64_t*>calloc((segment.size + segment.hosts) // 64 + 1, 8)
-    network.to = <Link**>calloc(segment.hosts, sizeof(Link*))
-    for r in range(segment.size):
-        if lanes[r] >= 0:
-            status |= add_link(network, lanes[r], r)
+    network.links = <Link*>calloc(most, sizeof(Link))
+    network.lost = <bint*>calloc(most, sizeof(bint))
+    network.news = <uint64_t*>calloc(most // 64 + 1, 8)
+    network.list = <Lane*>calloc(segment.size, sizeof(Lane))
+    network.to = <Lane**>calloc(segment.hosts, sizeof(Lane*))
+    network.of = <Lane**>calloc(segment.size, sizeof(Lane*))
+    for k in range(sockets * segment.size):
+        if lanes[k] >= 0:
+            status |= add_link(network, lanes[k], k // sockets)
     network.lane_count = network.count
     for h in range(segment.hosts):
         if trunks[h] >= 0:
             status |= add_link(network, trunks[h], leader_of(segment, h))
-    if network.epoll < 0 or network.bell < 0 or network.news == NULL or network.to == NULL or status != Status.OK:
+    if (network.epoll < 0 or network.bell < 0 or network.news == NULL or network.list == NULL or network.to == NULL
+            or network.of == NULL or status != Status.OK):
         return Status.NO_MEMORY
-    for k in range(network.lane_count):
-        link = &network.links[k]
-        h = segment.host_of[link.peer]
-        if carrier(segment, segment.rank, h) == link.peer:
-            network.to[h] = link
+    for k in range(network.lane_count // sockets):
+        add_lane(network, segment, k, sockets)
     network.leads = network.count > network.lane_count
     return Status.OK
+
+
+cdef void add_lane(Network* network, const Segment* segment, int number, int sockets) noexcept nogil:
+    """Make a lane of the next `sockets` links."""
+    cdef Lane* lane = &network.list[number]
+    cdef int peer = network.links[number * sockets].peer
+    lane.links, lane.count = &network.links[number * sockets], sockets
+    lane.carries = carrier(segment, peer, segment.host_of[segment.rank]) == segment.rank
+    network.of[peer] = lane
+    if carrier(segment, segment.rank, segment.host_of[peer]) == peer:
+        network.to[segment.host_of[peer]] = lane
 
 
 cdef int add_link(Network* network, int fd, int peer) noexcept nogil:
@@ -92,7 +103,9 @@ cdef void connections_close(Network* network) noexcept nogil:
     free(network.links)
     free(network.lost)
     free(network.news)
+    free(network.list)
     free(network.to)
+    free(network.of)
     memset(network, 0, sizeof(Network))
     network.epoll = network.bell = -1       # it may be closed once more
 

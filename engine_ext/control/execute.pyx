@@ -230,6 +230,8 @@ cdef void note_knobs(State* e, const engine_entry* entry) noexcept nogil:
         e.knobs_entry = entry.sequence
     e.knobs = entry.knobs
     store_relaxed(&e.fusion_threshold, entry.knobs.fusion_threshold)
+    if e.network != NULL:
+        e.network.lanes.sockets = entry.knobs.sockets_per_lane
 
 
 cdef void leave(State* e, engine_entry* entry) noexcept nogil:

@@ -118,12 +118,14 @@ cdef void look_at_suspect(State* e) noexcept nogil:
     """A connection has ended, and nobody has said why."""
     cdef Network* network = e.network
     cdef char[REASON_BYTES] text
+    cdef const Link* link
     cdef int k
     if network.suspect < 0 or not overdue_ns(now_ns(), network.suspected_at, GRACE_NS):
         return
     for k in range(network.count):
-        if network.lost[k] and network.links[k].peer == network.suspect and not network.links[k].farewell:
-            describe_end(&network.links[k], text)
+        link = &network.links[k]
+        if network.lost[k] and link.peer == network.suspect and not link.farewell:
+            describe_end(link, text)
             abort_world(&e.segment, network.suspect, CAUSE_DIED, text)
             break
     network.suspect = -1

@@ -70,6 +70,7 @@ cdef void count_knobs(counters_page* page, const engine_knobs* knobs) noexcept n
     store_relaxed(page.stores, knobs.stores)
     store_relaxed(page.chunk, knobs.chunk_bytes)
     store_relaxed(page.compression, knobs.compression)
+    store_relaxed(page.sockets_per_lane, knobs.sockets_per_lane)
 
 
 cdef void observe_entry_begins(State* e, const engine_entry* entry) noexcept nogil:

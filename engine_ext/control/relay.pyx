@@ -15,6 +15,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
+from engine_ext.control.foreign cimport foreign_entries, foreign_requests
 from engine_ext.control.host_clock cimport host_clock_answer, host_clock_ask, host_clock_hear
 from engine_ext.platform.atomics cimport (
     cas, load32_acquire, load32_relaxed, load_acquire, load_relaxed, store32_release, store_relaxed, store_release,
@@ -378,9 +379,9 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
 
 
 cdef bint plausible(const rank_page* page, const engine_word* word) noexcept nogil:
-    """Words that are used as an index, or as a length."""
+    """Words that are used as an index, or as a length. The requests up to a new head have come."""
     if word.offset == offset_in(page, &page.request_head):
-        return word.value - load_relaxed(&page.request_head) <= REQUEST_BYTES
+        return foreign_requests(page, load_relaxed(&page.request_head), word.value)
     if word.offset == offset_in(page, &page.overdue):
         return word.value >> 1 <= IDS
     if word.offset == offset_in(page, &page.stuck):
@@ -423,6 +424,8 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
     cdef Segment* segment = relay.segment
     cdef Trunk* trunk = trunk_of(relay, link)
     if frame.type == FRAME_SCHEDULE:
+        if not foreign_entries(segment, &segment.schedule[frame.position % RING_WORDS], frame.bytes // 8):
+            return False
         relay.news = True
         store_release(&segment.coordinator.tail, frame.position + frame.bytes // 8)     # pairs with schedule_next
     elif frame.type == FRAME_WORDS:

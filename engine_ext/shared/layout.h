@@ -45,6 +45,7 @@ enum {
   FAILURE_BYTES = 384,         /* longest text about a call that failed on a rank */
   SLOTS = 4,                   /* slots of one rank: chunks that it may be ahead of the slowest */
   SLOT_BYTES = 1 << 20,        /* size of one slot: the largest chunk */
+  MAX_SOCKETS = 8,             /* most connections of one lane, between two ranks on different hosts */
   DOORS = 3,                   /* doors of a rank, by index: 1 the engine thread's, 2 the callers'; 0 is not used */
   COORDINATOR_OFFSET = 4096,   /* where it begins in the segment, in bytes; and the next two */
   RING_OFFSET = COORDINATOR_OFFSET + 4096,
@@ -126,7 +127,8 @@ typedef struct engine_knobs {
   uint32_t chunk_bytes;
   uint8_t stores;              /* STORES_*; STORES_AUTO: the faster kind, by measurements */
   uint8_t compression;         /* engine_meta.wire that stands for WIRE_TUNED */
-  uint8_t padding[6];
+  uint8_t sockets_per_lane;    /* connections of a lane in use; more than were opened: all */
+  uint8_t padding[5];
 } engine_knobs;
 
 typedef struct engine_entry {

@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "engine_ext/shared/layout.h" nogil:
     enum:
         ENGINE_PROTOCOL, MAX_RANKS, COORDINATOR, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
-        REASON_BYTES, FAILURE_BYTES, SLOTS, SLOT_BYTES, DOORS, DIM_SPARSE, DIM_MOVED, DIM_DIGEST, DIM_FAULT
+        REASON_BYTES, FAILURE_BYTES, SLOTS, SLOT_BYTES, MAX_SOCKETS, DOORS, DIM_SPARSE, DIM_MOVED, DIM_DIGEST, DIM_FAULT
         UNNAMED, STUCK_SHIFT, ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
         ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM, ALGORITHMS
@@ -46,7 +46,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         uint64_t fusion_threshold
         double cycle_time_ms
         uint32_t version, chunk_bytes
-        uint8_t stores, compression
+        uint8_t stores, compression, sockets_per_lane
 
     ctypedef struct engine_entry:
         uint32_t words

@@ -1,15 +1,29 @@
 """The transport of ranks on several hosts: shared memory on each, and lanes between them."""
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
+from engine_ext.shared.layout cimport MAX_SOCKETS
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.link cimport Link, Receiver
 from engine_ext.transport.shm cimport SharedMemory
-from engine_ext.transport.transport cimport Transport
+from engine_ext.transport.transport cimport Progress, Transport
+
+cdef struct Lane:               # what passes between this rank and one of another host
+    Link* links                 # its connections, one behind the other
+    int count                   # of them, 1 to MAX_SOCKETS
+    bint carries                # whether this rank receives for its host what the peer offers
+    # what goes out: the holder of the driver's role
+    int next                    # number of the connection that carries the next bytes of a slot
+    uint32_t used               # by bit: connections that have carried bytes since this rank last told how far it is
+    # what comes in, by connection: the network thread alone
+    Progress[MAX_SOCKETS] told  # how far the peer was behind the bytes that have come
+    Progress[MAX_SOCKETS] due   # how far it will be behind bytes that are on their way; not above `told`: there are none
 
 cdef struct Lanes:
-    SharedMemory memory     # first: a pointer to the one is a pointer to the other
-    Link** to               # by host: the lane to the rank that carries for it what this rank offers; NULL: this host
-    Receiver receiver       # of what comes on any lane
+    SharedMemory memory         # first: a pointer to the one is a pointer to the other
+    Lane** to                   # by host: the lane to the rank that carries for it what this rank offers; NULL: this host
+    Lane** of                   # by rank: the lane that it has with this rank; NULL: none
+    uint32_t sockets            # the knob `sockets_per_lane`
+    Receiver receiver           # of what comes on any lane
 
-cdef Transport* lanes_open(Lanes* t, Segment* segment, Link** to) noexcept nogil
+cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of) noexcept nogil
 cdef int carrier(const Segment* segment, int rank, int host) noexcept nogil

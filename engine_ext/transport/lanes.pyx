@@ -5,6 +5,11 @@ comes over a lane, and the network thread of the rank that *carries* it writes i
 how far that rank is to the shadow page. So whoever waits and reads does so as on one host, and every promise follows from the
 order of bytes on one connection: what a rank wrote to its slot comes before the news that it did.
 
+A lane may have several connections, since one does not fill a fast network. Large offers are cut, and each connection carries a
+part. How far the sender is goes over those that have carried bytes since the last time, and over the first in any case, which
+says which the others are. So how many are used is the sender's affair, at any time, and what is small costs one frame, however
+many there are. A rank counts as far as it is by all connections on which bytes are due.
+
 Nothing has to be said about room. A rank writes chunk n + SLOTS over chunk n only when every rank has copied chunk n: then it has
 been received on every host, and so has been sent.
 """
@@ -12,17 +17,21 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
 from engine_ext.platform.atomics cimport add32, load_relaxed, store32_release
-from engine_ext.shared.layout cimport SLOT_BYTES, segment_slot
+from engine_ext.shared.layout cimport SLOT_BYTES, rank_page, segment_slot
 from engine_ext.shared.segment cimport nearby, wake, wake_others
 from engine_ext.transport.link cimport FRAME_LEFT, FRAME_PROGRESS, FRAME_SLOT, engine_frame, link_flush, link_queue
 from engine_ext.transport.shm cimport shared_memory_open, shared_memory_tell
 from engine_ext.transport.transport cimport Progress
 
+cdef enum:
+    PART_BYTES = 64 << 10       # least part of a slot for which another connection is used
+    LINE = 64                   # parts begin where lines of the cache do
 
-cdef Transport* lanes_open(Lanes* t, Segment* segment, Link** to) noexcept nogil:
+
+cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of) noexcept nogil:
     """Fill in a transport over a mapped segment and open lanes, which stay their caller's."""
     cdef Transport* functions = shared_memory_open(&t.memory, segment)
-    t.to = to
+    t.to, t.of, t.sockets = to, of, MAX_SOCKETS
     functions.publish, functions.offer = publish, offer
     t.receiver.into, t.receiver.done, t.receiver.owner = into, done, t
     return functions
@@ -44,11 +53,28 @@ cdef int carrier(const Segment* segment, int rank, int host) noexcept nogil:
     return -1
 
 
-cdef void offer_to_host(Lanes* t, int host, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
+cdef void carry(Lanes* t, Lane* lane, int number, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
+    """Send bytes of the own slot over one connection of a lane."""
     cdef engine_frame frame
     memset(&frame, 0, sizeof(frame))
     frame.type, frame.bytes, frame.offset, frame.position = FRAME_SLOT, <uint32_t>nbytes, <uint32_t>begin, n
-    link_queue(t.to[host], &frame, segment_slot(t.memory.segment.header, t.memory.segment.rank, n) + begin)
+    link_queue(&lane.links[number], &frame, segment_slot(t.memory.segment.header, t.memory.segment.rank, n) + begin)
+    lane.used |= <uint32_t>1 << number
+
+
+cdef void offer_to_host(Lanes* t, int host, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
+    """Send bytes of the own slot, over as many connections as they are worth."""
+    cdef Lane* lane = t.to[host]
+    cdef uint64_t parts = min(min(<uint64_t>t.sockets, <uint64_t>lane.count), nbytes // PART_BYTES), part, end = begin + nbytes
+    if parts <= 1 and nbytes < PART_BYTES:
+        carry(t, lane, 0, n, begin, nbytes)
+        return
+    part = (nbytes + parts - 1) // parts
+    part += -part % LINE
+    while begin < end:
+        carry(t, lane, lane.next, n, begin, min(part, end - begin))
+        begin += part
+        lane.next = (lane.next + 1) % <int>min(t.sockets, <uint32_t>lane.count)
 
 
 cdef void offer(Transport* transport, int rank, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
@@ -66,35 +92,46 @@ cdef void offer(Transport* transport, int rank, uint64_t n, uint64_t begin, uint
             offer_to_host(t, host, n, begin, nbytes)
 
 
+cdef void tell_lane(Lane* lane, const Progress* mine) noexcept nogil:
+    """Say how far this rank is, on each connection behind what it has carried. The first says which others there are."""
+    cdef uint32_t others = lane.used & ~<uint32_t>1
+    cdef engine_frame frame
+    cdef int k
+    memset(&frame, 0, sizeof(frame))
+    frame.type, frame.bytes = FRAME_PROGRESS, sizeof(Progress)
+    for k in range(1, lane.count):
+        if others >> k & 1:
+            link_queue(&lane.links[k], &frame, <const char*>mine)
+            link_flush(&lane.links[k])
+    frame.position = others
+    link_queue(&lane.links[0], &frame, <const char*>mine)
+    link_flush(&lane.links[0])
+    lane.used = 0
+
+
 cdef void publish(Transport* transport, const Progress* mine) noexcept nogil:
     """On this host first; on others behind what was offered."""
     cdef Lanes* t = <Lanes*>transport
     cdef Segment* segment = t.memory.segment
-    cdef engine_frame frame
     cdef int host
     shared_memory_tell(segment, segment.rank, mine)
-    memset(&frame, 0, sizeof(frame))
-    frame.type, frame.bytes = FRAME_PROGRESS, sizeof(Progress)
     for host in range(segment.hosts):
         if t.to[host] != NULL:
-            link_queue(t.to[host], &frame, <const char*>mine)
-            link_flush(t.to[host])
+            tell_lane(t.to[host], mine)
 
 
 # ---- what comes: the network thread alone ------------------------------------------------------------------------------------
 
-cdef inline bint carries(const Segment* segment, int peer) noexcept nogil:
-    """Whether this rank receives for its host what `peer` offers. Other lanes of `peer` tell nothing of how far it is."""
-    return carrier(segment, peer, segment.host_of[segment.rank]) == segment.rank
-
-
 cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
-    cdef Segment* segment = (<Lanes*>owner).memory.segment
+    cdef Lanes* t = <Lanes*>owner
+    cdef Segment* segment = t.memory.segment
+    cdef Lane* lane = t.of[link.peer]
+    cdef uint64_t others = ((<uint64_t>1 << lane.count) - 2) if link == lane.links else 0   # that this connection may speak of
     if frame.type == FRAME_LEFT and frame.bytes == 0:
         return <char*>link.small
-    if not carries(segment, link.peer):
-        return NULL
-    if frame.type == FRAME_PROGRESS and frame.bytes == sizeof(Progress):
+    if not lane.carries:
+        return NULL                     # other lanes of that rank tell nothing of how far it is
+    if frame.type == FRAME_PROGRESS and frame.bytes == sizeof(Progress) and frame.position & ~others == 0:
         return <char*>link.small
     if (frame.type == FRAME_SLOT and <uint64_t>frame.offset + frame.bytes <= SLOT_BYTES
             and frame.position >= load_relaxed(&segment.pages[link.peer].copied)):
@@ -102,21 +139,64 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
     return NULL
 
 
-cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
-    cdef Segment* segment = (<Lanes*>owner).memory.segment
-    cdef const Progress* passed = <const Progress*>link.small
-    if frame.type == FRAME_PROGRESS:
-        if (passed.packed < load_relaxed(&segment.pages[link.peer].packed)
-                or passed.reduced < load_relaxed(&segment.pages[link.peer].reduced)
-                or passed.copied < load_relaxed(&segment.pages[link.peer].copied)):
-            return False
-        shared_memory_tell(segment, link.peer, passed)
-    elif frame.type == FRAME_LEFT:
-        link.farewell = True
-        if not carries(segment, link.peer):
-            return True
-        store32_release(&segment.pages[link.peer].left, 1)      # after the last chunk that it has passed
+cdef inline bint behind(const Progress* one, const Progress* other) noexcept nogil:
+    """Whether `one` is less than `other` at some stage."""
+    return one.packed < other.packed or one.reduced < other.reduced or one.copied < other.copied
+
+
+cdef inline void lower(Progress* passed, const Progress* limit) noexcept nogil:
+    passed.packed, passed.reduced = min(passed.packed, limit.packed), min(passed.reduced, limit.reduced)
+    passed.copied = min(passed.copied, limit.copied)
+
+
+cdef bint hear_progress(Lanes* t, Lane* lane, int number, uint64_t others) noexcept nogil:
+    """A connection has told how far the peer is, whose bytes up to there have come on it. False: it has told more before."""
+    cdef const Progress* heard = <const Progress*>lane.links[number].small
+    cdef Segment* segment = t.memory.segment
+    cdef rank_page* page = segment.pages[lane.links.peer]
+    cdef Progress passed, known
+    cdef int k
+    if behind(heard, &lane.told[number]):
+        return False
+    lane.told[number] = heard[0]
+    passed = lane.told[0]
+    for k in range(1, lane.count):
+        if others >> k & 1:
+            lane.due[k] = heard[0]
+        if behind(&lane.told[k], &lane.due[k]):
+            lower(&passed, &lane.told[k])
+    known.packed, known.reduced = load_relaxed(&page.packed), load_relaxed(&page.reduced)
+    known.copied = load_relaxed(&page.copied)
+    # A connection on which bytes have become due tells of the time before them, of which more may be known.
+    passed.packed, passed.reduced = max(passed.packed, known.packed), max(passed.reduced, known.reduced)
+    passed.copied = max(passed.copied, known.copied)
+    if behind(&known, &passed):
+        shared_memory_tell(segment, lane.links.peer, &passed)
+    return True
+
+
+cdef void hear_end(Lanes* t, Lane* lane) noexcept nogil:
+    """The peer has said on a connection that it is done. When it has said so on all, it has passed its last chunk."""
+    cdef Segment* segment = t.memory.segment
+    cdef int k
+    for k in range(lane.count):
+        if not lane.links[k].farewell:
+            return
+    if lane.carries:
+        store32_release(&segment.pages[lane.links.peer].left, 1)
         add32(&segment.header.departures, 1)
         wake_others(segment, 0)
         wake(segment, segment.rank, 0)
+
+
+cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+    cdef Lanes* t = <Lanes*>owner
+    cdef Lane* lane = t.of[link.peer]
+    if frame.type == FRAME_PROGRESS:
+        return hear_progress(t, lane, <int>(link - lane.links), frame.position)
+    if frame.type == FRAME_LEFT:
+        if link.farewell:
+            return False
+        link.farewell = True
+        hear_end(t, lane)
     return True

@@ -20,7 +20,7 @@ from autotune.replay import replay
 from engine import config
 from engine.errors import ConfigError
 from engine.tuning import trial_loop as tuning
-from engine.tuning.knobs import KNOBS, within, words
+from engine.tuning.knobs import KNOBS, space_of, within, words
 from engine.tuning.process import TunerError
 from engine.tuning.steps import Steps
 
@@ -169,11 +169,11 @@ def test_what_best_prints_starts_a_job_with_these_knobs(
 ) -> None:
     pytest.importorskip("yaml", reason="needs PyYAML")
     decided = {"fusion_threshold": 16746108, "cycle_time_ms": 0.1443, "stores": "streaming", "chunk_bytes": 885385}
-    decided["compression"] = "bf16"
+    decided |= {"compression": "bf16", "sockets_per_lane": 3}
     assert decided.keys() == KNOBS.keys()
     log = tmp_path / "log.jsonl"
     with journal.Journal(log) as rows:
-        Tuner(Space.from_description(KNOBS), DEFAULT | {"compression": "none"}, journal=rows)
+        Tuner(Space.from_description(KNOBS), DEFAULT | {"compression": "none", "sockets_per_lane": 1}, journal=rows)
         rows({"row": "decide", "decision": "finish", "knobs": decided, "why": "", "final": True})
     assert cli.main(["best", str(log), "--format", form]) == 0
     said = capsys.readouterr().out
@@ -243,6 +243,7 @@ class FakeEngine:
     """Marks as told, of which the last four are remembered."""
 
     compressible = False
+    sockets_per_lane = 0
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, ...]] = []
@@ -413,3 +414,15 @@ def test_knobs_of_a_log_are_moved_into_the_ranges() -> None:
     assert within(known, KNOBS) == {"fusion_threshold": 1 << 16, "cycle_time_ms": 0.0, "stores": "cached"}
     assert within({"cycle_time_ms": 100.0}, KNOBS) == {"cycle_time_ms": 50.0}
     assert json.dumps(KNOBS)
+
+
+def test_sockets_of_lanes_are_tried_only_where_there_are_several() -> None:
+    fake = FakeEngine()
+    names = set(space_of(fake, ()))  # type: ignore[arg-type]
+    assert "sockets_per_lane" not in names
+    fake.sockets_per_lane = 1
+    assert set(space_of(fake, ())) == names  # type: ignore[arg-type]
+    fake.sockets_per_lane = 4
+    space = space_of(fake, ())  # type: ignore[arg-type]
+    assert space["sockets_per_lane"] == {"kind": "Integer", "low": 1, "high": 4, "log": True}
+    assert space_of(fake, {"sockets_per_lane"}) == space  # type: ignore[arg-type]

@@ -52,6 +52,7 @@ def meet(
     builds: Callable[[World], dict[str, str | int]] = lambda world: BUILD,
     levels: Callable[[World], Sequence[str]] = lambda world: (),
     look: Callable[[dict[int, Any]], None] = lambda results: None,
+    sockets: Callable[[World], int] = lambda world: 1,
     **options: Any,
 ) -> dict[int, Any]:
     """Run ranks as threads; what each returned or raised, by rank. `look` sees it before descriptors are closed."""
@@ -59,7 +60,9 @@ def meet(
 
     def run(world: World) -> None:
         try:
-            found: Any = gather(world, 1, builds(world), timeout, create, levels(world), **options)
+            found: Any = gather(
+                world, 1, builds(world), timeout, create, levels(world), sockets=sockets(world), **options
+            )
         except RendezvousError as error:
             found = error
         results[world.rank if world.rank not in results else -world.rank] = found
@@ -79,25 +82,26 @@ def meet(
 
 
 def speak_through_lanes(results: dict[int, Gathered]) -> None:
-    """Each rank says its number on each of its connections, and hears the right one."""
+    """Each rank says its number, and which of a lane's it is, on each of its connections, and hears the right ones."""
     ends = [
-        (rank, there, socket.socket(fileno=os.dup(fd)))
+        (rank, there, number, socket.socket(fileno=os.dup(fd)))
         for rank, gathered in results.items()
-        for there, fd in gathered.lanes.items()
+        for there, lane in gathered.lanes.items()
+        for number, fd in enumerate(lane)
     ]
     leaders = {gathered.layout.crews[number][0] for gathered in results.values() for number in range(1)}
     assert leaders == {0}
     for rank, gathered in results.items():
         for number, fd in gathered.trunks.items():
-            ends.append((rank, gathered.layout.crews[number][0], socket.socket(fileno=os.dup(fd))))
-    for rank, _, connection in ends:
+            ends.append((rank, gathered.layout.crews[number][0], 99, socket.socket(fileno=os.dup(fd))))
+    for rank, _, number, connection in ends:
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert (
             not connection.getblocking() or connection.gettimeout() == 0.0 or not os.get_blocking(connection.fileno())
         )
         connection.setblocking(True)
-        connection.sendall(bytes([rank]))
-    for _, there, connection in ends:
+        connection.sendall(bytes([rank, number]))
+    for _, there, number, connection in ends:
         connection.settimeout(10)
-        assert connection.recv(2) == bytes([there])
+        assert connection.recv(2, socket.MSG_WAITALL) == bytes([there, number])
         connection.close()

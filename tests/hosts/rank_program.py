@@ -51,7 +51,7 @@ def main() -> None:
 
 def told(rank: int, gathered: Gathered) -> dict[str, Any]:
     """What a rank has. It speaks on each of its connections, and says who answers, and from where."""
-    ends = {there: socket.socket(fileno=os.dup(fd)) for there, fd in gathered.lanes.items()}
+    ends = {there: socket.socket(fileno=os.dup(fd)) for there, (fd,) in gathered.lanes.items()}
     for connection in ends.values():
         connection.setblocking(True)
         connection.settimeout(60)

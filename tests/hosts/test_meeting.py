@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -35,8 +36,10 @@ def texts(results: dict[int, Any]) -> set[str]:
     return {f"{type(result).__name__}: {result}" for result in results.values()}
 
 
-@pytest.mark.parametrize("crews", LAYOUTS.values(), ids=LAYOUTS)
-def test_all_ranks_meet(crews: list[list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("crews", "sockets"), list(zip(LAYOUTS.values(), (1, 2, 1, 1, 8, 3), strict=True)), ids=LAYOUTS
+)
+def test_all_ranks_meet(crews: list[list[int]], sockets: int) -> None:
     job = worlds(crews)
     layout = Layout.of(crews)
 
@@ -51,14 +54,15 @@ def test_all_ranks_meet(crews: list[list[int]]) -> None:
             assert each.hosts == layout.hosts and each.crew == own and each.host == layout.hosts[rank]
             assert [peer >= 0 for peer in each.peers] == [other in own for other in range(len(results))]
             assert sorted(each.lanes) == layout.lanes(rank)
+            assert {len(lane) for lane in each.lanes.values()} == {sockets}
             others = [host for host in range(len(crews)) if host != each.host]
             assert sorted(each.trunks) == (others if rank == 0 else [0] if rank == own[0] else [])
             assert each.pids == [os.getpid()] * len(results)
-            descriptors = [*each.trunks.values(), *each.lanes.values()]
+            descriptors = [*each.trunks.values(), *chain(*each.lanes.values())]
             assert not any(os.get_inheritable(fd) or os.get_blocking(fd) for fd in descriptors)
         speak_through_lanes(results)
 
-    assert len(meet(list(job.values()), look=look)) == len(job)
+    assert len(meet(list(job.values()), look=look, sockets=lambda world: sockets)) == len(job)
 
 
 def test_ranks_meet_over_ipv6() -> None:
@@ -226,6 +230,14 @@ def test_an_interface_that_this_host_has_not_is_named_by_all_its_ranks() -> None
     assert "ENGINE_INTERFACE: this host has no interface nosuch0; it has lo (127.0.0.1)" in str(results[1])
     assert job[0].hub is not None and job[0].hub.descriptor is not None
     os.close(job[0].hub.descriptor)
+
+
+def test_ranks_that_want_lanes_of_different_width_are_refused() -> None:
+    results = meet(list(worlds([[0, 1], [2]]).values()), sockets=lambda world: 2 if world.rank == 1 else 4)
+    for error in results.values():
+        assert "has sockets_per_lane 2, rank 0 has sockets_per_lane 4: set the same ENGINE_SOCKETS_PER_LANE" in str(
+            error
+        )
 
 
 def test_an_interface_may_be_chosen() -> None:

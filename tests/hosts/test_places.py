@@ -53,5 +53,5 @@ def test_the_processors_of_other_hosts_do_not_count() -> None:
 def test_an_engine_is_told_of_other_hosts_only_if_there_are_any() -> None:
     alone = Gathered(-1, -1, [-1] * 2, [1, 2], [[0], [1]])
     assert running._across(alone) == {}
-    several = Gathered(-1, -1, [-1] * 2, [1, 2], [[0], [1]], (0, 1), 0, None, {1: 7}, {1: 8})
-    assert running._across(several) == {"hosts": (0, 1), "trunks": {1: 7}, "lanes": {1: 8}}
+    several = Gathered(-1, -1, [-1] * 2, [1, 2], [[0], [1]], (0, 1), 0, None, {1: 7}, {1: [8, 9]})
+    assert running._across(several) == {"hosts": (0, 1), "trunks": {1: 7}, "lanes": {1: [8, 9]}}

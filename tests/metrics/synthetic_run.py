@@ -36,7 +36,7 @@ class Run:
         self.best = self.default = 0.0
         self.knobs = {
             "fusion_threshold_bytes": 64 << 20, "cycle_time_seconds": 1e-3, "chunk_bytes": 1 << 20, "stores": 2,
-            "compression": 0,
+            "compression": 0, "sockets_per_lane": 1,
         }  # fmt: skip
         self.found = dict(self.knobs)
         self.trials = 0

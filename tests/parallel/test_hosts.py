@@ -6,6 +6,7 @@ Here hosts are segments in one process, and connections are socket pairs that a 
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import itertools
 import os
@@ -20,23 +21,40 @@ import numpy as np
 import pytest
 
 import engine
-from engine.native import core
+from engine.native import core, setup
 
-from .thread_world import ThreadWorld, connections
+from .thread_world import KNOBS, SETTINGS, ThreadWorld, connections
 
 LAYOUTS = [(0, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 1), (0, 0, 1, 0, 2, 1, 0)]
 layouts = pytest.mark.parametrize("hosts", LAYOUTS, ids=lambda hosts: "".join(map(str, hosts)))
 
 
-class Cables:
-    """Makes connected sockets, and keeps a second descriptor of each end."""
+HEAD = struct.Struct("=IHHiIQ")  # of a frame: bytes of its payload, type, nothing, rank, offset, position
+LEFT, SLOT, PROGRESS, REQUESTS, SCHEDULE, WORDS, VERDICT = range(1, 8)  # types of frames
+Forge = Callable[[list[int], bytearray], None]
 
-    def __init__(self, buffer: int | None = None) -> None:
+
+class Cables:
+    """Makes connected sockets, and keeps a second descriptor of each end.
+
+    With `forge`, every frame passes through it, which may change the head's numbers and the payload.
+    """
+
+    def __init__(self, buffer: int | None = None, forge: Forge | None = None) -> None:
         self.buffer = buffer
+        self.forge = forge
         self.ends: list[tuple[socket.socket, socket.socket]] = []
+        self.pumps: list[threading.Thread] = []
 
     def __call__(self) -> tuple[socket.socket, socket.socket]:
         ends = socket.socketpair()
+        if self.forge is not None:
+            (one, here), (there, other) = ends, socket.socketpair()
+            ends = one, other
+            both = Pump(here, there, self.forge), Pump(there, here, self.forge)
+            self.pumps += [threading.Thread(target=pump.run) for pump in both]
+            for pump in self.pumps[-2:]:
+                pump.start()
         for end in ends:
             if self.buffer is not None:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.buffer)
@@ -49,6 +67,35 @@ class Cables:
     def __exit__(self, *_: object) -> None:
         for end in itertools.chain(*self.ends):
             end.close()
+        for pump in self.pumps:
+            pump.join()
+
+
+class Pump:
+    """Passes frames on from one socket to another, until the one ends."""
+
+    def __init__(self, source: socket.socket, target: socket.socket, forge: Forge) -> None:
+        self.source, self.target, self.forge = source, target, forge
+
+    def read(self, nbytes: int) -> bytearray:
+        data = bytearray()
+        while len(data) < nbytes:
+            came = self.source.recv(nbytes - len(data))
+            if not came:
+                raise EOFError
+            data += came
+        return data
+
+    def run(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                head = list(HEAD.unpack(self.read(HEAD.size)))
+                payload = self.read(head[0])
+                self.forge(head, payload)
+                self.target.sendall(HEAD.pack(*head) + payload)
+        for end, how in ((self.source, socket.SHUT_RD), (self.target, socket.SHUT_WR)):
+            with contextlib.suppress(OSError):
+                end.shutdown(how)
 
 
 def results(rank: int, size: int) -> list[str]:
@@ -80,18 +127,49 @@ def test_bits_are_those_of_one_host(hosts: tuple[int, ...]) -> None:
     size = len(hosts)
     with ThreadWorld(size) as world:
         expected = world.run(lambda rank: results(rank, size))
-    for settings in ({}, {"fusion_threshold": 0, "chunk_bytes": 4096}, {"cycle_time_ms": 0.0, "chunk_bytes": 1 << 20}):
+    for settings in (
+        {},
+        {"fusion_threshold": 0, "chunk_bytes": 4096, "sockets_per_lane": 2},
+        {"cycle_time_ms": 0.0, "chunk_bytes": 1 << 20, "sockets_per_lane": 4},
+    ):
         with ThreadWorld(size, hosts, **settings) as world:
             assert world.run(lambda rank: results(rank, size)) == expected
 
 
-@pytest.mark.parametrize("buffer", [1, 20_000])
-def test_connections_that_take_little_at_a_time(buffer: int) -> None:
+@pytest.mark.parametrize(("buffer", "sockets"), [(1, 1), (20_000, 1), (1, 8), (20_000, 3)])
+def test_connections_that_take_little_at_a_time(buffer: int, sockets: int) -> None:
     def work(rank: int) -> list[str]:
         return results(rank, 3)
 
-    with Cables(buffer) as cables, ThreadWorld(3, (0, 1, 1), cables) as world, ThreadWorld(3) as alone:
+    with (
+        Cables(buffer) as cables,
+        ThreadWorld(3, (0, 1, 1), cables, sockets_per_lane=sockets) as world,
+        ThreadWorld(3) as alone,
+    ):
         assert world.run(work) == alone.run(work)
+
+
+def test_how_many_sockets_of_a_lane_are_used_changes_at_any_time() -> None:
+    """A rank turns the knob while large entries run; buffers that differ keep connections of a lane apart."""
+    total = np.arange(1_500_000, dtype=np.float32) * 10
+
+    def work(rank: int) -> None:
+        mine = np.arange(1_500_000, dtype=np.float32) * (rank + 1)
+        for turn in range(60):
+            if rank == 0:
+                engine.runtime.engine().set_knobs(sockets_per_lane=1 + turn * 5 % 8)
+            handles = [engine.allreduce_async(mine, engine.Sum, f"large {k}") for k in range(2)]
+            assert (engine.allreduce(np.full(9, rank), engine.Sum, "small") == 6).all()
+            for handle in handles:
+                assert (handle.wait() == total).all()
+        assert engine.runtime.engine().knobs()["sockets_per_lane"] <= 8
+
+    with Cables() as cables, ThreadWorld(4, (0, 1, 1, 0), cables, sockets_per_lane=6) as world:
+        for number, ends in enumerate(cables.ends):
+            for end in ends:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, (1, 1 << 20, 50_000)[number % 3])
+        world.run(work)
+        assert {native.sockets_per_lane for native in world.engines} == {6}
 
 
 def test_process_sets_on_some_hosts() -> None:
@@ -101,7 +179,7 @@ def test_process_sets_on_some_hosts() -> None:
     def given(ranks: tuple[int, ...]) -> list[dict[str, Any]]:
         counted: dict[int, int] = {}
         places = [counted.setdefault(hosts[rank], len(counted)) for rank in ranks]
-        return connections(places, socket.socketpair) if len(counted) > 1 else [{} for _ in ranks]
+        return connections(places, socket.socketpair, 2) if len(counted) > 1 else [{} for _ in ranks]
 
     links = [given(ranks) for ranks in sets]
 
@@ -167,18 +245,23 @@ def test_a_mismatch_is_told_on_every_host() -> None:
 
 def until_it_ends(rank: int) -> str:
     tensor = np.ones(50_000, np.float32)
-    for _ in range(1_000_000):
+    for turn in range(1_000_000):
         try:
-            engine.allreduce_(tensor, engine.Max, "loop")
+            engine.allreduce_(tensor, engine.Max, f"loop {turn // 3}")
         except engine.errors.CollectiveError as error:
             return f"{type(error).__name__}: {error}"
     return ""
 
 
-def told_after(hosts: tuple[int, ...], harm: Callable[[list[tuple[socket.socket, socket.socket]]], None]) -> list[str]:
+def told_after(
+    hosts: tuple[int, ...],
+    harm: Callable[[list[tuple[socket.socket, socket.socket]]], None],
+    sockets: int = 1,
+    forge: Forge | None = None,
+) -> list[str]:
     """What each rank is told when `harm` is done to the cables of a world that works."""
-    with Cables() as cables:
-        world = ThreadWorld(len(hosts), hosts, cables)
+    with Cables(forge=forge) as cables:
+        world = ThreadWorld(len(hosts), hosts, cables, sockets_per_lane=sockets)
         works = threading.Barrier(len(hosts) + 1, timeout=60)
 
         def work(rank: int) -> str:
@@ -207,6 +290,13 @@ def test_a_cut_cable_ends_the_world_on_every_host(cable: int) -> None:
     told = told_after((0, 1, 1), lambda ends: ends[cable][0].shutdown(socket.SHUT_RDWR))
     for text in told:
         assert text.startswith("RankDiedError: rank ") and "connection" in text, told
+
+
+@pytest.mark.parametrize("cable", range(3))
+def test_one_cut_socket_of_a_lane_is_a_cut_lane(cable: int) -> None:
+    told = told_after((0, 1), lambda ends: ends[cable][0].shutdown(socket.SHUT_RDWR), sockets=3)
+    for text in told:
+        assert text.startswith("RankDiedError: rank ") and "connection ended" in text, told
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -289,3 +379,107 @@ def test_a_host_that_is_not_answered_believes_itself() -> None:
     told = told_of((0, 1, 2, 1), fail, -2)
     assert told[1] == told[3] and told[1].startswith(("RankRaisedError: rank 1 ", "RankRaisedError: rank 3 ")), told
     assert told[0] == told[2] and told[0].startswith("Rank"), told
+
+
+# ---- what another host sends that cannot be
+
+PAD, BATCH, DEFINE, EVICT, ERROR, SKIP, JOINED = range(7)
+# By the type of an entry (engine_entry, layout.h): the place of a number in it, its form, and what it cannot be.
+WRONG_ENTRIES = [
+    (BATCH, 0, "I", 0), (BATCH, 0, "I", 30), (BATCH, 0, "I", 34), (BATCH, 0, "I", 1 << 31), (BATCH, 4, "B", 7),
+    (BATCH, 4, "B", 255), (BATCH, 5, "B", 3), (BATCH, 6, "B", 99), (BATCH, 8, "I", 0), (BATCH, 8, "I", 4),
+    (BATCH, 8, "I", 1 << 31), (BATCH, 64, "I", 0), (BATCH, 64, "I", (1 << 20) + 8), (BATCH, 96, "B", 200),
+    (BATCH, 97, "B", 90), (BATCH, 98, "B", 7), (BATCH, 99, "B", 9), (BATCH, 128, "B", 255), (BATCH, 136, "I", 14),
+    (BATCH, 248, "i", -1), (BATCH, 248, "i", 16384), (DEFINE, 72, "i", -1), (DEFINE, 72, "i", 16384),
+    (DEFINE, 76, "i", -5), (DEFINE, 76, "i", 1025), (DEFINE, 76, "i", 100), (DEFINE, 96, "B", 6),
+    (DEFINE, 136, "I", 99),
+]  # fmt: skip
+# The same of requests (engine_request).
+WRONG_REQUESTS = [
+    (0, "I", 8), (0, "I", 1 << 30), (0, "I", 999), (4, "H", 1025), (4, "H", 60_000), (8, "q", -1), (24, "I", 8),
+    (24, "I", 1 << 31), (32, "B", 6), (33, "B", 77), (34, "B", 7), (35, "B", 5), (64, "B", 100), (65, "B", 9),
+    (72, "I", 14),
+]  # fmt: skip
+
+
+def frames_forged(kind: int, change: Callable[[bytearray], bool]) -> list[str]:
+    """What ranks are told when the first frame of that type that `change` takes is changed, once the world works."""
+    works = threading.Event()
+    done = threading.Event()
+
+    def forge(head: list[int], payload: bytearray) -> None:
+        if works.is_set() and head[1] == kind and not done.is_set() and change(payload):
+            done.set()
+
+    told = told_after((0, 1, 1), lambda ends: works.set(), forge=forge)
+    assert done.is_set()
+    return told
+
+
+@pytest.mark.parametrize(("kind", "at", "form", "value"), WRONG_ENTRIES)
+def test_a_malformed_entry_ends_the_connection_before_anybody_reads_it(
+    kind: int, at: int, form: str, value: int
+) -> None:
+    """Problem 5: a length, a type, an id or a row of a table out of bounds."""
+
+    def change(payload: bytearray) -> bool:
+        if payload[4] != kind:
+            return False
+        struct.pack_into(form, payload, at, value)
+        return True
+
+    for text in frames_forged(SCHEDULE, change):
+        assert "its connection failed: Protocol error" in text or "its connection ended" in text, text
+
+
+@pytest.mark.parametrize(("at", "form", "value"), WRONG_REQUESTS)
+def test_a_malformed_request_ends_the_connection_before_anybody_reads_it(at: int, form: str, value: int) -> None:
+    """Problem 5, on the way up."""
+
+    def change(payload: bytearray) -> bool:
+        struct.pack_into(form, payload, at, value)
+        return True
+
+    for text in frames_forged(REQUESTS, change):
+        assert "its connection failed: Protocol error" in text or "its connection ended" in text, text
+
+
+# ---- what a start that fails leaves
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_set_that_cannot_be_formed_closes_the_connections_it_was_given() -> None:
+    with ThreadWorld(2, (0, 1)) as world:
+        before = descriptors()
+        world.run(lambda rank: engine.allreduce(np.ones(3), engine.Sum, "works"))
+        given = connections((0, 1), socket.socketpair, 3)
+
+        def work(rank: int) -> None:
+            native = engine.runtime.engine()
+            native.abort("enough")
+            with pytest.raises(engine.errors.CollectiveError):
+                native.form((0, 1), 4000 + rank, given[rank]["lanes"], given[rank]["trunks"])
+
+        world.run(work)
+        assert descriptors() == before
+
+
+def test_an_engine_that_cannot_be_started_closes_the_connections_it_was_given() -> None:
+    """Rank 0's segment is of another world, and rank 1 has not equally many connections to all."""
+    gc.collect()
+    before = descriptors()
+    given = connections((0, 1, 1), socket.socketpair, 2)
+    given[1]["lanes"][0].append(os.dup(0))
+    given[1]["lanes"][2] = [os.dup(0)]
+    for rank, size, error in ((0, 2, engine.errors.EngineError), (1, 3, ValueError)):
+        peers = [os.pidfd_open(os.getpid()), -1, -1]
+        about = {**SETTINGS, "knobs": KNOBS, **given[rank]}
+        with pytest.raises(error):
+            core.Engine(rank, 3, setup.create_segment(size, 1), setup.create_arena(), peers, **about)
+    for descriptor in (*itertools.chain(*given[2]["lanes"].values()), *given[2]["trunks"].values()):
+        os.close(descriptor)
+    gc.collect()
+    assert descriptors() == before

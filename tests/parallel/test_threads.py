@@ -74,6 +74,14 @@ def test_steps(hosts: tuple[int, ...], spin_us: float) -> None:
             world.run(steps, 40, elements)
 
 
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 1, 1)])
+def test_steps_over_several_sockets(hosts: tuple[int, ...]) -> None:
+    with ThreadWorld(len(hosts), hosts, sockets_per_lane=4) as world:
+        for used in (4, 1, 3):
+            world.engines[0].set_knobs(sockets_per_lane=used)
+            world.run(steps, 4, 100_000)
+
+
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 0, 0), (0, 1, 1)])
 def test_several_threads_of_a_rank(hosts: tuple[int, ...]) -> None:
     """They wait for operations of their own, so the driver's role goes from hand to hand."""

@@ -32,24 +32,26 @@ KNOBS: dict[str, Any] = {
     "stores": "auto",
     "chunk_bytes": 512 << 10,
     "compression": "none",
+    "sockets_per_lane": 1,
 }
 CALLS = 1000  # native calls find rank r's engine by this number + r
 _generations = itertools.count(1)
 
 
 def connections(
-    hosts: Sequence[int], connect: Callable[[], tuple[socket.socket, socket.socket]]
+    hosts: Sequence[int], connect: Callable[[], tuple[socket.socket, socket.socket]], sockets: int = 1
 ) -> list[dict[str, Any]]:
-    """What the engine of each rank is given to reach other hosts: trunks between leaders, lanes between carriers."""
+    """What the engine of each rank is given to reach other hosts: trunks between leaders, lanes, each of `sockets`
+    connections, between carriers."""
     size = len(hosts)
     crews = [[rank for rank in range(size) if hosts[rank] == host] for host in range(max(hosts) + 1)]
     given: list[dict[str, Any]] = [{"hosts": tuple(hosts), "lanes": {}, "trunks": {}} for _ in range(size)]
 
-    def join(kind: str, one: int, name_of_other: int, other: int, name_of_one: int) -> None:
-        ends = connect()
-        for end in ends:
-            end.setblocking(False)
-        given[one][kind][name_of_other], given[other][kind][name_of_one] = (end.detach() for end in ends)
+    def joined() -> tuple[int, int]:
+        one, other = connect()
+        one.setblocking(False)
+        other.setblocking(False)
+        return one.detach(), other.detach()
 
     carriers = {
         frozenset({rank, crew[crews[hosts[rank]].index(rank) % len(crew)]})
@@ -58,9 +60,10 @@ def connections(
         if host != hosts[rank]
     }
     for one, other in sorted(map(sorted, carriers)):
-        join("lanes", one, other, other, one)
+        ends = [joined() for _ in range(sockets)]
+        given[one]["lanes"][other], given[other]["lanes"][one] = map(list, zip(*ends, strict=True))
     for host, crew in enumerate(crews[1:], 1):
-        join("trunks", 0, host, crew[0], 0)
+        given[0]["trunks"][host], given[crew[0]]["trunks"][0] = joined()
     return given
 
 
@@ -91,7 +94,8 @@ class ThreadWorld:
         places = list(hosts or [0] * size)
         generation = next(_generations)
         files = [(setup.create_segment(size, generation), setup.create_arena()) for _ in set(places)]
-        links = connections(places, connect) if hosts is not None else [{} for _ in range(size)]
+        sockets = settings.get("sockets_per_lane", 1)
+        links = connections(places, connect, sockets) if hosts is not None else [{} for _ in range(size)]
         try:
             for rank in range(size):
                 control, arena = files[places[rank]]

@@ -10,10 +10,12 @@ _LISTS = {"stores": "stores", "compression": "compressions"}  # of names, by the
 
 
 def knobs(page: Snapshot) -> list[tuple[str, str]]:
-    """The knobs in force, as options of `enginerun` and their values; none before the first collective."""
+    """The knobs in force, as options of `enginerun` and their values; none before the first collective. One socket a
+    lane is not worth a word: most jobs have no lanes."""
     if not any(page[gauge.field] for gauge in GAUGES):
         return []
-    return [(gauge.setting.options[0], _knob(gauge, page)) for gauge in GAUGES]
+    shown = [gauge for gauge in GAUGES if gauge.setting.unit != "sockets" or page[gauge.field] > 1]
+    return [(gauge.setting.options[0], _knob(gauge, page)) for gauge in shown]
 
 
 def _knob(gauge: Gauge, page: Snapshot) -> str:
@@ -21,6 +23,8 @@ def _knob(gauge: Gauge, page: Snapshot) -> str:
     if gauge.setting.name in _LISTS:
         return page.word(_LISTS[gauge.setting.name], gauge.field)
     value = page[gauge.field]
+    if gauge.setting.unit == "sockets":
+        return str(value)
     return exact(value) if gauge.setting.unit == "bytes" else f"{value / 1e6:.6g}"
 
 

@@ -1,0 +1,133 @@
+"""Connections of a process set, made by threads of this process: those that are wanted, and none is left over."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from engine.errors import EngineError, RendezvousError
+from engine.process_sets import Registry
+from engine.rendezvous import Gathered, set_links
+from engine.rendezvous.layout import Layout
+from engine.rendezvous.messages import close_all
+from engine.rendezvous.set_links import Connections, SetLinks
+
+from .meeting import meet, worlds
+
+CREWS = [[0, 1], [2, 3], [4]]
+RANKS = (1, 2, 3, 4)
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def on_all(use: Callable[[int, SetLinks, Callable[[bytes], list[bytes]]], Any], sockets: int = 2) -> dict[int, Any]:
+    """What `use` returns or raises on each rank of a world, which has met; given what an exchange needs."""
+    job = worlds(CREWS)
+    results: dict[int, Any] = {}
+
+    def look(gathered: dict[int, Gathered]) -> None:
+        texts: dict[int, bytes] = {}
+        barrier = threading.Barrier(len(job))
+
+        def run(rank: int) -> None:
+            def exchange(text: bytes) -> list[bytes]:
+                texts[rank] = text
+                barrier.wait(60)
+                told = [texts[each] for each in sorted(job)]
+                barrier.wait(60)
+                return told
+
+            links = SetLinks(job[rank], 1, gathered[rank], 5.0)
+            try:
+                results[rank] = use(rank, links, exchange)
+            except (OSError, RuntimeError) as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in job]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    meet(list(job.values()), look=look, sockets=lambda world: sockets)
+    return results
+
+
+def test_a_set_has_as_wide_lanes_as_the_world() -> None:
+    def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> None:
+        lanes, trunks = links.open(RANKS, exchange)
+        close_all([*chain(*lanes.values()), *trunks.values()])
+        layout = Layout((0, 1, 1, 2))
+        me = RANKS.index(rank) if rank in RANKS else -1
+        assert sorted(lanes) == (layout.lanes(me) if me >= 0 else [])
+        assert {len(lane) for lane in lanes.values()} <= {2}
+        assert sorted(trunks) == {0: [1, 2], 1: [0], 3: [0]}.get(me, [])
+
+    assert on_all(use) == dict.fromkeys(range(5))
+
+
+def test_an_exchange_that_fails_leaves_no_descriptor() -> None:
+    """As when the world ends while addresses are told."""
+
+    def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> None:
+        def failing(text: bytes) -> list[bytes]:
+            exchange(text)
+            raise RuntimeError("the world has ended")
+
+        links.open(RANKS, failing)
+
+    assert all("the world has ended" in str(each) for each in on_all(use).values())
+
+
+def test_a_rank_that_cannot_be_watched_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every connection is open by then."""
+
+    def refuse(connection: Any) -> None:
+        raise OSError("not today")
+
+    def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> Connections:
+        monkeypatch.setattr(set_links.network, "keep_watch", refuse)
+        lanes, trunks = links.open(RANKS, exchange)
+        close_all([*chain(*lanes.values()), *trunks.values()])
+        return lanes, trunks
+
+    results = on_all(use)
+    assert [isinstance(results[rank], OSError) for rank in range(5)] == [False, True, True, False, True]
+
+
+@pytest.mark.parametrize("when", ["connected", "formed"])
+def test_a_set_that_is_not_formed_leaves_no_descriptor(when: str) -> None:
+    """The world ends when all is connected, or another rank was not."""
+
+    class World:
+        rank, numbers = 0, (0, 1)
+
+        def form(self, *args: object) -> None:
+            raise AssertionError("nobody is to get so far")
+
+    class Links:
+        def open(self, ranks: tuple[int, ...], exchange: object) -> Connections:
+            return {1: [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]}, {1: os.open(os.devnull, os.O_RDONLY)}
+
+    class OfASet(Registry):
+        def _texts(self, subject: str, text: bytes) -> list[bytes]:
+            if when == "connected":
+                raise RendezvousError("the world has ended")
+            return [text, b"no lane to rank 0 of the set"]
+
+    registry = OfASet(World(), 1.0, Links())  # type: ignore[arg-type]
+    try:
+        with pytest.raises(EngineError, match=r"the world has ended|rank 1 has no lane to rank 0"):
+            registry._connect((0, 1))
+    finally:
+        registry.close()
