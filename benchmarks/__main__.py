@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import acceptance, compression, observing, sets
+from benchmarks import acceptance, compression, observing, sets, start
 from benchmarks.autotune import jobs, jobs_report
 from benchmarks.autotune import report as autotune_report
 from benchmarks.autotune import run as autotune
@@ -96,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--measured", action="store_true", help="beside 1 to 8 hosts that are namespaces of this machine; needs root")
     add("--models", nargs="+", choices=measured.Settings().models, help="of what is measured")
+
+    add = command("start", "how a job on several hosts starts, by its parts; needs root")
+    add("--hosts", type=int, help="namespaces of this machine (4)")
+    add("--per-host", type=int, help="ranks on each (4)")
+    add("--rounds", type=int, help="jobs")
 
     add = command("sets", "allreduce in process sets, beside the world's and other libraries' groups")
     add("--ranks", type=int, help="of the world; half of them in each set")
@@ -252,6 +257,17 @@ def _sets(options: argparse.Namespace, console: Console) -> None:
     _show(console, sets.tables(content), path, sets.picture(content))
 
 
+def _start(options: argparse.Namespace, console: Console) -> None:
+    names = ("hosts", "per_host", "rounds")
+    settings = start.Settings(**{name: getattr(options, name) for name in names if getattr(options, name) is not None})
+    try:
+        settings.check()
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    path = start.run(settings, console)
+    _show(console, start.tables(records.read("start") or {}), path, None)
+
+
 def _frameworks(options: argparse.Namespace, console: Console) -> None:
     changes: dict[str, Any] = {name: getattr(options, name) for name in ("ranks", "rounds") if getattr(options, name)}
     changes |= {
@@ -275,6 +291,7 @@ REPORTS: dict[str, Any] = {
     "collective": collective_report,
     "training": training_report,
     "hosts": hosts_report,
+    "start": start,
     "sets": sets,
     "observing": observing,
     "autotune": autotune_report,
@@ -336,6 +353,8 @@ def main() -> None:
                 _training(options, console)
             if options.command == "sets":
                 _sets(options, console)
+            if options.command == "start":
+                _start(options, console)
             if options.command == "frameworks":
                 _frameworks(options, console)
             if options.command == "observing":

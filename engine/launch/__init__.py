@@ -7,7 +7,7 @@ Options of their own: `horovod_options`, `check_build`.
 
 from __future__ import annotations
 
-from .cli import main
 from .errors import JobError, LaunchError
 
-__all__ = ["JobError", "LaunchError", "main"]
+# No more than that: an agent of a host needs little of this package, and starts the sooner.
+__all__ = ["JobError", "LaunchError"]

@@ -1,0 +1,97 @@
+"""The start of a job on several hosts, by its parts: agents, ranks, what the script imports, and how ranks meet."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.common import environment, progress, records
+from benchmarks.common.processes import RankError
+from benchmarks.common.tables import Table, duration
+from tests.launch.host_jobs import namespaces, why_no_namespaces
+
+PARTS = {
+    "ranks": "until every rank runs its first line: launcher, agents, interpreters",
+    "imports": "from there until the last rank has imported numpy and the engine",
+    "meeting": "from there until every rank has returned from `init` and a barrier",
+    "end": "from there until the launcher has ended",
+}
+START = "start without what the script imports"
+# Imports come first, so that they are seen apart from what `init` does.
+PROGRAM = """
+import time; times = [time.time()]
+import numpy, engine, engine.collectives, engine.runtime
+times.append(time.time()); engine.init(); engine.barrier(); times.append(time.time())
+import json; print(json.dumps(times), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to start, and how often."""
+
+    hosts: int = 4
+    per_host: int = 4
+    rounds: int = 7
+
+    def check(self) -> None:
+        """Raise ValueError where there is no such job."""
+        if min(self.hosts, self.per_host, self.rounds) < 1 or self.hosts > 200 or self.hosts * self.per_host > 256:
+            raise ValueError("a job has 1 to 200 hosts, and 256 ranks at most")
+
+
+def run(settings: Settings, console: Console) -> Path:
+    """Measure, and write `out/start.json`."""
+    settings.check()
+    if reason := why_no_namespaces():
+        raise RankError(reason)
+    before, began = environment.record(), time.perf_counter()
+    addresses = [f"10.79.3.{number}" for number in range(1, settings.hosts + 1)]
+    rows: list[dict[str, float]] = []
+    with (
+        namespaces(addresses) as agents,
+        progress.bar(console, f"{settings.hosts} x {settings.per_host} ranks", settings.rounds + 1) as advance,
+    ):
+        hosts = ",".join(f"{address}:{settings.per_host}" for address in addresses)
+        command = [sys.executable, "-m", "engine.launch", "-H", hosts, agents, "--quiet", sys.executable, "-c", PROGRAM]
+        for _ in range(settings.rounds + 1):
+            rows.append(_start(command, settings.hosts * settings.per_host))
+            advance("jobs")
+    results = {"results": rows[1:], "seconds": round(time.perf_counter() - began, 1)}  # The first one fills caches.
+    return records.write("start", asdict(settings), before, results)
+
+
+def _start(command: list[str], ranks: int) -> dict[str, float]:
+    """Start a job, and give the seconds of each part."""
+    begun = time.time()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    ended = time.time()
+    times = [json.loads(line.partition(":")[2]) for line in done.stdout.splitlines()]
+    if done.returncode or len(times) != ranks:
+        raise RankError(f"the job ended with {done.returncode}: {done.stderr[-1000:]}")
+    first, imported, met = (max(each) for each in zip(*times, strict=True))
+    return {"ranks": first - begun, "imports": imported - first, "meeting": met - imported, "end": ended - met}
+
+
+def tables(content: dict[str, Any]) -> list[Table]:
+    """Return the table of `out/start.json`."""
+    settings, rows = content["settings"], content["results"]
+    what = (
+        f"Start of {settings['hosts'] * settings['per_host']} ranks on {settings['hosts']} hosts, which are namespaces"
+    )
+    table = Table(what, ["part", "median", "least", "most"])
+    parts = {name: [row[name] for row in rows] for name in PARTS}
+    starts = [row["ranks"] + row["meeting"] for row in rows]
+    for title, values in [*((PARTS[name], parts[name]) for name in PARTS), (START, starts)]:
+        table.rows.append([title, *map(duration, (median(values), min(values), max(values)))])
+    note = f"{settings['rounds']} jobs; a build in place looks for changed sources on import."
+    table.note = f"{note} {environment.describe(content['environment'])}"
+    return [table]
