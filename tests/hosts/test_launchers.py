@@ -1,0 +1,75 @@
+"""A program on two hosts under torchrun itself, and under a stand-in for srun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..launch.host_jobs import namespaces, why_no_namespaces
+from . import stand_in_srun
+
+ROOT = Path(__file__).parents[2]
+ADDRESSES = ["10.79.4.1", "10.79.4.2"]
+PROGRAM = ["-m", "tests.hosts.engine_program"]
+
+
+@pytest.fixture(scope="module")
+def enter() -> Iterator[str]:
+    """What enters the network namespace that is the host `{host}`."""
+    if reason := why_no_namespaces():
+        print(reason)
+        pytest.skip(reason)
+    with namespaces(ADDRESSES) as option:
+        yield option.removeprefix("--launch-agent=")
+
+
+def finish(*commands: list[str], **environ: str) -> list[str]:
+    """Run commands beside each other, of which each has to succeed; all lines that they print."""
+    processes = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "ENGINE_SECRET": "s", **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for command in commands
+    ]
+    try:
+        told = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * len(processes), told
+    return [line for out, _ in told for line in out.splitlines()]
+
+
+def check(lines: list[str]) -> None:
+    """Each of four ranks has begun two worlds, and known its place in them."""
+    places = sorted(json.loads(line)["place"] for line in lines if line.startswith("{"))
+    assert places == sorted([rank, rank % 2, 2, rank // 2, 2] for rank in range(4) for _ in range(2))
+
+
+def test_torchrun_starts_ranks_on_two_hosts(enter: str) -> None:
+    pytest.importorskip("torch", reason="torchrun comes with torch")
+    commands = []
+    for number, address in enumerate(ADDRESSES):
+        options = f"--nnodes 2 --node-rank {number} --nproc-per-node 2 --master-addr {ADDRESSES[0]} --master-port 29511"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *options.split(), *PROGRAM]
+        commands.append([*enter.format(host=address).split(), *torchrun])
+    check(finish(*commands))
+
+
+def test_a_stand_in_for_srun_starts_ranks_on_two_hosts(enter: str) -> None:
+    """The hub is the first node of the step, and the port follows from the number of the job."""
+    srun = [sys.executable, stand_in_srun.__file__, f"--nodelist={','.join(ADDRESSES)}", "--ntasks-per-node=2"]
+    check(finish([*srun, sys.executable, *PROGRAM], STAND_IN_ENTER=enter))
