@@ -29,6 +29,7 @@ class Pages:
     def __init__(self, descriptors: Mapping[int, int]) -> None:
         self._descriptors = descriptors
         self._sent: dict[int, bytes] = {}
+        self._pids: dict[int, int] = {}
 
     def send(self, channel: Channel) -> None:
         """Tell what has changed since the last time.
@@ -40,11 +41,12 @@ class Pages:
         """
         states, changed = {}, []
         for rank, descriptor in self._descriptors.items():
-            states[rank] = _state(descriptor)
             content = os.pread(descriptor, page.BYTES, 0)
             if content != self._sent.get(rank):
                 self._sent[rank] = content
+                self._pids[rank] = _pid(descriptor)
                 changed.append(rank)
+            states[rank] = _state(self._pids[rank])
         body = zlib.compress(b"".join(self._sent[rank] for rank in changed), 1)
         channel.send("pages", body, changed=changed, states=[*states.items()], **_clocks())
 
@@ -97,11 +99,15 @@ def _clocks() -> dict[str, int]:
     return {"monotonic": time.monotonic_ns(), "unix": time.time_ns()}
 
 
-def _state(descriptor: int) -> str:
-    """The state of the process that counts into a page, `X` if it is gone; empty if there was none yet."""
+def _pid(descriptor: int) -> int:
+    """The process that counts into a page; 0 if there was none yet."""
     with contextlib.suppress(page.PageError):
         snapshot = page.read(descriptor)
-        if snapshot is not None:
-            process = look(snapshot["pid"])
-            return "X" if process is None else process.state
-    return ""
+        return 0 if snapshot is None else snapshot["pid"]
+    return 0
+
+
+def _state(pid: int) -> str:
+    """The state of a process, `X` if it is gone; empty if there is none."""
+    process = look(pid) if pid else None
+    return process.state if process is not None else "X" if pid else ""

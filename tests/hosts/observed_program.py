@@ -25,6 +25,7 @@ def main() -> None:
         if rank == given["joins"][0]:
             until((home / "warned").exists, "rank 0 has warned", 120.0)
         engine.allreduce(np.ones(5), name="first")
+    pair = engine.add_process_set([2, 4])  # on two hosts, and without rank 0's
     tensors, flag, steps = [np.ones(16_384, np.float32)] * 4, np.zeros(1), 0
     while not flag[0]:
         if rank == given["late"]:
@@ -32,6 +33,8 @@ def main() -> None:
         handles = [engine.allreduce_async(each, name=f"t{k}", op=engine.Sum) for k, each in enumerate(tensors)]
         for handle in handles:
             assert engine.synchronize(handle)[0] == engine.size()
+        if pair.included():
+            engine.allreduce(np.ones(1000), name="in_set", op=engine.Sum, process_set=pair)
         steps += 1
         if rank == 0 and steps == given["steps"]:
             (home / "going").touch()

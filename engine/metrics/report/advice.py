@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ... import readable
-from .rates import Page, slow_host
+from .rates import MUCH, Page, slow_host
 from .summary import FEW_STEPS, Figures, Run, figures, lines
 
-MUCH = 0.10  # share of the time from which communication is worth a change
 MOSTLY = 0.5  # share of the batches from which most are meant
 SMALL_BATCH = 4 << 20  # bytes of an allreduce, below which its latency counts
 MANY_MISSES = 0.2  # share of submissions by full request; in a steady job only first uses of a name are
@@ -104,7 +103,7 @@ def slow_network(told: Figures) -> str | None:
     """One host's data comes late, and costs much."""
     names = list(told.crossing)
     host = slow_host(dict(enumerate(told.crossing.values())))
-    if host is None or not _costly(told.crossing[names[host]]):
+    if host is None:
         return None
     return (
         f"look at the network of {readable.plain(names[host])}: the others wait for its data for "

@@ -18,6 +18,7 @@ COUNTERS = (
 LATE_SECONDS = 1e-3
 LATE_SHARE = 0.05  # lateness as a share of a step
 LATE_TIMES = 2.0
+MUCH = 0.10  # share of the time from which communication is worth a change
 
 
 @dataclass(frozen=True)
@@ -188,18 +189,18 @@ def slow_host(waits: Mapping[int, float]) -> int | None:
     Parameters
     ----------
     waits : mapping of int to float
-        By host, for how long, or for which share of the time, ranks of other hosts waited for it.
+        By host, for which share of the time ranks of other hosts waited for it.
 
     Returns
     -------
     int or None
-        None if no host stands out.
+        None if no host stands out, or none of them costs much.
     """
     if len(waits) < 2:
         return None
     most = max(waits, key=lambda host: waits[host])
     others = max(wait for host, wait in waits.items() if host != most)
-    return most if waits[most] >= LATE_TIMES * others and waits[most] > 0 else None
+    return most if waits[most] >= max(MUCH, LATE_TIMES * others) else None
 
 
 def names_of_hosts(pages: Mapping[int, Page]) -> dict[int, str]:
