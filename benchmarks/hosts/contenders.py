@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.collective.contenders import LAUNCHERS, GroupContender
 from benchmarks.common import binding
-from benchmarks.common.processes import Group
+from benchmarks.common.processes import Group, Launcher
 from benchmarks.hosts.places import HostPlaces
 
 PEERS = ("gloo", "mpi", "sockets")
@@ -17,24 +17,31 @@ _SHARED = 4096  # bytes that the engine's backend shares, which nothing here use
 
 @dataclass(frozen=True)
 class Variant:
-    """A contender: its backend, and environment variables that make it another one."""
+    """A contender: its backend, environment variables that make it another one, and what starts its ranks."""
 
     name: str
     backend: str
     variables: Mapping[str, str] = field(default_factory=dict)
+    launcher: Launcher | None = None
+    """None: what starts those of its backend."""
 
     @classmethod
     def parse(cls, text: str) -> Variant:
         """The engine with other settings, from `NAME:VARIABLE=VALUE,...`; ValueError if it cannot be read.
 
+        With `NAME@mpirun` mpirun starts its ranks.
+
         >>> Variant.parse("small:ENGINE_CHUNK_BYTES=65536").variables
         {'ENGINE_CHUNK_BYTES': '65536'}
         """
-        name, _, given = text.partition(":")
+        names, _, given = text.partition(":")
+        name, at, launcher = names.partition("@")
         pairs = [pair.partition("=") for pair in given.split(",")]
         if not name or name in NAMES or not all(variable and equals for variable, equals, _ in pairs):
             raise ValueError(f"{text!r} is not NAME:VARIABLE=VALUE,... with a new name")
-        return cls(name, "engine", {variable: value for variable, _, value in pairs})
+        if at and launcher != "mpirun":
+            raise ValueError(f"{text!r}: ranks are started by mpirun, or by nothing that is named, not by {launcher!r}")
+        return cls(name, "engine", {variable: value for variable, _, value in pairs}, "mpi" if at else None)
 
 
 class HostContender(GroupContender):
@@ -49,7 +56,7 @@ class HostContender(GroupContender):
             places.ranks,
             "benchmarks.collective.worker",
             arguments,
-            LAUNCHERS[variant.backend],
+            variant.launcher or LAUNCHERS[variant.backend],
             binding.available(),
             variant.variables,
             places,

@@ -39,9 +39,12 @@ def tables(content: dict[str, Any]) -> list[Table]:
     found += [_compression(_part(rows, "compression"))] if _part(rows, "compression") else []
     found += [_training(_part(rows, "training"))] if _part(rows, "training") else []
     found += [_idle(_part(rows, "idle"))] if _part(rows, "idle") else []
+    loads = [row["load"] for row in rows]
     found[-1].note = (
-        f"Hosts are namespaces of one machine, so all their ranks and the kernel's work for the network share its "
-        f"processors. Brackets: 95 % bootstrap interval over rounds. {describe(content['environment'])}"
+        "Hosts are namespaces of one machine, so all their ranks and the kernel's work for the network share its "
+        "processors. Brackets: 95 % bootstrap interval over rounds. Load of the machine before parts were measured: "
+        f"{min(loads):.1f} to {max(loads):.1f}; revisions: {', '.join(sorted({row['revision'] for row in rows}))}. "
+        f"{describe(content['environment'])}"
     )
     return found
 

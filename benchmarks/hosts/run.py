@@ -87,7 +87,7 @@ class Settings:
 
 
 def run(settings: Settings, console: Console, merge: bool = False) -> Path:
-    """Measure, and write `out/hosts.json`; with `merge` what the last run has measured and this one does not, stays."""
+    """Measure, and write `out/hosts.json`; with `merge` parts of the last run stay that are not run now."""
     settings.check()
     before = environment.record()
     begun = time.perf_counter()
@@ -103,17 +103,19 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
         console.print(f"a job that does nothing, for {settings.idle_seconds:g} s")
         with placed(HOSTS, 1, CABLES["plain"]) as places:
             rows += [{"part": "idle", **row} for row in idle(places, settings.idle_seconds)]
+    for row in rows:
+        row |= {"revision": before["revision"], "load": before["load_before"]}
     if merge and (last := records.read("hosts")):
-        new = {_key(row) for row in rows}
-        rows = [row for row in last["results"] if _key(row) not in new] + rows
+        new = {_together(row) for row in rows}
+        rows = [row for row in last["results"] if _together(row) not in new] + rows
     return records.write(
         "hosts", asdict(settings), before, {"results": rows, "seconds": round(time.perf_counter() - begun, 1)}
     )
 
 
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    names = ("part", "cable", "per_host", "bytes", "contender", "case", "workload", "where")
-    return tuple(row.get(name) for name in names)
+def _together(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What rows have in common that took turns, and can be compared."""
+    return tuple(row.get(name) for name in ("part", "cable", "per_host", "workload"))
 
 
 def _world(settings: Settings, cable: str, per_host: int, console: Console) -> list[dict[str, Any]]:

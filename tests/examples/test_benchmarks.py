@@ -149,7 +149,10 @@ def test_hosts_are_measured_beside_bare_sockets(console: Console) -> None:
         compressed=1 << 16,
         idle_seconds=0.1,
     )
-    hosts.run(settings, console)
+    path = hosts.run(settings, console)
+    stale = {"part": "sizes", "cable": "gigabit", "per_host": 1, "bytes": 4, "contender": "gloo"}
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"results": [*content["results"], stale]}))
     settings = dataclasses.replace(settings, parts=("sizes", "compression"))
     content = json.loads(hosts.run(settings, console, merge=True).read_text())
     rows = content["results"]
@@ -165,7 +168,11 @@ def test_hosts_are_measured_beside_bare_sockets(console: Console) -> None:
 
 def test_contenders_with_other_settings_have_names_of_their_own() -> None:
     (own,) = (each for each in hosts.Settings(also=("x:A=1,B=2",)).variants() if each.name == "x")
-    assert own.backend == "engine" and own.variables == {"A": "1", "B": "2"}
+    assert (own.backend, own.variables, own.launcher) == ("engine", {"A": "1", "B": "2"}, None)
+    (started,) = (each for each in hosts.Settings(also=("y@mpirun:A=1",)).variants() if each.name == "y")
+    assert started.launcher == "mpi"
+    with pytest.raises(ValueError, match="not by 'srun'"):
+        hosts.Settings(also=("y@srun:A=1",)).check()
     with pytest.raises(ValueError, match="names of their own"):
         hosts.Settings(also=("x:A=1", "x:A=2")).check()
     for wrong in ("gloo:A=1", "x", "x:A", ":A=1"):
