@@ -135,6 +135,13 @@ class Config:
         option=Option("N"),
         knob=Knob(),
     )
+    lanes: str = setting(
+        "tcp",
+        "",
+        Words("tcp", "mpi"),
+        "What carries large tensors between hosts, equal on all ranks: tcp, or mpi, the MPI of `mpirun` by mpi4py.",
+        option=Option(),
+    )
     mathematical_gradients: bool = setting(
         False,
         "",

@@ -18,7 +18,7 @@ from .metrics import own_page
 from .metrics.export.in_process import InProcess
 from .native import core, setup
 from .process_sets import Registry
-from .rendezvous import Gathered, gather
+from .rendezvous import Gathered, gather, mpi_lanes
 from .rendezvous.layout import Layout
 from .rendezvous.set_links import SetLinks
 from .trace.flight import Recorder
@@ -76,12 +76,21 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
     info, create = setup.segment_info(), partial(_memory, world, generation)
     levels = setup.kernel_levels() if settings.kernels == "auto" else [settings.kernels]
     gathered = gather(
-        world, generation, info, settings.start_timeout, create, levels, settings.interface, settings.sockets_per_lane
+        world,
+        generation,
+        info,
+        settings.start_timeout,
+        create,
+        levels,
+        settings.interface,
+        settings.sockets_per_lane,
+        settings.lanes,
     )
     if gathered.kernels is not None:
         setup.use_kernels(gathered.kernels)
     several = len(gathered.layout.crews) > 1
     set_links = SetLinks(world, generation, gathered, settings.start_timeout) if several else None
+    mpi = _mpi(world, generation, gathered, settings.start_timeout) if several and settings.lanes == "mpi" else None
     # From here on the engine owns the descriptors, whether it succeeds or not.
     engine = core.Engine(
         world.rank,
@@ -96,6 +105,7 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
         yield_us=yield_us(gathered) if settings.spin_us is None else 0.0,
         counters=page,
         **_across(gathered),
+        mpi=mpi,
     )
     if page >= 0:
         name = environ.get("ENGINE_HOST_NAME") or platform.node()
@@ -126,6 +136,15 @@ def _across(gathered: Gathered) -> dict[str, Any]:
     if len(gathered.layout.crews) == 1:
         return {}
     return {"hosts": gathered.hosts, "trunks": gathered.trunks, "lanes": gathered.lanes}
+
+
+def _mpi(world: World, generation: int, gathered: Gathered, seconds: float) -> dict[str, Any]:
+    """What the engine is told of MPI. If there is none, nobody has what was gathered."""
+    try:
+        return mpi_lanes.library(world, generation, seconds)
+    except BaseException:
+        gathered.close()
+        raise
 
 
 def _memory(world: World, generation: int) -> tuple[int, int]:

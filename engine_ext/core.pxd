@@ -20,8 +20,10 @@ cdef class Engine:
     cdef uint64_t offset            # where its segment lies there
     cdef uint64_t regions
     cdef list shared                # this rank's parts of the arena
+    cdef bint held                  # MPI may still write to the segment, which stays mapped
 
     cdef int connect(self) except -1
+    cdef int use_mpi(self, dict given) except -1
     cdef int open(self, int rank, tuple numbers, Engine world, uint64_t offset, int calls) except -1
     cdef Handle start(self, Op* op, object name, bint blocking, object output)
     cdef int agree(self, str name, uint64_t size) except -1

@@ -26,6 +26,7 @@ class Engine:
         hosts: Sequence[int] | None = None,
         lanes: Mapping[int, Sequence[int]] | None = None,
         trunks: Mapping[int, int] | None = None,
+        mpi: dict[str, int] | None = None,
     ) -> None:
         """`peers`: a pidfd per rank, own included. `knobs`: all of them, by name (knobs.pyx). Seconds for stall
         times, 0 is never. `counters`: the descriptor of a page to count into (counters.h), which stays the caller's;
@@ -37,7 +38,9 @@ class Engine:
         sockets by rank, to whom this rank carries for and who carries for it, equally many to each, in the same order
         at both ends, and `trunks` by host, between rank 0 and the first rank of each other host. They do not block,
         nothing was received that is not yet read, and they are the engine's from now on, even if this fails. `control`
-        and `arena` are those of this rank's host, `peers` of ranks elsewhere -1.
+        and `arena` are those of this rank's host, `peers` of ranks elsewhere -1. `mpi`: what large parts of tensors go
+        over instead: the addresses `isend`, `irecv`, `test` and `cancel`, the handles `comm` and `byte`, whether
+        handles are `ints`, and the first `tag` of 256 for messages.
         """
     rank: int
     size: int
@@ -158,6 +161,9 @@ class Engine:
     @property
     def sockets_per_lane(self) -> int:
         """How many connections were opened between two ranks on different hosts; 0 with one host."""
+    @property
+    def messages(self) -> int:
+        """How many messages with bytes of tensors this rank has sent over MPI."""
     def mark_step(self, number: int = 0) -> None:
         """End of a step of this rank's optimizer of that number, 0 or more."""
     def record_steps(self) -> None:

@@ -25,7 +25,9 @@ from engine_ext.bindings.ownership cimport bury
 from engine_ext.bindings.refusals cimport expect_open, world_error
 from engine_ext.bindings.submit cimport TICK_NS
 from engine_ext.bindings.waiting cimport wait_for_joins
-from engine_ext.control.connections cimport Network, connections_close, connections_forked, connections_open
+from engine_ext.control.connections cimport (
+    Network, connections_close, connections_forked, connections_messages, connections_open, connections_use,
+)
 from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
 from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait
 from engine_ext.control.execute cimport raise_event
@@ -58,6 +60,7 @@ from engine_ext.shared.segment cimport (
 from engine_ext.snapshots cimport clock_of, counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
 from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
 from engine_ext.transport.lanes cimport lanes_open
+from engine_ext.transport.mpi cimport engine_mpi
 from engine_ext.transport.shm cimport shared_memory_open
 from engine_ext.transport.transport cimport Transport
 
@@ -103,7 +106,7 @@ cdef class Engine:
         self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, dict knobs, stall_warning, stall_limit, spin_us,
-                 int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, trunks=None):
+                 int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, trunks=None, mpi=None):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -122,7 +125,7 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.settings = {
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
-            "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks,
+            "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks, "mpi": mpi,
         }
         try:
             self.open(rank, tuple(range(size)), None, 0, calls)
@@ -172,7 +175,7 @@ cdef class Engine:
             self.world, e.world = world, world.state
         if e.segment.hosts > 1:
             self.connect()
-            transport = lanes_open(&e.network.lanes, &e.segment, e.network.to, e.network.of)
+            transport = lanes_open(&e.network.lanes, &e.segment, e.network.to, e.network.of, e.network.bell)
         else:
             transport = shared_memory_open(&e.transport, &e.segment)
         if (table_open(&e.table, &e.segment, e.clock) != Status.OK
@@ -210,6 +213,20 @@ cdef class Engine:
         e.network = <Network*>calloc(1, sizeof(Network))
         if e.network == NULL or connections_open(e.network, &e.segment, lanes, sockets, trunks) != Status.OK:
             raise MemoryError("no memory for the connections to other hosts")
+        if self.settings["mpi"] is not None:
+            self.use_mpi(self.settings["mpi"])
+        return 0
+
+    cdef int use_mpi(self, dict given) except -1:
+        """Have large offers go over MPI, in messages of a tag of this engine's own."""
+        cdef engine_mpi mpi
+        cdef int tag = given["tag"]
+        mpi.isend, mpi.irecv = <void*><size_t>given["isend"], <void*><size_t>given["irecv"]
+        mpi.test, mpi.cancel = <void*><size_t>given["test"], <void*><size_t>given["cancel"]
+        mpi.comm, mpi.byte, mpi.ints = given["comm"], given["byte"], given["ints"]
+        tag += 0 if self.world is None else 1 + <int>(self.world.formed % 255)
+        if connections_use(self.state.network, &self.state.segment, &mpi, tag) != Status.OK:
+            raise MemoryError("no memory for lanes over MPI")
         return 0
 
     def count(self, bint on):
@@ -265,14 +282,15 @@ cdef class Engine:
                     return          # a thread is inside: it keeps what it uses
             arena_close(&e.arena)
             if e.network != NULL:
-                connections_close(e.network)
+                self.held = not connections_close(e.network) or self.held
                 free(e.network)
             if e.segment.header != NULL:
                 table_close(&e.table)
                 executor_close(&e.executor)
                 coordinator_close(&e.coordinator)
                 pthread_mutex_destroy(&e.lock)
-            segment_unmap(&e.segment)
+            if not self.held:
+                segment_unmap(&e.segment)
             for r in range(self.size if e.peers != NULL else 0):
                 if e.peers[r] != -1:
                     close_descriptor(e.peers[r] if e.peers[r] >= 0 else -2 - e.peers[r])
@@ -410,6 +428,10 @@ cdef class Engine:
     def sockets_per_lane(self):
         return self.state.network.list[0].count if self.state.network != NULL else 0
 
+    @property
+    def messages(self):
+        return connections_messages(self.state.network) if self.state.network != NULL else 0
+
     def counters(self):
         return counters_of(self.state)
 
@@ -512,7 +534,7 @@ cdef class Engine:
             with nogil:
                 network_leave(e, limit)
                 if e.network != NULL and settled:
-                    connections_close(e.network)
+                    self.held = not connections_close(e.network)
             for part in self.shared:
                 (<Part>part).detached = True
             arena_close(&e.arena)

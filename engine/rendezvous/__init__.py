@@ -36,6 +36,7 @@ def gather(
     levels: Sequence[str] = (),
     interface: str | None = None,
     sockets: int = 1,
+    lanes: str = "tcp",
 ) -> Gathered:
     """Meet the other ranks. Collective.
 
@@ -59,6 +60,8 @@ def gather(
         which it reaches rank 0's host.
     sockets : int
         Connections between two ranks on different hosts, equal on all ranks.
+    lanes : str
+        What carries large tensors between hosts, equal on all ranks: the setting.
 
     Raises
     ------
@@ -67,7 +70,9 @@ def gather(
     IncompatibleRanksError
         The ranks run different builds; every rank raises it.
     """
-    hello = introduce(world, build | ({"sockets_per_lane": sockets} if world.several_hosts else {}), levels)
+    hello = introduce(
+        world, build | ({"lanes": lanes, "sockets_per_lane": sockets} if world.several_hosts else {}), levels
+    )
     if world.leads:
         return Hosting(world, generation, hello, timeout, create, interface, sockets).run()
     return Joining(world, generation, hello, timeout).run()

@@ -54,7 +54,7 @@ def agree(world: World, seconds: float, interface: str | None) -> World | None:
     ConfigError
         mpi4py belongs to another MPI than the launcher.
     """
-    mpi = _begin(world, seconds)
+    mpi = begin(world, seconds)
     if mpi is None:
         return None
     hub = world.hub
@@ -71,8 +71,14 @@ def agree(world: World, seconds: float, interface: str | None) -> World | None:
     return replace(world, job=f"mpi={told['job']}", secret=world.secret or told["secret"], hub=hub)
 
 
-def _begin(world: World, seconds: float) -> Any:
-    """Initialise MPI if that is still to be done, and check that it is the launcher's; None: there is no mpi4py."""
+def begin(world: World, seconds: float) -> Any:
+    """Initialise MPI, if nobody has, and check that it is the launcher's. Collective; errors as of `agree`.
+
+    Returns
+    -------
+    module or None
+        `mpi4py.MPI`; None if there is no mpi4py.
+    """
     try:
         import mpi4py
 
@@ -147,12 +153,17 @@ def _broadcast(mpi: Any, message: bytes, world: World, seconds: float) -> bytes:
     """Tell all ranks what rank 0 says."""
     buffer = bytearray(message.ljust(BYTES))
     request = mpi.COMM_WORLD.Ibcast([buffer, mpi.BYTE], root=0)
+    wait(request, world, seconds, "rank 0 has told nothing")
+    return bytes(buffer)
+
+
+def wait(request: Any, world: World, seconds: float, what: str) -> None:
+    """Wait for what all ranks take part in. A RendezvousError says `what` is if they do not in time."""
     patience = Patience(seconds)
     while not request.Test():
         if not patience.left():
-            raise _late(world, seconds, "rank 0 has told nothing")
+            raise _late(world, seconds, what)
         time.sleep(_PAUSE)
-    return bytes(buffer)
 
 
 def _late(world: World, seconds: float, what: str) -> RendezvousError:

@@ -27,7 +27,7 @@ GROUP = 250  # descriptors per message
 LIMIT = 1 << 20  # bytes of a message
 MAC = 32
 GRACE = 5.0  # seconds beyond rank 0's deadline in which its verdict must arrive
-SETTINGS = ("kernels", "sockets_per_lane")  # that ranks compare
+SETTINGS = ("kernels", "lanes", "sockets_per_lane")  # that ranks compare
 KINDS = {kind.__name__: kind for kind in (RendezvousError, IncompatibleRanksError)}
 
 

@@ -6,6 +6,7 @@ from engine_ext.platform.posix cimport pthread_t
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.lanes cimport Lane, Lanes
 from engine_ext.transport.link cimport Link
+from engine_ext.transport.mpi cimport Courier, engine_mpi
 
 cdef struct Network:
     Link* links             # lanes, then trunks
@@ -17,6 +18,8 @@ cdef struct Network:
     Lane** to               # by host: the lane for what this rank offers
     Lane** of               # by rank: the lane to it
     Lanes lanes             # the transport
+    engine_mpi mpi          # what lanes' large offers go over, if `couriers` is not NULL
+    Courier* couriers       # by lane; NULL: none goes over MPI
     Relay relay
     bint leads              # whether this rank has trunks
     int epoll
@@ -25,9 +28,12 @@ cdef struct Network:
     bint threaded
     pthread_t thread
     int suspect             # a rank of which a connection has ended without a word; -1: none
+    uint32_t idle_looks     # at MPI, since a message has last arrived
     uint64_t suspected_at   # since when: nanoseconds, monotonic
 
 cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil
 cdef bint connections_sent(Network* network) noexcept nogil
-cdef void connections_close(Network* network) noexcept nogil
+cdef int connections_use(Network* network, const Segment* segment, const engine_mpi* mpi, int tag) noexcept nogil
+cdef uint64_t connections_messages(const Network* network) noexcept nogil
+cdef bint connections_close(Network* network) noexcept nogil
 cdef void connections_forked(Network* network) noexcept nogil

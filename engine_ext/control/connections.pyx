@@ -4,11 +4,12 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from engine_ext.control.relay cimport relay_close
-from engine_ext.platform.atomics cimport store32_release
+from engine_ext.platform.atomics cimport load_acquire, store32_release
 from engine_ext.platform.posix cimport close, pthread_join, write
 from engine_ext.shared.layout cimport Status
 from engine_ext.transport.lanes cimport Lane, carrier
 from engine_ext.transport.link cimport link_close, link_idle, link_open
+from engine_ext.transport.mpi cimport courier_close, courier_sent
 
 cdef extern from "<sys/epoll.h>" nogil:
     enum: EPOLL_CLOEXEC
@@ -59,6 +60,29 @@ cdef void add_lane(Network* network, const Segment* segment, int number, int soc
         network.to[segment.host_of[peer]] = lane
 
 
+cdef int connections_use(Network* network, const Segment* segment, const engine_mpi* mpi, int tag) noexcept nogil:
+    """Have the lanes' large offers go over MPI, by messages of that tag. OK or NO_MEMORY."""
+    cdef int count = network.lane_count // network.list[0].count, k
+    network.couriers = <Courier*>calloc(count, sizeof(Courier))
+    if network.couriers == NULL:
+        return Status.NO_MEMORY
+    network.mpi = mpi[0]
+    for k in range(count):
+        network.couriers[k].library, network.couriers[k].tag = &network.mpi, tag
+        network.couriers[k].rank = segment.numbers[network.list[k].links.peer]
+        network.list[k].courier = &network.couriers[k]
+    return Status.OK
+
+
+cdef uint64_t connections_messages(const Network* network) noexcept nogil:
+    """How many messages were given to MPI."""
+    cdef uint64_t total = 0
+    cdef int k
+    for k in range(network.lane_count // network.list[0].count if network.couriers != NULL else 0):
+        total += load_acquire(&network.couriers[k].going.tail)
+    return total
+
+
 cdef int add_link(Network* network, int fd, int peer) noexcept nogil:
     if network.links == NULL or network.lost == NULL:
         close(fd)
@@ -82,16 +106,23 @@ cdef bint connections_sent(Network* network) noexcept nogil:
     for k in range(network.count):
         if not link_idle(&network.links[k]):
             return False
+    for k in range(network.lane_count // network.list[0].count if network.couriers != NULL else 0):
+        if not courier_sent(&network.couriers[k]):
+            return load_acquire(network.lanes.memory.segment.abort) != 0    # then nobody may be there to receive it
     return True
 
 
-cdef void connections_close(Network* network) noexcept nogil:
+cdef bint connections_close(Network* network) noexcept nogil:
+    """False: MPI may still write to the slots of ranks on other hosts."""
     cdef uint64_t one = 1
     cdef int k
+    cdef bint over = True
     if network.threaded:
         store32_release(&network.stop, 1)
         write(network.bell, &one, 8)
         pthread_join(network.thread, NULL)
+    for k in range(network.lane_count // network.list[0].count if network.couriers != NULL else 0):
+        over &= courier_close(&network.couriers[k])
     for k in range(network.count):
         link_close(&network.links[k])
     if network.relay.segment != NULL:
@@ -106,8 +137,10 @@ cdef void connections_close(Network* network) noexcept nogil:
     free(network.list)
     free(network.to)
     free(network.of)
+    free(network.couriers)
     memset(network, 0, sizeof(Network))
     network.epoll = network.bell = -1       # it may be closed once more
+    return over
 
 
 cdef void connections_forked(Network* network) noexcept nogil:

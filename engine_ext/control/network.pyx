@@ -18,6 +18,7 @@ from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec
 from engine_ext.shared.layout cimport CAUSE_DIED, REASON_BYTES
 from engine_ext.shared.segment cimport Segment, abort_world, coordinates, settle_claim, wake, wake_others
+from engine_ext.transport.lanes cimport lanes_doze, lanes_poll, lanes_wake
 from engine_ext.transport.link cimport ENDED, OPEN, Link, link_flush, link_idle, link_leave, link_receive, link_state
 
 cdef extern from "platform/sockets.h" nogil:
@@ -28,6 +29,13 @@ cdef enum:
     GRACE_NS = 1000000000       # for a better cause than "a connection ended"
     GRACE_LOOK_MS = 50
     POLL_NS = 200000            # at the end alone
+    LOOKS_AT_ONCE = 1000        # without a pause, after a message has arrived; each lets others compute
+    LOOKS_SOON = 5000           # before pauses become long
+    SHORT_NAP_NS = 50000
+    LONG_NAP_NS = 1000000
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
 
 
 cdef int network_start(State* e) noexcept nogil:
@@ -57,9 +65,14 @@ cdef void* network_thread(void* argument) noexcept nogil:
     cdef State* e = <State*>argument
     cdef Network* network = e.network
     cdef int k
-    cdef bint more = False
+    cdef bint more = False, busy = False
     while not load32_acquire(&network.stop):
-        engine_socket_wait(network.epoll, network.news, 0 if more else GRACE_LOOK_MS if network.suspect >= 0 else -1)
+        if network.couriers != NULL:
+            busy = not lanes_doze(&network.lanes)
+            if busy:
+                ask_mpi(e)
+        engine_socket_wait(network.epoll, network.news, 0 if more or busy else GRACE_LOOK_MS if network.suspect >= 0 else -1)
+        lanes_wake(&network.lanes)
         more = False
         for k in range(network.count):
             if network.news[k // 64] >> k % 64 & 1:
@@ -69,6 +82,27 @@ cdef void* network_thread(void* argument) noexcept nogil:
                     more = True
         look_at_suspect(e)
     return NULL
+
+
+cdef void ask_mpi(State* e) noexcept nogil:
+    """Let MPI go on with what is under way. Nobody can sleep on it: what is there soon is looked for at once, what takes longer
+    every 50 microseconds, and what takes very long, as a rank that stands still does, every millisecond."""
+    cdef Network* network = e.network
+    cdef timespec pause
+    cdef int k
+    if lanes_poll(&network.lanes):
+        network.idle_looks = 0
+        return
+    network.idle_looks += 1
+    if network.idle_looks < LOOKS_AT_ONCE:
+        sched_yield()
+    else:
+        pause.tv_sec, pause.tv_nsec = 0, SHORT_NAP_NS if network.idle_looks < LOOKS_SOON else LONG_NAP_NS
+        nanosleep(&pause, NULL)
+    for k in range(network.lane_count):
+        if link_state(&network.links[k]) != OPEN and not network.lost[k]:       # MPI has failed
+            network.lost[k] = True
+            lose(e, k)
 
 
 cdef bint serve(State* e, int k) noexcept nogil:

@@ -24,6 +24,8 @@ enum {
   FRAME_WORDS,                 /* engine_word[]: of the page of `rank`; -1: of the coordinator */
   FRAME_VERDICT,               /* engine_verdict: why the world has ended */
   FRAME_CLOCK,                 /* engine_times: a leader asks what time it is, and the coordinator's rank answers */
+  /* lanes, beside FRAME_SLOT */
+  FRAME_MESSAGE,               /* as FRAME_SLOT, of `rank` bytes that come over MPI as the next message. No payload */
   FRAMES
 };
 

@@ -4,6 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from engine_ext.shared.layout cimport MAX_SOCKETS
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.link cimport Link, Receiver
+from engine_ext.transport.mpi cimport Courier
 from engine_ext.transport.shm cimport SharedMemory
 from engine_ext.transport.transport cimport Progress, Transport
 
@@ -11,6 +12,8 @@ cdef struct Lane:               # what passes between this rank and one of anoth
     Link* links                 # its connections, one behind the other
     int count                   # of them, 1 to MAX_SOCKETS
     bint carries                # whether this rank receives for its host what the peer offers
+    Courier* courier            # takes large offers over MPI; NULL: all goes over the connections
+    bint ended                  # the peer has said that it is done, and all has arrived; the network thread alone
     # what goes out: the holder of the driver's role
     int next                    # number of the connection that carries the next bytes of a slot
     uint32_t used               # by bit: connections that have carried bytes since this rank last told how far it is
@@ -23,7 +26,13 @@ cdef struct Lanes:
     Lane** to                   # by host: the lane to the rank that carries for it what this rank offers; NULL: this host
     Lane** of                   # by rank: the lane that it has with this rank; NULL: none
     uint32_t sockets            # the knob `sockets_per_lane`
+    bint posted                 # MPI has been given messages since the last `publish`
+    uint32_t dozing             # atomic: 1 while the network thread sleeps and does not ask MPI: `bell` wakes it
+    int bell                    # eventfd
     Receiver receiver           # of what comes on any lane
 
-cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of) noexcept nogil
+cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int bell) noexcept nogil
+cdef int lanes_poll(Lanes* t) noexcept nogil
+cdef bint lanes_doze(Lanes* t) noexcept nogil
+cdef void lanes_wake(Lanes* t) noexcept nogil
 cdef int carrier(const Segment* segment, int rank, int host) noexcept nogil

@@ -10,28 +10,41 @@ part. How far the sender is goes over those that have carried bytes since the la
 says which the others are. So how many are used is the sender's affair, at any time, and what is small costs one frame, however
 many there are. A rank counts as far as it is by all connections on which bytes are due.
 
+A lane may also have MPI beside its connection (mpi.pyx), which then takes what is large. The connection says what comes, and how
+far the peer is behind it; so MPI, on which nobody can sleep, is asked while something is under way and not else, and a connection
+that ends tells of a peer that is gone, as ever.
+
 Nothing has to be said about room. A rank writes chunk n + SLOTS over chunk n only when every rank has copied chunk n: then it has
 been received on every host, and so has been sent.
 """
-from libc.stdint cimport uint32_t, uint64_t
+from libc.errno cimport EIO
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from engine_ext.platform.atomics cimport add32, load_relaxed, store32_release
+from engine_ext.platform.atomics cimport add32, load32_relaxed, load_relaxed, store32_relaxed, store32_release
+from engine_ext.platform.posix cimport write
 from engine_ext.shared.layout cimport SLOT_BYTES, rank_page, segment_slot
 from engine_ext.shared.segment cimport nearby, wake, wake_others
-from engine_ext.transport.link cimport FRAME_LEFT, FRAME_PROGRESS, FRAME_SLOT, engine_frame, link_flush, link_queue
+from engine_ext.transport.link cimport (
+    FRAME_LEFT, FRAME_MESSAGE, FRAME_PROGRESS, FRAME_SLOT, engine_frame, link_flush, link_queue,
+)
+from engine_ext.transport.mpi cimport courier_arrived, courier_busy, courier_receive, courier_send, courier_sent, courier_tell
 from engine_ext.transport.shm cimport shared_memory_open, shared_memory_tell
 from engine_ext.transport.transport cimport Progress
+
+cdef uint64_t ONE = 1
 
 cdef enum:
     PART_BYTES = 64 << 10       # least part of a slot for which another connection is used
     LINE = 64                   # parts begin where lines of the cache do
+    MESSAGE_BYTES = 16 << 10    # least part of a slot that goes over MPI: below it, a connection takes less time
 
 
-cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of) noexcept nogil:
+cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int bell) noexcept nogil:
     """Fill in a transport over a mapped segment and open lanes, which stay their caller's."""
     cdef Transport* functions = shared_memory_open(&t.memory, segment)
-    t.to, t.of, t.sockets = to, of, MAX_SOCKETS
+    t.to, t.of, t.sockets, t.bell = to, of, MAX_SOCKETS, bell
+    t.posted, t.dozing = False, 0
     functions.publish, functions.offer = publish, offer
     t.receiver.into, t.receiver.done, t.receiver.owner = into, done, t
     return functions
@@ -62,11 +75,25 @@ cdef void carry(Lanes* t, Lane* lane, int number, uint64_t n, uint64_t begin, ui
     lane.used |= <uint32_t>1 << number
 
 
+cdef bint post(Lanes* t, Lane* lane, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
+    """Give bytes of the own slot to MPI, and announce them. False: it takes no more now."""
+    cdef engine_frame frame
+    if not courier_send(lane.courier, segment_slot(t.memory.segment.header, t.memory.segment.rank, n) + begin, nbytes):
+        return False
+    memset(&frame, 0, sizeof(frame))
+    frame.type, frame.rank, frame.offset, frame.position = FRAME_MESSAGE, <int32_t>nbytes, <uint32_t>begin, n
+    link_queue(&lane.links[0], &frame, NULL)
+    t.posted = True
+    return True
+
+
 cdef void offer_to_host(Lanes* t, int host, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:
     """Send bytes of the own slot, over as many connections as they are worth."""
     cdef Lane* lane = t.to[host]
     cdef uint64_t parts = min(min(<uint64_t>t.sockets, <uint64_t>lane.count), nbytes // PART_BYTES), part, end = begin + nbytes
-    if parts <= 1 and nbytes < PART_BYTES:
+    if lane.courier != NULL and nbytes >= MESSAGE_BYTES and post(t, lane, n, begin, nbytes):
+        return
+    if nbytes < PART_BYTES or lane.courier != NULL:
         carry(t, lane, 0, n, begin, nbytes)
         return
     part = (nbytes + parts - 1) // parts
@@ -118,6 +145,10 @@ cdef void publish(Transport* transport, const Progress* mine) noexcept nogil:
     for host in range(segment.hosts):
         if t.to[host] != NULL:
             tell_lane(t.to[host], mine)
+    if t.posted:
+        t.posted = False
+        if load32_relaxed(&t.dozing):   # MPI's lock, taken since, orders this: see lanes_doze
+            write(t.bell, &ONE, 8)
 
 
 # ---- what comes: the network thread alone ------------------------------------------------------------------------------------
@@ -133,9 +164,13 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
         return NULL                     # other lanes of that rank tell nothing of how far it is
     if frame.type == FRAME_PROGRESS and frame.bytes == sizeof(Progress) and frame.position & ~others == 0:
         return <char*>link.small
-    if (frame.type == FRAME_SLOT and <uint64_t>frame.offset + frame.bytes <= SLOT_BYTES
-            and frame.position >= load_relaxed(&segment.pages[link.peer].copied)):
+    if frame.position < load_relaxed(&segment.pages[link.peer].copied):
+        return NULL
+    if frame.type == FRAME_SLOT and <uint64_t>frame.offset + frame.bytes <= SLOT_BYTES:
         return segment_slot(segment.header, link.peer, frame.position) + frame.offset
+    if (frame.type == FRAME_MESSAGE and frame.bytes == 0 and lane.courier != NULL and link == lane.links
+            and 0 < frame.rank <= SLOT_BYTES and <uint64_t>frame.offset + <uint64_t>frame.rank <= SLOT_BYTES):
+        return <char*>link.small
     return NULL
 
 
@@ -152,19 +187,28 @@ cdef inline void lower(Progress* passed, const Progress* limit) noexcept nogil:
 cdef bint hear_progress(Lanes* t, Lane* lane, int number, uint64_t others) noexcept nogil:
     """A connection has told how far the peer is, whose bytes up to there have come on it. False: it has told more before."""
     cdef const Progress* heard = <const Progress*>lane.links[number].small
-    cdef Segment* segment = t.memory.segment
-    cdef rank_page* page = segment.pages[lane.links.peer]
-    cdef Progress passed, known
+    cdef Progress passed
     cdef int k
     if behind(heard, &lane.told[number]):
         return False
     lane.told[number] = heard[0]
+    if lane.courier != NULL and courier_tell(lane.courier, heard):
+        return True
     passed = lane.told[0]
     for k in range(1, lane.count):
         if others >> k & 1:
             lane.due[k] = heard[0]
         if behind(&lane.told[k], &lane.due[k]):
             lower(&passed, &lane.told[k])
+    reach(t, lane, passed)
+    return True
+
+
+cdef void reach(Lanes* t, Lane* lane, Progress passed) noexcept nogil:
+    """The peer is as far as that, at least."""
+    cdef Segment* segment = t.memory.segment
+    cdef const rank_page* page = segment.pages[lane.links.peer]
+    cdef Progress known
     known.packed, known.reduced = load_relaxed(&page.packed), load_relaxed(&page.reduced)
     known.copied = load_relaxed(&page.copied)
     # A connection on which bytes have become due tells of the time before them, of which more may be known.
@@ -172,7 +216,6 @@ cdef bint hear_progress(Lanes* t, Lane* lane, int number, uint64_t others) noexc
     passed.copied = max(passed.copied, known.copied)
     if behind(&known, &passed):
         shared_memory_tell(segment, lane.links.peer, &passed)
-    return True
 
 
 cdef void hear_end(Lanes* t, Lane* lane) noexcept nogil:
@@ -182,6 +225,9 @@ cdef void hear_end(Lanes* t, Lane* lane) noexcept nogil:
     for k in range(lane.count):
         if not lane.links[k].farewell:
             return
+    if lane.ended or (lane.courier != NULL and lane.courier.coming.head != lane.courier.coming.tail):
+        return
+    lane.ended = True
     if lane.carries:
         store32_release(&segment.pages[lane.links.peer].left, 1)
         add32(&segment.header.departures, 1)
@@ -194,9 +240,60 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
     cdef Lane* lane = t.of[link.peer]
     if frame.type == FRAME_PROGRESS:
         return hear_progress(t, lane, <int>(link - lane.links), frame.position)
+    if frame.type == FRAME_MESSAGE:
+        return courier_receive(lane.courier, segment_slot(t.memory.segment.header, link.peer, frame.position) + frame.offset,
+                               <uint64_t>frame.rank)
     if frame.type == FRAME_LEFT:
         if link.farewell:
             return False
         link.farewell = True
         hear_end(t, lane)
     return True
+
+
+# ---- MPI: the network thread alone -------------------------------------------------------------------------------------------
+
+cdef bint busy(const Lanes* t) noexcept nogil:
+    """Whether messages are under way."""
+    cdef const Segment* segment = t.memory.segment
+    cdef int r
+    for r in range(segment.size):
+        if t.of[r] != NULL and t.of[r].courier != NULL and courier_busy(t.of[r].courier):
+            return True
+    return False
+
+
+cdef bint lanes_doze(Lanes* t) noexcept nogil:
+    """Whether this thread may sleep without asking MPI, until `lanes_wake`: whoever gives MPI a message meanwhile rings the bell.
+
+    Both take MPI's lock, the giver before its look at `dozing`. So either this look comes later, and sees the message, or the
+    giver's does, and sees that nobody asks MPI.
+    """
+    store32_relaxed(&t.dozing, 1)
+    return not busy(t)
+
+
+cdef void lanes_wake(Lanes* t) noexcept nogil:
+    store32_relaxed(&t.dozing, 0)
+
+
+cdef int lanes_poll(Lanes* t) noexcept nogil:
+    """Let MPI go on with what is under way: how many messages have arrived."""
+    cdef const Segment* segment = t.memory.segment
+    cdef Progress passed
+    cdef Lane* lane
+    cdef int r, count, total = 0
+    for r in range(segment.size):
+        lane = t.of[r]
+        if lane == NULL or lane.courier == NULL:
+            continue
+        courier_sent(lane.courier)
+        memset(&passed, 0, sizeof(passed))
+        count = courier_arrived(lane.courier, &passed)
+        if count < 0:
+            store32_release(<uint32_t*>&lane.links.state, <uint32_t>-EIO)
+        elif count > 0:
+            total += count
+            reach(t, lane, passed)
+            hear_end(t, lane)
+    return total

@@ -1,0 +1,74 @@
+"""MPI as what carries bytes between hosts: what the engine has to know of the library that this process uses."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from ..errors import ConfigError
+from ..world import World
+from .by_mpi import begin, wait
+
+FUNCTIONS = ("isend", "irecv", "test", "cancel")
+_TAGS = 1 << 15  # that every MPI has
+_SETS = 1 << 8  # tags of one world
+_kept: list[Any] = []  # our communicator, for all worlds of the process: to make one takes every rank
+
+
+def library(world: World, generation: int, seconds: float) -> dict[str, Any]:
+    """What the engine needs to call MPI. Collective.
+
+    Parameters
+    ----------
+    world : World
+        This process's place. All its ranks have come.
+    generation : int
+        Of the world: it has message tags of its own.
+    seconds : float
+        To wait for the other ranks.
+
+    Returns
+    -------
+    dict
+        Addresses of MPI's functions by `FUNCTIONS`; the handles `comm` and `byte`, and whether handles are `ints`; the
+        `tag` of the world, behind which those of its process sets follow.
+
+    Raises
+    ------
+    ConfigError
+        There is no mpi4py, no MPI, or one that may be called by one thread alone.
+    RendezvousError
+        Some rank did not take part in time.
+    """
+    mpi = begin(world, seconds)
+    if mpi is None:
+        raise ConfigError(
+            "lanes over MPI (ENGINE_LANES=mpi) need mpi4py: `pip install mpi4py`, and `mpirun` as launcher"
+        )
+    if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
+        raise ConfigError(
+            "MPI was initialised for calls of one thread alone, and lanes over it (ENGINE_LANES=mpi) call it from "
+            "others: initialise it with MPI_THREAD_MULTIPLE, as mpi4py does unless mpi4py.rc says otherwise"
+        )
+    if not _kept:
+        comm, request = mpi.COMM_WORLD.Idup()
+        wait(request, world, seconds, "not all ranks have made a communicator")
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
+        _kept.append(comm)
+    functions = ctypes.CDLL(mpi.__file__)
+    addresses = {
+        name: ctypes.cast(getattr(functions, f"MPI_{name.capitalize()}"), ctypes.c_void_p).value for name in FUNCTIONS
+    }
+    return {
+        **addresses,
+        "comm": _handle(mpi, _kept[0]),
+        "byte": _handle(mpi, mpi.BYTE),
+        "ints": mpi._sizeof(mpi.Comm) == ctypes.sizeof(ctypes.c_int),
+        "tag": generation * _SETS % _TAGS,
+    }
+
+
+def _handle(mpi: Any, of: Any) -> int:
+    """A handle as C has it: a pointer, or an int."""
+    kind = ctypes.c_uint32 if mpi._sizeof(type(of)) == ctypes.sizeof(ctypes.c_int) else ctypes.c_uint64
+    return kind.from_address(mpi._addressof(of)).value

@@ -1,0 +1,51 @@
+/* The functions of an MPI library that was found at run time: no header of any MPI is needed. Handles are pointers in some (Open MPI),
+ * and ints in others (MPICH), so there are two ways to call each function. */
+#ifndef ENGINE_PLATFORM_MPI_H
+#define ENGINE_PLATFORM_MPI_H
+
+#include <stdint.h>
+
+typedef struct engine_mpi {
+  void *isend, *irecv, *test, *cancel; /* addresses of MPI_Isend, MPI_Irecv, MPI_Test, MPI_Cancel */
+  uint64_t comm, byte;                 /* handles: a communicator whose errors are returned, and MPI_BYTE */
+  int ints;                            /* 1: handles are ints */
+} engine_mpi;
+
+typedef union engine_mpi_request {
+  void *pointer;
+  int number;
+} engine_mpi_request;
+
+/* Begin to send to, or to receive from, a rank of the communicator: 0, or MPI's error. */
+static inline int engine_mpi_send(const engine_mpi *m, const void *data, int nbytes, int rank, int tag, engine_mpi_request *request) {
+  typedef int by_pointer(const void *, int, void *, int, int, void *, void **);
+  typedef int by_number(const void *, int, int, int, int, int, int *);
+  if (m->ints) return ((by_number *)m->isend)(data, nbytes, (int)m->byte, rank, tag, (int)m->comm, &request->number);
+  return ((by_pointer *)m->isend)(data, nbytes, (void *)m->byte, rank, tag, (void *)m->comm, &request->pointer);
+}
+
+static inline int engine_mpi_receive(const engine_mpi *m, void *data, int nbytes, int rank, int tag, engine_mpi_request *request) {
+  typedef int by_pointer(void *, int, void *, int, int, void *, void **);
+  typedef int by_number(void *, int, int, int, int, int, int *);
+  if (m->ints) return ((by_number *)m->irecv)(data, nbytes, (int)m->byte, rank, tag, (int)m->comm, &request->number);
+  return ((by_pointer *)m->irecv)(data, nbytes, (void *)m->byte, rank, tag, (void *)m->comm, &request->pointer);
+}
+
+/* Whether a request is done, after which it is gone: 1 or 0; or -1 for an error. */
+static inline int engine_mpi_test(const engine_mpi *m, engine_mpi_request *request) {
+  typedef int by_pointer(void **, int *, void *);
+  typedef int by_number(int *, int *, void *);
+  uint64_t status[16]; /* larger than any library's MPI_Status */
+  int done = 0, error;
+  error = m->ints ? ((by_number *)m->test)(&request->number, &done, status) : ((by_pointer *)m->test)(&request->pointer, &done, status);
+  return error ? -1 : done != 0;
+}
+
+/* Ask for the end of a request, which is done when it has been cancelled or has come to its end. */
+static inline void engine_mpi_cancel(const engine_mpi *m, engine_mpi_request *request) {
+  typedef int by_pointer(void **);
+  typedef int by_number(int *);
+  if (m->ints) ((by_number *)m->cancel)(&request->number);
+  else ((by_pointer *)m->cancel)(&request->pointer);
+}
+#endif

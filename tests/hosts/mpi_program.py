@@ -1,0 +1,146 @@
+"""One rank that an MPI's launcher has started, which believes that every rank has a host of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(os.environ["HERE"])
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["PMI_SIZE"])
+os.environ |= {
+    "ENGINE_RANK": str(RANK),
+    "ENGINE_SIZE": str(SIZE),
+    "ENGINE_LOCAL_RANK": "0",
+    "ENGINE_LOCAL_SIZE": "1",
+    "ENGINE_CROSS_RANK": str(RANK),
+    "ENGINE_CROSS_SIZE": str(SIZE),
+}
+
+import numpy as np  # noqa: E402
+
+import engine  # noqa: E402
+from engine import runtime  # noqa: E402
+
+from ..parallel.test_hosts import results  # noqa: E402
+from ..waiting import let_pass  # noqa: E402
+
+LARGE = 4 << 20  # elements
+
+
+def bits() -> None:
+    """The same results over TCP and over MPI; and an engine that has nothing to do costs nothing."""
+    engine.init(lanes="tcp")
+    expected = results(RANK, SIZE)
+    assert runtime.engine().messages == 0
+    engine.shutdown()
+    engine.init(lanes="mpi")
+    assert results(RANK, SIZE) == expected
+    assert runtime.engine().messages > 100
+    engine.barrier()
+    before = time.process_time()
+    let_pass(2.0)
+    spent = time.process_time() - before
+    engine.barrier()
+    engine.shutdown()
+    (HERE / f"idle.{RANK}").write_text(f"{spent:.3f}")
+
+
+def sets() -> None:
+    """Process sets have messages of their own."""
+    engine.init(lanes="mpi")
+    pair, others = engine.add_process_set([0, 2]), engine.add_process_set([1, 2])
+    large = np.full(LARGE, RANK + 1.0, np.float32)
+    for _ in range(3):
+        handles = [
+            (engine.allreduce_async(large, engine.Sum, process_set=each), sum(rank + 1 for rank in ranks))
+            for each, ranks in ((pair, (0, 2)), (others, (1, 2)))
+            if RANK in ranks
+        ]
+        assert (engine.allreduce(large, engine.Sum) == 6).all()
+        for handle, total in handles:
+            assert (engine.synchronize(handle) == total).all()
+    engine.remove_process_set(pair)
+    engine.shutdown()
+    (HERE / f"done.{RANK}").touch()
+
+
+def killed() -> None:
+    """Rank 1 dies in the middle of large entries."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    engine.init(lanes="mpi")
+    large = np.ones(LARGE, np.float32)
+    if RANK == 1:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    try:
+        while True:
+            engine.allreduce_(large, engine.Max, "loop")
+    except engine.errors.CollectiveError as error:
+        (HERE / f"telling.{RANK}").write_text(f"{type(error).__name__}: {error}")
+        (HERE / f"telling.{RANK}").rename(HERE / f"error.{RANK}")  # The launcher may end this process at any time.
+        raise
+
+
+def stopped() -> None:
+    """Rank 1 stands still for a while in the middle of large entries, and all go on."""
+    engine.init(lanes="mpi")
+    large = np.ones(LARGE, np.float32)
+    for turn in range(30):
+        if RANK == 1 and turn == 10:
+            pid = os.getpid()
+            subprocess.Popen(["sh", "-c", f"sleep 0.05; kill -STOP {pid}; sleep 3; kill -CONT {pid}"])
+        assert (engine.allreduce(large, engine.Sum, "loop") == SIZE).all()
+    engine.shutdown()
+    (HERE / f"done.{RANK}").touch()
+
+
+def single() -> None:
+    """The program has initialised MPI for one thread."""
+    import mpi4py
+
+    mpi4py.rc.thread_level = "single"
+    from mpi4py import MPI
+
+    try:
+        engine.init(lanes="mpi")
+    except engine.errors.ConfigError as error:
+        (HERE / f"error.{RANK}").write_text(str(error))
+    else:
+        raise AssertionError(f"lanes over an MPI of level {MPI.Query_thread()}")
+
+
+def timed() -> None:
+    """Seconds of a large allreduce, the engine's and MPI's own, by turns; the least of each."""
+    from mpi4py import MPI
+
+    engine.init(lanes=os.environ.get("LANES", "mpi"))
+    for nbytes in (16 << 20, 100 << 20):
+        tensor, result = np.ones(nbytes // 4, np.float32), np.ones(nbytes // 4, np.float32)
+        best = [9.0, 9.0]
+        for _ in range(12):
+            engine.barrier()
+            begun = time.perf_counter()
+            engine.allreduce(tensor, engine.Sum, f"of {nbytes}")
+            best[0] = min(best[0], time.perf_counter() - begun)
+            engine.barrier()
+            begun = time.perf_counter()
+            MPI.COMM_WORLD.Allreduce(tensor, result)
+            best[1] = min(best[1], time.perf_counter() - begun)
+        print(
+            RANK,
+            nbytes >> 20,
+            "MiB",
+            *(f"{each * 1e3:.2f} ms" for each in best),
+            f"{best[0] / best[1]:.2f}",
+            flush=True,
+        )
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    {"bits": bits, "sets": sets, "killed": killed, "stopped": stopped, "timed": timed, "single": single}[sys.argv[1]]()

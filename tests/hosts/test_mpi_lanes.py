@@ -1,0 +1,87 @@
+"""Lanes over MPI, under the mpirun of Open MPI and of MPICH: problem 25."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from ..environments import ROOT, Environment, NotToBeHadError
+
+KINDS = ("openmpi", "mpich")
+DEADLINE = 100.0
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def mpi(request: pytest.FixtureRequest) -> Path:
+    """An environment with one of the wheels, and mpi4py; its directory of programs."""
+    environment = Environment(
+        ROOT / "build" / f"mpi-{request.param}",
+        (("-c", str(ROOT / "constraints.txt"), request.param, "mpi4py"),),
+    )
+    try:
+        return environment.make().parent
+    except NotToBeHadError as error:
+        print(error)
+        pytest.skip(str(error))
+
+
+def mpirun(mpi: Path, home: Path, ranks: int, *words: str, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Run the program, each rank as if on a host of its own; the exit code, and what was said."""
+    with_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    job, port = uuid.uuid4(), 10_240 + os.getpid() % 20_000
+    own = {"HERE": str(home), "ENGINE_JOB": job.hex, "ENGINE_SECRET": "s", "ENGINE_HUB": f"127.0.0.1:{port}"}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "PMI", "OMPI_"))}
+    over = ("--oversubscribe",) if mpi.parent.name.endswith("openmpi") else ()
+    done = subprocess.run(
+        [mpi / "mpirun", *over, *launcher, "-n", str(ranks), mpi / "python", "-m", "tests.hosts.mpi_program", *words],
+        cwd=ROOT,
+        env=environ | with_root | own,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=DEADLINE,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_bits_are_those_of_tcp_and_an_idle_rank_costs_nothing(mpi: Path, tmp_path: Path) -> None:
+    code, said = mpirun(mpi, tmp_path, 2, "bits")
+    assert code == 0, said
+    spent = [float((tmp_path / f"idle.{rank}").read_text()) for rank in range(2)]
+    assert max(spent) < 0.2, spent  # seconds of two; a thread that asks MPI all the time has all of them
+
+
+def test_process_sets_have_messages_of_their_own(mpi: Path, tmp_path: Path) -> None:
+    code, said = mpirun(mpi, tmp_path, 3, "sets")
+    assert code == 0, said
+    assert all((tmp_path / f"done.{rank}").exists() for rank in range(3))
+
+
+def test_a_rank_that_stands_still_for_a_while_is_waited_for(mpi: Path, tmp_path: Path) -> None:
+    code, said = mpirun(mpi, tmp_path, 2, "stopped")
+    assert code == 0, said
+    assert all((tmp_path / f"done.{rank}").exists() for rank in range(2))
+
+
+def test_a_killed_rank_is_named_unless_the_launcher_is_first(mpi: Path, tmp_path: Path) -> None:
+    """mpirun ends all ranks when it hears of a death."""
+    code, said = mpirun(mpi, tmp_path, 2, "killed")
+    assert code != 0, said
+    error = tmp_path / "error.0"
+    if error.exists():
+        assert error.read_text().startswith("RankDiedError: rank 1 died"), said
+
+
+def test_an_mpi_for_one_thread_is_refused_with_what_to_do(mpi: Path, tmp_path: Path) -> None:
+    code, said = mpirun(mpi, tmp_path, 2, "single")
+    assert code == 0, said
+    for rank in range(2):
+        text = (tmp_path / f"error.{rank}").read_text()
+        assert "MPI was initialised for calls of one thread alone" in text and "MPI_THREAD_MULTIPLE" in text
