@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,8 +30,8 @@ def enter() -> Iterator[str]:
         yield option.removeprefix("--launch-agent=")
 
 
-def finish(*commands: list[str], **environ: str) -> list[str]:
-    """Run commands beside each other, of which each has to succeed; all lines that they print."""
+def finish(*commands: list[str], **environ: str) -> str:
+    """Run commands beside each other, of which each has to succeed; all that they print."""
     processes = [
         subprocess.Popen(
             command,
@@ -50,12 +51,13 @@ def finish(*commands: list[str], **environ: str) -> list[str]:
             process.kill()
             process.wait()
     assert [process.returncode for process in processes] == [0] * len(processes), told
-    return [line for out, _ in told for line in out.splitlines()]
+    return "".join(out for out, _ in told)
 
 
-def check(lines: list[str]) -> None:
+def check(text: str) -> None:
     """Each of four ranks has begun two worlds, and known its place in them."""
-    places = sorted(json.loads(line)["place"] for line in lines if line.startswith("{"))
+    # They share a pipe, and an end of a line may come behind what another rank has written.
+    places = sorted(json.loads(told)["place"] for told in re.findall(r"\{[^{}]*\}", text))
     assert places == sorted([rank, rank % 2, 2, rank // 2, 2] for rank in range(4) for _ in range(2))
 
 
