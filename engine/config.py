@@ -118,6 +118,16 @@ class Config:
         option=Option("SIZE"),
         knob=Knob(),
     )
+    between_hosts: str = setting(
+        "auto",
+        "",
+        Words("auto", "direct", "chain", "ring"),
+        "How large allreduces travel between hosts: direct, from each rank to every host; chain, as sums that pass "
+        "from host to host; auto: whichever of these moves less, with equal bits; or ring, a chain with a start at "
+        "every host, where fusion changes bits.",
+        option=Option(),
+        knob=Knob(words=("auto", "direct", "chain")),  # a ring changes bits: a user may choose it, not the tuner
+    )
     compression: str = setting(
         "none",
         "",

@@ -381,6 +381,7 @@ def set_knobs(
     cycle_time_ms: float | str | None = None,
     stores: str | None = None,
     chunk_bytes: int | str | None = None,
+    between_hosts: str | None = None,
     compression: str | None = None,
     sockets_per_lane: int | str | None = None,
     **unknown: Never,
@@ -391,7 +392,7 @@ def set_knobs(
 
     Parameters
     ----------
-    fusion_threshold, cycle_time_ms, stores, chunk_bytes, compression, sockets_per_lane : optional
+    fusion_threshold, cycle_time_ms, stores, chunk_bytes, between_hosts, compression, sockets_per_lane : optional
         Those settings of `engine.config.Config` that are knobs, with values as of `init`, such as 65536 or `"64K"`;
         None leaves a knob as it is. `compression` changes the results of tensors with `Compression.tuned`. Of
         `sockets_per_lane` no more can be used than were opened at the start.
@@ -413,6 +414,7 @@ def set_knobs(
         "cycle_time_ms": cycle_time_ms,
         "stores": stores,
         "chunk_bytes": chunk_bytes,
+        "between_hosts": between_hosts,
         "compression": compression,
         "sockets_per_lane": sockets_per_lane,
         **unknown,

@@ -164,6 +164,9 @@ class Engine:
     @property
     def messages(self) -> int:
         """How many messages with bytes of tensors this rank has sent over MPI."""
+    @property
+    def chainable(self) -> bool:
+        """Whether ranks are on several hosts, and sums that pass from host to host have the bits of all other ways."""
     def mark_step(self, number: int = 0) -> None:
         """End of a step of this rank's optimizer of that number, 0 or more."""
     def record_steps(self) -> None:

@@ -179,7 +179,7 @@ cdef class Engine:
         else:
             transport = shared_memory_open(&e.transport, &e.segment)
         if (table_open(&e.table, &e.segment, e.clock) != Status.OK
-                or executor_open(&e.executor, rank, size, transport, &e.arena, engine_kernels_get(kernel_level()),
+                or executor_open(&e.executor, rank, &e.segment.crews, transport, &e.arena, engine_kernels_get(kernel_level()),
                                  e.clock) != Status.OK
                 or (rank == COORDINATOR and coordinator_open(&e.coordinator, &e.segment, e.clock, &knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
@@ -431,6 +431,10 @@ cdef class Engine:
     @property
     def messages(self):
         return connections_messages(self.state.network) if self.state.network != NULL else 0
+
+    @property
+    def chainable(self):
+        return self.state.segment.hosts > 1 and self.state.segment.crews.consecutive
 
     def counters(self):
         return counters_of(self.state)

@@ -7,7 +7,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from engine_ext.control.state cimport State
 from engine_ext.platform.atomics cimport store32_release
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.shared.layout cimport COORDINATOR, MAX_SOCKETS, SLOT_BYTES, STORES, STORES_NAMES, WIRES, WIRE_NAMES, engine_knobs
+from engine_ext.shared.layout cimport (
+    BETWEEN_NAMES, BETWEENS, COORDINATOR, MAX_SOCKETS, SLOT_BYTES, STORES, STORES_NAMES, WIRES, WIRE_NAMES,
+    engine_knobs,
+)
 
 from engine_ext.errors import EngineError
 
@@ -17,6 +20,7 @@ KNOBS = {
     "cycle_time_ms": (0.0, 10_000.0),
     "stores": tuple([STORES_NAMES[number].decode() for number in range(STORES)]),
     "chunk_bytes": (4096, SLOT_BYTES),
+    "between_hosts": tuple([BETWEEN_NAMES[number].decode() for number in range(BETWEENS)]),
     "compression": tuple([WIRE_NAMES[number].decode() for number in range(WIRES)]),
     "sockets_per_lane": (1, MAX_SOCKETS),
 }

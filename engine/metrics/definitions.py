@@ -150,7 +150,7 @@ _METRICS = (
     Metric(
         "engine_knob",
         "gauge",
-        "Knobs in force, in bytes and seconds; stores and compression by number.",
+        "Knobs in force, in bytes and seconds; words by number.",
         ("name",),
         scope="leader",
     ),

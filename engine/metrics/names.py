@@ -8,9 +8,10 @@ from __future__ import annotations
 STATES = ("new", "running", "ended", "failed")
 CAUSES = ("none", "died", "raised", "left", "stalled")
 OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter")
-ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum")
+ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum", "chain", "ring")
 REASONS = ("full", "whole_step", "awaited", "cycle_time")  # why a batch was closed
 STORES = ("cached", "streaming", "auto")
+BETWEEN_HOSTS = ("auto", "direct", "chain", "ring")
 COMPRESSIONS = ("none", "fp16", "bf16")
 PHASES = ("off", "waiting", "searching", "watching", "lost", "left")  # of the tuner
 
@@ -21,6 +22,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "algorithms": ALGORITHMS,
     "reasons": REASONS,
     "stores": STORES,
+    "between_hosts": BETWEEN_HOSTS,
     "compressions": COMPRESSIONS,
     "phases": PHASES,
 }

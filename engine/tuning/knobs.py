@@ -34,12 +34,15 @@ def space_of(engine: core.Engine, held: Collection[str]) -> dict[str, dict[str, 
 
     Whether compression does is known only when tensors have been reduced. Whoever sets `sockets_per_lane` says how many
     are opened; how many of them are used is tuned all the same.
+    Where a chain of hosts would change bits, the tuner leaves the way between hosts alone.
     """
     left = {name: knob for name, knob in KNOBS.items() if name not in held and name != "sockets_per_lane"}
     if engine.sockets_per_lane > 1:
         left["sockets_per_lane"] = KNOBS["sockets_per_lane"] | {"high": engine.sockets_per_lane}
     if not engine.compressible:
         left.pop("compression", None)
+    if not engine.chainable:
+        left.pop("between_hosts", None)
     return left
 
 

@@ -119,7 +119,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
     memcpy(<void*>entry_ids(entry), ids, <size_t>items * sizeof(int32_t))
     if row_words:
         memcpy(<void*>entry_rows(entry), name.rows, row_words * sizeof(int64_t))
-    operation.choose(entry, c.knobs.chunk_bytes, c.segment.size)
+    operation.choose(entry, &c.knobs, &c.segment.crews)
     entry.stores = stores_of(c, entry)
     for i in range(items):
         name = c.by_id[ids[i]]

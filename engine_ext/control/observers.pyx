@@ -71,6 +71,7 @@ cdef void count_knobs(counters_page* page, const engine_knobs* knobs) noexcept n
     store_relaxed(page.chunk, knobs.chunk_bytes)
     store_relaxed(page.compression, knobs.compression)
     store_relaxed(page.sockets_per_lane, knobs.sockets_per_lane)
+    store_relaxed(page.between_hosts, knobs.between_hosts)
 
 
 cdef void observe_entry_begins(State* e, const engine_entry* entry) noexcept nogil:

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 from engine_ext.data.plan cimport Piece, Plan
 from engine_ext.kernels.kernels cimport engine_kernels, engine_reduction
 from engine_ext.platform.clock cimport patience
+from engine_ext.shared.crews cimport Crews
 from engine_ext.transport.arena cimport Arena
 from engine_ext.transport.transport cimport Progress, Stage, Transport
 
@@ -29,9 +30,17 @@ cdef struct Adasum:         # state of an entry that is an Adasum (operations/ad
     uint64_t lead           # number of chunks before those of the logical buffer
     double factor           # prescale times postscale
 
+cdef struct Chain:          # state of an entry whose sums pass from host to host (operations/chain.pyx)
+    int turns               # pieces of a chunk, each of which sets out from another host; 1: all from the first
+    uint64_t growth         # bytes of an accumulator for each byte that is reduced
+    uint64_t piece          # bytes of a slot for what is packed of one piece
+    uint64_t part           # likewise for a rank's part of one, as it travels
+    uint64_t chunks         # number of chunks of the logical buffer
+
 cdef struct Executor:
     int rank
     int size
+    const Crews* crews
     Transport* transport
     Arena* arena
     const engine_kernels* kernels
@@ -57,6 +66,7 @@ cdef struct Executor:
     uint64_t uncopied           # chunks before this number have nothing to copy: they pass copy with reduce
     uint64_t pack_gate          # chunks from this number on are packed only when all before it are reduced on this rank
     uint64_t reduce_gate        # chunks from this number on are reduced only when all before it are copied on this rank
+    uint64_t reduce_lag         # a chunk is reduced only when the one so many before it is copied on this rank
     Progress passed             # chunks of the schedule that each stage has passed here, as published to the other ranks
     const patience* clock
     uint64_t progressed         # when a chunk last passed a stage: nanoseconds of the time that this process has seen pass
@@ -68,6 +78,7 @@ cdef struct Executor:
     const void** sources
     void** targets
     Adasum adasum
+    Chain chain
 
 cdef inline char* slot(const Executor* x, int rank, uint64_t n) noexcept nogil:
     """Where the chunk `n` of the entry, counted from its first, lies in the slot of `rank`."""
@@ -85,8 +96,8 @@ cdef inline uint64_t offset(const Executor* x, const Piece* piece, uint64_t at) 
     """Where in the piece's tensor the byte `at` of the logical buffer is."""
     return elements(x, piece, at - piece.start) * x.kernels.types[piece.dtype].size
 
-cdef int executor_open(Executor* x, int rank, int size, Transport* transport, Arena* arena, const engine_kernels* kernels,
-                       const patience* clock) noexcept nogil
+cdef int executor_open(Executor* x, int rank, const Crews* crews, Transport* transport, Arena* arena,
+                       const engine_kernels* kernels, const patience* clock) noexcept nogil
 cdef void executor_close(Executor* x) noexcept nogil
 cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexcept nogil
 cdef bint executor_progress(Executor* x) noexcept nogil

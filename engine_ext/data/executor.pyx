@@ -14,10 +14,11 @@ from engine_ext.shared.layout cimport SLOTS, Status
 from engine_ext.transport.transport cimport Progress
 
 
-cdef int executor_open(Executor* x, int rank, int size, Transport* transport, Arena* arena, const engine_kernels* kernels,
-                       const patience* clock) noexcept nogil:
+cdef int executor_open(Executor* x, int rank, const Crews* crews, Transport* transport, Arena* arena,
+                       const engine_kernels* kernels, const patience* clock) noexcept nogil:
+    cdef int size = crews.size
     memset(x, 0, sizeof(Executor))
-    x.rank, x.size, x.transport, x.arena, x.kernels, x.clock = rank, size, transport, arena, kernels, clock
+    x.rank, x.size, x.crews, x.transport, x.arena, x.kernels, x.clock = rank, size, crews, transport, arena, kernels, clock
     x.progressed = patience_at(clock, now_ns())
     x.slots = <char**>calloc(size, sizeof(char*))
     x.sources = <const void**>calloc(size, sizeof(void*))
@@ -53,6 +54,7 @@ cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexc
     x.end = x.first + chunks
     x.uncopied = x.end if steps.copy == NULL else 0
     x.pack_gate = x.reduce_gate = 0
+    x.reduce_lag = SLOTS            # which holds anyway, by what is packed
     x.active = True
     x.progressed = patience_at(x.clock, now_ns())
     if x.timed:
@@ -66,7 +68,8 @@ cdef inline bint may_pack(const Executor* x) noexcept nogil:
 
 
 cdef inline bint may_reduce(const Executor* x) noexcept nogil:
-    return x.passed.reduced < x.passed.packed and (x.passed.reduced < x.reduce_gate or x.passed.copied >= x.reduce_gate)
+    return (x.passed.reduced < x.passed.packed and x.passed.reduced < x.passed.copied + x.reduce_lag
+            and (x.passed.reduced < x.reduce_gate or x.passed.copied >= x.reduce_gate))
 
 
 cdef void executor_needs(Executor* x) noexcept nogil:

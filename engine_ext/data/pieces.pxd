@@ -16,10 +16,14 @@ cdef void find_sources(Executor* x, const Cut* cut, uint64_t begin) noexcept nog
 cdef inline uint64_t chunk_end(const Executor* x, uint64_t begin) noexcept nogil:
     return min(begin + x.chunk, x.plan.total)
 
-cdef inline uint64_t part_start(const Executor* x, uint64_t begin, uint64_t end, int rank) noexcept nogil:
-    """Where the part of `rank` begins; that of rank `size` is the end. Parts never share a cache line."""
+cdef inline uint64_t share_start(uint64_t begin, uint64_t end, int k, int count) noexcept nogil:
+    """Where share k of [begin, end), cut into `count`, begins; that of share `count` is the end. No two are in one cache line."""
     cdef uint64_t lines = (end - begin + PIECE_ALIGNMENT - 1) // PIECE_ALIGNMENT
-    return min(begin + lines * <uint64_t>rank // <uint64_t>x.size * PIECE_ALIGNMENT, end)
+    return min(begin + lines * <uint64_t>k // <uint64_t>count * PIECE_ALIGNMENT, end)
+
+cdef inline uint64_t part_start(const Executor* x, uint64_t begin, uint64_t end, int rank) noexcept nogil:
+    """Where the part of `rank` begins; that of rank `size` is the end."""
+    return share_start(begin, end, rank, x.size)
 
 # ---- a chunk with a compartment for every rank, all of one size: compartment r of rank s's slot is what s has for r ----------
 

@@ -125,6 +125,13 @@ typedef struct engine_kernels {
    * Streaming stores are fenced before it returns. */
   void (*reduce)(const engine_reduction *r, const void *const *sources, void *const *destinations, size_t n);
 
+  /* The same reduction in stretches, each with some of the sources, in order: same bits. What the sources before have come to are
+   * accumulators, as in engine_accumulation; null: these are the first. `reduce_onward` writes accumulators, other than those
+   * before; `reduce_last` divides, scales and rounds. */
+  void (*reduce_onward)(const engine_reduction *r, const void *before, const void *const *sources, void *after, size_t n);
+  void (*reduce_last)(const engine_reduction *r, const void *before, const void *const *sources, void *const *destinations,
+                      size_t n);
+
   engine_dtype_kernels types[ENGINE_DTYPES];
 
   /* Of floats only. Add the products of each two of `count` (at most ENGINE_INNER_ROWS) rows to their lanes, in float64: for the

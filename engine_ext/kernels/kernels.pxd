@@ -81,6 +81,12 @@ cdef extern from "kernels/kernels.h" nogil:
         void (*reduce)(
             const engine_reduction *r, const void *const *sources, void *const *destinations, size_t n
         ) noexcept nogil
+        void (*reduce_onward)(
+            const engine_reduction *r, const void *before, const void *const *sources, void *after, size_t n
+        ) noexcept nogil
+        void (*reduce_last)(
+            const engine_reduction *r, const void *before, const void *const *sources, void *const *destinations, size_t n
+        ) noexcept nogil
         engine_dtype_kernels types[11]      # ENGINE_DTYPES
         void (*inner)(int dtype, double *lanes, const void *const *rows, int count, size_t n) noexcept nogil
         void (*weigh)(

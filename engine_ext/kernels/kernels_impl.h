@@ -391,21 +391,80 @@ static void reduce_block(const engine_reduction *r, const void *const *sources, 
   acc->finish(dst, b->accumulators, r->divisor, r->postscale, n);
 }
 
+/* Give one block, which lies in `result` or in the first destination already, to every destination. */
+static void deliver(const engine_reduction *r, void *const *destinations, size_t at, size_t n, const void *result) {
+  const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
+  char *first = (char *)destinations[0] + at * ENGINE_KERNELS.types[r->tensor].size;
+  if (result != first) unpack(r->dtype, r->tensor, first, result, n);
+  for (int k = 1; k < r->copies; k++) {
+    char *other = (char *)destinations[k] + at * type->size;
+    if (r->streaming) stream(other, result, n * type->size);
+    else copy(other, result, n * type->size);
+  }
+}
+
+/* Where a block is reduced to, before it is delivered. */
+static void *result_of(const engine_reduction *r, void *const *destinations, size_t at, block *b) {
+  return r->tensor == r->dtype ? (char *)destinations[0] + at * ENGINE_KERNELS.types[r->tensor].size : b->result;
+}
+
 static void reduce(const engine_reduction *r, const void *const *sources, void *const *destinations, size_t n) {
   const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
   size_t most = block_elements(type, &type->ops[r->op]);
   block b;
   for (size_t at = 0; at < n; at += most) {
     size_t m = n - at < most ? n - at : most;
-    char *first = (char *)destinations[0] + at * ENGINE_KERNELS.types[r->tensor].size;
-    char *result = r->tensor == r->dtype ? first : b.result;
+    void *result = result_of(r, destinations, at, &b);
     reduce_block(r, sources, at, m, result, &b);
-    if (result != first) unpack(r->dtype, r->tensor, first, result, m);
-    for (int k = 1; k < r->copies; k++) {
-      char *other = (char *)destinations[k] + at * type->size;
-      if (r->streaming) stream(other, result, m * type->size);
-      else copy(other, result, m * type->size);
-    }
+    deliver(r, destinations, at, m, result);
+  }
+  if (r->streaming && r->copies > 1) stream_end();
+}
+
+/* ---- reductions that go on elsewhere --------------------------------------------------------------------------------------- */
+
+/* Add all sources to what was accumulated `before`, null for nothing, in `total`. Accumulators of the size of T are T. */
+static void accumulate_block(const engine_reduction *r, const void *before, const void *const *sources, size_t at, size_t n,
+                             void *total, block *b) {
+  const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
+  const engine_accumulation *acc = &type->ops[r->op];
+  const void *first = scaled_source(r, sources, 0, at, n, b->scaled[0]);
+  int k = 1;
+  if (before && acc->size == type->size) {
+    acc->combine(total, (const char *)before + at * acc->size, first, n);
+  } else if (before) {
+    memcpy(total, (const char *)before + at * acc->size, n * acc->size);
+    acc->fold(total, first, n);
+  } else if (r->count == 1) {
+    acc->widen(total, first, n);
+  } else {
+    acc->combine(total, first, scaled_source(r, sources, 1, at, n, b->scaled[1]), n);
+    k = 2;
+  }
+  for (; k < r->count; k++) acc->fold(total, scaled_source(r, sources, k, at, n, b->scaled[0]), n);
+}
+
+static void reduce_onward(const engine_reduction *r, const void *before, const void *const *sources, void *after, size_t n) {
+  const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
+  const engine_accumulation *acc = &type->ops[r->op];
+  size_t most = block_elements(type, acc);
+  block b;
+  for (size_t at = 0; at < n; at += most)
+    accumulate_block(r, before, sources, at, n - at < most ? n - at : most, (char *)after + at * acc->size, &b);
+}
+
+static void reduce_last(const engine_reduction *r, const void *before, const void *const *sources, void *const *destinations,
+                        size_t n) {
+  const engine_dtype_kernels *type = &ENGINE_KERNELS.types[r->dtype];
+  const engine_accumulation *acc = &type->ops[r->op];
+  size_t most = block_elements(type, acc);
+  block b;
+  for (size_t at = 0; at < n; at += most) {
+    size_t m = n - at < most ? n - at : most;
+    void *result = result_of(r, destinations, at, &b);
+    accumulate_block(r, before, sources, at, m, b.accumulators, &b);
+    acc->finish(result, b.accumulators, r->divisor, r->postscale, m);
+    deliver(r, destinations, at, m, result);
   }
   if (r->streaming && r->copies > 1) stream_end();
 }
@@ -456,6 +515,8 @@ const engine_kernels ENGINE_KERNELS = {
     .pack = pack,
     .unpack = unpack,
     .reduce = reduce,
+    .reduce_onward = reduce_onward,
+    .reduce_last = reduce_last,
     .inner = inner,
     .weigh = weigh,
     .types = {

@@ -14,7 +14,7 @@ Hence one exchange is enough for any number of ranks, no vector in between is ev
 A compartment (data/pieces.pxd) has a share for each tensor, equally long for all ranks. So which part of a tensor a rank
 measures, and in which order it adds up, depends on the tensor and the number of ranks alone: fusion and chunk size change no bit.
 """
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy, memset
 
@@ -25,7 +25,8 @@ from engine_ext.kernels.kernels cimport ENGINE_INNER_LANES
 from engine_ext.operations.allreduce cimport copy_parts_of_others, offer_parts_to_others, pack_parts_of_others
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport bytes_of_all, choose_scatter, chunks_of_plan, plan_tensors, stand_in_tensor
-from engine_ext.shared.layout cimport ALGORITHM_ADASUM, SLOT_BYTES, engine_entry
+from engine_ext.shared.crews cimport Crews
+from engine_ext.shared.layout cimport ALGORITHM_ADASUM, SLOT_BYTES, engine_entry, engine_knobs
 from engine_ext.transport.transport cimport Stage
 
 cdef Steps STEPS = Steps(pack, reduce, copy, offer_chunk, False, True)
@@ -48,8 +49,8 @@ cdef Operation adasum_row() noexcept:
     return row
 
 
-cdef void choose(engine_entry* entry, uint32_t knob, int size) noexcept nogil:
-    choose_scatter(entry, knob, size)
+cdef void choose(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
+    choose_scatter(entry, knobs, crews)
     entry.algorithm = ALGORITHM_ADASUM
 
 

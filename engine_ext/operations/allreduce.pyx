@@ -2,9 +2,9 @@
 
 *One-shot*, for what is small: every rank offers everything and reduces everything. *Two-shot*: rank r reduces part r of each
 chunk, and all copy it from there. *Shared*: tensors lie where all ranks reach them, in the arena, so that rank r reduces part r
-of every tensor in place, and writes it to all.
+of every tensor in place, and writes it to all. On several hosts sums may pass from host to host instead (chain.pyx).
 """
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
 from engine_ext.data.executor cimport Steps, elements, executor_start, offer, slot
@@ -12,9 +12,13 @@ from engine_ext.data.pieces cimport chunk_end, copy_range, identity_of_absent, p
 from engine_ext.data.plan cimport Cut, cut_range, next_piece
 from engine_ext.kernels.identity cimport fill_identity
 from engine_ext.kernels.kernels cimport ENGINE_EVERY_SOURCE
+from engine_ext.operations.chain cimport chain_start, choose_chain
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport bytes_of_all, choose_two_shot, chunks_of_plan, plan_tensors, stand_in_tensor
-from engine_ext.shared.layout cimport ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, SLOT_BYTES, engine_entry
+from engine_ext.shared.crews cimport Crews
+from engine_ext.shared.layout cimport (
+    ALGORITHM_CHAIN, ALGORITHM_ONE_SHOT, ALGORITHM_RING, ALGORITHM_SHARED, SLOT_BYTES, engine_entry, engine_knobs,
+)
 from engine_ext.transport.arena cimport arena_address
 from engine_ext.transport.transport cimport Stage
 
@@ -34,19 +38,22 @@ cdef Operation allreduce_row() noexcept:
     return row
 
 
-cdef void choose(engine_entry* entry, uint32_t knob, int size) noexcept nogil:
+cdef void choose(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
     if entry.meta.shared >= 0:
         entry.algorithm = ALGORITHM_SHARED
-    elif entry.bytes * <uint64_t>size <= ONE_SHOT_BYTES:
+    elif entry.bytes * <uint64_t>crews.size <= ONE_SHOT_BYTES:
         entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
-    else:
-        choose_two_shot(entry, knob, size)
+    elif not choose_chain(entry, knobs, crews):
+        choose_two_shot(entry, knobs, crews)
 
 
 cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
     cdef const Steps* steps = &TWO_SHOT
     if not plan_tensors(x, batch, entry):
         return False
+    if entry.algorithm == ALGORITHM_CHAIN or entry.algorithm == ALGORITHM_RING:
+        if chain_start(x, x.crews.hosts if entry.algorithm == ALGORITHM_RING else 1):
+            return True
     if entry.algorithm == ALGORITHM_SHARED:
         steps, x.chunk = &SHARED, x.plan.total         # one chunk, cut by rank only
     elif entry.algorithm == ALGORITHM_ONE_SHOT:

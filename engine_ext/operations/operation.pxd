@@ -3,11 +3,12 @@
 The coordinator, which knows no tensors, goes by the fields. Every rank plans an entry by `plan`: it makes the fusion plan of the
 tensors that the entry names, and hands the executor the Steps by which chunks pass. Nobody asks for a kind.
 """
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from engine_ext.data.executor cimport Executor
 from engine_ext.operations.op cimport Op
-from engine_ext.shared.layout cimport engine_entry, engine_meta
+from engine_ext.shared.crews cimport Crews
+from engine_ext.shared.layout cimport engine_entry, engine_knobs, engine_meta
 
 cdef enum Says:             # what a rank tells the coordinator of each submission, in `rows` of its page
     SAYS_NOTHING = 0
@@ -27,8 +28,8 @@ cdef struct Operation:
 
     # The coordinator's. Bytes of the tensor, or of all tensors of a group; of one row where the rows may differ.
     int64_t (*bytes)(const engine_meta* meta) noexcept nogil
-    # By which algorithm `entry`, whose bytes are known, travels among `size` ranks, and in which chunks: `knob` bytes at most.
-    void (*choose)(engine_entry* entry, uint32_t knob, int size) noexcept nogil
+    # By which algorithm `entry`, whose bytes are known, travels among the ranks, and in which chunks.
+    void (*choose)(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
 
     # Every rank's. Fill the operation that a rank that has joined contributes: all fields beside `meta`, without a tensor.
     void (*stand_in)(Op* op, int size) noexcept nogil
@@ -45,8 +46,8 @@ cdef bint operation_begin(
 
 cdef int64_t bytes_of_all(const engine_meta* meta) noexcept nogil
 cdef int64_t bytes_of_row(const engine_meta* meta) noexcept nogil
-cdef void choose_two_shot(engine_entry* entry, uint32_t knob, int size) noexcept nogil
-cdef void choose_scatter(engine_entry* entry, uint32_t knob, int size) noexcept nogil
+cdef void choose_two_shot(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
+cdef void choose_scatter(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
 cdef void stand_in_tensor(Op* op, int size) noexcept nogil
 cdef void stand_in_rows(Op* op, int size) noexcept nogil
 cdef bint give_target(Op* op) noexcept nogil

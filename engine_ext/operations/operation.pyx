@@ -46,16 +46,16 @@ cdef int64_t bytes_of_all(const engine_meta* meta) noexcept nogil:
     return n
 
 
-cdef void choose_two_shot(engine_entry* entry, uint32_t knob, int size) noexcept nogil:
+cdef void choose_two_shot(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
     """Two chunks at least, of whole pages."""
     entry.algorithm = ALGORITHM_TWO_SHOT
-    entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(knob, <uint32_t>min(entry.bytes // 2, <uint64_t>SLOT_BYTES)))
+    entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(knobs.chunk_bytes, <uint32_t>min(entry.bytes // 2, <uint64_t>SLOT_BYTES)))
     entry.chunk = (entry.chunk + 4095) & ~<uint32_t>4095
 
 
-cdef void choose_scatter(engine_entry* entry, uint32_t knob, int size) noexcept nogil:
+cdef void choose_scatter(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
     entry.algorithm = ALGORITHM_SCATTER
-    entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(knob, <uint32_t>SLOT_BYTES))
+    entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(knobs.chunk_bytes, <uint32_t>SLOT_BYTES))
 
 
 # ---- what ranks that have joined contribute ----------------------------------------------------------------------------------

@@ -63,13 +63,14 @@ enum { PHASE_LIST(AS_NUMBER) };
   FIELD(completed, 1)             /* operations that have ended on this rank */                                              \
   FIELD(mismatches, 1)            /* operations that have ended because ranks disagreed */                                   \
   FIELD(last_ns, 1)               /* CLOCK_MONOTONIC at the end of the last entry that moved data */                         \
-  FIELD(knob_version, 1)          /* engine_knobs.version of the last entry, whose knobs the next six are  */                \
+  FIELD(knob_version, 1)          /* engine_knobs.version of the last entry, whose knobs the next seven are */               \
   FIELD(fusion_threshold, 1)      /* bytes */                                                                                \
   FIELD(cycle_time_ns, 1)                                                                                                    \
   FIELD(stores, 1)                /* STORES_* */                                                                             \
   FIELD(chunk, 1)                 /* bytes */                                                                                \
   FIELD(compression, 1)           /* engine_meta.wire */                                                                     \
   FIELD(sockets_per_lane, 1)                                                                                                 \
+  FIELD(between_hosts, 1)         /* BETWEEN_* */                                                                            \
   LINE(submitted, 1)              /* operations (cache line written by callers, under the engine's lock) */                  \
   FIELD(requests, 1)              /* submissions as full requests: of new names and changed tensors */                       \
   FIELD(blocked_ns, 1)            /* time in which some caller was blocked, added up over engines */                         \

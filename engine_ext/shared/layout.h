@@ -64,6 +64,7 @@ enum { ALGORITHM_LIST(AS_NUMBER) ALGORITHMS };
 enum { ENTRY_LIST(AS_NUMBER) };
 enum { LAYOUT_LIST(AS_NUMBER) };
 enum { STORES_LIST(AS_NUMBER) STORES };
+enum { BETWEEN_LIST(AS_NUMBER) BETWEENS };
 enum { CAUSE_LIST(AS_NUMBER) CAUSES };
 /* Faults for which an operation cannot be done whatever other ranks submit: they are told, and nobody waits. FAULT_INDEX and
  * FAULT_ORDER are of a sparse tensor; FAULT_CALL says that the call failed on this rank before it submitted anything. */
@@ -128,7 +129,8 @@ typedef struct engine_knobs {
   uint8_t stores;              /* STORES_*; STORES_AUTO: the faster kind, by measurements */
   uint8_t compression;         /* engine_meta.wire that stands for WIRE_TUNED */
   uint8_t sockets_per_lane;    /* connections of a lane in use; more than were opened: all */
-  uint8_t padding[5];
+  uint8_t between_hosts;       /* BETWEEN_* */
+  uint8_t padding[4];
 } engine_knobs;
 
 typedef struct engine_entry {
@@ -227,6 +229,7 @@ static const char *const ALGORITHM_NAMES[] = {ALGORITHM_LIST(AS_NAME)};
 static const char *const ENTRY_NAMES[] = {ENTRY_LIST(AS_NAME)};
 static const char *const LAYOUT_NAMES[] = {LAYOUT_LIST(AS_NAME)};
 static const char *const STORES_NAMES[] = {STORES_LIST(AS_NAME)};
+static const char *const BETWEEN_NAMES[] = {BETWEEN_LIST(AS_NAME)};
 static const char *const WIRE_NAMES[] = {WIRE_LIST(AS_NAME)};
 static const char *const CAUSE_NAMES[] = {CAUSE_LIST(AS_NAME)};
 

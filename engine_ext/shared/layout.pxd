@@ -6,11 +6,13 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         REASON_BYTES, FAILURE_BYTES, SLOTS, SLOT_BYTES, MAX_SOCKETS, DOORS, DIM_SPARSE, DIM_MOVED, DIM_DIGEST, DIM_FAULT
         UNNAMED, STUCK_SHIFT, ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
-        ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM, ALGORITHMS
+        ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM
+        ALGORITHM_CHAIN, ALGORITHM_RING, ALGORITHMS
         ENTRY_PAD, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_EVICT, ENTRY_ERROR, ENTRY_SKIP, ENTRY_JOINED
         LAYOUT_ROWS, LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_SPARSE
         FAULT_NONE, FAULT_INDEX, FAULT_ORDER, FAULTS, FAULT_CALL
         STORES_CACHED, STORES_STREAMING, STORES_AUTO, STORES
+        BETWEEN_AUTO, BETWEEN_DIRECT, BETWEEN_CHAIN, BETWEEN_RING, BETWEENS
         WIRE_NONE, WIRE_FP16, WIRE_BF16, WIRES, WIRE_TUNED
         CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED, CAUSES
         ENTRY_NEEDS_PACK, ENTRY_MEMBERS, ENTRY_ALIGN
@@ -21,6 +23,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
     const char** ENTRY_NAMES
     const char** LAYOUT_NAMES
     const char** STORES_NAMES
+    const char** BETWEEN_NAMES
     const char** WIRE_NAMES
     const char** CAUSE_NAMES
     const char* NAMES_TEXT
@@ -46,7 +49,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         uint64_t fusion_threshold
         double cycle_time_ms
         uint32_t version, chunk_bytes
-        uint8_t stores, compression, sockets_per_lane
+        uint8_t stores, compression, sockets_per_lane, between_hosts
 
     ctypedef struct engine_entry:
         uint32_t words

@@ -19,7 +19,15 @@
   ROW(ALGORITHM_TWO_SHOT, "two-shot")           \
   ROW(ALGORITHM_SHARED, "shared")               \
   ROW(ALGORITHM_SCATTER, "scatter")             \
-  ROW(ALGORITHM_ADASUM, "adasum")
+  ROW(ALGORITHM_ADASUM, "adasum")               \
+  ROW(ALGORITHM_CHAIN, "chain")                 \
+  ROW(ALGORITHM_RING, "ring")
+/* How a large allreduce travels between hosts. */
+#define BETWEEN_LIST(ROW)                       \
+  ROW(BETWEEN_AUTO, "auto")                     \
+  ROW(BETWEEN_DIRECT, "direct")                 \
+  ROW(BETWEEN_CHAIN, "chain")                   \
+  ROW(BETWEEN_RING, "ring")
 /* Entries of the schedule. */
 #define ENTRY_LIST(ROW)                         \
   ROW(ENTRY_PAD, "pad")                         \
@@ -86,6 +94,7 @@
   "algorithms =" ALGORITHM_LIST(AS_WORD) "\n"      \
   "reasons =" CLOSED_LIST(AS_WORD) "\n"            \
   "stores =" STORES_LIST(AS_WORD) "\n"             \
+  "between_hosts =" BETWEEN_LIST(AS_WORD) "\n"     \
   "compressions =" WIRE_LIST(AS_WORD) "\n"         \
   "phases =" PHASE_LIST(AS_WORD) "\n"
 #endif

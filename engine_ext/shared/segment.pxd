@@ -5,6 +5,7 @@ from engine_ext.platform.atomics cimport (
     FENCE_WAKE, count_up, full_fence, load32_acquire, load32_relaxed, load_acquire, load_relaxed,
 )
 from engine_ext.platform.doors cimport door_ring
+from engine_ext.shared.crews cimport Crews
 from engine_ext.shared.layout cimport (
     COORDINATOR, SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header,
 )
@@ -12,7 +13,8 @@ from engine_ext.shared.layout cimport (
 cdef struct Segment:
     int rank
     int size
-    int hosts                   # number of hosts that the ranks are on, each with a segment of its own
+    Crews crews                 # which ranks share a host, and so a segment
+    int hosts                   # number of hosts, each with a segment of its own
     int* host_of                # by rank: the number of its host; that of rank 0 is 0
     int* crew                   # the ranks that share this segment, in order; the pages of others are written by relays
     int crew_size

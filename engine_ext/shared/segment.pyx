@@ -10,6 +10,7 @@ from engine_ext.platform.posix cimport (
     MADV_DONTFORK, MAP_FAILED, MAP_NORESERVE, MAP_SHARED, PAGE, PROT_READ, PROT_WRITE, close, ftruncate, madvise, mmap,
     munmap,
 )
+from engine_ext.shared.crews cimport crew_size, crews_close, crews_open
 from engine_ext.shared.layout cimport (
     COORDINATOR, DOORS, ENGINE_PROTOCOL, REASON_BYTES, SEGMENT_MAGIC, engine_layout, rank_page, segment_bytes,
     segment_coordinator, segment_header, segment_page, segment_schedule,
@@ -84,18 +85,12 @@ cdef int segment_map(
     segment.rank, segment.size, segment.header = rank, size, header
     segment.pages = <rank_page**>calloc(size, sizeof(rank_page*))
     segment.numbers = <int*>calloc(size, sizeof(int))
-    segment.host_of = <int*>calloc(size, sizeof(int))
-    segment.crew = <int*>calloc(size, sizeof(int))
-    if segment.pages == NULL or segment.numbers == NULL or segment.host_of == NULL or segment.crew == NULL:
+    if not crews_open(&segment.crews, host_of, size) or segment.pages == NULL or segment.numbers == NULL:
         segment_unmap(segment)
         return -ENOMEM
-    for r in range(size):
-        segment.host_of[r] = host_of[r] if host_of != NULL else 0
-        segment.hosts = max(segment.hosts, segment.host_of[r] + 1)
-    for r in range(size):
-        if nearby(segment, r):
-            segment.crew[segment.crew_size] = r
-            segment.crew_size += 1
+    segment.hosts, segment.host_of = segment.crews.hosts, segment.crews.host_of
+    segment.crew = segment.crews.members + segment.crews.first[segment.host_of[rank]]
+    segment.crew_size = crew_size(&segment.crews, segment.host_of[rank])
     segment.leader, segment.far = segment.crew[0], not nearby(segment, COORDINATOR)
     segment.world, segment.abort = segment, &header.abort
     segment.claim = &header.abort if nearby(segment, COORDINATOR) else &header.claim
@@ -117,8 +112,7 @@ cdef void segment_unmap(Segment* segment) noexcept nogil:
         munmap(segment.header, segment_bytes(<uint32_t>segment.size))
         free(segment.pages)
         free(segment.numbers)
-        free(segment.host_of)
-        free(segment.crew)
+        crews_close(&segment.crews)
         memset(segment, 0, sizeof(Segment))
 
 

@@ -23,6 +23,7 @@ from libc.string cimport memset
 
 from engine_ext.platform.atomics cimport add32, load32_relaxed, load_relaxed, store32_relaxed, store32_release
 from engine_ext.platform.posix cimport write
+from engine_ext.shared.crews cimport Crews, crew_size, member
 from engine_ext.shared.layout cimport SLOT_BYTES, rank_page, segment_slot
 from engine_ext.shared.segment cimport nearby, wake, wake_others
 from engine_ext.transport.link cimport (
@@ -53,17 +54,8 @@ cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int
 cdef int carrier(const Segment* segment, int rank, int host) noexcept nogil:
     """The rank of `host` that receives what `rank`, of another host, offers: the one of the same place, as far as there are as
     many."""
-    cdef int place = 0, crew = 0, r
-    for r in range(segment.size):
-        place += r < rank and segment.host_of[r] == segment.host_of[rank]
-        crew += segment.host_of[r] == host
-    place %= crew
-    for r in range(segment.size):
-        if segment.host_of[r] == host:
-            if place == 0:
-                return r
-            place -= 1
-    return -1
+    cdef const Crews* crews = &segment.crews
+    return member(crews, host, crews.place_of[rank] % crew_size(crews, host))
 
 
 cdef void carry(Lanes* t, Lane* lane, int number, uint64_t n, uint64_t begin, uint64_t nbytes) noexcept nogil:

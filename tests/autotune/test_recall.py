@@ -275,6 +275,7 @@ class Asked:
     size = 2
     compressible = False
     sockets_per_lane = 0
+    chainable = False
 
     def __init__(self, knobs: Any) -> None:
         self.recalled = knobs

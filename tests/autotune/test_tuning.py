@@ -169,11 +169,12 @@ def test_what_best_prints_starts_a_job_with_these_knobs(
 ) -> None:
     pytest.importorskip("yaml", reason="needs PyYAML")
     decided = {"fusion_threshold": 16746108, "cycle_time_ms": 0.1443, "stores": "streaming", "chunk_bytes": 885385}
-    decided |= {"compression": "bf16", "sockets_per_lane": 3}
+    decided |= {"between_hosts": "chain", "compression": "bf16", "sockets_per_lane": 3}
     assert decided.keys() == KNOBS.keys()
     log = tmp_path / "log.jsonl"
+    first = DEFAULT | {"between_hosts": "auto", "compression": "none", "sockets_per_lane": 1}
     with journal.Journal(log) as rows:
-        Tuner(Space.from_description(KNOBS), DEFAULT | {"compression": "none", "sockets_per_lane": 1}, journal=rows)
+        Tuner(Space.from_description(KNOBS), first, journal=rows)
         rows({"row": "decide", "decision": "finish", "knobs": decided, "why": "", "final": True})
     assert cli.main(["best", str(log), "--format", form]) == 0
     said = capsys.readouterr().out
@@ -244,6 +245,7 @@ class FakeEngine:
 
     compressible = False
     sockets_per_lane = 0
+    chainable = False
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, ...]] = []

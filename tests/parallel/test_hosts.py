@@ -136,6 +136,119 @@ def test_bits_are_those_of_one_host(hosts: tuple[int, ...]) -> None:
             assert world.run(lambda rank: results(rank, size)) == expected
 
 
+IN_ROW = [(0, 1), (0, 0, 1, 1), (0, 1, 1, 1), (0, 0, 0, 0, 1, 1, 2), (0, 1, 2, 3, 4, 5, 6, 7)]
+in_row = pytest.mark.parametrize("hosts", IN_ROW, ids=lambda hosts: "".join(map(str, hosts)))
+
+
+@in_row
+def test_sums_that_pass_from_host_to_host_have_the_bits_of_one_host(hosts: tuple[int, ...]) -> None:
+    """Problem 1: neither fusion nor chunks, nor how many hosts and ranks there are, change a bit."""
+    size = len(hosts)
+    with ThreadWorld(size) as world:
+        expected = world.run(lambda rank: results(rank, size))
+    for settings in ({"chunk_bytes": 1 << 20}, {"fusion_threshold": 0, "chunk_bytes": 4096}):
+        with ThreadWorld(size, hosts, between_hosts="chain", **settings) as world:
+            assert world.run(lambda rank: results(rank, size)) == expected
+            algorithms = {row["algorithm"] for row in world.engines[0].history()}
+            assert "chain" in algorithms and "two-shot" not in {
+                row["algorithm"] for row in world.engines[0].history() if row["kind"] == "allreduce"
+            }
+
+
+@layouts
+def test_a_chain_of_any_layout_has_bits_of_its_own_whatever_is_fused(hosts: tuple[int, ...]) -> None:
+    size, found = len(hosts), []
+    for settings in ({}, {"fusion_threshold": 0, "chunk_bytes": 4096}):
+        with ThreadWorld(size, hosts, between_hosts="chain", **settings) as world:
+            found.append(world.run(lambda rank: results(rank, size)))
+    assert found[0] == found[1]
+
+
+@layouts
+@pytest.mark.parametrize("between", ["chain", "ring"])
+def test_sums_between_hosts_against_numpy(hosts: tuple[int, ...], between: str) -> None:
+    """What is exact in any order is exact; what is rounded is near. All ranks have equal bits."""
+    size = len(hosts)
+    counts = [8193, 16384, 65_537, 300_000]
+
+    def work(rank: int) -> list[bytes]:
+        found = []
+        for count in counts:
+            mine = [np.random.default_rng(100 * count + r).integers(-100, 100, count) for r in range(size)]
+            for dtype in ("int8", "int32", "int64", "float16", "float32", "float64"):
+                tensors = [each.astype(dtype) for each in mine]
+                total = engine.allreduce(tensors[rank], engine.Sum, f"{dtype} {count}")
+                with np.errstate(over="ignore"):
+                    assert (total == np.sum(np.stack(tensors), 0, dtype=dtype)).all(), (dtype, count)
+                mean = engine.allreduce(tensors[rank], engine.Average, f"mean {dtype} {count}")
+                exact = np.sum(np.stack(mine), 0) / size
+                want = np.trunc(exact) if np.dtype(dtype).kind == "i" else exact
+                np.testing.assert_allclose(mean.astype(np.float64), want, rtol=1e-3, atol=0)
+                assert (engine.allreduce(tensors[rank], engine.Max, f"max {dtype} {count}") == np.max(tensors, 0)).all()
+                found.append(mean.tobytes())
+            half = np.full(count, 60_000, np.float16)  # whose sum is more than float16 holds
+            assert (engine.allreduce(half, engine.Average, f"high {count}") == 60_000).all()
+            flags = np.arange(count) % size == rank
+            assert engine.allreduce(flags, engine.Sum, f"any {count}").all()
+        return found
+
+    with ThreadWorld(size, hosts, between_hosts=between) as world:
+        found = world.run(work)
+        assert between in {row["algorithm"] for row in world.engines[0].history()}
+    assert all(each == found[0] for each in found)
+
+
+def test_ranks_without_a_tensor_and_groups_in_a_chain() -> None:
+    hosts = (0, 0, 1, 1, 1, 2)
+
+    def work(rank: int) -> None:
+        for turn in range(3):
+            if rank == (turn + 4) % 6:
+                engine.join()
+                continue
+            tensors = [
+                np.full(count, rank + 1.0, dtype)
+                for count in (5, 70_001)
+                for dtype in (np.float16, np.float32, np.int8)
+            ]
+            want = 21 - ((turn + 4) % 6 + 1)
+            for kinds in ((0, 1, 2, 3, 4, 5), (1, 4), (0, 3)):  # dtypes whose sums grow differently, and alike
+                group = [tensors[k] for k in kinds]
+                for total in engine.grouped_allreduce(group, engine.Sum, f"group {turn} {kinds}"):
+                    assert (total == want).all()
+            mixed = [engine.grouped_allreduce_async(tensors[k::3], engine.Sum, f"fused {turn} {k}") for k in range(3)]
+            for handle in mixed:
+                for total in engine.synchronize(handle):
+                    assert (total == want).all()
+            big = engine.allreduce(np.full(200_000, rank + 1.0), engine.Sum, f"big {turn}", prescale_factor=0.5)
+            assert (big == want / 2).all()
+            engine.join()
+
+    for between in ("chain", "ring"):
+        with ThreadWorld(len(hosts), hosts, between_hosts=between) as world:
+            world.run(work)
+
+
+def test_what_travels_how_is_decided_by_the_bytes_of_the_busiest_host() -> None:
+    """Halves, whose sums are twice as large, and one rank on each host go directly; so does what is small."""
+
+    def work(rank: int) -> None:
+        for dtype, count in ((np.float32, 1 << 20), (np.float32, 1 << 16), (np.float16, 1 << 21)):
+            engine.allreduce(np.ones(count, dtype), engine.Sum, f"{np.dtype(dtype)} {count}")
+
+    expected = {
+        (0, 0, 1, 1): ["chain", "two-shot", "two-shot"],
+        (0, 0, 0, 0, 1, 1, 1, 1): ["chain", "two-shot", "chain"],
+        (0, 1, 0, 1): ["two-shot"] * 3,
+        (0, 1): ["two-shot"] * 3,
+    }
+    for hosts, algorithms in expected.items():
+        with ThreadWorld(len(hosts), hosts) as world:
+            world.run(work)
+            rows = [row for row in world.engines[0].history() if row["name"].startswith("float")]
+            assert [row["algorithm"] for row in rows if row["type"] == "batch"] == algorithms, hosts
+
+
 @pytest.mark.parametrize(("buffer", "sockets"), [(1, 1), (20_000, 1), (1, 8), (20_000, 3)])
 def test_connections_that_take_little_at_a_time(buffer: int, sockets: int) -> None:
     def work(rank: int) -> list[str]:

@@ -31,6 +31,7 @@ KNOBS: dict[str, Any] = {
     "cycle_time_ms": 1.0,
     "stores": "auto",
     "chunk_bytes": 512 << 10,
+    "between_hosts": "auto",
     "compression": "none",
     "sockets_per_lane": 1,
 }

@@ -80,6 +80,8 @@ class Kernels(ctypes.Structure):
         ("pack", CFUNCTYPE(None, c_int, c_int, c_double, c_int, c_void_p, c_void_p, c_size_t)),
         ("unpack", CFUNCTYPE(None, c_int, c_int, c_void_p, c_void_p, c_size_t)),
         ("reduce", CFUNCTYPE(None, POINTER(Reduction), POINTER(c_void_p), POINTER(c_void_p), c_size_t)),
+        ("reduce_onward", CFUNCTYPE(None, POINTER(Reduction), c_void_p, POINTER(c_void_p), c_void_p, c_size_t)),
+        ("reduce_last", CFUNCTYPE(None, POINTER(Reduction), c_void_p, POINTER(c_void_p), POINTER(c_void_p), c_size_t)),
         ("types", TypeKernels * len(DTYPES)),
         ("inner", CFUNCTYPE(None, c_int, POINTER(c_double), POINTER(c_void_p), c_int, c_size_t)),
         ("weigh", CFUNCTYPE(None, c_int, c_void_p, POINTER(c_void_p), POINTER(c_double), c_int, c_size_t)),

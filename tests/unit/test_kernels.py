@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
+import itertools
 import os
 import shutil
 import subprocess
@@ -262,6 +264,43 @@ def test_reduction_of_compressed_tensors(kernels: Kernels, tensor: str, wire: st
             want = expected(Spec(wire, op, divisor=divisor, postscale=spec.postscale), packed)
             assert_equal_bits(wire, mirror.values, want)
             assert_equal_bits(tensor, sources[own].values, widened(wire, want).astype(tensor))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("tensor", "wire"), [*((each, each) for each in DTYPES), *WIRES])
+def test_stretches_have_the_bits_of_the_whole(kernels: Kernels, tensor: str, wire: str, op: str) -> None:
+    """Sums that pass from host to host: in two or three stretches, the own tensor in any of them."""
+    if wire == "bool" and op == "average":
+        return
+    accumulator = kernels.types[DTYPES.index(wire)].ops[OPS.index(op)].size
+    for seed, (n, cuts) in enumerate(itertools.product((63, 4097), ((1,), (3,), (2, 3), (1, 4)))):
+        own, streaming = seed % 5, bool(seed % 2)
+        factors = (1.0, 1.0) if wire == "bool" else ((1.0, 0.3)[seed % 2], (1.0, 1.7)[seed % 3 > 1])
+        spec = Spec(wire, op, own, factors[0], 5.0 if op == "average" else 1.0, factors[1], tensor)
+        values = ranks(tensor, 5, n, seed)
+        sources = [
+            buffer_of(each if k == own or wire == tensor else compressed(each, wire), k)
+            for k, each in enumerate(values)
+        ]
+        whole = [Buffer(stored(tensor), n), Buffer(stored(wire), n)]
+        call_reduce(kernels, spec, sources, whole)
+        before: Buffer | None = None
+        bounds = [0, *cuts, 5]
+        for begin, end in itertools.pairwise(bounds):
+            part = dataclasses.replace(spec, unscaled=own - begin if begin <= own < end else NO_SOURCE)
+            native, given = part.native(end - begin, 2, streaming), pointers(sources[begin:end])
+            earlier = before.address if before else None
+            if end < 5:
+                after = Buffer(np.dtype(np.uint8), n * accumulator)
+                kernels.reduce_onward(ctypes.byref(native), earlier, given, after.address, n)
+                after.assert_guards()
+                before = after
+            else:
+                found = [Buffer(stored(tensor), n, 1), Buffer(stored(wire), n, 3)]
+                kernels.reduce_last(ctypes.byref(native), earlier, given, pointers(found), n)
+                for k in range(2):
+                    found[k].assert_guards()
+                    assert_equal_bits((tensor, wire)[k], found[k].values, whole[k].values)
 
 
 # ---- conversions ----

@@ -6,7 +6,8 @@ from ...readable import exact
 from ..knobs import GAUGES, Gauge
 from ..page import Snapshot
 
-_LISTS = {"stores": "stores", "compression": "compressions"}  # of names, by the knob
+# Lists of names, by the knob.
+_LISTS = {"stores": "stores", "between_hosts": "between_hosts", "compression": "compressions"}
 
 
 def knobs(page: Snapshot) -> list[tuple[str, str]]:
