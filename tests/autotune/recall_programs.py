@@ -31,7 +31,7 @@ def searches(home: str, models: Sequence[Sequence[int]]) -> list[dict[str, Any]]
             native_mark()
 
         steps_until(lambda: not tuner().searching, mark)
-        others = ("version", "entry", "between_hosts", "compression", "sockets_per_lane")  # the last three are not tuned here
+        others = {"version", "entry", "between_hosts", "compression", "sockets_per_lane"}  # none is tuned
         found.append({name: value for name, value in engine.knobs().items() if name not in others})
         engine.shutdown()
     return found
