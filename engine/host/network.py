@@ -169,18 +169,13 @@ def _addresses(name: str) -> list[str]:
 
 
 def keep_watch(connection: socket.socket) -> None:
-    """Have the kernel end a connection, busy or idle, whose other side has not answered for some seconds.
+    """Have the kernel end an idle connection whose other side has not answered for some seconds.
 
-    The other side's kernel answers, whatever its process does. Only for connections that are read at once: one that
-    takes nothing for so long would end, too.
+    The other side's kernel answers, whatever its process does. A busy connection is not watched: TCP_USER_TIMEOUT would
+    also end one whose other side takes nothing, because its process is stopped (the engine's network thread looks).
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_KEEPIDLE, 1),
-        (socket.TCP_KEEPINTVL, 1),
-        (socket.TCP_KEEPCNT, _SILENCE),
-        (socket.TCP_USER_TIMEOUT, 1000 * (_SILENCE + 1)),
-    ):
+    for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, _SILENCE)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 

@@ -13,22 +13,28 @@ cdef struct Network:
     int lane_count          # links of lanes
     int count
     bint* lost              # by link: its end has been noticed
+    uint64_t* ended         # a bit for each link on which nothing more comes
     uint64_t* news          # a bit for each link that has something to take in or takes bytes again; and the bell's
     Lane* list              # the lanes
     Lane** to               # by host: the lane for what this rank offers
     Lane** of               # by rank: the lane to it
+    char* ahead             # malloc'ed: AHEAD bytes of what comes, for the network thread
     Lanes lanes             # the transport
     engine_mpi mpi          # what lanes' large offers go over, if `couriers` is not NULL
     Courier* couriers       # by lane; NULL: none goes over MPI
     Relay relay
     bint leads              # whether this rank has trunks
     int epoll
-    int bell                # eventfd that ends the thread
+    int bell                # eventfd that wakes the thread
+    uint32_t spoken         # atomic: 1: something was sent on a link since the thread last looked at what is owed
+    uint32_t watching       # atomic: 1 while the thread looks now and then whether what was sent is acknowledged
+    uint64_t watched_at     # when it last did: nanoseconds, monotonic
     uint32_t stop           # atomic: 1 once the thread has to end
     bint threaded
     pthread_t thread
     int suspect             # a rank of which a connection has ended without a word; -1: none
     uint32_t idle_looks     # at MPI, since a message has last arrived
+    uint64_t news_since     # since when there is news that nobody waits for: nanoseconds, monotonic; 0: there is none
     uint64_t suspected_at   # since when: nanoseconds, monotonic
 
 cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil

@@ -1,6 +1,6 @@
 """Open and close a rank's connections to other hosts: sockets that were connected and proven at the start."""
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from engine_ext.control.relay cimport relay_close
@@ -8,7 +8,7 @@ from engine_ext.platform.atomics cimport load_acquire, store32_release
 from engine_ext.platform.posix cimport close, pthread_join, write
 from engine_ext.shared.layout cimport Status
 from engine_ext.transport.lanes cimport Lane, carrier
-from engine_ext.transport.link cimport link_close, link_idle, link_open
+from engine_ext.transport.link cimport AHEAD, link_close, link_idle, link_open
 from engine_ext.transport.mpi cimport courier_close, courier_sent
 
 cdef extern from "<sys/epoll.h>" nogil:
@@ -33,6 +33,8 @@ cdef int connections_open(Network* network, Segment* segment, const int* lanes, 
     network.list = <Lane*>calloc(segment.size, sizeof(Lane))
     network.to = <Lane**>calloc(segment.hosts, sizeof(Lane*))
     network.of = <Lane**>calloc(segment.size, sizeof(Lane*))
+    network.ended = <uint64_t*>calloc(most // 64 + 1, 8)
+    network.ahead = <char*>malloc(AHEAD)
     for k in range(sockets * segment.size):
         if lanes[k] >= 0:
             status |= add_link(network, lanes[k], k // sockets)
@@ -41,7 +43,7 @@ cdef int connections_open(Network* network, Segment* segment, const int* lanes, 
         if trunks[h] >= 0:
             status |= add_link(network, trunks[h], leader_of(segment, h))
     if (network.epoll < 0 or network.bell < 0 or network.news == NULL or network.list == NULL or network.to == NULL
-            or network.of == NULL or status != Status.OK):
+            or network.of == NULL or network.ended == NULL or network.ahead == NULL or status != Status.OK):
         return Status.NO_MEMORY
     for k in range(network.lane_count // sockets):
         add_lane(network, segment, k, sockets)
@@ -87,7 +89,7 @@ cdef int add_link(Network* network, int fd, int peer) noexcept nogil:
     if network.links == NULL or network.lost == NULL:
         close(fd)
         return Status.NO_MEMORY
-    link_open(&network.links[network.count], fd, peer)
+    link_open(&network.links[network.count], fd, peer, &network.spoken)
     network.count += 1
     return Status.OK
 
@@ -138,6 +140,8 @@ cdef bint connections_close(Network* network) noexcept nogil:
     free(network.to)
     free(network.of)
     free(network.couriers)
+    free(network.ended)
+    free(network.ahead)
     memset(network, 0, sizeof(Network))
     network.epoll = network.bell = -1       # it may be closed once more
     return over

@@ -14,7 +14,7 @@ from libc.string cimport memset
 from engine_ext.control.backlog cimport backlog_add, backlog_submit
 from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
 from engine_ext.control.execute cimport fail_everything, run_schedule, wake_waiters
-from engine_ext.control.network cimport network_relay, network_unseen
+from engine_ext.control.network cimport network_held, network_relay, network_rest, network_unseen
 from engine_ext.control.observers cimport (
     observe_call_begins, observe_late_wake, observe_readiness, observe_sleep, observe_submission, observe_wait_begins,
     observe_wait_ends, observe_yield,
@@ -107,12 +107,15 @@ cdef bint drive_once(State* e) noexcept nogil:
 
 cdef uint64_t deadline(State* e) noexcept nogil:
     """When the holder of the role has to look again by itself, in nanoseconds; NEVER if only others can bring news."""
-    cdef uint64_t when, stall
+    cdef uint64_t when, stall, held
     if load32_relaxed(&e.failed):
         return NEVER
     if claimed(&e.segment):
         return verdict_deadline(e)
     when = coordinator_deadline(&e.coordinator) if coordinates(&e.segment) else NEVER
+    held = network_held(e)
+    if held and (when == NEVER or held < when):
+        when = held
     stall = stall_deadline(e)
     return stall if when == NEVER or (stall != NEVER and stall < when) else when
 
@@ -120,6 +123,7 @@ cdef uint64_t deadline(State* e) noexcept nogil:
 cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil:
     """Say that this rank is about to sleep, on which door and at which count of it. The caller fences and looks again (I8)."""
     cdef uint32_t asleep = door | count << SLEEP_COUNT_SHIFT
+    network_rest(e)
     if e.entry != NULL:
         executor_needs(&e.executor)
         asleep |= SLEEP_IN_ENTRY
@@ -130,6 +134,8 @@ cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
             asleep |= SLEEP_CYCLE
     elif relays(&e.segment):
         asleep |= SLEEP_RELAY
+        if network_held(e):
+            asleep |= SLEEP_CYCLE
         if load32_acquire(&e.segment.coordinator.stuck):
             asleep |= SLEEP_STUCK
     store32_release(&e.segment.mine.asleep, asleep)

@@ -5,25 +5,30 @@ driver's role. What a connection did not take at once, this thread sends on.
 A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a trunk of
 the world, which would have told a better cause before it ended; for another only when nobody has told one for a while.
 """
-from libc.errno cimport ENOMEM
+from libc.errno cimport ENOMEM, ETIMEDOUT
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport strerror
 
 from engine_ext.control.connections cimport Network, connections_sent
-from engine_ext.control.relay cimport relay_open, relay_tell, relay_unseen
+from engine_ext.control.relay cimport NEWS, NO_NEWS, URGENT_NEWS, relay_open, relay_tell, relay_unseen
 from engine_ext.control.state cimport State
-from engine_ext.platform.atomics cimport load32_acquire, load_acquire, now_ns
+from engine_ext.operations.describe cimport describe_ranks, fit
+from engine_ext.platform.atomics cimport (
+    add32, load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_release,
+)
 from engine_ext.platform.clock cimport age_ns, overdue_ns
-from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec
-from engine_ext.shared.layout cimport CAUSE_DIED, REASON_BYTES
+from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec, write
+from engine_ext.shared.layout cimport CAUSE_DIED, MAX_RANKS, REASON_BYTES
 from engine_ext.shared.segment cimport Segment, abort_world, coordinates, settle_claim, wake, wake_others
 from engine_ext.transport.lanes cimport lanes_doze, lanes_poll, lanes_wake
-from engine_ext.transport.link cimport ENDED, OPEN, Link, link_flush, link_idle, link_leave, link_receive, link_state
+from engine_ext.transport.link cimport (
+    ENDED, OPEN, Link, link_flush, link_idle, link_leave, link_look, link_receive, link_state,
+)
 
 cdef extern from "platform/sockets.h" nogil:
     int engine_socket_watch(int epoll, int fd, uint32_t number)
-    void engine_socket_wait(int epoll, uint64_t* news, int milliseconds)
+    void engine_socket_wait(int epoll, uint64_t* news, uint64_t* ended, int milliseconds)
 
 cdef enum:
     GRACE_NS = 1000000000       # for a better cause than "a connection ended"
@@ -33,6 +38,10 @@ cdef enum:
     LOOKS_SOON = 5000           # before pauses become long
     SHORT_NAP_NS = 50000
     LONG_NAP_NS = 1000000
+    WATCH_MS = 1000             # between two looks at what is not acknowledged
+    TRUNK_SILENCE_MS = 4000     # as long as the kernel takes to find an idle one silent (engine/host/network.py)
+    LANE_SILENCE_MS = 6000      # longer, so that a host which is gone is told by the coordinator's host
+    NEWS_MS = 1                 # for which news that nobody waits for is left, to be looked at with what comes meanwhile
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -48,6 +57,7 @@ cdef int network_start(State* e) noexcept nogil:
             return ENOMEM
         for k in range(network.lane_count, network.count):
             network.relay.trunks[segment.host_of[network.links[k].peer] if coordinates(segment) else 0].link = &network.links[k]
+    network.lanes.receiver.ahead = network.relay.receiver.ahead = network.ahead
     for k in range(network.count):
         status = engine_socket_watch(network.epoll, network.links[k].fd, <uint32_t>k)
         if status < 0:
@@ -71,7 +81,7 @@ cdef void* network_thread(void* argument) noexcept nogil:
             busy = not lanes_doze(&network.lanes)
             if busy:
                 ask_mpi(e)
-        engine_socket_wait(network.epoll, network.news, 0 if more or busy else GRACE_LOOK_MS if network.suspect >= 0 else -1)
+        engine_socket_wait(network.epoll, network.news, network.ended, 0 if more or busy else longest_wait(network))
         lanes_wake(&network.lanes)
         more = False
         for k in range(network.count):
@@ -80,6 +90,8 @@ cdef void* network_thread(void* argument) noexcept nogil:
                 if serve(e, k):
                     network.news[k // 64] |= <uint64_t>1 << k % 64
                     more = True
+        tell_news(e)
+        watch(e)
         look_at_suspect(e)
     return NULL
 
@@ -100,36 +112,112 @@ cdef void ask_mpi(State* e) noexcept nogil:
         pause.tv_sec, pause.tv_nsec = 0, SHORT_NAP_NS if network.idle_looks < LOOKS_SOON else LONG_NAP_NS
         nanosleep(&pause, NULL)
     for k in range(network.lane_count):
-        if link_state(&network.links[k]) != OPEN and not network.lost[k]:       # MPI has failed
-            network.lost[k] = True
-            lose(e, k)
+        notice_end(e, k)            # MPI has failed
+
+
+cdef int longest_wait(const Network* network) noexcept nogil:
+    """For how many milliseconds this thread may wait for what comes; -1: without limit."""
+    if network.news_since:
+        return NEWS_MS
+    if network.suspect >= 0:
+        return GRACE_LOOK_MS
+    return WATCH_MS if load32_relaxed(&network.watching) else -1
+
+
+cdef void tell_news(State* e) noexcept nogil:
+    """Wake whom the last frames concern: one wake-up for all of them. What nobody waits for is left for a moment, since more
+    comes; the coordinator's rank alone looks at it."""
+    cdef Network* network = e.network
+    cdef int news = network.relay.news
+    if news == NO_NEWS:
+        return
+    if news == NEWS:
+        if network.news_since == 0:
+            network.news_since = now_ns()
+        if load_relaxed(&network.relay.pace) >= NEWS_MS * 1000000 and not overdue_ns(
+                now_ns(), network.news_since, NEWS_MS * 1000000):
+            return
+    else:
+        wake_others(&e.segment, 0)
+    network.relay.news, network.news_since = NO_NEWS, 0
+    wake(&e.segment, e.segment.rank, 0)
 
 
 cdef bint serve(State* e, int k) noexcept nogil:
     """Take in what has come on a connection, and send on what waits there; whether there may be more."""
     cdef Network* network = e.network
     cdef Link* link = &network.links[k]
-    cdef bint waited = not link_idle(link), more
+    cdef bint waited = not link_idle(link), more, ended = network.ended[k // 64] >> k % 64 & 1
     link_flush(link)
     if k < network.lane_count:
-        more = link_receive(link, &network.lanes.receiver)
+        more = link_receive(link, &network.lanes.receiver, ended)
     else:
-        more = link_receive(link, &network.relay.receiver)
-        if network.relay.news or (waited and link_idle(link)):
-            network.relay.news = False
-            wake_others(&e.segment, 0)
-            wake(&e.segment, e.segment.rank, 0)
-    if link_state(link) != OPEN and not network.lost[k]:
-        network.lost[k] = True
-        lose(e, k)
+        more = link_receive(link, &network.relay.receiver, ended)
+        if waited and link_idle(link):
+            network.relay.news = URGENT_NEWS
+    notice_end(e, k)
     return more
 
 
-cdef void describe_end(const Link* link, char* text) noexcept nogil:
+cdef int describe_host(const Segment* segment, int host, char* text, int room) noexcept nogil:
+    """Write the ranks of a host; the length."""
+    cdef bint[MAX_RANKS] those
+    cdef int r
+    for r in range(segment.size):
+        those[r] = segment.host_of[r] == host
+    return describe_ranks(those, segment.numbers, segment.size, text, room)
+
+
+cdef void describe_end(const Segment* segment, const Link* link, char* text) noexcept nogil:
+    cdef int at
     if link_state(link) == ENDED:
         snprintf(text, REASON_BYTES, "its connection ended without a word: the process, its host or the network between is gone")
+    elif link_state(link) == -ETIMEDOUT:
+        at = fit(0, snprintf(text, REASON_BYTES, "its connection is silent: the host of "), REASON_BYTES)
+        at += describe_host(segment, segment.host_of[link.peer], text + at, REASON_BYTES - at)
+        at = fit(at, snprintf(text + at, REASON_BYTES - at, ", or the network between that and the host of "), REASON_BYTES)
+        at += describe_host(segment, segment.host_of[segment.rank], text + at, REASON_BYTES - at)
+        snprintf(text + at, REASON_BYTES - at, ", is gone")
     else:
         snprintf(text, REASON_BYTES, "its connection failed: %s", strerror(-link_state(link)))
+
+
+cdef void watch(State* e) noexcept nogil:
+    """Look whether what was sent is acknowledged, as long as it is not or more is sent. The kernel's own limits are no help: they
+    are very long, or do not tell a stopped process, which takes nothing, from a cut cable."""
+    cdef Network* network = e.network
+    cdef uint64_t now
+    cdef bint owed = False
+    cdef int k
+    if not load32_relaxed(&network.spoken) and not load32_relaxed(&network.watching):
+        return
+    now = now_ns()
+    if not overdue_ns(now, network.watched_at, WATCH_MS * 1000000):
+        store32_release(&network.watching, 1)   # and look then
+        return
+    network.watched_at = now
+    store32_release(&network.spoken, 0)
+    for k in range(network.count):
+        owed |= link_look(&network.links[k], LANE_SILENCE_MS if k < network.lane_count else TRUNK_SILENCE_MS)
+        notice_end(e, k)
+    store32_release(&network.watching, owed)
+    if add32(&network.spoken, 0):               # read and written: behind `watching`, as network_rest reads that behind this
+        store32_release(&network.watching, 1)
+
+
+cdef void network_rest(State* e) noexcept nogil:
+    """The holder of the role is about to sleep: what it has sent is watched by the network thread."""
+    cdef uint64_t one = 1
+    if e.network == NULL or not load32_relaxed(&e.network.spoken):
+        return
+    if not add32(&e.network.watching, 0):
+        write(e.network.bell, &one, 8)
+
+
+cdef void notice_end(State* e, int k) noexcept nogil:
+    if link_state(&e.network.links[k]) != OPEN and not e.network.lost[k]:
+        e.network.lost[k] = True
+        lose(e, k)
 
 
 cdef void lose(State* e, int k) noexcept nogil:
@@ -143,7 +231,7 @@ cdef void lose(State* e, int k) noexcept nogil:
         if network.suspect < 0:
             network.suspect, network.suspected_at = link.peer, now_ns()
         return
-    describe_end(link, text)
+    describe_end(&e.segment, link, text)
     abort_world(&e.segment, link.peer, CAUSE_DIED, text)
     settle_claim(&e.segment)            # the way to who would judge it has ended
 
@@ -159,7 +247,7 @@ cdef void look_at_suspect(State* e) noexcept nogil:
     for k in range(network.count):
         link = &network.links[k]
         if network.lost[k] and link.peer == network.suspect and not link.farewell:
-            describe_end(link, text)
+            describe_end(&e.segment, link, text)
             abort_world(&e.segment, network.suspect, CAUSE_DIED, text)
             break
     network.suspect = -1
@@ -170,7 +258,12 @@ cdef void look_at_suspect(State* e) noexcept nogil:
 cdef void network_relay(State* e) noexcept nogil:
     """Tell other hosts what is new. The caller holds the role, or there is no driver any more."""
     if e.network != NULL and e.network.leads:
-        relay_tell(&e.network.relay)
+        relay_tell(&e.network.relay, e.knobs.cycle_time_ms)
+
+
+cdef uint64_t network_held(const State* e) noexcept nogil:
+    """When this rank has to relay what it holds back, by the monotonic clock; 0: it holds nothing back."""
+    return e.network.relay.held if e.network != NULL else 0
 
 
 cdef bint network_unseen(State* e) noexcept nogil:

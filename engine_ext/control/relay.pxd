@@ -13,7 +13,13 @@ cdef struct Words:          # words that wait to be sent
     int rank                # whose; -1: the coordinator's
     Link* trunk
 
-cdef struct Told:           # what another host has been told of a rank, where only its state is told
+cdef enum:                  # of what the last frames have brought
+    NO_NEWS
+    NEWS                    # it may be looked at later
+    URGENT_NEWS
+
+cdef struct Told:           # what other hosts are told of a rank, where only its state is told
+    uint64_t change         # number of the change with which this differed last
     uint32_t blocked
     uint32_t blocked_anywhere
     uint64_t joined
@@ -23,7 +29,10 @@ cdef struct Told:           # what another host has been told of a rank, where o
 cdef struct Trunk:           # to the leader of another host; on that leader, to the coordinator's rank
     Link* link              # NULL: there is none
     int host                # the one at the other end
-    Told* told              # by rank
+    int* crew               # the ranks of that host; on the coordinator's rank alone, as what follows
+    int crew_size
+    uint64_t version        # of the coordinator's news: what it has been told
+    uint64_t changes        # likewise: number of changes of ranks' states
     uint64_t* drained       # by rank: what it has been told
     uint32_t recording      # likewise, as the next two
     uint32_t stuck
@@ -37,14 +46,26 @@ cdef struct Relay:
     Coordinator* coordinator    # on the coordinator's rank; else NULL
     Trunk* trunks             # by host on the coordinator's rank; on another leader one
     int count
+    uint64_t pace           # atomic: nanoseconds between two times that a leader tells what nobody waits for
+    # on the coordinator's rank
+    uint64_t version        # increases with whatever other hosts are to be told, as the next four were at the last look
+    uint64_t tail
+    uint64_t drained        # of all ranks, added up
+    uint64_t flags
+    uint64_t changes        # number of changes of ranks' states
+    Told* states            # by rank
+    uint32_t heard          # atomic: 1: other hosts have told of a state since the last look
+    # on another leader
+    uint64_t told_at        # when it last told something: nanoseconds, monotonic
+    uint64_t held           # when what it holds back is to be told: nanoseconds, monotonic; 0: it holds nothing back
     rank_page** told        # on another leader, by rank: what the coordinator has been told of its page; NULL: not of this host
     uint64_t* scanned       # atomic, by rank: sum of the words that say "look", as they were told
     uint64_t* passed        # atomic, by rank: its cursor, as it was told
     HostClock clock         # on another leader
     Receiver receiver
-    bint news               # the last frames have brought something to ranks of this host
+    int news                # what the last frames have brought to ranks of this host: *_NEWS; the network thread alone
 
 cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) noexcept nogil
 cdef void relay_close(Relay* relay) noexcept nogil
 cdef bint relay_unseen(const Relay* relay) noexcept nogil
-cdef void relay_tell(Relay* relay) noexcept nogil
+cdef void relay_tell(Relay* relay, double cycle_time_ms) noexcept nogil

@@ -9,27 +9,35 @@ Order, where it counts: requests, and what varies per call, come before the bits
 so that behind an eviction or a join no old bit is read; and a word that says "look" (`arrivals`, `waits`) comes last. So they are
 read here in the opposite order.
 
-relay_tell belongs to the holder of the driver's role, what comes in to the network thread.
+What costs the coordinator's rank is how often it is told something. So that a submission for which nobody waits yet may wait for
+the next ones, a leader tells of such at most every quarter of a cycle; in a large world at most once a cycle.
+
+relay_tell belongs to the holder of the driver's role; what comes in is hearing.pyx, and belongs to the network thread.
 """
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from engine_ext.control.foreign cimport foreign_entries, foreign_requests
-from engine_ext.control.host_clock cimport host_clock_answer, host_clock_ask, host_clock_hear
+from engine_ext.control.hearing cimport hearing_open
+from engine_ext.control.host_clock cimport host_clock_ask
 from engine_ext.platform.atomics cimport (
-    cas, load32_acquire, load32_relaxed, load_acquire, load_relaxed, store32_release, store_relaxed, store_release,
+    cas32, load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed,
 )
+from engine_ext.platform.clock cimport overdue_ns, seconds_ns
 from engine_ext.platform.posix cimport PAGE
 from engine_ext.shared.layout cimport (
-    COORDINATOR, IDS, ID_WORDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, STUCK_SHIFT, coordinator_page,
+    COORDINATOR, ID_WORDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, coordinator_page,
 )
-from engine_ext.shared.segment cimport nearby, wake_everybody
+from engine_ext.shared.segment cimport nearby
 from engine_ext.transport.link cimport (
-    FRAME_CLOCK, FRAME_LEFT, FRAME_LONGEST, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST,
-    engine_frame, engine_times, engine_verdict, engine_word_of_coordinator, engine_word_of_rank, link_break, link_flush,
-    link_give, link_idle, link_queue,
+    FRAME_LONGEST, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST, engine_frame, engine_verdict,
+    link_break, link_flush, link_give, link_idle, link_queue,
 )
+
+cdef enum:
+    CURSOR_SHARE = 16           # the part of the ring that may be passed without a word
+    PACES = 64                  # hosts for which a leader's pace is a whole cycle
+    SLOWEST = 16                # of which so many, or fewer hosts, have a part
 
 cdef extern from "<stdlib.h>" nogil:
     void* aligned_alloc(size_t alignment, size_t nbytes)
@@ -44,22 +52,28 @@ cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) n
     cdef Trunk* trunk
     memset(relay, 0, sizeof(Relay))
     relay.segment, relay.coordinator = segment, coordinator
-    relay.receiver.into, relay.receiver.done, relay.receiver.owner = into, done, relay
+    hearing_open(relay)
     relay.count = segment.hosts if coordinator != NULL else 1
     relay.trunks = <Trunk*>calloc(relay.count, sizeof(Trunk))
     relay.told = <rank_page**>calloc(segment.size, sizeof(rank_page*))
+    relay.states = <Told*>calloc(segment.size, sizeof(Told))
     relay.scanned = <uint64_t*>calloc(segment.size, 8)
     relay.passed = <uint64_t*>calloc(segment.size, 8)
-    if relay.trunks == NULL or relay.told == NULL or relay.scanned == NULL or relay.passed == NULL:
+    if (relay.trunks == NULL or relay.told == NULL or relay.states == NULL or relay.scanned == NULL
+            or relay.passed == NULL):
         return False
     for k in range(relay.count):
         trunk = &relay.trunks[k]
         trunk.host = k if coordinator != NULL else segment.host_of[COORDINATOR]
-        trunk.told = <Told*>calloc(segment.size, sizeof(Told))
+        trunk.crew = <int*>calloc(segment.size, sizeof(int))
         trunk.drained = <uint64_t*>calloc(segment.size, 8)
         trunk.into = <char*>malloc(FRAME_WORDS_MOST * sizeof(engine_word))
-        if trunk.told == NULL or trunk.drained == NULL or trunk.into == NULL:
+        if trunk.crew == NULL or trunk.drained == NULL or trunk.into == NULL:
             return False
+        for r in range(segment.size):
+            if segment.host_of[r] == trunk.host:
+                trunk.crew[trunk.crew_size] = r
+                trunk.crew_size += 1
     for r in range(segment.size):
         if coordinator == NULL and nearby(segment, r):
             relay.told[r] = <rank_page*>aligned_alloc(PAGE, sizeof(rank_page))      # a page of this type begins where pages do
@@ -72,13 +86,14 @@ cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) n
 cdef void relay_close(Relay* relay) noexcept nogil:
     cdef int k
     for k in range(relay.count if relay.trunks != NULL else 0):
-        free(relay.trunks[k].told)
+        free(relay.trunks[k].crew)
         free(relay.trunks[k].drained)
         free(relay.trunks[k].into)
     for k in range(relay.segment.size if relay.told != NULL else 0):
         free(relay.told[k])
     free(relay.trunks)
     free(relay.told)
+    free(relay.states)
     free(relay.scanned)
     free(relay.passed)
     memset(relay, 0, sizeof(Relay))
@@ -177,6 +192,24 @@ cdef void tell_state(Words* words, const rank_page* page, rank_page* told) noexc
     tell32(words, page, &page.overdue, &told.overdue, load32_relaxed(&page.overdue))
 
 
+cdef int news_of(const Relay* relay, int rank) noexcept nogil:
+    """Whether the coordinator has to be told something of a rank of this host: NO_NEWS, NEWS or URGENT_NEWS."""
+    cdef const rank_page* page = relay.segment.pages[rank]
+    cdef const rank_page* told = relay.told[rank]
+    cdef uint64_t cursor = load_acquire(&page.cursor)
+    if (load_acquire(&page.waits) != told.waits or load_acquire(&page.request_head) != told.request_head
+            or load_acquire(&page.stuck) != told.stuck or load_acquire(&page.joined) != told.joined
+            or load32_relaxed(&page.wait_all) != told.wait_all or load32_relaxed(&page.wait_requests) != told.wait_requests
+            or load32_relaxed(&page.blocked) != told.blocked or load32_relaxed(&page.overdue) != told.overdue
+            or load32_relaxed(&page.blocked_anywhere) != told.blocked_anywhere):
+        return URGENT_NEWS
+    # A cursor is told with the next bits, unless the coordinator waits for it or may soon have to.
+    if cursor != told.cursor and (
+            load32_acquire(&relay.segment.coordinator.stuck) or cursor - told.cursor >= RING_WORDS // CURSOR_SHARE):
+        return URGENT_NEWS
+    return NEWS if load_acquire(&page.arrivals) != told.arrivals or load_relaxed(&page.steps) != told.steps else NO_NEWS
+
+
 cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     cdef const rank_page* page = relay.segment.pages[rank]
     cdef rank_page* told = relay.told[rank]
@@ -243,20 +276,54 @@ cdef void tell_schedule(Relay* relay, Trunk* trunk) noexcept nogil:
         trunk.tail += frame.bytes // 8
 
 
-cdef void tell_rank(Words* words, const rank_page* page, Told* told) noexcept nogil:
+cdef void look_at_rank(Relay* relay, int rank) noexcept nogil:
+    """Note whether a rank's state has changed."""
+    cdef const rank_page* page = relay.segment.pages[rank]
+    cdef Told* told = &relay.states[rank]
+    cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined)
+    cdef uint64_t joined_at = load_relaxed(&page.joined_at)
+    cdef uint32_t blocked = load32_relaxed(&page.blocked), anywhere = load32_relaxed(&page.blocked_anywhere)
+    if (stuck != told.stuck or joined != told.joined or joined_at != told.joined_at or blocked != told.blocked
+            or anywhere != told.blocked_anywhere):
+        relay.changes += 1
+        told.change, told.stuck, told.joined, told.joined_at = relay.changes, stuck, joined, joined_at
+        told.blocked, told.blocked_anywhere = blocked, anywhere
+
+
+cdef void look(Relay* relay) noexcept nogil:
+    """Note whether there is news for other hosts. That of ranks elsewhere has come from there."""
+    cdef Segment* segment = relay.segment
+    cdef const coordinator_page* page = segment.coordinator
+    cdef uint64_t tail = load_acquire(&page.tail), drained = 0, changes = relay.changes
+    cdef uint64_t flags = (load32_relaxed(&page.recording) | load32_relaxed(&page.stuck) << 1 | load32_acquire(&page.over) << 2)
+    cdef int i
+    if cas32(&relay.heard, 1, 0):                   # pairs with note_news
+        for i in range(segment.size):
+            look_at_rank(relay, i)
+    else:
+        for i in range(segment.crew_size):
+            look_at_rank(relay, segment.crew[i])
+    for i in range(segment.size):
+        drained += load_acquire(&page.drained[i])
+    if tail != relay.tail or drained != relay.drained or flags != relay.flags or changes != relay.changes:
+        relay.tail, relay.drained, relay.flags = tail, drained, flags
+        relay.version += 1
+
+
+cdef void tell_rank(Words* words, const rank_page* page) noexcept nogil:
     """What ranks of other hosts have to know of a rank: what it has submitted only while its one thread waits, and it stays."""
     cdef uint64_t stuck = load_acquire(&page.stuck), joined = load_acquire(&page.joined), w
     cdef int kind
-    tell(words, page, &page.joined_at, &told.joined_at, load_relaxed(&page.joined_at))
-    tell(words, page, &page.joined, &told.joined, joined)
-    tell32(words, page, &page.blocked, &told.blocked, load32_relaxed(&page.blocked))
-    tell32(words, page, &page.blocked_anywhere, &told.blocked_anywhere, load32_relaxed(&page.blocked_anywhere))
-    if stuck != told.stuck:
+    add_word(words, offset_in(page, &page.joined_at), 8, load_relaxed(&page.joined_at))
+    add_word(words, offset_in(page, &page.joined), 8, joined)
+    add_word(words, offset_in(page, &page.blocked), 4, load32_relaxed(&page.blocked))
+    add_word(words, offset_in(page, &page.blocked_anywhere), 4, load32_relaxed(&page.blocked_anywhere))
+    if stuck:
         for kind in range(KINDS):
             add_word(words, offset_in(page, &page.unnamed[kind]), 8, load_relaxed(&page.unnamed[kind]))
-        for w in range(ID_WORDS if stuck else 0):
+        for w in range(ID_WORDS):
             add_word(words, offset_in(page, &page.ready[w]), 8, load_relaxed(&page.ready[w]))
-        tell(words, page, &page.stuck, &told.stuck, stuck)
+    add_word(words, offset_in(page, &page.stuck), 8, stuck)
 
 
 cdef void tell_down(Relay* relay, Trunk* trunk) noexcept nogil:
@@ -264,23 +331,24 @@ cdef void tell_down(Relay* relay, Trunk* trunk) noexcept nogil:
     cdef const coordinator_page* page = segment.coordinator
     cdef uint32_t over = load32_acquire(&page.over)         # before the end of the schedule
     cdef Words words
-    cdef int r
+    cdef int i, r
     memset(&words, 0, sizeof(words))
     words.rank, words.trunk = -1, trunk.link
-    for r in range(segment.size):
-        if segment.host_of[r] == trunk.host:
-            tell(&words, page, &page.drained[r], &trunk.drained[r], load_acquire(&page.drained[r]))
+    for i in range(trunk.crew_size):
+        r = trunk.crew[i]
+        tell(&words, page, &page.drained[r], &trunk.drained[r], load_acquire(&page.drained[r]))
     tell32(&words, page, &page.recording, &trunk.recording, load32_relaxed(&page.recording))
     tell32(&words, page, &page.stuck, &trunk.stuck, load32_relaxed(&page.stuck))
     send_words(&words)
     tell_schedule(relay, trunk)
     tell32(&words, page, &page.over, &trunk.over, over)
     send_words(&words)
-    for r in range(segment.size):
-        if segment.host_of[r] != trunk.host:
+    for r in range(segment.size if trunk.changes != relay.changes else 0):
+        if segment.host_of[r] != trunk.host and relay.states[r].change > trunk.changes:
             words.rank = r
-            tell_rank(&words, segment.pages[r], &trunk.told[r])
+            tell_rank(&words, segment.pages[r])
             send_words(&words)
+    trunk.changes, trunk.version = relay.changes, relay.version
 
 
 # ---- both --------------------------------------------------------------------------------------------------------------------
@@ -303,141 +371,46 @@ cdef void tell_verdict(Relay* relay, Trunk* trunk) noexcept nogil:
     link_give(trunk.link, &frame, <char*>verdict)
 
 
-cdef void relay_tell(Relay* relay) noexcept nogil:
+cdef void tell_of_crew(Relay* relay, Trunk* trunk) noexcept nogil:
+    """Tell the coordinator's rank what is new on this host. What nobody waits for is told together with what comes next."""
+    cdef int news = NO_NEWS, i
+    cdef uint64_t now
+    relay.held = 0
+    if link_idle(trunk.link):
+        host_clock_ask(&relay.clock, trunk.link)
+    for i in range(relay.segment.crew_size):
+        news = max(news, news_of(relay, relay.segment.crew[i]))
+    if news == NO_NEWS:
+        return
+    now = now_ns()
+    if news == NEWS and relay.pace and not overdue_ns(now, relay.told_at, relay.pace):
+        relay.held = relay.told_at + relay.pace
+        return
+    if not link_idle(trunk.link):
+        return                      # when it is, the network thread wakes this rank
+    relay.told_at = now
+    for i in range(relay.segment.crew_size):
+        tell_up(relay, trunk, relay.segment.crew[i])
+    link_flush(trunk.link)
+
+
+cdef void relay_tell(Relay* relay, double cycle_time_ms) noexcept nogil:
     """Tell the other ends of this rank's trunks what is new. A trunk that has not sent the last news yet gets them together."""
+    cdef Segment* segment = relay.segment
     cdef Trunk* trunk
-    cdef int k, i
+    cdef int k
+    if relay.coordinator != NULL:
+        look(relay)
+    store_relaxed(&relay.pace, seconds_ns(cycle_time_ms / 1e3) * <uint64_t>min(max(segment.hosts, SLOWEST), PACES) // PACES)
     for k in range(relay.count):
         trunk = &relay.trunks[k]
         if trunk.link == NULL:
             continue
-        link_flush(trunk.link)
-        if link_idle(trunk.link):
-            if relay.coordinator != NULL:
-                tell_down(relay, trunk)
-            else:
-                host_clock_ask(&relay.clock, trunk.link)
-                for i in range(relay.segment.crew_size):
-                    tell_up(relay, trunk, relay.segment.crew[i])
+        if relay.coordinator == NULL:
+            tell_of_crew(relay, trunk)
+        elif trunk.version != relay.version and link_idle(trunk.link):
+            tell_down(relay, trunk)
+            link_flush(trunk.link)
+        if not trunk.verdict and load_acquire(segment.claim) != 0 and link_idle(trunk.link):
             tell_verdict(relay, trunk)
-        link_flush(trunk.link)
-
-
-# ---- what comes: the network thread alone ------------------------------------------------------------------------------------
-
-cdef Trunk* trunk_of(Relay* relay, const Link* link) noexcept nogil:
-    cdef int k
-    for k in range(relay.count):
-        if relay.trunks[k].link == link:
-            return &relay.trunks[k]
-    return NULL
-
-
-cdef bint of_host(const Segment* segment, int rank, int host) noexcept nogil:
-    return 0 <= rank < segment.size and segment.host_of[rank] == host
-
-
-cdef bint of_another_host(const Segment* segment, int rank) noexcept nogil:
-    return 0 <= rank < segment.size and not nearby(segment, rank)
-
-
-cdef uint64_t slowest_nearby(const Segment* segment) noexcept nogil:
-    cdef uint64_t least = <uint64_t>-1
-    cdef int i
-    for i in range(segment.crew_size):
-        least = min(least, load_acquire(&segment.pages[segment.crew[i]].cursor))
-    return least
-
-
-cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
-    cdef Relay* relay = <Relay*>owner
-    cdef Segment* segment = relay.segment
-    cdef Trunk* trunk = trunk_of(relay, link)
-    cdef bint down = relay.coordinator == NULL
-    cdef uint64_t place
-    if frame.type == FRAME_WORDS:
-        if frame.bytes % sizeof(engine_word) or frame.bytes > FRAME_WORDS_MOST * sizeof(engine_word):
-            return NULL
-        if (of_another_host(segment, frame.rank) or frame.rank == -1) if down else of_host(segment, frame.rank, trunk.host):
-            return trunk.into
-    elif (frame.type == FRAME_VERDICT and frame.bytes == sizeof(engine_verdict)) or (
-            frame.type == FRAME_CLOCK and frame.bytes == sizeof(engine_times)) or (
-            frame.type == FRAME_LEFT and frame.bytes == 0):
-        return trunk.into
-    elif frame.type == FRAME_REQUESTS and not down and of_host(segment, frame.rank, trunk.host):
-        place = frame.position % REQUEST_BYTES
-        if (frame.position >= load_relaxed(&segment.pages[frame.rank].request_head) and place + frame.bytes <= REQUEST_BYTES
-                and frame.position + frame.bytes - load_acquire(&segment.coordinator.drained[frame.rank]) <= REQUEST_BYTES):
-            return <char*>segment.pages[frame.rank].requests + place
-    elif frame.type == FRAME_SCHEDULE and down:
-        place = frame.position % RING_WORDS
-        if (frame.position == load_relaxed(&segment.coordinator.tail) and frame.bytes % 8 == 0
-                and place + frame.bytes // 8 <= RING_WORDS
-                and frame.position + frame.bytes // 8 - slowest_nearby(segment) <= RING_WORDS):
-            return <char*>&segment.schedule[place]
-    return NULL
-
-
-cdef bint plausible(const rank_page* page, const engine_word* word) noexcept nogil:
-    """Words that are used as an index, or as a length. The requests up to a new head have come."""
-    if word.offset == offset_in(page, &page.request_head):
-        return foreign_requests(page, load_relaxed(&page.request_head), word.value)
-    if word.offset == offset_in(page, &page.overdue):
-        return word.value >> 1 <= IDS
-    if word.offset == offset_in(page, &page.stuck):
-        return word.value >> STUCK_SHIFT <= KINDS
-    return True
-
-
-cdef bint store_words(char* page, const engine_word* words, uint32_t count, bint of_rank) noexcept nogil:
-    cdef uint32_t k
-    for k in range(count):
-        if not (engine_word_of_rank(&words[k]) if of_rank else engine_word_of_coordinator(&words[k])):
-            return False
-        if of_rank and not plausible(<const rank_page*>page, &words[k]):
-            return False
-        if words[k].bytes == 8:
-            store_release(<uint64_t*>(page + words[k].offset), words[k].value)
-        else:
-            store32_release(<uint32_t*>(page + words[k].offset), <uint32_t>words[k].value)
-    return True
-
-
-cdef bint hear_verdict(Relay* relay, Trunk* trunk, const engine_verdict* verdict) noexcept nogil:
-    """On the coordinator's host a claim, of which the first is the verdict; elsewhere the verdict."""
-    cdef Segment* world = relay.segment.world
-    cdef uint64_t culprit = (verdict.abort & 0xFFFF) - 1, reporter = verdict.abort >> 32
-    if culprit >= <uint64_t>world.size or reporter >= <uint64_t>world.size or world != relay.segment:
-        return False
-    if relay.coordinator != NULL and world.host_of[reporter] != trunk.host:
-        return False
-    if not nearby(world, <int>reporter):
-        memcpy(world.pages[reporter].reason, verdict.reason, REASON_BYTES)
-        world.pages[reporter].reason[REASON_BYTES - 1] = 0
-    if cas(world.abort, 0, verdict.abort):              # release: pairs with the acquire of whoever reads the reason
-        wake_everybody(world)
-    return True
-
-
-cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
-    cdef Relay* relay = <Relay*>owner
-    cdef Segment* segment = relay.segment
-    cdef Trunk* trunk = trunk_of(relay, link)
-    if frame.type == FRAME_SCHEDULE:
-        if not foreign_entries(segment, &segment.schedule[frame.position % RING_WORDS], frame.bytes // 8):
-            return False
-        relay.news = True
-        store_release(&segment.coordinator.tail, frame.position + frame.bytes // 8)     # pairs with schedule_next
-    elif frame.type == FRAME_WORDS:
-        relay.news = True
-        return store_words(<char*>segment.coordinator if frame.rank < 0 else <char*>segment.pages[frame.rank],
-                           <engine_word*>trunk.into, frame.bytes // <uint32_t>sizeof(engine_word), frame.rank >= 0)
-    elif frame.type == FRAME_VERDICT:
-        return hear_verdict(relay, trunk, <engine_verdict*>trunk.into)
-    elif frame.type == FRAME_CLOCK and relay.coordinator != NULL:
-        host_clock_answer(<const engine_times*>trunk.into, link)
-    elif frame.type == FRAME_CLOCK:
-        return host_clock_hear(&relay.clock, segment, <const engine_times*>trunk.into, link)
-    elif frame.type == FRAME_LEFT:
-        link.farewell = True
-    return True
+            link_flush(trunk.link)

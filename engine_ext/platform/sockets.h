@@ -3,6 +3,8 @@
 #define ENGINE_PLATFORM_SOCKETS_H
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -50,11 +52,29 @@ static inline int engine_socket_watch(int epoll, int fd, uint32_t number) {
 }
 
 /* Wait until one of what `epoll` watches has news, at most `milliseconds` (-1: without limit), and add 1 << number to `news` for
- * each, by words of 64 bits. Signals end the wait early. */
-static inline void engine_socket_wait(int epoll, uint64_t *news, int milliseconds) {
+ * each, by words of 64 bits; likewise to `ended` if nothing more comes on it. Signals end the wait early. */
+static inline void engine_socket_wait(int epoll, uint64_t *news, uint64_t *ended, int milliseconds) {
   struct epoll_event events[64];
   int count = epoll_wait(epoll, events, 64, milliseconds);
-  for (int i = 0; i < count; i++) news[events[i].data.u32 / 64] |= (uint64_t)1 << events[i].data.u32 % 64;
+  for (int i = 0; i < count; i++) {
+    uint32_t number = events[i].data.u32;
+    news[number / 64] |= (uint64_t)1 << number % 64;
+    if (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) ended[number / 64] |= (uint64_t)1 << number % 64;
+  }
+}
+
+/* Whether a TCP connection's other side has yet to acknowledge something. `silent` is for how many milliseconds nothing has come
+ * from there, if the system has asked for an answer again and again, else 0. A process that is stopped is not silent: its system
+ * answers, if only that there is no room. */
+static inline int engine_socket_owed(int fd, uint32_t *silent) {
+  enum { ASKED = 3 };
+  struct tcp_info info;
+  socklen_t length = sizeof info;
+  memset(&info, 0, sizeof info);
+  *silent = 0;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length)) return 0; /* another kind of socket */
+  if (info.tcpi_retransmits >= ASKED || info.tcpi_probes >= ASKED) *silent = info.tcpi_last_ack_recv;
+  return info.tcpi_unacked != 0 || info.tcpi_probes != 0;
 }
 
 #endif

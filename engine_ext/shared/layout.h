@@ -80,7 +80,7 @@ enum {
   SLEEP_WAITER = 2,            /* a caller, on door 2 */
   SLEEP_DOORS = 3,             /* mask */
   SLEEP_IN_ENTRY = 4,          /* an entry is in progress: the stages of other ranks */
-  SLEEP_CYCLE = 8,             /* coordinator: a batch is open, and the sleep ends with the cycle */
+  SLEEP_CYCLE = 8,             /* coordinator: a batch is open, and the sleep ends with the cycle; who relays to it: likewise soon */
   SLEEP_STUCK = 16,            /* coordinator: the schedule is full, cursors have to pass; and who relays cursors to it */
   SLEEP_RELAY = 32,            /* who relays to a coordinator on another host: what ranks of this host submit and await */
   SLEEP_COUNT_SHIFT = 8        /* bits above: the door's count at the announcement. If it has moved, somebody has woken it. */

@@ -23,13 +23,16 @@ cdef extern from "engine_ext/transport/frames.h" nogil:
         uint64_t abort
         char* reason
     ctypedef struct engine_times:
-        uint64_t asked, heard, answered
+        uint64_t asked
+        uint64_t heard
+        uint64_t answered
     bint engine_word_of_rank(const engine_word* word)
     bint engine_word_of_coordinator(const engine_word* word)
 
 cdef enum:
     OPEN = 1                # of Link.state: until an error, or until the other side closes
     ENDED = -107            # the other side has closed; other values below 0: -errno
+    AHEAD = 16384
     SMALL_WORDS = 3         # a payload of at most so many 64-bit words is copied
 
 cdef struct Outgoing:       # a frame that is not wholly sent
@@ -46,6 +49,7 @@ cdef struct Link:
     bint farewell           # the other side has said that it is done; the network thread alone
     uint64_t out_bytes      # atomic: bytes that the system has taken from this side; under the lock
     uint64_t in_bytes       # atomic: bytes that have come; the network thread alone
+    uint32_t* spoken        # atomic: 1 once something is sent, on this connection or on others of its owner
     # what goes out: any thread, under the lock
     pthread_mutex_t lock
     bint mute               # it takes nothing more: what comes in tells why
@@ -65,11 +69,12 @@ cdef struct Receiver:
     char* (*into)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
     bint (*done)(void* owner, Link* link, const engine_frame* frame) noexcept nogil
     void* owner
+    char* ahead             # AHEAD bytes, for what comes behind a payload: frames are short, and system calls are not
 
 cdef inline int link_state(const Link* link) noexcept nogil:
     return <int>load32_acquire(<const uint32_t*>&link.state)
 
-cdef void link_open(Link* link, int fd, int peer) noexcept nogil
+cdef void link_open(Link* link, int fd, int peer, uint32_t* spoken) noexcept nogil
 cdef void link_break(Link* link) noexcept nogil
 cdef void link_close(Link* link) noexcept nogil
 cdef void link_queue(Link* link, const engine_frame* head, const char* data) noexcept nogil
@@ -77,4 +82,5 @@ cdef void link_give(Link* link, const engine_frame* head, char* owned) noexcept 
 cdef void link_leave(Link* link) noexcept nogil
 cdef void link_flush(Link* link) noexcept nogil
 cdef bint link_idle(Link* link) noexcept nogil
-cdef bint link_receive(Link* link, const Receiver* receiver) noexcept nogil
+cdef bint link_receive(Link* link, const Receiver* receiver, bint ended) noexcept nogil
+cdef bint link_look(Link* link, uint32_t patience_ms) noexcept nogil

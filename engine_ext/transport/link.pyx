@@ -3,7 +3,7 @@
 Payloads are sent from where they lie: a slot, a request ring and the schedule stay as they are until who needs them has them, by
 the same rules as on one host (docs/architecture/protocol.md, "Hosts").
 """
-from libc.errno cimport EPROTO
+from libc.errno cimport EPROTO, ETIMEDOUT
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -25,6 +25,7 @@ cdef extern from "<sys/socket.h>" nogil:
 cdef extern from "platform/sockets.h" nogil:
     int64_t engine_socket_send(int fd, iovec* parts, int count)
     int64_t engine_socket_receive(int fd, iovec* parts, int count)
+    bint engine_socket_owed(int fd, uint32_t* silent)
 
 cdef enum:
     ROOM_AT_FIRST = 64
@@ -36,9 +37,9 @@ cdef inline bint is_open(const Link* link) noexcept nogil:
     return link_state(link) == OPEN
 
 
-cdef void link_open(Link* link, int fd, int peer) noexcept nogil:
+cdef void link_open(Link* link, int fd, int peer, uint32_t* spoken) noexcept nogil:
     memset(link, 0, sizeof(Link))
-    link.fd, link.peer, link.state = fd, peer, OPEN
+    link.fd, link.peer, link.state, link.spoken = fd, peer, OPEN, spoken
     pthread_mutex_init(&link.lock, NULL)
 
 
@@ -179,6 +180,7 @@ cdef void link_flush(Link* link) noexcept nogil:
             fall_silent(link)
         if sent <= 0:
             break
+        store32_release(link.spoken, 1)
         store_relaxed(&link.out_bytes, link.out_bytes + <uint64_t>sent)
         pass_over(link, <uint64_t>sent)
     pthread_mutex_unlock(&link.lock)
@@ -218,27 +220,58 @@ cdef bint take_in(Link* link, const Receiver* receiver, uint64_t came) noexcept 
         link.came = 0
 
 
-cdef bint link_receive(Link* link, const Receiver* receiver) noexcept nogil:
-    """Take in what has come; whether there may be more. An error, or the end, is in `state`."""
-    cdef iovec[1] parts
-    cdef uint64_t head_bytes = sizeof(engine_frame)
+cdef bint take_over(Link* link, const Receiver* receiver, uint64_t nbytes) noexcept nogil:
+    """Take in bytes that have come ahead of their place. False as of take_in."""
+    cdef const char* data = receiver.ahead
+    cdef uint64_t head_bytes = sizeof(engine_frame), part
+    while nbytes:
+        if link.came < head_bytes:
+            part = min(head_bytes - link.came, nbytes)
+            memcpy(<char*>&link.coming + link.came, data, part)
+        else:
+            part = min(head_bytes + link.coming.bytes - link.came, nbytes)
+            memcpy(link.into + (link.came - head_bytes), data, part)
+        if not take_in(link, receiver, part):
+            return False
+        data += part
+        nbytes -= part
+    return True
+
+
+cdef bint link_look(Link* link, uint32_t patience_ms) noexcept nogil:
+    """Whether the other side owes an acknowledgement. A connection on which that has lasted for too long is over: the kernel
+    alone would try for a quarter of an hour."""
+    cdef uint32_t silent = 0
+    cdef bint owed = is_open(link) and engine_socket_owed(link.fd, &silent)
+    if owed and silent >= patience_ms:
+        store32_release(<uint32_t*>&link.state, <uint32_t>-ETIMEDOUT)
+        shutdown(link.fd, SHUT_RDWR)
+    return owed
+
+
+cdef bint link_receive(Link* link, const Receiver* receiver, bint ended) noexcept nogil:
+    """Take in what has come; whether there may be more. An error, or the end, is in `state`. Unless the other side has `ended`
+    the connection, what comes behind a short answer is news again, and need not be asked for."""
+    cdef iovec[2] parts
+    cdef uint64_t head_bytes = sizeof(engine_frame), direct
     cdef int64_t came
     cdef int _
-    for _ in range(2 * TURN):
+    for _ in range(TURN):
         if not is_open(link):
             return False
-        if link.came < head_bytes:
-            parts[0].iov_base, parts[0].iov_len = <char*>&link.coming + link.came, head_bytes - link.came
-        else:
-            parts[0].iov_base = link.into + (link.came - head_bytes)
-            parts[0].iov_len = link.coming.bytes - (link.came - head_bytes)
-        came = engine_socket_receive(link.fd, parts, 1)
+        direct = head_bytes + link.coming.bytes - link.came if link.came >= head_bytes else 0
+        if direct:
+            parts[0].iov_base, parts[0].iov_len = link.into + (link.came - head_bytes), direct
+        parts[1].iov_base, parts[1].iov_len = receiver.ahead, AHEAD
+        came = engine_socket_receive(link.fd, &parts[0 if direct else 1], 2 if direct else 1)
         if came > 0:
             store_relaxed(&link.in_bytes, link.in_bytes + <uint64_t>came)
-        if came > 0 and not take_in(link, receiver, <uint64_t>came):
+        if came > 0 and direct and not take_in(link, receiver, min(<uint64_t>came, direct)):
+            came = -EPROTO
+        elif came > 0 and <uint64_t>came > direct and not take_over(link, receiver, <uint64_t>came - direct):
             came = -EPROTO
         if came < 0:
             store32_release(<uint32_t*>&link.state, <uint32_t>came)
-        if came <= 0:
+        if came <= 0 or (<uint64_t>came < direct + AHEAD and not ended):
             return False
     return True
