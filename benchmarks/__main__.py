@@ -29,6 +29,7 @@ from benchmarks.hosts import report as hosts_report
 from benchmarks.hosts import run as hosts
 from benchmarks.hosts.contenders import NAMES as HOST_CONTENDERS
 from benchmarks.hosts.places import CABLES
+from benchmarks.hub import run as hub
 from benchmarks.scaling import measured
 from benchmarks.scaling import run as scaling
 from benchmarks.training import report as training_report
@@ -101,6 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--hosts", type=int, help="namespaces of this machine (4)")
     add("--per-host", type=int, help="ranks on each (4)")
     add("--rounds", type=int, help="jobs")
+    add = command("hub", "what the coordinator's rank spends on a step, by the number of ranks; other hosts are played")
+    add("--ranks", type=int, nargs="+", help="world sizes (8 32 64 128 256)")
+    add("--steps", type=int)
+
+    command("scaling", "the simulator of `enginerun foresee` beside Horovod's published scaling; measures nothing")
 
     add = command("sets", "allreduce in process sets, beside the world's and other libraries' groups")
     add("--ranks", type=int, help="of the world; half of them in each set")
@@ -214,6 +220,17 @@ def _scaling(options: argparse.Namespace, console: Console) -> None:
         path = measured.run(settings, console)
         _show(console, measured.tables(records.read("scaling-measured") or {}), path, None)
         return
+
+
+def _hub(options: argparse.Namespace, console: Console) -> None:
+    changes: dict[str, Any] = {"ranks": tuple(options.ranks)} if options.ranks else {}
+    changes |= {"steps": options.steps} if options.steps else {}
+    path = hub.run(hub.Settings(**changes), console)
+    content = records.read("hub") or {}
+    _show(console, hub.tables(content), path, hub.picture(content))
+
+
+def _scaling(console: Console) -> None:
     path = scaling.run(scaling.Settings())
     _show(console, scaling.tables(records.read("scaling") or {}), path, None)
 
@@ -315,6 +332,26 @@ def _report(options: argparse.Namespace, console: Console) -> None:
             command = f"Made by `{content['environment']['command']}` in {content['seconds']:.0f} s."
             made[0].note = "\n\n".join(filter(None, (made[0].note, command)))
         tables += made
+    tables = [acceptance.table(one, two)]
+    for content, module in (
+        (one, collective_report),
+        (two, training_report),
+        (records.read("hosts"), hosts_report),
+        (records.read("sets"), sets),
+        (records.read("observing"), observing),
+        (records.read("autotune"), autotune_report),
+        (records.read("autotune-jobs"), jobs_report),
+        (records.read("compression"), compression),
+        (records.read("hub"), hub),
+        (records.read("scaling"), scaling),
+        (records.read("frameworks"), frameworks_report),
+    ):
+        if content:
+            commands = [f"Made by `{content['environment']['command']}` in {content['seconds']:.0f} s."]
+            made = module.tables(content)
+            if made:
+                made[0].note = "\n\n".join(filter(None, (made[0].note, *commands)))
+            tables += made
     text = "\n".join(table.markdown() for table in tables)
     if options.write:
         _replace(options.write, text, "-".join(options.only or ("tables",)))
@@ -367,6 +404,8 @@ def main() -> None:
                 _hosts(options, console)
             if options.command == "compression":
                 _compression(options, console)
+            if options.command == "hub":
+                _hub(options, console)
             if options.command == "scaling":
                 _scaling(options, console)
             if options.command == "all":

@@ -8,6 +8,7 @@ import platform
 import secrets
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import paths
@@ -19,16 +20,19 @@ class NoCompilerError(RuntimeError):
     """There is no C compiler, or it refused a source."""
 
 
-def build(source: str, *, shared: bool = False) -> Path:
-    """Compile `common/<source>` and return the program, or with `shared` the library."""
+def build(source: str, *, shared: bool = False, include: Sequence[Path] = ()) -> Path:
+    """Compile `common/<source>` and return the program, or with `shared` the library.
+
+    With folders to `include`, whose contents may change, it is compiled each time.
+    """
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise NoCompilerError("no C compiler found: install gcc or clang, or set CC")
     path = paths.SOURCES / source
-    flags = (*FLAGS, "-shared", "-fPIC") if shared else FLAGS
+    flags = (*FLAGS, *(f"-I{folder}" for folder in include), *(("-shared", "-fPIC") if shared else ()))
     key = hashlib.sha256("\0".join((compiler, platform.processor(), *flags)).encode() + path.read_bytes()).hexdigest()
     target = paths.out(f"build/{path.stem}-{key[:16]}{'.so' if shared else ''}")
-    if not target.exists():
+    if include or not target.exists():
         # Not the process's number: ranks on several hosts may have the same.
         partial = target.with_name(f"{target.name}.{secrets.token_hex(8)}")
         done = subprocess.run([compiler, *flags, "-o", partial, path], capture_output=True, text=True, check=False)

@@ -1,0 +1,94 @@
+"""A rank on one host of many: a real engine, whose connections to other hosts are given as descriptors.
+
+    python -m benchmarks.hub.rank 0 '{"size": 256, "control": 3, ...}'
+
+Prints a line of JSON for each step: seconds of processor time of the process, and seconds from the step's first
+submission to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from engine.native import core
+from engine.types import Sum
+
+KNOBS = {
+    "fusion_threshold": 64 << 20,
+    "stores": "auto",
+    "chunk_bytes": 512 << 10,
+    "compression": "none",
+    "sockets_per_lane": 1,
+}
+PAUSE = 1e-3  # seconds between two looks at how many tensors are ready
+
+
+def main() -> None:
+    """Play the rank that the first argument says, in the world of the second."""
+    work(json.loads(sys.argv[2]), int(sys.argv[1]))
+
+
+def work(about: dict[str, Any], rank: int) -> None:
+    """One rank from its start to its end."""
+    lanes = {int(other): [fd] for other, fd in about["lanes"][str(rank)].items()}
+    trunks = {int(host): fd for host, fd in about["trunks"][str(rank)].items()}
+    peers = [os.pidfd_open(os.getpid()) if about["hosts"][other] == 0 else -1 for other in range(about["size"])]
+    native = core.Engine(
+        rank,
+        about["size"],
+        os.dup(about["control"]),
+        os.dup(about["arena"]),
+        peers,
+        knobs={**KNOBS, "cycle_time_ms": about["cycle_ms"]},
+        stall_warning=0.0,
+        stall_limit=60.0,
+        spin_us=0.0,
+        calls=1000 + rank,
+        hosts=tuple(about["hosts"]),
+        lanes=lanes,
+        trunks=trunks,
+    )
+    tensors = [np.zeros(1, np.float32) for _ in range(about["tensors"])]
+    for step in range(about["steps"]):
+        begun, processor = time.perf_counter(), time.process_time()
+        submit(native, tensors, 0.0 if step == 0 else about["backward"])
+        told = {"processor": time.process_time() - processor, "seconds": time.perf_counter() - begun}
+        print(json.dumps(told), flush=True)
+        if step + 1 < about["steps"]:
+            time.sleep(max(0.0, about["step"] - told["seconds"]))
+    if about.get("idle"):
+        idle(about["idle"])
+
+
+def submit(native: core.Engine, tensors: list[np.ndarray], seconds: float) -> None:
+    """Submit all tensors, evenly over some seconds, and wait for all."""
+    begun = time.perf_counter()
+    handles: list[Any] = []
+    while len(handles) < len(tensors):
+        age = time.perf_counter() - begun
+        ready = len(tensors) if age >= seconds else int(len(tensors) * age / seconds)
+        handles += [
+            native.allreduce(tensors[k], tensors[k], f"tensor.{k}", int(Sum), 1.0, 1.0)
+            for k in range(len(handles), ready)
+        ]
+        if ready < len(tensors):
+            time.sleep(PAUSE)
+    for handle in handles:
+        handle.wait()
+
+
+def idle(seconds: float) -> None:
+    """Do nothing for a while, and print the processor time that it took."""
+    processor = time.process_time()
+    time.sleep(seconds)
+    print(json.dumps({"idle": time.process_time() - processor}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
