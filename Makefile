@@ -112,6 +112,13 @@ soak: $(VENV)/.installed-dev ## Draw many more programs, then run thousands of s
 	@DRAWN_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/parallel/test_drawn.py tests/parallel/test_threads.py
 	@$(BIN)/python -m tests.fault.soak --minutes $(MINUTES) $(SOAK)
 
+# FAILURES of ranks, hosts and cables are drawn, the first by SEED; needs root. Leave the machine alone: times are judged, too.
+FAILURES ?= 200
+SEED ?= 1
+.PHONY: failures
+failures: $(VENV)/.installed-dev ## Kill ranks and hosts and cut cables at random, and see that all that are left name the same
+	@$(BIN)/python -m tests.hosts.drawn_failures --count $(FAILURES) --seed $(SEED)
+
 .PHONY: large
 large: $(VENV)/.installed-dev ## Run the operations on tensors of more than 2 GiB
 	@LARGE_TENSORS=1 $(BIN)/python -m pytest tests/parallel/test_large.py

@@ -18,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -168,6 +169,26 @@ class Hosts:
         """Put the cable of a host back."""
         self._in_switch(f"ip link set port{host} master br0")
 
+    def plug(self, host: int) -> None:
+        """Switch the interface of a host on again."""
+        self.run(host, "ip", "link", "set", "eth0", "up")
+
+    def part(self, one: int, other: int) -> None:
+        """Cut two hosts from each other, and from no other: what they send each other is lost, and nobody is told."""
+        for here, there in ((one, other), (other, one)):
+            nowhere = ("lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", "eth0")
+            self.run(here, "ip", "neigh", "replace", self.address(there), *nowhere)
+
+    def rejoin(self, one: int, other: int) -> None:
+        """Undo `part`."""
+        for here, there in ((one, other), (other, one)):
+            self.run(here, "ip", "neigh", "del", self.address(there), "dev", "eth0")
+
+    def pythons(self, host: int) -> list[int]:
+        """The processes of a host that run Python."""
+        script = "grep -al '[p]ython' /proc/[0-9]*/cmdline 2>/dev/null || true"
+        return [int(Path(name).parent.name) for name in self.run(host, "sh", "-c", script).split()]
+
     def unplug(self, host: int) -> None:
         """Switch off the interface of a host, which the host itself notices."""
         self.run(host, "ip", "link", "set", "eth0", "down")
@@ -224,6 +245,22 @@ class Hosts:
             return holder.pid
         children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children")
         return int(until(lambda: children.read_text().split(), "a host has a first process")[0])
+
+
+def rest(process: subprocess.Popen[str], seconds: float) -> str:
+    """What a process says until it ends, behind lines that were read. TimeoutExpired if it does not end in time.
+
+    `communicate` leaves out what was read together with those lines.
+    """
+    read: list[str] = []
+    assert process.stdout is not None
+    reader = threading.Thread(target=lambda: read.append(process.stdout.read()), daemon=True)
+    reader.start()
+    reader.join(seconds)
+    if not read:
+        raise subprocess.TimeoutExpired(process.args, seconds)
+    process.wait(seconds)
+    return read[0]
 
 
 def _end(holder: subprocess.Popen[str]) -> None:

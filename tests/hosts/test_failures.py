@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ..netns import Hosts, need_hosts
+from ..netns import Hosts, need_hosts, rest
 
 need_hosts()
 
@@ -28,33 +28,33 @@ def hosts() -> Iterator[Hosts]:
 
 
 class Job:
-    """Ranks that reduce on three hosts, all of which have begun."""
+    """Ranks that reduce on three hosts, all of which have begun; or do what another program says, in a mode of its."""
 
-    def __init__(self, hosts: Hosts) -> None:
-        self.hosts = hosts
+    def __init__(self, hosts: Hosts, program: str = "failure_program", mode: str = "") -> None:
+        self.hosts, self.program, self.mode = hosts, program, mode
         job = uuid.uuid4().hex
         self.processes = {rank: self._start(job, rank) for rank in range(SIZE)}
-        self.pids = {rank: int(self._line(rank)) for rank in self.processes}
+        self.pids = {rank: int(self.line(rank)) for rank in self.processes}
 
     def _start(self, job: str, rank: int) -> subprocess.Popen[str]:
         host = HOST_OF[rank]
         place, crew = CREWS[host].index(rank), len(CREWS[host])
         numbers = {"RANK": rank, "SIZE": SIZE, "LOCAL_RANK": place, "LOCAL_SIZE": crew, "CROSS_RANK": host}
         environ = {f"ENGINE_{name}": str(number) for name, number in numbers.items()}
-        environ |= {"ENGINE_JOB": job, "ENGINE_HUB": "node0:4712", "ENGINE_SECRET": "s"}
-        command = [sys.executable, "-m", "tests.hosts.failure_program"]
+        environ |= {"ENGINE_JOB": job, "ENGINE_HUB": "node0:4712", "ENGINE_SECRET": "s", "MODE": self.mode}
+        command = [sys.executable, "-m", f"tests.hosts.{self.program}"]
         return self.hosts.start(
             host, command, cwd=ROOT, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
 
-    def _line(self, rank: int) -> str:
+    def line(self, rank: int) -> str:
         stdout = self.processes[rank].stdout
         assert stdout is not None
         return stdout.readline()
 
     def told(self, *lost: int) -> dict[int, str]:
         """What the ranks say that are left, when all have ended."""
-        ended = {rank: process.communicate(timeout=90)[0].strip() for rank, process in self.processes.items()}
+        ended = {rank: rest(process, 90).strip() for rank, process in self.processes.items()}
         return {rank: text for rank, text in ended.items() if rank not in lost}
 
 
@@ -82,3 +82,36 @@ def test_who_is_behind_a_cut_cable_is_named(hosts: Hosts, host: int) -> None:
         else:
             named = 0 if behind or host == 0 else CREWS[host][0]
             assert text.startswith(f"RankDiedError: rank {named} died: "), (rank, text)
+
+
+def test_a_leader_that_leaves_early_still_speaks_for_its_host(hosts: Hosts) -> None:
+    """Problem 10: rank 2 has returned, rank 3 of its host works on in a process set, and rank 4 dies."""
+    job = Job(hosts, "leaving_program", "set")
+    assert job.line(2) == "left\n"
+    assert [job.line(rank) for rank in (1, 3, 4)] == 3 * ["works\n"]
+    hosts.kill(HOST_OF[4], job.pids[4])
+    for rank, text in job.told(4, 2).items():
+        assert text.startswith("RankDiedError: rank 4 died: "), (rank, text)
+
+
+def test_a_clean_exit_of_rank_0_is_no_death(hosts: Hosts) -> None:
+    """Problem 11."""
+    for rank, text in Job(hosts, "leaving_program", "zero").told(0).items():
+        assert text.removeprefix("works\n").startswith("RankLeftError: rank 0 left"), (rank, text)
+
+
+@pytest.mark.parametrize("victim", [2, 3])
+def test_a_dead_rank_is_named_though_its_workers_hold_its_sockets(hosts: Hosts, victim: int) -> None:
+    """Problem 8: the leader of a host, and another rank."""
+    job = Job(hosts, "leaving_program", "workers")
+    for rank in range(SIZE):
+        assert job.line(rank) == "works\n"
+    try:
+        hosts.kill(HOST_OF[victim], job.pids[victim])
+        for rank, text in job.told(victim).items():
+            assert text.startswith(f"RankDiedError: rank {victim} died: "), (rank, text)
+    finally:
+        for host in range(3):
+            hosts.run(
+                host, "sh", "-c", "kill -s KILL $(grep -al '[l]eaving_program' /proc/[0-9]*/cmdline | cut -d/ -f3)"
+            )

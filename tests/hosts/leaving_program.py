@@ -1,0 +1,56 @@
+"""One rank of a job in which somebody leaves early, or is killed while a forked worker lives; and what it is told.
+
+MODE is `set` (rank 2, which speaks for its host, returns while a process set of others works on), `zero` (rank 0
+returns after some steps) or `workers` (every rank has forked a data-loading worker that outlives it). Prints the
+process's number when all are there, and what the rank is told at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+
+import engine
+
+from ..waiting import linger, until
+
+OTHERS = [1, 3, 4]
+STEPS = 100
+WORKER = 600.0  # seconds that a worker would live
+
+
+def main() -> None:
+    """Do what MODE says, until the world ends."""
+    mode = os.environ["MODE"]
+    engine.init()
+    others = engine.add_process_set(OTHERS)
+    engine.barrier()
+    if mode == "workers" and os.fork() == 0:
+        os.close(sys.stdout.fileno())
+        linger(WORKER)
+        os._exit(0)
+    print(os.getpid(), flush=True)
+    rank = engine.rank()
+    try:
+        if mode == "set" and rank == 2:
+            print("left", flush=True)
+            return
+        if mode == "set" and rank == 0:
+            raise until(lambda: engine.runtime.engine().failure, "the world has ended")
+        for step in range(10_000_000):
+            if mode == "set":
+                engine.allreduce(np.ones(1000, np.float32), engine.Sum, "in a set", process_set=others)
+            else:
+                engine.allreduce(np.ones(20_000, np.float32), engine.Sum, "loop")
+            if step == STEPS:
+                print("works", flush=True)
+                if mode == "zero" and rank == 0:
+                    return
+    except engine.errors.CollectiveError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Failures that are drawn (drawn_failures.py): a few of those of `make failures`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ..netns import Hosts, need_hosts
+from . import drawn_failures
+from .drawn_failures import Failure, play
+
+need_hosts()
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with Hosts(len(drawn_failures.CREWS)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment", "victims", "where"),
+    [
+        ("coordinator", "forming", [0], [0]),
+        ("host killed", "idle", [2, 3], [1]),
+        ("host unplugged", "busy", [4], [2]),
+        ("pair cut", "busy", [2, 3, 4], [1, 2]),
+    ],
+)
+def test_all_survivors_name_one_culprit(
+    hosts: Hosts, kind: str, moment: str, victims: list[int], where: list[int]
+) -> None:
+    """Problems 6, 9, 11 and 12. How soon is told by `make failures`, on a machine that has nothing else to do."""
+    outcome = play(hosts, Failure(0, kind, moment, victims, where, 0.3))
+    assert not [each for each in outcome.complaints if not each.startswith("later")], outcome.told
