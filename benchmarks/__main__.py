@@ -106,8 +106,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--ranks", type=int, nargs="+", help="world sizes (8 32 64 128 256)")
     add("--steps", type=int)
 
-    command("scaling", "the simulator of `enginerun foresee` beside Horovod's published scaling; measures nothing")
-
     add = command("sets", "allreduce in process sets, beside the world's and other libraries' groups")
     add("--ranks", type=int, help="of the world; half of them in each set")
     add("--sizes", type=int, nargs="+", help="message sizes in bytes, multiples of 4")
@@ -214,14 +212,6 @@ def _compression(options: argparse.Namespace, console: Console) -> None:
     _show(console, compression.tables(records.read("compression") or {}), path, None)
 
 
-def _scaling(options: argparse.Namespace, console: Console) -> None:
-    if options.measured:
-        settings = measured.Settings(tuple(options.models)) if options.models else measured.Settings()
-        path = measured.run(settings, console)
-        _show(console, measured.tables(records.read("scaling-measured") or {}), path, None)
-        return
-
-
 def _hub(options: argparse.Namespace, console: Console) -> None:
     changes: dict[str, Any] = {"ranks": tuple(options.ranks)} if options.ranks else {}
     changes |= {"steps": options.steps} if options.steps else {}
@@ -230,7 +220,12 @@ def _hub(options: argparse.Namespace, console: Console) -> None:
     _show(console, hub.tables(content), path, hub.picture(content))
 
 
-def _scaling(console: Console) -> None:
+def _scaling(options: argparse.Namespace, console: Console) -> None:
+    if options.measured:
+        settings = measured.Settings(tuple(options.models)) if options.models else measured.Settings()
+        path = measured.run(settings, console)
+        _show(console, measured.tables(records.read("scaling-measured") or {}), path, None)
+        return
     path = scaling.run(scaling.Settings())
     _show(console, scaling.tables(records.read("scaling") or {}), path, None)
 
@@ -314,6 +309,7 @@ REPORTS: dict[str, Any] = {
     "autotune": autotune_report,
     "autotune-jobs": jobs_report,
     "compression": compression,
+    "hub": hub,
     "scaling": scaling,
     "scaling-measured": measured,
     "frameworks": frameworks_report,
@@ -332,26 +328,6 @@ def _report(options: argparse.Namespace, console: Console) -> None:
             command = f"Made by `{content['environment']['command']}` in {content['seconds']:.0f} s."
             made[0].note = "\n\n".join(filter(None, (made[0].note, command)))
         tables += made
-    tables = [acceptance.table(one, two)]
-    for content, module in (
-        (one, collective_report),
-        (two, training_report),
-        (records.read("hosts"), hosts_report),
-        (records.read("sets"), sets),
-        (records.read("observing"), observing),
-        (records.read("autotune"), autotune_report),
-        (records.read("autotune-jobs"), jobs_report),
-        (records.read("compression"), compression),
-        (records.read("hub"), hub),
-        (records.read("scaling"), scaling),
-        (records.read("frameworks"), frameworks_report),
-    ):
-        if content:
-            commands = [f"Made by `{content['environment']['command']}` in {content['seconds']:.0f} s."]
-            made = module.tables(content)
-            if made:
-                made[0].note = "\n\n".join(filter(None, (made[0].note, *commands)))
-            tables += made
     text = "\n".join(table.markdown() for table in tables)
     if options.write:
         _replace(options.write, text, "-".join(options.only or ("tables",)))
