@@ -195,7 +195,7 @@ class Engine:
         """The last schedule entries this rank executed, oldest first."""
     def pending(self) -> list[dict[str, Any]]:
         """Operations of this rank in flight: name, kind, seconds, missing (ranks that have not submitted it, None if
-        unknown), brought (those that have).
+        unknown), brought (those that have). Of ranks on other hosts only the coordinator's host knows.
         """
     def ranks(self) -> list[dict[str, Any]]:
         """Where every rank is, as its words in shared memory say: rank, entry (that it executes or has yet to, None: it

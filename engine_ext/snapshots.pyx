@@ -17,7 +17,7 @@ from engine_ext.shared.layout cimport (
     ALGORITHM_NAMES, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD, IDS, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS, STORES_NAMES,
     WIRE_NAMES, engine_entry, engine_meta, rank_page,
 )
-from engine_ext.shared.segment cimport Segment, ahead_ns, away, clocked
+from engine_ext.shared.segment cimport Segment, ahead_ns, away, clocked, visible
 
 cdef struct Waiting:            # an operation in flight
     char[NAME_BYTES] name
@@ -170,6 +170,7 @@ cdef list pending_of(State* e):
     cdef uint64_t now = now_ns(), count, k
     cdef Waiting* found
     cdef int r
+    cdef bint unseen
     cdef list told = []
     if e.segment.header == NULL or e.alive[0] != 1:
         return told
@@ -178,11 +179,14 @@ cdef list pending_of(State* e):
         for k in range(count):
             missing, brought = None, []
             if found[k].id >= 0:
-                missing = []
+                missing, unseen = [], False
                 for r in range(e.segment.size):
-                    if not away(&e.segment, r):
+                    unseen |= not visible(&e.segment, r)
+                    if visible(&e.segment, r) and not away(&e.segment, r):
                         same = bit(e.segment.pages[r].ready, found[k].id) == bit(e.segment.mine.ready, found[k].id)
                         (brought if same else missing).append(e.segment.numbers[r])
+                if unseen and not missing:
+                    missing = None          # it is somebody on another host, if anybody
             told.append({"name": found[k].name[:found[k].name_bytes].decode("utf-8", "replace"),
                          "kind": kind_name(found[k].kind).decode(), "seconds": age_ns(now, found[k].submitted) / 1e9,
                          "missing": missing, "brought": brought})

@@ -23,6 +23,7 @@ import pytest
 import engine
 from engine.native import core, setup
 
+from ..waiting import until
 from .thread_world import KNOBS, SETTINGS, ThreadWorld, connections
 
 LAYOUTS = [(0, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 1), (0, 0, 1, 0, 2, 1, 0)]
@@ -596,3 +597,38 @@ def test_an_engine_that_cannot_be_started_closes_the_connections_it_was_given() 
         os.close(descriptor)
     gc.collect()
     assert descriptors() == before
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_nobody_is_blamed_who_is_only_out_of_sight(late: int) -> None:
+    """Problem 16: rank 0's host knows of all ranks, another one of its own; so a report there names no other."""
+    hosts = (0, 0, 1, 1)
+    told: dict[int, dict[str, Any]] = {}
+    seen = threading.Barrier(4)
+
+    def look(rank: int) -> dict[str, Any] | None:
+        (about,) = [entry for entry in engine.runtime.engine().pending() if entry["name"] == "late"] or [None]
+        return about
+
+    def work(rank: int) -> None:
+        for _ in range(2):  # so that it has an id, by which others see who has submitted it
+            engine.allreduce(np.ones(3), engine.Sum, "late")
+        if rank != late:
+            handle = engine.allreduce_async(np.ones(3), engine.Sum, "late")
+            waits = threading.Thread(target=handle.wait)  # what nobody waits for is told later
+            waits.start()
+            known = {r for r in range(4) if r != late and (hosts[rank] == 0 or hosts[r] == 1)}
+            until(lambda: set((look(rank) or {"brought": ()})["brought"]) == known, "what others have submitted")
+            told[rank] = look(rank) or {}
+            seen.wait(60)
+            waits.join()
+        else:
+            seen.wait(60)
+            engine.allreduce(np.ones(3), engine.Sum, "late")
+        engine.barrier()
+
+    with ThreadWorld(4, hosts) as world:
+        world.run(work)
+    for rank, about in told.items():
+        sees = hosts[rank] == 0 or hosts[late] == 1
+        assert about["missing"] == ([late] if sees else None), (rank, about)
