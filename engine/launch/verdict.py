@@ -131,6 +131,9 @@ def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
         if claim.culprit != claim.source:
             blames.setdefault(claim.source, claim.culprit)
     own = {end.rank: end for end in failures}
+    # Rank 0's host judges what hosts claim; only one that has lost it says, of its own, that rank 0 died.
+    if blames.get(0) is not None and not (0 in own and own[0].code < 0):
+        claims = [claim for claim in claims if claim.culprit != 0 or claim.cause != "died"]
     since = {end.rank: end.time for end in failures if end.rank not in blames}
     for claim in claims:
         if claim.culprit is not None:

@@ -36,7 +36,7 @@ HOST_OF = {rank: host for host, crew in enumerate(CREWS) for rank in crew}
 MOMENTS = ("start", "idle", "busy", "forming")
 WITHIN = 5.0  # seconds after the detection
 DETECTED = {"host unplugged": 5.0, "cable cut": 5.0, "pair cut": 9.0}  # seconds after the harm; others at once
-START_TIMEOUT = 15.0
+START_TIMEOUT = 40.0
 ENDED = 90.0  # seconds after which a survivor that has said nothing hangs
 
 

@@ -1,7 +1,7 @@
 """One rank of a job on hosts whose clocks differ: it reduces until it is told to stop, as OBSERVED says in JSON.
 
-`late` is a rank that brings its tensors 50 ms after the others in each step, or -1; `steps` the number after which rank
-0 touches `going`; `joins` the order in which ranks join at the end, or empty. Files are in `home`; `stop` is the last.
+`late` is a rank that brings its tensors 150 ms after the others in each step, or -1; `steps` the number after which
+rank 0 touches `going`; `joins` the order in which ranks join at the end, or empty. Files are in `home`; `stop` is the last.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     tensors, flag, steps = [np.ones(16_384, np.float32)] * 4, np.zeros(1), 0
     while not flag[0]:
         if rank == given["late"]:
-            be_late(0.05)
+            be_late(0.15)
         handles = [engine.allreduce_async(each, name=f"t{k}", op=engine.Sum) for k, each in enumerate(tensors)]
         for handle in handles:
             assert engine.synchronize(handle)[0] == engine.size()
@@ -50,7 +50,7 @@ def join_in_order(order: list[int], rank: int, home: Path) -> int:
     """Join after the rank before this one has begun to; the rank that all say was last."""
     if before := order[: order.index(rank)]:
         until((home / f"joins.{before[-1]}").exists, "the rank before joins", 120.0)
-        be_late(0.05)  # it has touched its file, and is about to
+        be_late(0.15)  # it has touched its file, and is about to
     (home / f"joins.{rank}").touch()
     return engine.join()
 

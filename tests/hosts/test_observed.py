@@ -126,7 +126,7 @@ def observe(hosts: Hosts, home: Path, steps: int, joins: tuple[int, ...] = (), l
 
 @pytest.fixture(scope="module")
 def late(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Observed:
-    """A job in which rank 3 is late by 50 ms in each step, and the last to join."""
+    """A job in which rank 3 is late by 150 ms in each step, and the last to join."""
     return observe(hosts, tmp_path_factory.mktemp("late"), 30, joins=(4, 0, 2, 1, 3), late=3)
 
 

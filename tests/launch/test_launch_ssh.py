@@ -83,7 +83,19 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
             reason = f"sshd does not start: {(home / 'log').read_text().strip()}"
             print(reason)
             pytest.skip(reason)
-        yield Far(home, port, server)
+        made = Far(home, port, server)
+        come = ["ssh", "-F", f"{home}/client", "-p", str(port), "-i", f"{home}/key", "-o", "BatchMode=yes"]
+        answer = subprocess.run(
+            [*come, "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "far", "true"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if answer.returncode != 0:
+            reason = f"this account cannot come in by ssh: {answer.stderr.strip()} {(home / 'log').read_text().strip()}"
+            print(reason)
+            pytest.skip(reason)
+        yield made
     finally:
         server.kill()
         server.wait()

@@ -39,6 +39,13 @@ def died(source, culprit, time, cause="died"):
         ([End(0, 1, 1.0), End(1, 1, 1.1), End(2, -9, 1.2)], [died(0, 1, 1.0), died(1, 2, 0.9)], 2, 137),
         # a circle ends
         ([End(0, 1, 1.0), End(1, 2, 1.1)], [died(0, 1, 1.0), died(1, 0, 1.1)], 1, 2),
+        # a host that is cut off believes that rank 0 is gone, whose host has judged otherwise
+        (
+            [End(0, 1, 5.1), End(1, 1, 5.1), End(2, 1, 4.5), End(3, 1, 4.5)],
+            [died(0, 2, 5.1), died(1, 2, 5.1), died(2, 0, 4.5), died(3, 0, 4.5)],
+            2,
+            1,
+        ),
         # its own report makes it the culprit since then
         ([End(0, 1, 1.5), End(1, 2, 1.4)], [Claim(0, 0, "raised", "", 1.0)], 0, 1),
         # a rank that does not exist is nobody's cause
