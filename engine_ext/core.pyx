@@ -66,6 +66,9 @@ from engine_ext.transport.transport cimport Transport
 
 from engine_ext.errors import EngineError, IncompatibleRanksError
 
+cdef enum:
+    TAGS = 255                  # of MPI's messages, for the process sets of a world
+
 cdef extern from "<sys/eventfd.h>" nogil:
     enum: EFD_CLOEXEC, EFD_NONBLOCK
     int eventfd(unsigned int initial, int flags)
@@ -224,7 +227,10 @@ cdef class Engine:
         mpi.isend, mpi.irecv = <void*><size_t>given["isend"], <void*><size_t>given["irecv"]
         mpi.test, mpi.cancel = <void*><size_t>given["test"], <void*><size_t>given["cancel"]
         mpi.comm, mpi.byte, mpi.ints = given["comm"], given["byte"], given["ints"]
-        tag += 0 if self.world is None else 1 + <int>(self.world.formed % 255)
+        if self.world is not None:
+            if self.world.formed >= TAGS:       # so many sets have been formed: this one goes over sockets, on all its ranks
+                return 0
+            tag += 1 + <int>self.world.formed
         if connections_use(self.state.network, &self.state.segment, &mpi, tag) != Status.OK:
             raise MemoryError("no memory for lanes over MPI")
         return 0
@@ -426,7 +432,8 @@ cdef class Engine:
 
     @property
     def sockets_per_lane(self):
-        return self.state.network.list[0].count if self.state.network != NULL else 0
+        cdef Network* network = self.state.network
+        return network.list[0].count if network != NULL and network.list != NULL else 0
 
     @property
     def messages(self):

@@ -60,7 +60,7 @@ cdef enum:
 
 cdef bint drive_once(State* e) noexcept nogil:
     """All that can be done now, without waiting; whether it was anything. The caller holds the role."""
-    cdef bint moved = False, stuck
+    cdef bint moved = False, stuck, held = network_held(e) != 0
     cdef uint64_t tail, drained
     cdef int32_t waiting
     if load_acquire(e.segment.abort) != 0:          # pairs with the compare-and-swap of abort_world
@@ -102,7 +102,7 @@ cdef bint drive_once(State* e) noexcept nogil:
         network_relay(e)
         moved = True
     observe_readiness(e)
-    return moved
+    return moved or (held and network_held(e) == 0)         # likewise what announce_sleep publishes
 
 
 cdef uint64_t deadline(State* e) noexcept nogil:
@@ -417,7 +417,7 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
 
 cdef void give_back(State* e) noexcept nogil:
     """Return the role to the sleeping engine thread; wake it only if something is left to do."""
-    cdef bint busy = e.entry != NULL or load_pointer(<void**>&e.backlog) != NULL or (
+    cdef bint busy = e.entry != NULL or load_pointer(<void**>&e.backlog) != NULL or network_held(e) != 0 or (
         coordinates(&e.segment) and (e.coordinator.queue_count or e.coordinator.append_again))
     cdef uint64_t cursor = e.segment.mine.cursor
     cdef uint32_t count = door_count(&e.segment.mine.door[DOOR_ENGINE])

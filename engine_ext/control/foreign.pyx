@@ -8,8 +8,8 @@ from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation
 from engine_ext.shared.layout cimport (
     ALGORITHMS, ALGORITHM_SHARED, BATCH_ITEMS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS,
-    ENTRY_PAD, ENTRY_SKIP, FAILURE_BYTES, FAULT_CALL, IDS, KINDS, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, REQUEST_BYTES, SLOT_BYTES,
-    STORES_AUTO, WIRES, WIRE_TUNED, engine_entry, engine_meta, engine_request, entry_ids, entry_rows,
+    ENTRY_PAD, ENTRY_SKIP, FAILURE_BYTES, FAULT_CALL, IDS, KINDS, LAYOUT_SPARSE, MAX_DIMS, MAX_SOCKETS, NAME_BYTES, REQUEST_BYTES,
+    SLOT_BYTES, STORES_AUTO, WIRES, WIRE_TUNED, engine_entry, engine_meta, engine_request, entry_ids, entry_rows,
 )
 
 cdef enum:
@@ -44,7 +44,7 @@ cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept n
     cdef int r
     if not is_meta(&entry.meta) or entry.kind != entry.meta.kind or entry.meta.wire >= WIRES:
         return False
-    if not 1 <= entry.items <= BATCH_ITEMS:
+    if not 1 <= entry.items <= BATCH_ITEMS or not 1 <= entry.knobs.sockets_per_lane <= MAX_SOCKETS:
         return False
     operation = operation_of(&entry.meta)
     least = sizeof(engine_entry) // 8 + (<uint64_t>entry.items + 1) // 2
@@ -80,7 +80,7 @@ cdef bint is_entry(const Segment* segment, const engine_entry* entry) noexcept n
                 and <uint64_t>entry.name_bytes + entry.bytes <= room)
     if entry.type == ENTRY_EVICT:
         return is_id(entry.id)
-    return entry.type == ENTRY_JOINED and 0 <= entry.id < segment.size
+    return entry.type == ENTRY_JOINED and is_member(segment, entry.id)
 
 
 cdef bint foreign_entries(const Segment* segment, const uint64_t* words, uint64_t count) noexcept nogil:
@@ -95,6 +95,11 @@ cdef bint foreign_entries(const Segment* segment, const uint64_t* words, uint64_
         words += entry.words
         count -= entry.words
     return True
+
+
+cdef bint foreign_rows(uint64_t rows) noexcept nogil:
+    """Whether a rank can have so many rows."""
+    return rows < <uint64_t>1 << ROWS_BITS
 
 
 cdef bint is_request(const engine_request* request) noexcept nogil:

@@ -6,7 +6,7 @@ together with what other hosts say next.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from engine_ext.control.foreign cimport foreign_entries, foreign_requests
+from engine_ext.control.foreign cimport foreign_entries, foreign_requests, foreign_rows
 from engine_ext.control.host_clock cimport host_clock_answer, host_clock_hear
 from engine_ext.control.relay cimport NEWS, URGENT_NEWS, Relay, Trunk
 from engine_ext.platform.atomics cimport (
@@ -91,6 +91,8 @@ cdef bint plausible(const rank_page* page, const engine_word* word) noexcept nog
         return word.value >> 1 <= IDS
     if word.offset == offset_in(page, &page.stuck):
         return word.value >> STUCK_SHIFT <= KINDS
+    if offset_in(page, &page.rows[0]) <= word.offset < offset_in(page, &page.brought[0]):
+        return foreign_rows(word.value)
     return True
 
 
@@ -167,8 +169,10 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
     elif frame.type == FRAME_VERDICT:
         return hear_verdict(relay, trunk, <engine_verdict*>trunk.into)
     elif frame.type == FRAME_CLOCK and relay.coordinator != NULL:
+        relay.news = max(relay.news, NEWS)      # who drives may have found the connection busy with the answer
         host_clock_answer(<const engine_times*>trunk.into, link)
     elif frame.type == FRAME_CLOCK:
+        relay.news = max(relay.news, NEWS)      # likewise, with the next question
         return host_clock_hear(&relay.clock, segment, <const engine_times*>trunk.into, link)
     elif frame.type == FRAME_LEFT:
         link.farewell = True

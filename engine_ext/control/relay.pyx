@@ -38,6 +38,7 @@ cdef enum:
     CURSOR_SHARE = 16           # the part of the ring that may be passed without a word
     PACES = 64                  # hosts for which a leader's pace is a whole cycle
     SLOWEST = 16                # of which so many, or fewer hosts, have a part
+    LONGEST_PACE_NS = 2000000   # since a rank of another host may wait for what nobody waits for here
 
 cdef extern from "<stdlib.h>" nogil:
     void* aligned_alloc(size_t alignment, size_t nbytes)
@@ -401,7 +402,8 @@ cdef void relay_tell(Relay* relay, double cycle_time_ms) noexcept nogil:
     cdef int k
     if relay.coordinator != NULL:
         look(relay)
-    store_relaxed(&relay.pace, seconds_ns(cycle_time_ms / 1e3) * <uint64_t>min(max(segment.hosts, SLOWEST), PACES) // PACES)
+    store_relaxed(&relay.pace, min(
+        seconds_ns(cycle_time_ms / 1e3) * <uint64_t>min(max(segment.hosts, SLOWEST), PACES) // PACES, <uint64_t>LONGEST_PACE_NS))
     for k in range(relay.count):
         trunk = &relay.trunks[k]
         if trunk.link == NULL:

@@ -3,11 +3,13 @@
 #define ENGINE_PLATFORM_SOCKETS_H
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -70,11 +72,13 @@ static inline int engine_socket_owed(int fd, uint32_t *silent) {
   enum { ASKED = 3 };
   struct tcp_info info;
   socklen_t length = sizeof info;
+  int waiting = 0;
   memset(&info, 0, sizeof info);
   *silent = 0;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length)) return 0; /* another kind of socket */
   if (info.tcpi_retransmits >= ASKED || info.tcpi_probes >= ASKED) *silent = info.tcpi_last_ack_recv;
-  return info.tcpi_unacked != 0 || info.tcpi_probes != 0;
+  if (info.tcpi_unacked || info.tcpi_probes) return 1;
+  return ioctl(fd, SIOCOUTQ, &waiting) == 0 && waiting > 0; /* a side that is stopped may be gone later */
 }
 
 #endif

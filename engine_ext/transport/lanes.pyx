@@ -270,16 +270,19 @@ cdef void lanes_wake(Lanes* t) noexcept nogil:
 
 
 cdef int lanes_poll(Lanes* t) noexcept nogil:
-    """Let MPI go on with what is under way: how many messages have arrived."""
+    """Let MPI go on with what is under way: how many messages have arrived or are sent."""
     cdef const Segment* segment = t.memory.segment
     cdef Progress passed
     cdef Lane* lane
+    cdef uint64_t sent
     cdef int r, count, total = 0
     for r in range(segment.size):
         lane = t.of[r]
         if lane == NULL or lane.courier == NULL:
             continue
+        sent = load_relaxed(&lane.courier.going.head)
         courier_sent(lane.courier)
+        total += <int>(load_relaxed(&lane.courier.going.head) - sent)
         memset(&passed, 0, sizeof(passed))
         count = courier_arrived(lane.courier, &passed)
         if count < 0:

@@ -48,6 +48,7 @@ cdef struct Link:
     int state               # atomic: OPEN, ENDED or -errno
     bint farewell           # the other side has said that it is done; the network thread alone
     uint64_t out_bytes      # atomic: bytes that the system has taken from this side; under the lock
+    uint64_t owed_since     # when it was first seen that an acknowledgement is owed; 0: none is; the network thread alone
     uint64_t in_bytes       # atomic: bytes that have come; the network thread alone
     uint32_t* spoken        # atomic: 1 once something is sent, on this connection or on others of its owner
     # what goes out: any thread, under the lock

@@ -8,7 +8,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.platform.atomics cimport store32_release, store_relaxed
+from engine_ext.platform.atomics cimport now_ns, store32_release, store_relaxed
+from engine_ext.platform.clock cimport overdue_ns
 from engine_ext.platform.posix cimport (
     close, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
@@ -242,8 +243,13 @@ cdef bint link_look(Link* link, uint32_t patience_ms) noexcept nogil:
     """Whether the other side owes an acknowledgement. A connection on which that has lasted for too long is over: the kernel
     alone would try for a quarter of an hour."""
     cdef uint32_t silent = 0
+    cdef uint64_t now = now_ns()
     cdef bint owed = is_open(link) and engine_socket_owed(link.fd, &silent)
-    if owed and silent >= patience_ms:
+    if not owed:
+        link.owed_since = 0
+    elif link.owed_since == 0:
+        link.owed_since = now       # the last answer may be older: nothing had been asked
+    elif silent >= patience_ms and overdue_ns(now, link.owed_since, patience_ms * <uint64_t>1000000):
         store32_release(<uint32_t*>&link.state, <uint32_t>-ETIMEDOUT)
         shutdown(link.fd, SHUT_RDWR)
     return owed

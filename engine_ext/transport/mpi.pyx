@@ -112,7 +112,7 @@ cdef bint courier_busy(Courier* courier) noexcept nogil:
 
 
 cdef bint courier_close(Courier* courier) noexcept nogil:
-    """Give up what is under way. False: MPI may still write to where messages were to arrive."""
+    """Give up what is under way. False: MPI may still write to where messages were to arrive, or read what is being sent."""
     cdef Messages* coming = &courier.coming
     cdef uint64_t k
     cdef bint over
@@ -120,6 +120,7 @@ cdef bint courier_close(Courier* courier) noexcept nogil:
     for k in range(coming.head, coming.tail):
         engine_mpi_cancel(courier.library, &coming.list[k % MESSAGES].request)
     pass_over(courier, coming, NULL)
-    over = coming.head == coming.tail
+    pass_over(courier, &courier.going, NULL)
+    over = coming.head == coming.tail and courier.going.head == courier.going.tail
     pthread_mutex_unlock(&mpi_lock)
     return over

@@ -1,7 +1,8 @@
 """One rank of a job on hosts whose clocks differ: it reduces until it is told to stop, as OBSERVED says in JSON.
 
 `late` is a rank that brings its tensors 150 ms after the others in each step, or -1; `steps` the number after which
-rank 0 touches `going`; `joins` the order in which ranks join at the end, or empty. Files are in `home`; `stop` is the last.
+rank 0 touches `going`; `joins` the order in which ranks join at the end, or empty. Files are in `home`; `stop` is the
+last.
 """
 
 from __future__ import annotations

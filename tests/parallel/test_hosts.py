@@ -308,6 +308,7 @@ def test_process_sets_on_some_hosts() -> None:
                 tensor = np.full(count, rank + 1.0, np.float32)
                 part.allreduce(tensor, tensor, f"of {count}", engine.Sum, 1.0, 1.0, True).wait()
                 assert (tensor == sum(each + 1 for each in ranks)).all()
+            assert part.join() in ranks
             part.close(5.0)
         native.barrier("the end", True).wait()
 
