@@ -112,16 +112,15 @@ class Switchboard:
         """
         for descriptor in self._watched.pop(host.number, ()):
             self._selector.unregister(descriptor)
+        out = host.channel.out if host.channel is not None else None
+        if out is not None and out.descriptor >= 0 and out.descriptor in self._selector.get_map():
+            self._selector.unregister(out.descriptor)
 
     def close(self) -> None:
         """Close all channels, at which agents end whatever still runs; none is left when this returns."""
-        registered = self._selector.get_map()
         for host in self._hosts:
             self.ignore(host)
-            if host.channel is not None:
-                if host.channel.out.descriptor in registered:
-                    self._selector.unregister(host.channel.out.descriptor)
-                host.hang_up()
+            host.hang_up()
         patience = Patience(FAREWELL)
         for host in self._hosts:
             host.close(patience.left())
@@ -129,9 +128,9 @@ class Switchboard:
 
     def _await_room(self) -> None:
         """Have the selector look at descriptors that are behind, and at no others."""
-        outs = [*self._consoles, *(host.channel.out for host in self._hosts if host.channel is not None)]
+        channels = [host.channel.out for host in self._hosts if host.channel is not None]
         registered = self._selector.get_map()
-        for console in outs:
+        for console in [*self._consoles, *(out for out in channels if out.descriptor >= 0)]:  # -1: it is closed
             if console.waiting and console.descriptor not in registered:
                 self._selector.register(console.descriptor, selectors.EVENT_WRITE, console.pump)
             elif not console.waiting and console.descriptor in registered:

@@ -291,6 +291,20 @@ def test_what_keeps_a_host_from_its_part_is_told_before_any_rank_starts(launcher
     assert not (launcher.home / "ran").exists() and launcher.kept() == []
 
 
+def test_an_agent_that_does_not_speak_as_one_is_told_and_leaves_nothing(launcher):
+    """Also while something waits to be written to it, of which it reads next to nothing."""
+    launcher.environment |= {f"LARGE_{number}": "x" * 100_000 for number in range(3)}
+    strange = "\\0enginerun agent 1\\n" + "\\377" * 8
+    agent = f"""sh -c 'case $0 in b) printf "{strange}"; read rest;; *) exec "$@";; esac' {{host}}"""
+    said = "does not speak as an agent does: what it writes are no messages of an agent"
+    job = launcher.run("-H", "a:1,b:1", "--launch-agent", agent, python="touch('ran')")
+    assert job.code == 2 and f"enginerun: error: b: {said}" in job.err and "Traceback" not in job.err, job.err
+    assert not (launcher.home / "ran").exists() and launcher.kept() == []
+    job = launcher.run("doctor", "-H", "a,b", "--launch-agent", agent)
+    assert job.code == 1 and f"b: its agent {said}" in job.out and "Traceback" not in job.err, job
+    launcher.nothing_left()
+
+
 def test_a_program_that_hosts_do_not_have_is_told_before_any_rank_starts(launcher):
     job = launcher.run("-H", "a:1", *STAND_IN, "no-such-program")
     assert job.code == 2
