@@ -294,7 +294,7 @@ class JobRun:
             for rank in range(self._options.size):
                 (directory / f"rank.{rank}").mkdir(mode=0o700, exist_ok=True)
             if self._options.enclosed:
-                (directory / remote_files.ENCLOSED).write_bytes(self._options.enclosed)
+                remote_files.write_new(directory / remote_files.ENCLOSED, self._options.enclosed)
         except OSError as error:
             raise LaunchError(f"no directory for the job's files: {error}; choose one with --output-dir") from error
         try:

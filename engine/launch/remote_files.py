@@ -103,8 +103,10 @@ class Directory:
             raise LaunchError(f"cannot write {str(self._path / str(message.head['path']))!r}: {problem.strerror}")
 
     def remove(self) -> None:
-        """Remove it, if this agent has made it; a second call does nothing."""
+        """Remove it, if this agent has made it, or else what was handed over; a second call does nothing."""
         if self._lock >= 0:
+            with contextlib.suppress(OSError):  # the directory is gone, or somebody else's meanwhile
+                (self._path / ENCLOSED).unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = -1
         if self._made:
@@ -165,14 +167,38 @@ def keep(message: Message, directory: Path) -> OSError | None:
         raise ChannelError(f"a file {str(name)!r} is outside of the job's directory")
     try:
         (directory / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_TRUNC if message.head.get("first") else os.O_APPEND
-        descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
-        try:
-            view = memoryview(message.body)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        finally:
-            os.close(descriptor)
+        if message.head.get("first"):
+            write_new(directory / name, message.body)
+        else:
+            _write(os.open(directory / name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC), message.body)
     except OSError as error:
         return error
     return None
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that only this user can read, in the place of whatever has its name; no link is followed.
+
+    Parameters
+    ----------
+    path : Path
+    data : bytes
+
+    Raises
+    ------
+    OSError
+        It cannot be written.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    _write(os.open(path, flags, 0o600), data)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write all of it and close the descriptor."""
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+    finally:
+        os.close(descriptor)

@@ -8,6 +8,7 @@ directory; from there `job` brings it to the caller's.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -139,7 +140,7 @@ network_interfaces
         try:
             (home / CALL).write_bytes(call)
             python = executable or sys.executable
-            command = [python, "-P", "-m", "engine.runner.rank"]
+            command = [python, "-P", "-m", "engine.runner.rank", hashlib.sha256(call).hexdigest()]
             _launch(home, [*_arguments(options), "--", *command])
             return _results(home)
         finally:

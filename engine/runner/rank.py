@@ -1,14 +1,18 @@
-"""A rank of `engine.run`: `python -m engine.runner.rank` makes the call that lies in the job's directory."""
+"""A rank of `engine.run`: `python -m engine.runner.rank SHA256` makes the call that lies in the job's directory.
+
+What lies there is unpickled only if it has that digest: others may be able to write into the directory.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import sys
 import traceback
 from pathlib import Path
 
-from ..launch.remote_files import ENCLOSED
+from ..launch.remote_files import ENCLOSED, write_new
 from .function import ERROR, RESULT, pickler
 
 
@@ -17,15 +21,23 @@ def main() -> None:
     rank, directory = os.environ["ENGINE_RANK"], Path(os.environ["ENGINE_OUTPUT_DIR"])
     own = directory / f"rank.{rank}"
     try:
-        path, same_python, call = pickle.loads((directory / ENCLOSED).read_bytes())
+        path, same_python, call = pickle.loads(_enclosed(directory / ENCLOSED, sys.argv[1]))
         sys.path[:] = path if same_python else dict.fromkeys([*sys.path, *path])
         func, args, kwargs = pickle.loads(call)
         value = func(*args, **kwargs)
         data = _dumps(value, rank)
     except Exception:
-        (own / ERROR).write_bytes(traceback.format_exc().encode(errors="backslashreplace"))
+        write_new(own / ERROR, traceback.format_exc().encode(errors="backslashreplace"))
         raise
-    (own / RESULT).write_bytes(data)
+    write_new(own / RESULT, data)
+
+
+def _enclosed(path: Path, digest: str) -> bytes:
+    """Read the pickled call; refuse one that is not the caller's."""
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise RuntimeError(f"{path} is not what engine.run has written there: choose an output_filename of your own")
+    return data
 
 
 def _dumps(value: object, rank: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -39,6 +40,13 @@ def ages_and_clears(temporary: str) -> bool:
             os.utime(path, (0, 0))
     leftovers.clear_old(Path(temporary))
     return len(homes) == 2 and all(home.is_dir() for home in homes)
+
+
+def mode_of_the_call() -> int:
+    """The permissions of the file that holds the call."""
+    from engine.launch.remote_files import ENCLOSED
+
+    return stat.S_IMODE(os.lstat(Path(os.environ["ENGINE_OUTPUT_DIR"], ENCLOSED)).st_mode)
 
 
 def sees(path: str) -> bool:

@@ -15,6 +15,8 @@ import pytest
 
 import engine
 from engine.launch import JobError, LaunchError
+from engine.launch.remote_files import ENCLOSED
+from engine.runner.function import ERROR
 
 from . import called
 
@@ -143,6 +145,26 @@ def test_a_function_runs_on_several_hosts_and_its_results_come_back(tmp_path):
         engine.run(called.raises_on, (1,), hosts="a:1,b:1", **reach)
     with pytest.raises(JobError, match=r"^rank 1 on b failed first\n(?s:.*)killed by SIGKILL"):
         engine.run(called.killed_on, (1,), hosts="a:1,b:1", **reach)
+
+
+def test_the_call_is_written_where_nobody_else_reads_it_and_through_no_link(tmp_path):
+    output, victim = tmp_path / "output", tmp_path / "victim"
+    output.mkdir()
+    victim.write_text("mine")
+    (output / ENCLOSED).symlink_to(victim)
+    assert engine.run(called.mode_of_the_call, num_proc=1, output_filename=output) == [0o600]
+    assert victim.read_text() == "mine" and not (output / ENCLOSED).exists()
+
+
+def test_a_call_that_somebody_has_changed_is_not_unpickled(tmp_path):
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / ENCLOSED).write_bytes(pickle.dumps(([], True, pickle.dumps((called.place, (), {})))))
+    environment = {**os.environ, "ENGINE_RANK": "0", "ENGINE_OUTPUT_DIR": str(tmp_path)}
+    command = [sys.executable, "-P", "-m", "engine.runner.rank", "0" * 64]
+    ended = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert ended.returncode == 1
+    assert f"{tmp_path / ENCLOSED} is not what engine.run has written there".encode() in ended.stderr
+    assert [path.name for path in (tmp_path / "rank.0").iterdir()] == [ERROR]
 
 
 def test_a_job_that_cannot_start_is_refused():

@@ -158,7 +158,11 @@ def test_an_agent_writes_files_into_the_jobs_directory_alone(tmp_path, name):
 
 
 def test_no_file_is_written_through_a_link(tmp_path):
+    """The first part takes the place of a link, a later one is refused."""
     (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "x").symlink_to(tmp_path / "out")
-    assert keep(Message("file", {"path": "x", "first": True}, b"x"), tmp_path / "job") is not None
+    link = tmp_path / "job" / "x"
+    link.symlink_to(tmp_path / "out")
+    assert keep(Message("file", {"path": "x", "first": False}, b"x"), tmp_path / "job") is not None
+    assert keep(Message("file", {"path": "x", "first": True}, b"x"), tmp_path / "job") is None
+    assert link.read_bytes() == b"x" and not link.is_symlink() and link.stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / "out").exists()
