@@ -13,7 +13,9 @@ from pathlib import Path
 from ..host import stacks
 
 PREFIX = "enginerun-"  # prefix of the names of jobs' temporary directories
-RECORDS = ("failure.json", "flight.json", "traceback.txt", stacks.NAME)  # files that a rank leaves about its job
+RESULT, ERROR = "call-result", "call-error"  # files that a rank of `engine.run` leaves: one of them
+# Files that a rank leaves about its job.
+RECORDS = ("failure.json", "flight.json", "traceback.txt", stacks.NAME, RESULT, ERROR)
 KEPT = 7 * 24 * 3600.0  # seconds for which a temporary directory is kept
 CLEARED = 20  # most directories that one job clears, so that it does not start late
 

@@ -23,8 +23,9 @@ from typing import Any
 
 from ..launch import leftovers
 from ..launch.errors import JobError, LaunchError
+from ..launch.leftovers import ERROR, RESULT
 
-CALL, OUTCOME, RESULT, ERROR = "call", "outcome.json", "result", "error"
+CALL, OUTCOME = "call", "outcome.json"
 
 
 def run(

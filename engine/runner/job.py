@@ -15,8 +15,9 @@ from typing import Any
 from ..host import processes
 from ..launch.errors import LaunchError
 from ..launch.job import JobRun
+from ..launch.leftovers import ERROR, RESULT
 from ..launch.options import parse
-from .function import CALL, ERROR, OUTCOME, RESULT
+from .function import CALL, OUTCOME
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -33,8 +34,6 @@ def main(arguments: Sequence[str]) -> None:
     if os.getppid() == caller:  # else it died before the request above
         try:
             options = replace(parse(arguments[2:]), enclosed=(home / CALL).read_bytes())
-            if options.directory is not None:
-                _collect(options.directory, home, keep=False)
             job = JobRun(options, lambda directory: _collect(directory, home))
             outcome |= {"code": job.run(), "size": options.size, "report": job.report}
             if job.verdict is not None:
@@ -48,14 +47,11 @@ def main(arguments: Sequence[str]) -> None:
         shutil.rmtree(home, ignore_errors=True)  # nobody else is left to do it
 
 
-def _collect(directory: Path, home: Path, keep: bool = True) -> None:
-    """Take what the ranks have returned out of the job's directory; what an earlier job has left there is nobody's."""
+def _collect(directory: Path, home: Path) -> None:
+    """Take what the ranks have returned out of the job's directory."""
     for name in (RESULT, ERROR):
         for path in directory.glob(f"rank.*/{name}"):
-            if keep:
-                shutil.move(path, home / f"{path.parent.name}.{name}")
-            else:
-                path.unlink()
+            shutil.move(path, home / f"{path.parent.name}.{name}")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ import sys
 import traceback
 from pathlib import Path
 
+from ..launch.leftovers import ERROR, RESULT
 from ..launch.remote_files import ENCLOSED, write_new
-from .function import ERROR, RESULT, pickler
+from .function import pickler
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ import pytest
 
 import engine
 from engine.launch import JobError, LaunchError
+from engine.launch.leftovers import ERROR, RESULT, lock
 from engine.launch.remote_files import ENCLOSED
-from engine.runner.function import ERROR
 
 from . import called
 
@@ -119,23 +119,29 @@ def test_what_is_no_call_is_refused_before_a_rank_starts(monkeypatch, func, args
         engine.run(func, args, kwargs, num_proc=2)
 
 
-# The second host has a file system of its own over the directory for temporary files.
+# The second host has files of its own, those of `far`, in the directory for temporary files.
 APART = """#!/bin/sh
 name=$1; shift
 [ $name = a ] && exec "$@"
-exec unshare -m sh -c 'mount -t tmpfs none "$TMPDIR" && exec "$@"' sh "$@"
+exec unshare -m sh -c 'mount --bind "$TMPDIR.far" "$TMPDIR" && exec "$@"' sh "$@"
 """
 
 
-def test_a_function_runs_on_several_hosts_and_its_results_come_back(tmp_path):
+@pytest.fixture
+def apart(tmp_path):
+    """How two hosts are reached of which the second does not see the launcher's directories."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("needs a mount namespace: run as root")
+    Path(f"{tempfile.gettempdir()}.far").mkdir()
     (tmp_path / "agent").write_text(APART)
     (tmp_path / "agent").chmod(0o755)
-    large, output = "x" * 3_000_000, Path(tempfile.gettempdir(), "output")
+    return {"launch_agent": f"{tmp_path}/agent {{host}}", "network_interface": "lo", "remote_directory": str(tmp_path)}
+
+
+def test_a_function_runs_on_several_hosts_and_its_results_come_back(tmp_path, apart):
+    large, output, reach = "x" * 3_000_000, Path(tempfile.gettempdir(), "output"), apart
     (output / "rank.3").mkdir(parents=True)
-    (output / "rank.3" / "result").write_text("of an earlier job")
-    reach = {"launch_agent": f"{tmp_path}/agent {{host}}", "network_interface": "lo", "remote_directory": str(tmp_path)}
+    (output / "rank.3" / RESULT).write_text("of an earlier job")
     results = engine.run(called.place, (large,), hosts="a:2,b:2", output_filename=output, **reach)
     assert results == [(rank, 4, (large,), {}, str(tmp_path)) for rank in range(4)]
     assert engine.run(called.sees, (str(output / "rank.0"),), hosts="a:2,b:1", **reach) == [True, True, False]
@@ -143,8 +149,31 @@ def test_a_function_runs_on_several_hosts_and_its_results_come_back(tmp_path):
     assert list((output / "rank.3").iterdir()) == [output / "rank.3" / "stderr", output / "rank.3" / "stdout"]
     with pytest.raises(JobError, match=r"^rank 1 on b failed first:\nTraceback (?s:.*) rank 1 does not like it$"):
         engine.run(called.raises_on, (1,), hosts="a:1,b:1", **reach)
+
+
+def test_what_an_earlier_job_has_left_is_not_taken_for_this_jobs(apart):
+    output = Path(tempfile.gettempdir(), "output")
+    far = Path(f"{tempfile.gettempdir()}.far", "output")
+    for directory, rank in ((output, 0), (far, 1)):
+        (directory / f"rank.{rank}").mkdir(parents=True)
+        (directory / f"rank.{rank}" / ERROR).write_text("of an earlier job")
+        (directory / f"rank.{rank}" / RESULT).write_text("of an earlier job")
     with pytest.raises(JobError, match=r"^rank 1 on b failed first\n(?s:.*)killed by SIGKILL"):
-        engine.run(called.killed_on, (1,), hosts="a:1,b:1", **reach)
+        engine.run(called.killed_on, (1,), hosts="a:1,b:1", output_filename=output, **apart)
+    assert not any((far / "rank.1" / name).exists() for name in (ERROR, RESULT))
+    assert not (far / ENCLOSED).exists()
+
+
+def test_results_of_a_job_that_runs_are_not_touched_by_one_that_is_refused(tmp_path):
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / "rank.0" / RESULT).write_text("of the job that runs")
+    held = lock(tmp_path)
+    try:
+        with pytest.raises(LaunchError, match="is in use by another job"):
+            engine.run(called.place, output_filename=tmp_path)
+    finally:
+        os.close(held)
+    assert (tmp_path / "rank.0" / RESULT).read_text() == "of the job that runs"
 
 
 def test_the_call_is_written_where_nobody_else_reads_it_and_through_no_link(tmp_path):
