@@ -57,18 +57,20 @@ class JobRun:
         After `run`: who failed first, if one did.
     report : list of str
         After `run`: the report on that, as it was shown.
+    problems : dict of str to OSError
+        After `run`: files that ranks of other hosts have left and that are not complete here, and why.
     """
 
     def __init__(self, options: Options, collect: Callable[[Path], None] = lambda directory: None) -> None:
         self.hosts: dict[int, str] | None = None
         self.verdict: Verdict | None = None
         self.report: list[str] = []
+        self.problems: dict[str, OSError] = {}
         self._options = options
         self._collect = collect
         self._out = Console(1)
         self._err = Console(2)
         self._displays: list[Display] = []
-        self._problems: dict[str, OSError] = {}
         self._clocks: dict[int, float] = {}
         self._keep = True
 
@@ -189,7 +191,7 @@ class JobRun:
             metrics.linger(wakeup)
         metrics.stop()
         self._displays.extend(conductor.displays.values())
-        self._problems = conductor.problems
+        self.problems = conductor.problems
         self.hosts, self._clocks = conductor.hosts, conductor.clocks
         return outcome
 
@@ -241,7 +243,8 @@ class JobRun:
     def _conclude(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
         """Find the exit code and what to tell the user."""
         verdict = investigate(outcome.ends, directory, self._clocks)
-        lines = [f"{each.path} is not complete: {each.problem.strerror}" for each in self._displays if each.problem]
+        incomplete = {str(each.path): each.problem for each in self._displays if each.problem} | self.problems
+        lines = [f"{path} is not complete: {problem.strerror}" for path, problem in incomplete.items()]
         if self._out.broken or self._err.broken:
             lines.append("the output could not all be shown, because nobody reads it or the disk is full")
         flights = flight_records(directory)

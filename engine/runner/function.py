@@ -221,8 +221,10 @@ def _launch(home: Path, arguments: Sequence[str]) -> None:
 def _results(home: Path) -> list[Any]:
     try:
         outcome = json.loads((home / OUTCOME).read_text())
-    except FileNotFoundError:
-        raise JobError("the launcher of the job was killed, and the ranks with it") from None
+    except (FileNotFoundError, json.JSONDecodeError):
+        raise JobError(
+            f"the launcher of the job was killed, and the ranks with it, or it could not write to {home}"
+        ) from None
     if outcome["error"] is not None:
         raise LaunchError(outcome["error"])
     if outcome["code"] != 0:
@@ -230,6 +232,12 @@ def _results(home: Path) -> list[Any]:
     results = []
     for rank in range(outcome["size"]):
         path = home / f"rank.{rank}.{RESULT}"
+        if (problem := outcome["incomplete"].get(path.name)) is not None:
+            raise JobError(
+                f"the result of rank {rank} did not arrive whole, since it could not be written here: {problem}; make "
+                "room, or choose an output_filename on another disk",
+                rank,
+            )
         if not path.exists():
             raise JobError(f"rank {rank} ended before the function returned, with exit code 0", rank)
         results.append(pickle.loads(path.read_bytes()))
@@ -242,8 +250,8 @@ def _failure(home: Path, outcome: Mapping[str, Any]) -> JobError:
     if rank is None:
         return JobError(f"the job was ended by a signal (exit code {outcome['code']})")
     who = f"rank {rank}" if host is None else f"rank {rank} on {host}"
-    try:
-        trace = (home / f"rank.{rank}.{ERROR}").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:  # killed, or it never came to the call
+    path = home / f"rank.{rank}.{ERROR}"
+    if path.name in outcome["incomplete"] or not path.exists():  # or it was killed, or never came to the call
         return JobError(f"{who} failed first\n{report}", rank)
+    trace = path.read_text(encoding="utf-8", errors="replace")
     return JobError(f"{who} failed first:\n{trace}", rank)

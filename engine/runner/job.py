@@ -30,28 +30,39 @@ def main(arguments: Sequence[str]) -> None:
     """
     caller, home = int(arguments[0]), Path(arguments[1])
     processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # of the caller's death
+    incomplete: dict[str, str] = {}  # by the name of a file in `home`, why it is not whole
     outcome: dict[str, Any] = {"error": None, "code": 0, "size": 0, "rank": None, "host": None, "report": []}
     if os.getppid() == caller:  # else it died before the request above
         try:
             options = replace(parse(arguments[2:]), enclosed=(home / CALL).read_bytes())
-            job = JobRun(options, lambda directory: _collect(directory, home))
+            job = JobRun(options, lambda directory: _collect(directory, home, incomplete))
             outcome |= {"code": job.run(), "size": options.size, "report": job.report}
+            for path, problem in job.problems.items():
+                incomplete.setdefault(_collected(Path(path)), problem.strerror or str(problem))
             if job.verdict is not None:
                 outcome["rank"] = job.verdict.culprit
                 outcome["host"] = (job.hosts or {}).get(job.verdict.culprit)
         except LaunchError as error:
             outcome["error"] = str(error)
     if os.getppid() == caller:
-        (home / OUTCOME).write_text(json.dumps(outcome))
+        (home / OUTCOME).write_text(json.dumps(outcome | {"incomplete": incomplete}))
     else:
         shutil.rmtree(home, ignore_errors=True)  # nobody else is left to do it
 
 
-def _collect(directory: Path, home: Path) -> None:
-    """Take what the ranks have returned out of the job's directory."""
+def _collect(directory: Path, home: Path, incomplete: dict[str, str]) -> None:
+    """Take what the ranks have returned out of the job's directory; note what cannot be taken whole, and why."""
     for name in (RESULT, ERROR):
         for path in directory.glob(f"rank.*/{name}"):
-            shutil.move(path, home / f"{path.parent.name}.{name}")
+            try:
+                shutil.move(path, home / _collected(path))
+            except OSError as error:
+                incomplete[_collected(path)] = error.strerror or str(error)
+
+
+def _collected(path: Path) -> str:
+    """The name in the caller's directory of a file that a rank has left in its own."""
+    return f"{path.parent.name}.{path.name}"
 
 
 if __name__ == "__main__":

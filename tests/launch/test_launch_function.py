@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -162,6 +163,20 @@ def test_what_an_earlier_job_has_left_is_not_taken_for_this_jobs(apart):
         engine.run(called.killed_on, (1,), hosts="a:1,b:1", output_filename=output, **apart)
     assert not any((far / "rank.1" / name).exists() for name in (ERROR, RESULT))
     assert not (far / ENCLOSED).exists()
+
+
+def test_a_result_that_could_not_be_written_here_is_told(apart, capfd):
+    """No file of the launcher's may be larger than 1 MiB; the other host has no such limit."""
+    agent = Path(apart["launch_agent"].split()[0])
+    agent.write_text(agent.read_text().replace("shift", "shift; ulimit -S -f unlimited"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(JobError, match=r"^the result of rank 1 did not arrive whole, .*: File too large; make "):
+            engine.run(called.large_on, (1, 3_000_000), hosts="a:1,b:1", **apart)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"/rank.1/{RESULT} is not complete: File too large" in capfd.readouterr().err
 
 
 def test_results_of_a_job_that_runs_are_not_touched_by_one_that_is_refused(tmp_path):
