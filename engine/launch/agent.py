@@ -57,6 +57,7 @@ class Agent:
         self.job = Job(**head["job"] | {"directory": Path(head["job"]["directory"])})
         self.crew = Crew(head["host"], head["hosts"], tuple(head["ranks"]), head["name"])
         self.head = head
+        self.command = [str(word) for word in head["command"]]
         self.hub: socket.socket | None = None
         self.pages: dict[int, int] = {}
         self.copies = Pages(self.pages)
@@ -83,7 +84,9 @@ class Agent:
                 "--remote-directory"
             ) from error
         self.environment = _environment(self.head["environment"])
-        self.program = spawn.find_command(self.head["command"], self.environment)
+        if self.head["python"]:
+            self._prefer_own_python(self.head["python"])
+        self.program = spawn.find_command(self.command, self.environment)
         address = self._choose_interface()
         self.allotment = self._allot()
         if self.job.gpus is not None:
@@ -145,7 +148,7 @@ class Agent:
         if self.hub is not None and rank_plan.rank == 0:
             inherited.append(self.hub.fileno())
             rank_plan.environment["ENGINE_HUB_FD"] = str(self.hub.fileno())
-        rank = spawn.start(rank_plan, self.head["command"], self.program, descriptors, inherited)
+        rank = spawn.start(rank_plan, self.command, self.program, descriptors, inherited)
         if inherited and self.hub is not None:
             self.hub.close()  # rank 0 alone holds it: with that it ends
         supervisor.add(rank)
@@ -193,6 +196,19 @@ class Agent:
             self.channel.out.give_up()
             supervisor.release()
             supervisor.kill()
+
+    def _prefer_own_python(self, launchers: str) -> None:
+        """Have ranks run with the Python that the user has named for this host, which runs the agent.
+
+        Parameters
+        ----------
+        launchers : str
+            Path of the launcher's Python: as a command, it stands for this one.
+        """
+        path = self.environment.get("PATH", os.defpath)
+        self.environment["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"
+        if self.command[0] == launchers:
+            self.command[0] = sys.executable
 
     def _choose_interface(self) -> str:
         """The address of the interface that the user named, of several the first that is here; empty: none is named."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -201,6 +202,7 @@ class Conductor:
             cwd=str(Path.cwd()) if host.place.local or reach.directory is None else reach.directory,
             environment=dict(environment),
             command=options.command,
+            python="" if host.place.local or not reach.python else sys.executable,
             binding=options.binding,
             cpus_per_rank=options.cpus_per_rank,
             counted=self._counted,

@@ -25,7 +25,7 @@ class Reach:
     ssh : tuple of str
         Options for ssh, before those that the launcher gives.
     python : tuple of str
-        The Python that runs the agents of other hosts; empty: the launcher's.
+        The Python of other hosts: it runs their agents, and is first on the PATH of their ranks; empty: the launcher's.
     directory : str or None
         The working directory on other hosts; None: the launcher's.
     interface : str or None

@@ -133,8 +133,7 @@ network_interfaces
         "--remote-python": remote_python,
         "--remote-directory": remote_directory,
     }
-    # Another Python has packages of its own, which go first.
-    call = pickle.dumps((sys.path, executable is None, _dumps(func, args, dict(kwargs or {}))))
+    call = pickle.dumps((sys.path, sys.executable, _dumps(func, args, dict(kwargs or {}))))
     with tempfile.TemporaryDirectory(prefix="enginerun-call-") as directory:
         home = Path(directory)
         lock = leftovers.lock(home)  # else another job may take it for a leftover, however long this one runs

@@ -22,8 +22,9 @@ def main() -> None:
     rank, directory = os.environ["ENGINE_RANK"], Path(os.environ["ENGINE_OUTPUT_DIR"])
     own = directory / f"rank.{rank}"
     try:
-        path, same_python, call = pickle.loads(_enclosed(directory / ENCLOSED, sys.argv[1]))
-        sys.path[:] = path if same_python else dict.fromkeys([*sys.path, *path])
+        path, python, call = pickle.loads(_enclosed(directory / ENCLOSED, sys.argv[1]))
+        # Another Python has packages of its own, which go first.
+        sys.path[:] = path if python == sys.executable else dict.fromkeys([*sys.path, *path])
         func, args, kwargs = pickle.loads(call)
         value = func(*args, **kwargs)
         data = _dumps(value, rank)

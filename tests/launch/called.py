@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -71,6 +72,11 @@ def exits_on(culprit: int) -> int:
 
 def large_on(who: int, size: int) -> str:
     return "x" * size if rank() == who else ""
+
+
+def pythons() -> tuple[str, str | None]:
+    """The Python that runs this, and the one that is found by that name."""
+    return sys.executable, shutil.which("python")
 
 
 def unpicklable() -> Any:

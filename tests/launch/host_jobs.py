@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sysconfig
 import uuid
+import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +43,15 @@ def stand_in_ssh(launcher: Launcher) -> None:
 def on_hosts(launcher: Launcher, *arguments: object, python: str, hosts: str = "a:2,b:2") -> Finished:
     """Run a job on hosts whose agents are started by `env`."""
     return launcher.run("-H", hosts, "--launch-agent", "env STAND_IN={host}", *arguments, python=python)
+
+
+def other_python(home: Path) -> str:
+    """Make a Python that has the packages of this one under another path."""
+    venv.create(home, symlinks=True, with_pip=False)
+    python = home / "bin" / "python"
+    (packages,) = home.glob("lib/python*/site-packages")
+    (packages / "as_here.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    return str(python)
 
 
 def agent_of(launcher: Launcher, name: str) -> int:

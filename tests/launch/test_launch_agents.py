@@ -16,7 +16,7 @@ from engine.host import processes
 from ..metrics.fake_pages import training
 from ..metrics.written_pages import content
 from ..waiting import marked, until
-from .host_jobs import agent_of, namespaces, on_hosts, stand_in_ssh, why_no_namespaces
+from .host_jobs import agent_of, namespaces, on_hosts, other_python, stand_in_ssh, why_no_namespaces
 from .launch_jobs import DEADLINE, Launcher
 
 STAND_IN = ("--launch-agent", "env STAND_IN={host}")
@@ -345,6 +345,17 @@ def test_ssh_starts_agents_with_the_environment_and_the_directory_of_the_launche
     (call,) = (launcher.home / "ssh.log").read_text().splitlines()
     assert call.startswith("-o User=x -p 2222 -o BatchMode=yes") and "MINE" not in call and "SECRET" not in call
     assert call.endswith(f"chatty {sys.executable} -B -P -m engine.launch.agent")
+
+
+def test_another_python_of_the_hosts_is_that_of_their_ranks(launcher):
+    """By its name and by the path of the launcher's; the launcher's own host keeps its Python."""
+    stand_in_ssh(launcher)
+    python = other_python(launcher.home / "far")
+    job = launcher.run("-H", "chatty:1,localhost:1", "--remote-python", python, python="print(sys.executable)")
+    assert (job.code, job.lines(0), job.lines(1)) == (0, [python], [sys.executable]), job.err
+    program = launcher.script("print(sys.executable)")
+    job = launcher.run("-H", "chatty:1", "--remote-python", python, "python", program)
+    assert (job.code, job.lines(0)) == (0, [python]), job.err
 
 
 def test_a_first_host_that_others_cannot_reach_by_its_name_is_refused(launcher):

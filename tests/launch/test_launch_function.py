@@ -20,6 +20,7 @@ from engine.launch.leftovers import ERROR, RESULT, lock
 from engine.launch.remote_files import ENCLOSED
 
 from . import called
+from .host_jobs import other_python
 
 # The caller of the last test but one.
 CALLER = """
@@ -179,6 +180,12 @@ def test_a_result_that_could_not_be_written_here_is_told(apart, capfd):
     assert f"/rank.1/{RESULT} is not complete: File too large" in capfd.readouterr().err
 
 
+def test_another_python_of_the_hosts_makes_the_call(tmp_path):
+    python = other_python(tmp_path / "far")
+    reach = {"launch_agent": "env HOST={host}", "network_interface": "lo", "remote_python": python}
+    assert engine.run(called.pythons, hosts="a:1,b:1", **reach) == [(python, python)] * 2
+
+
 def test_results_of_a_job_that_runs_are_not_touched_by_one_that_is_refused(tmp_path):
     (tmp_path / "rank.0").mkdir()
     (tmp_path / "rank.0" / RESULT).write_text("of the job that runs")
@@ -202,7 +209,7 @@ def test_the_call_is_written_where_nobody_else_reads_it_and_through_no_link(tmp_
 
 def test_a_call_that_somebody_has_changed_is_not_unpickled(tmp_path):
     (tmp_path / "rank.0").mkdir()
-    (tmp_path / ENCLOSED).write_bytes(pickle.dumps(([], True, pickle.dumps((called.place, (), {})))))
+    (tmp_path / ENCLOSED).write_bytes(pickle.dumps(([], sys.executable, pickle.dumps((called.place, (), {})))))
     environment = {**os.environ, "ENGINE_RANK": "0", "ENGINE_OUTPUT_DIR": str(tmp_path)}
     command = [sys.executable, "-P", "-m", "engine.runner.rank", "0" * 64]
     ended = subprocess.run(command, env=environment, capture_output=True, check=False)
