@@ -177,7 +177,7 @@ def waits_by_host(told: Iterable[tuple[Snapshot, Mapping[int, float]]]) -> dict[
     """
     shares: dict[int, dict[int, list[float]]] = {}
     for page, waits in told:
-        for host in range(page["hosts"] if page.far else 0):
+        for host in range(min(page["hosts"], len(page.fields["crossing_ns"])) if page.far else 0):
             if host != page["host"]:
                 shares.setdefault(host, {}).setdefault(page["host"], []).append(waits.get(host, 0.0))
     return {host: statistics.median_low(map(statistics.fmean, each.values())) for host, each in shares.items()}
