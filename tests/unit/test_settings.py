@@ -41,8 +41,10 @@ class More(config.Config):
     lane_kind: str = setting(
         "wide", "", Words("wide", "narrow"), "Kind of a lane.", option=Option(), knob=Knob(words=("wide",))
     )
-    lanes: int = setting(1, "lanes", Whole(1, 8), "Number of lanes.", option=Option("N", ("--lane-count", "--lanes")))
-    lane_log: bool = setting(False, "", truth, "Write down lanes.", option=Option(off="write down no lanes"))
+    tracks: int = setting(
+        1, "tracks", Whole(1, 8), "Number of tracks.", option=Option("N", ("--lane-count", "--tracks"))
+    )
+    lane_log: bool = setting(False, "", truth, "Write down tracks.", option=Option(off="write down no tracks"))
 
 
 def given(*arguments: str) -> dict[str, str]:
@@ -51,16 +53,16 @@ def given(*arguments: str) -> dict[str, str]:
 
 
 def test_a_new_setting_has_an_option_and_a_variable_and_an_alias() -> None:
-    assert given("--lane-bytes", "2K", "--lane-count", "3") == {"ENGINE_LANE_BYTES": "2K", "ENGINE_LANES": "3"}
-    assert given("--lanes", "3", "--lane-log", "--lane-kind", "narrow") == {
-        "ENGINE_LANES": "3",
+    assert given("--lane-bytes", "2K", "--lane-count", "3") == {"ENGINE_LANE_BYTES": "2K", "ENGINE_TRACKS": "3"}
+    assert given("--tracks", "3", "--lane-log", "--lane-kind", "narrow") == {
+        "ENGINE_TRACKS": "3",
         "ENGINE_LANE_LOG": "1",
         "ENGINE_LANE_KIND": "narrow",
     }
     assert given("--lane-log", "--no-lane-log") == {"ENGINE_LANE_LOG": "0"}
     chosen = config.load({**given("--lane-bytes", "2K"), "OLD_LANE": "4K"}, kind=More)
     assert isinstance(chosen, More) and chosen.lane_bytes == 2 << 10
-    assert config.load({"OLD_LANE": "4K"}, {"lanes": 2}, More) == More(lane_bytes=4 << 10, lanes=2)
+    assert config.load({"OLD_LANE": "4K"}, {"tracks": 2}, More) == More(lane_bytes=4 << 10, tracks=2)
     assert "| `lane_bytes` | `ENGINE_LANE_BYTES` | bytes | 65536 | Room of a lane. |" in config.describe(More)
 
 
@@ -86,14 +88,18 @@ def test_a_new_setting_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         options.parse(["--help"], More)
     text = " ".join(capsys.readouterr().out.split())
-    for words in ("--lane-bytes SIZE room of a lane", "--lane-kind {wide,narrow}", "--no-lane-log write down no lanes"):
+    for words in (
+        "--lane-bytes SIZE room of a lane",
+        "--lane-kind {wide,narrow}",
+        "--no-lane-log write down no tracks",
+    ):
         assert words in text
 
 
 def test_a_new_knob_is_taken_searched_and_shown() -> None:
     assert config.check_knobs({"lane_bytes": "2K", "lane_wait_ms": None}, More) == {"lane_bytes": 2 << 10}
-    with pytest.raises(ConfigError, match=r"there is no knob 'lanes'; there are: .*, lane_bytes, lane_wait_ms"):
-        config.check_knobs({"lanes": 2}, More)
+    with pytest.raises(ConfigError, match=r"there is no knob 'tracks'; there are: .*, lane_bytes, lane_wait_ms"):
+        config.check_knobs({"tracks": 2}, More)
     knobs = config.knobs(More)
     assert {name: axis(knobs[name]) for name in knobs.keys() - config.knobs()} == {
         "lane_bytes": {"kind": "Integer", "low": 1 << 10, "high": 1 << 20, "log": True},
