@@ -121,12 +121,12 @@ class Config:
     between_hosts: str = setting(
         "auto",
         "",
-        Words("auto", "direct", "chain", "ring"),
+        Words("auto", "direct", "chain", "ring", "mpi"),
         "How large allreduces travel between hosts: direct, from each rank to every host; chain, as sums that pass "
-        "from host to host; auto: whichever of these moves less, with equal bits; or ring, a chain with a start at "
-        "every host, where fusion changes bits.",
+        "from host to host; auto: whichever of these moves less, with equal bits; or, where fusion changes bits: ring, "
+        "a chain with a start at every host, and with lanes=mpi also mpi, MPI_Allreduce of sums of float32 and float64.",
         option=Option(),
-        knob=Knob(words=("auto", "direct", "chain")),  # a ring changes bits: a user may choose it, not the tuner
+        knob=Knob(words=("auto", "direct", "chain")),  # others change bits: a user may choose them, not the tuner
     )
     compression: str = setting(
         "none",

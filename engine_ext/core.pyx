@@ -41,7 +41,7 @@ from engine_ext.control.table cimport table_close, table_open
 from engine_ext.control.verdict cimport verdict_outwait
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.kernels.kernels cimport engine_kernels_get
-from engine_ext.knobs cimport knobs_of, knobs_with, set_knobs
+from engine_ext.knobs cimport expect_summing, knobs_of, knobs_with, set_knobs
 from engine_ext.operations.op cimport Op
 from engine_ext.platform.atomics cimport add32, load32_acquire, load_acquire, load_relaxed, now_ns, store32_release
 from engine_ext.platform.clock cimport age_ns, patience_at, patience_look, seconds_ns
@@ -59,7 +59,7 @@ from engine_ext.shared.segment cimport (
 )
 from engine_ext.snapshots cimport clock_of, counters_of, definitions_of, history_of, overdue_of, pending_of, ranks_of, steps_of
 from engine_ext.transport.arena cimport Arena, arena_close, arena_forked, arena_open, arena_populate_share
-from engine_ext.transport.lanes cimport lanes_open
+from engine_ext.transport.lanes cimport lanes_open, lanes_sum
 from engine_ext.transport.mpi cimport engine_mpi
 from engine_ext.transport.shm cimport shared_memory_open
 from engine_ext.transport.transport cimport Transport
@@ -179,6 +179,9 @@ cdef class Engine:
         if e.segment.hosts > 1:
             self.connect()
             transport = lanes_open(&e.network.lanes, &e.segment, e.network.to, e.network.of, e.network.bell)
+            if world is None and e.network.couriers != NULL:
+                lanes_sum(&e.network.lanes, &e.network.mpi)
+            expect_summing(e, &knobs)
         else:
             transport = shared_memory_open(&e.transport, &e.segment)
         if (table_open(&e.table, &e.segment, e.clock) != Status.OK
@@ -226,7 +229,10 @@ cdef class Engine:
         cdef int tag = given["tag"]
         mpi.isend, mpi.irecv = <void*><size_t>given["isend"], <void*><size_t>given["irecv"]
         mpi.test, mpi.cancel = <void*><size_t>given["test"], <void*><size_t>given["cancel"]
+        mpi.iallreduce = <void*><size_t>given["iallreduce"]
         mpi.comm, mpi.byte, mpi.ints = given["comm"], given["byte"], given["ints"]
+        mpi.everybody, mpi.in_place = given["everybody"], given["in_place"]
+        mpi.float32, mpi.float64, mpi.sum = given["float32"], given["float64"], given["sum"]
         if self.world is not None:
             if self.world.formed >= TAGS:       # so many sets have been formed: this one goes over sockets, on all its ranks
                 return 0

@@ -8,7 +8,7 @@ from engine_ext.control.state cimport State
 from engine_ext.platform.atomics cimport store32_release
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
-    BETWEEN_NAMES, BETWEENS, COORDINATOR, MAX_SOCKETS, SLOT_BYTES, STORES, STORES_NAMES, WIRES, WIRE_NAMES,
+    BETWEEN_MPI, BETWEEN_NAMES, BETWEENS, COORDINATOR, MAX_SOCKETS, SLOT_BYTES, STORES, STORES_NAMES, WIRES, WIRE_NAMES,
     engine_knobs,
 )
 
@@ -44,12 +44,22 @@ cdef engine_knobs knobs_with(engine_knobs knobs, dict changes) except *:
     return values
 
 
+cdef int expect_summing(const State* e, const engine_knobs* knobs) except -1:
+    """Raise EngineError if MPI is to sum what the world's ranks have no MPI for."""
+    if (knobs.between_hosts == BETWEEN_MPI and e.segment.world == &e.segment and e.segment.hosts > 1
+            and not e.segment.crews.summing):
+        raise EngineError("between_hosts=mpi has MPI sum, and lanes are not over MPI: set lanes=mpi (ENGINE_LANES=mpi) on all "
+                          "ranks, too, or another value of between_hosts")
+    return 0
+
+
 cdef uint32_t set_knobs(State* e, dict changes) except? 0:
     """Have the coordinator use these from the next step on; the version that they are."""
     cdef engine_knobs chosen
     if e.segment.rank != COORDINATOR:
         raise EngineError(f"knobs are set on the coordinator, rank 0; this is rank {e.segment.rank}")
     chosen = knobs_with(e.wanted, changes)      # before the lock is taken: it may raise. `wanted` is written here alone.
+    expect_summing(e, &chosen)
     chosen.version += 1
     pthread_mutex_lock(&e.lock)
     e.wanted = chosen

@@ -8,10 +8,10 @@ from __future__ import annotations
 STATES = ("new", "running", "ended", "failed")
 CAUSES = ("none", "died", "raised", "left", "stalled")
 OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter")
-ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum", "chain", "ring")
+ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum", "chain", "ring", "mpi")
 REASONS = ("full", "whole_step", "awaited", "cycle_time")  # why a batch was closed
 STORES = ("cached", "streaming", "auto")
-BETWEEN_HOSTS = ("auto", "direct", "chain", "ring")
+BETWEEN_HOSTS = ("auto", "direct", "chain", "ring", "mpi")
 COMPRESSIONS = ("none", "fp16", "bf16")
 PHASES = ("off", "waiting", "searching", "watching", "lost", "left")  # of the tuner
 

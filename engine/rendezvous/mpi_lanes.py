@@ -9,10 +9,11 @@ from ..errors import ConfigError
 from ..world import World
 from .by_mpi import begin, wait
 
-FUNCTIONS = ("isend", "irecv", "test", "cancel")
+FUNCTIONS = ("isend", "irecv", "test", "cancel", "iallreduce")
 _TAGS = 1 << 15  # that every MPI has
 _SETS = 1 << 8  # tags of one world
 _kept: list[Any] = []  # our communicator, for all worlds of the process: to make one takes every rank
+_left: list[Any] = []  # those of worlds: a sum that such a world did not end may go on in its own
 
 
 def library(world: World, generation: int, seconds: float) -> dict[str, Any]:
@@ -31,7 +32,8 @@ def library(world: World, generation: int, seconds: float) -> dict[str, Any]:
     -------
     dict
         Addresses of MPI's functions by `FUNCTIONS`; the handles `comm` and `byte`, and whether handles are `ints`; the
-        `tag` of the world, behind which those of its process sets follow.
+        `tag` of the world, behind which those of its process sets follow; for sums the handles `everybody`, a
+        communicator of this world alone, `float32`, `float64` and `sum`, and the address `in_place`.
 
     Raises
     ------
@@ -51,10 +53,8 @@ def library(world: World, generation: int, seconds: float) -> dict[str, Any]:
             "others: initialise it with MPI_THREAD_MULTIPLE, as mpi4py does unless mpi4py.rc says otherwise"
         )
     if not _kept:
-        comm, request = mpi.COMM_WORLD.Idup()
-        wait(request, world, seconds, "not all ranks have made a communicator")
-        comm.Set_errhandler(mpi.ERRORS_RETURN)
-        _kept.append(comm)
+        _kept.append(_duplicate(mpi, world, seconds))
+    _left.append(_duplicate(mpi, world, seconds))
     functions = ctypes.CDLL(mpi.__file__)
     addresses = {
         name: ctypes.cast(getattr(functions, f"MPI_{name.capitalize()}"), ctypes.c_void_p).value for name in FUNCTIONS
@@ -65,7 +65,20 @@ def library(world: World, generation: int, seconds: float) -> dict[str, Any]:
         "byte": _handle(mpi, mpi.BYTE),
         "ints": mpi._sizeof(mpi.Comm) == ctypes.sizeof(ctypes.c_int),
         "tag": generation * _SETS % _TAGS,
+        "everybody": _handle(mpi, _left[-1]),
+        "float32": _handle(mpi, mpi.FLOAT),
+        "float64": _handle(mpi, mpi.DOUBLE),
+        "sum": _handle(mpi, mpi.SUM),
+        "in_place": int(mpi.IN_PLACE) % (1 << 64),
     }
+
+
+def _duplicate(mpi: Any, world: World, seconds: float) -> Any:
+    """A communicator of all ranks, whose errors are returned. Collective."""
+    comm, request = mpi.COMM_WORLD.Idup()
+    wait(request, world, seconds, "not all ranks have made a communicator")
+    comm.Set_errhandler(mpi.ERRORS_RETURN)
+    return comm
 
 
 def _handle(mpi: Any, of: Any) -> int:

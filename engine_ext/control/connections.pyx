@@ -7,7 +7,7 @@ from engine_ext.control.relay cimport relay_close
 from engine_ext.platform.atomics cimport load_acquire, store32_release
 from engine_ext.platform.posix cimport close, pthread_join, write
 from engine_ext.shared.layout cimport Status
-from engine_ext.transport.lanes cimport Lane, carrier
+from engine_ext.transport.lanes cimport Lane, carrier, lanes_close
 from engine_ext.transport.link cimport AHEAD, link_close, link_idle, link_open
 from engine_ext.transport.mpi cimport courier_close, courier_sent
 
@@ -125,6 +125,7 @@ cdef bint connections_close(Network* network) noexcept nogil:
         pthread_join(network.thread, NULL)
     for k in range(network.lane_count // network.list[0].count if network.couriers != NULL else 0):
         over &= courier_close(&network.couriers[k])
+    lanes_close(&network.lanes)
     for k in range(network.count):
         link_close(&network.links[k])
     if network.relay.segment != NULL:

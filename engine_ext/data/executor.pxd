@@ -67,6 +67,7 @@ cdef struct Executor:
     uint64_t pack_gate          # chunks from this number on are packed only when all before it are reduced on this rank
     uint64_t reduce_gate        # chunks from this number on are reduced only when all before it are copied on this rank
     uint64_t reduce_lag         # a chunk is reduced only when the one so many before it is copied on this rank
+    bint sums                   # the transport sums what pack gives it: reduce waits for that alone
     Progress passed             # chunks of the schedule that each stage has passed here, as published to the other ranks
     const patience* clock
     uint64_t progressed         # when a chunk last passed a stage: nanoseconds of the time that this process has seen pass

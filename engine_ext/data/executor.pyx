@@ -55,6 +55,7 @@ cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexc
     x.uncopied = x.end if steps.copy == NULL else 0
     x.pack_gate = x.reduce_gate = 0
     x.reduce_lag = SLOTS            # which holds anyway, by what is packed
+    x.sums = False
     x.active = True
     x.progressed = patience_at(x.clock, now_ns())
     if x.timed:
@@ -74,7 +75,7 @@ cdef inline bint may_reduce(const Executor* x) noexcept nogil:
 
 cdef void executor_needs(Executor* x) noexcept nogil:
     """Say what other ranks have to reach before step() can do anything: the conditions there, turned round."""
-    cdef bint needs_packed = not x.steps.in_place or x.needs_pack
+    cdef bint needs_packed = not x.sums and (not x.steps.in_place or x.needs_pack)
     cdef Progress others
     others.packed = x.passed.reduced + 1 if may_reduce(x) and needs_packed else UINT64_MAX
     others.reduced = x.passed.copied + 1 if x.passed.copied < x.passed.reduced else UINT64_MAX
@@ -104,6 +105,13 @@ cdef inline bint reached(Executor* x, Stage stage, uint64_t chunks) noexcept nog
     return x.transport.reached(x.transport, stage, chunks)
 
 
+cdef inline bint may_take(Executor* x) noexcept nogil:
+    """Whether what the next chunk is reduced from is there."""
+    if x.sums:
+        return x.transport.summed(x.transport)
+    return (x.steps.in_place and not x.needs_pack) or reached(x, Stage.PACKED, x.passed.reduced + 1)
+
+
 cdef bint step(Executor* x) noexcept nogil:
     """Pass one stage of one chunk, the latest stage first, so that few chunks are on the way at once."""
     if x.passed.copied < x.passed.reduced:
@@ -112,7 +120,7 @@ cdef bint step(Executor* x) noexcept nogil:
             x.passed.copied += 1
             return True
     if may_reduce(x):
-        if (x.steps.in_place and not x.needs_pack) or reached(x, Stage.PACKED, x.passed.reduced + 1):
+        if may_take(x):
             if x.steps.reduce != NULL:
                 pass_chunk(x, Stage.REDUCED, x.passed.reduced - x.first)
             if x.passed.reduced < x.uncopied:

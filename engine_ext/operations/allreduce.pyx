@@ -2,7 +2,8 @@
 
 *One-shot*, for what is small: every rank offers everything and reduces everything. *Two-shot*: rank r reduces part r of each
 chunk, and all copy it from there. *Shared*: tensors lie where all ranks reach them, in the arena, so that rank r reduces part r
-of every tensor in place, and writes it to all. On several hosts sums may pass from host to host instead (chain.pyx).
+of every tensor in place, and writes it to all. On several hosts sums may pass from host to host instead (chain.pyx), or be made
+by MPI (mpi_sum.pyx).
 """
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
@@ -13,11 +14,12 @@ from engine_ext.data.plan cimport Cut, cut_range, next_piece
 from engine_ext.kernels.identity cimport fill_identity
 from engine_ext.kernels.kernels cimport ENGINE_EVERY_SOURCE
 from engine_ext.operations.chain cimport chain_start, choose_chain
+from engine_ext.operations.mpi_sum cimport choose_mpi_sum, mpi_sum_start
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport bytes_of_all, choose_two_shot, chunks_of_plan, plan_tensors, stand_in_tensor
 from engine_ext.shared.crews cimport Crews
 from engine_ext.shared.layout cimport (
-    ALGORITHM_CHAIN, ALGORITHM_ONE_SHOT, ALGORITHM_RING, ALGORITHM_SHARED, SLOT_BYTES, engine_entry, engine_knobs,
+    ALGORITHM_CHAIN, ALGORITHM_MPI, ALGORITHM_ONE_SHOT, ALGORITHM_RING, ALGORITHM_SHARED, SLOT_BYTES, engine_entry, engine_knobs,
 )
 from engine_ext.transport.arena cimport arena_address
 from engine_ext.transport.transport cimport Stage
@@ -43,7 +45,7 @@ cdef void choose(engine_entry* entry, const engine_knobs* knobs, const Crews* cr
         entry.algorithm = ALGORITHM_SHARED
     elif entry.bytes * <uint64_t>crews.size <= ONE_SHOT_BYTES:
         entry.algorithm, entry.chunk = ALGORITHM_ONE_SHOT, SLOT_BYTES
-    elif not choose_chain(entry, knobs, crews):
+    elif not choose_mpi_sum(entry, knobs, crews) and not choose_chain(entry, knobs, crews):
         choose_two_shot(entry, knobs, crews)
 
 
@@ -54,6 +56,8 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
     if entry.algorithm == ALGORITHM_CHAIN or entry.algorithm == ALGORITHM_RING:
         if chain_start(x, x.crews.hosts if entry.algorithm == ALGORITHM_RING else 1):
             return True
+    if entry.algorithm == ALGORITHM_MPI:
+        return mpi_sum_start(x)
     if entry.algorithm == ALGORITHM_SHARED:
         steps, x.chunk = &SHARED, x.plan.total         # one chunk, cut by rank only
     elif entry.algorithm == ALGORITHM_ONE_SHOT:

@@ -6,9 +6,12 @@
 #include <stdint.h>
 
 typedef struct engine_mpi {
-  void *isend, *irecv, *test, *cancel; /* addresses of MPI_Isend, MPI_Irecv, MPI_Test, MPI_Cancel */
-  uint64_t comm, byte;                 /* handles: a communicator whose errors are returned, and MPI_BYTE */
-  int ints;                            /* 1: handles are ints */
+  void *isend, *irecv, *test, *cancel, *iallreduce; /* addresses of MPI_Isend, MPI_Irecv, MPI_Test, MPI_Cancel, MPI_Iallreduce */
+  uint64_t comm, byte;  /* handles: a communicator whose errors are returned, and MPI_BYTE */
+  uint64_t everybody;   /* a second communicator, of the world's ranks and for this world alone */
+  uint64_t float32, float64, sum; /* MPI_FLOAT, MPI_DOUBLE and MPI_SUM */
+  uint64_t in_place;    /* MPI_IN_PLACE, an address */
+  int ints;             /* 1: handles are ints */
 } engine_mpi;
 
 typedef union engine_mpi_request {
@@ -29,6 +32,16 @@ static inline int engine_mpi_receive(const engine_mpi *m, void *data, int nbytes
   typedef int by_number(void *, int, int, int, int, int, int *);
   if (m->ints) return ((by_number *)m->irecv)(data, nbytes, (int)m->byte, rank, tag, (int)m->comm, &request->number);
   return ((by_pointer *)m->irecv)(data, nbytes, (void *)m->byte, rank, tag, (void *)m->comm, &request->pointer);
+}
+
+/* Begin to sum `count` floats of four or eight bytes of all ranks, in place: 0, or MPI's error. */
+static inline int engine_mpi_sum(const engine_mpi *m, void *data, int count, int item_bytes, engine_mpi_request *request) {
+  typedef int by_pointer(const void *, void *, int, void *, void *, void *, void **);
+  typedef int by_number(const void *, void *, int, int, int, int, int *);
+  uint64_t type = item_bytes == 4 ? m->float32 : m->float64;
+  const void *in_place = (const void *)m->in_place;
+  if (m->ints) return ((by_number *)m->iallreduce)(in_place, data, count, (int)type, (int)m->sum, (int)m->everybody, &request->number);
+  return ((by_pointer *)m->iallreduce)(in_place, data, count, (void *)type, (void *)m->sum, (void *)m->everybody, &request->pointer);
 }
 
 /* Whether a request is done, after which it is gone: 1 or 0; or -1 for an error. */

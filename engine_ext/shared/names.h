@@ -21,13 +21,15 @@
   ROW(ALGORITHM_SCATTER, "scatter")             \
   ROW(ALGORITHM_ADASUM, "adasum")               \
   ROW(ALGORITHM_CHAIN, "chain")                 \
-  ROW(ALGORITHM_RING, "ring")
+  ROW(ALGORITHM_RING, "ring")                   \
+  ROW(ALGORITHM_MPI, "mpi")
 /* How a large allreduce travels between hosts. */
 #define BETWEEN_LIST(ROW)                       \
   ROW(BETWEEN_AUTO, "auto")                     \
   ROW(BETWEEN_DIRECT, "direct")                 \
   ROW(BETWEEN_CHAIN, "chain")                   \
-  ROW(BETWEEN_RING, "ring")
+  ROW(BETWEEN_RING, "ring")                     \
+  ROW(BETWEEN_MPI, "mpi")
 /* Entries of the schedule. */
 #define ENTRY_LIST(ROW)                         \
   ROW(ENTRY_PAD, "pad")                         \

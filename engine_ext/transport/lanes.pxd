@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from engine_ext.shared.layout cimport MAX_SOCKETS
 from engine_ext.shared.segment cimport Segment
 from engine_ext.transport.link cimport Link, Receiver
-from engine_ext.transport.mpi cimport Courier
+from engine_ext.transport.mpi cimport Courier, Summing, engine_mpi
 from engine_ext.transport.shm cimport SharedMemory
 from engine_ext.transport.transport cimport Progress, Transport
 
@@ -26,12 +26,15 @@ cdef struct Lanes:
     Lane** to                   # by host: the lane to the rank that carries for it what this rank offers; NULL: this host
     Lane** of                   # by rank: the lane that it has with this rank; NULL: none
     uint32_t sockets            # the knob `sockets_per_lane`
+    Summing summing             # by MPI, over all ranks
     bint posted                 # MPI has been given messages since the last `publish`
     uint32_t dozing             # atomic: 1 while the network thread sleeps and does not ask MPI: `bell` wakes it
     int bell                    # eventfd
     Receiver receiver           # of what comes on any lane
 
 cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int bell) noexcept nogil
+cdef void lanes_sum(Lanes* t, const engine_mpi* library) noexcept nogil
+cdef void lanes_close(Lanes* t) noexcept nogil
 cdef int lanes_poll(Lanes* t) noexcept nogil
 cdef bint lanes_doze(Lanes* t) noexcept nogil
 cdef void lanes_wake(Lanes* t) noexcept nogil

@@ -21,7 +21,7 @@ from libc.errno cimport EIO
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from engine_ext.platform.atomics cimport add32, load32_relaxed, load_relaxed, store32_relaxed, store32_release
+from engine_ext.platform.atomics cimport add32, load32_acquire, load32_relaxed, load_relaxed, store32_relaxed, store32_release
 from engine_ext.platform.posix cimport write
 from engine_ext.shared.crews cimport Crews, crew_size, member
 from engine_ext.shared.layout cimport SLOT_BYTES, rank_page, segment_slot
@@ -29,7 +29,10 @@ from engine_ext.shared.segment cimport nearby, wake, wake_others
 from engine_ext.transport.link cimport (
     FRAME_LEFT, FRAME_MESSAGE, FRAME_PROGRESS, FRAME_SLOT, engine_frame, link_flush, link_queue,
 )
-from engine_ext.transport.mpi cimport courier_arrived, courier_busy, courier_receive, courier_send, courier_sent, courier_tell
+from engine_ext.transport.mpi cimport (
+    SUMMING_FAILED, SUMMING_NOTHING, courier_arrived, courier_busy, courier_receive, courier_send, courier_sent, courier_tell,
+    engine_mpi, summing_begin, summing_busy, summing_close, summing_look, summing_room,
+)
 from engine_ext.transport.shm cimport shared_memory_open, shared_memory_tell
 from engine_ext.transport.transport cimport Progress
 
@@ -46,9 +49,24 @@ cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int
     cdef Transport* functions = shared_memory_open(&t.memory, segment)
     t.to, t.of, t.sockets, t.bell = to, of, MAX_SOCKETS, bell
     t.posted, t.dozing = False, 0
+    memset(&t.summing, 0, sizeof(t.summing))
     functions.publish, functions.offer = publish, offer
     t.receiver.into, t.receiver.done, t.receiver.owner = into, done, t
     return functions
+
+
+cdef void lanes_sum(Lanes* t, const engine_mpi* library) noexcept nogil:
+    """From now on this transport can sum. For the world, on all ranks, before anything is submitted."""
+    cdef Transport* functions = &t.memory.functions
+    t.summing.library = library
+    t.memory.segment.crews.summing = True
+    functions.sum_room, functions.sum, functions.summed = sum_room, sum_all, summed
+
+
+cdef void lanes_close(Lanes* t) noexcept nogil:
+    """After the network thread has ended."""
+    if t.summing.library != NULL:
+        summing_close(&t.summing)
 
 
 cdef int carrier(const Segment* segment, int rank, int host) noexcept nogil:
@@ -139,8 +157,27 @@ cdef void publish(Transport* transport, const Progress* mine) noexcept nogil:
             tell_lane(t.to[host], mine)
     if t.posted:
         t.posted = False
-        if load32_relaxed(&t.dozing):   # MPI's lock, taken since, orders this: see lanes_doze
-            write(t.bell, &ONE, 8)
+        rouse(t)
+
+
+cdef void rouse(Lanes* t) noexcept nogil:
+    """MPI has been given something: have the network thread ask it."""
+    if load32_relaxed(&t.dozing):       # MPI's lock, taken since, orders this: see lanes_doze
+        write(t.bell, &ONE, 8)
+
+
+cdef char* sum_room(Transport* transport, uint64_t nbytes) noexcept nogil:
+    return summing_room(&(<Lanes*>transport).summing, nbytes)
+
+
+cdef void sum_all(Transport* transport, uint64_t count, int item_bytes) noexcept nogil:
+    cdef Lanes* t = <Lanes*>transport
+    summing_begin(&t.summing, count, item_bytes)
+    rouse(t)
+
+
+cdef bint summed(Transport* transport) noexcept nogil:
+    return load32_acquire(&(<Lanes*>transport).summing.state) == SUMMING_NOTHING    # pairs with summing_look: the sums are there
 
 
 # ---- what comes: the network thread alone ------------------------------------------------------------------------------------
@@ -245,14 +282,14 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
 
 # ---- MPI: the network thread alone -------------------------------------------------------------------------------------------
 
-cdef bint busy(const Lanes* t) noexcept nogil:
+cdef bint busy(Lanes* t) noexcept nogil:
     """Whether messages are under way."""
     cdef const Segment* segment = t.memory.segment
     cdef int r
     for r in range(segment.size):
         if t.of[r] != NULL and t.of[r].courier != NULL and courier_busy(t.of[r].courier):
             return True
-    return False
+    return t.summing.library != NULL and summing_busy(&t.summing)
 
 
 cdef bint lanes_doze(Lanes* t) noexcept nogil:
@@ -291,4 +328,18 @@ cdef int lanes_poll(Lanes* t) noexcept nogil:
             total += count
             reach(t, lane, passed)
             hear_end(t, lane)
+    if t.summing.library != NULL and summing_look(&t.summing):
+        wake(t.memory.segment, t.memory.segment.rank, 0)
+        total += 1
+    elif load32_relaxed(&t.summing.state) == SUMMING_FAILED:
+        fail_some_lane(t)
     return total
+
+
+cdef void fail_some_lane(Lanes* t) noexcept nogil:
+    """MPI cannot sum, and does not say for whose sake: as if it had failed on a lane."""
+    cdef int r
+    for r in range(t.memory.segment.size):
+        if t.of[r] != NULL:
+            store32_release(<uint32_t*>&t.of[r].links.state, <uint32_t>-EIO)
+            return

@@ -1,5 +1,5 @@
 """Bytes of slots that go between two ranks over MPI, beside the connection of their lane."""
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.transport.transport cimport Progress
 
@@ -9,8 +9,14 @@ cdef extern from "platform/mpi.h" nogil:
         void* irecv
         void* test
         void* cancel
+        void* iallreduce
         uint64_t comm
         uint64_t byte
+        uint64_t everybody
+        uint64_t float32
+        uint64_t float64
+        uint64_t sum
+        uint64_t in_place
         int ints
     ctypedef union engine_mpi_request:
         void* pointer
@@ -36,6 +42,23 @@ cdef struct Courier:            # of a lane whose large offers go over MPI
     Messages going              # under the lock of MPI
     Messages coming             # the network thread alone
 
+cdef struct Summing:            # over all ranks of the world, one at a time
+    const engine_mpi* library   # NULL: these ranks cannot
+    char* room                  # malloc'ed: what is summed, in place
+    uint64_t room_bytes
+    engine_mpi_request request  # under the lock of MPI
+    uint32_t state              # atomic, SUMMING_*
+
+cdef enum:
+    SUMMING_NOTHING = 0         # none was begun, or the last is done
+    SUMMING_GOES_ON = 1
+    SUMMING_FAILED = 2          # MPI has refused, or failed; nothing is known of the room
+
+cdef char* summing_room(Summing* summing, uint64_t nbytes) noexcept nogil
+cdef void summing_begin(Summing* summing, uint64_t count, int item_bytes) noexcept nogil
+cdef bint summing_busy(Summing* summing) noexcept nogil
+cdef bint summing_look(Summing* summing) noexcept nogil
+cdef void summing_close(Summing* summing) noexcept nogil
 cdef bint courier_send(Courier* courier, const char* data, uint64_t nbytes) noexcept nogil
 cdef bint courier_receive(Courier* courier, char* data, uint64_t nbytes) noexcept nogil
 cdef bint courier_tell(Courier* courier, const Progress* passed) noexcept nogil

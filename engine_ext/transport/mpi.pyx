@@ -1,4 +1,5 @@
-"""MPI as a carrier of bytes. It moves them and adds nothing, so results have the bits of any other lane.
+"""MPI as a carrier of bytes, which adds nothing, so that results have the bits of any other lane; and, if a user chooses that, as
+what sums over all ranks, in an order of its own.
 
 Every message is announced on the lane's connection, by a frame that says what it is; so the receiver knows its length and place
 before it begins to receive, and MPI has to be asked only while a message is under way. Messages between two ranks arrive in the
@@ -7,8 +8,9 @@ order in which they were begun, and so are announced in it.
 MPI takes calls of one thread at a time, of any: all calls here are made under one lock, since MPI is the process's.
 """
 from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
 
-from engine_ext.platform.atomics cimport load_acquire, load_relaxed, store_release
+from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, store32_release, store_release
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock
 
 cdef extern from "platform/mpi.h" nogil:
@@ -18,6 +20,7 @@ cdef extern from "platform/mpi.h" nogil:
     pthread_mutex_t mpi_lock
     int engine_mpi_send(const engine_mpi* library, const void* data, int nbytes, int rank, int tag, engine_mpi_request* request)
     int engine_mpi_receive(const engine_mpi* library, void* data, int nbytes, int rank, int tag, engine_mpi_request* request)
+    int engine_mpi_sum(const engine_mpi* library, void* data, int count, int item_bytes, engine_mpi_request* request)
     int engine_mpi_test(const engine_mpi* library, engine_mpi_request* request)
     void engine_mpi_cancel(const engine_mpi* library, engine_mpi_request* request)
 
@@ -124,3 +127,54 @@ cdef bint courier_close(Courier* courier) noexcept nogil:
     over = coming.head == coming.tail and courier.going.head == courier.going.tail
     pthread_mutex_unlock(&mpi_lock)
     return over
+
+
+# ---- sums over all ranks -----------------------------------------------------------------------------------------------------
+
+cdef char* summing_room(Summing* summing, uint64_t nbytes) noexcept nogil:
+    """Memory for so many bytes, kept from sum to sum; NULL if there is none."""
+    if nbytes > summing.room_bytes:
+        free(summing.room)
+        summing.room = <char*>calloc(1, nbytes)         # gaps between tensors are summed, too
+        summing.room_bytes = nbytes if summing.room != NULL else 0
+    return summing.room
+
+
+cdef void summing_begin(Summing* summing, uint64_t count, int item_bytes) noexcept nogil:
+    """Begin to sum what is in the room."""
+    cdef uint32_t state = SUMMING_FAILED
+    pthread_mutex_lock(&mpi_lock)
+    if engine_mpi_sum(summing.library, summing.room, <int>count, item_bytes, &summing.request) == 0:
+        state = SUMMING_GOES_ON
+    store32_release(&summing.state, state)
+    pthread_mutex_unlock(&mpi_lock)
+
+
+cdef bint summing_busy(Summing* summing) noexcept nogil:
+    """As courier_busy, of a sum. A failure is news as well."""
+    cdef bint found
+    pthread_mutex_lock(&mpi_lock)
+    found = load32_relaxed(&summing.state) != SUMMING_NOTHING
+    pthread_mutex_unlock(&mpi_lock)
+    return found
+
+
+cdef bint summing_look(Summing* summing) noexcept nogil:
+    """Let MPI go on with a sum; whether it was done just now. The network thread's, as long as there is one."""
+    cdef int done = 0
+    if load32_relaxed(&summing.state) != SUMMING_GOES_ON:
+        return False
+    pthread_mutex_lock(&mpi_lock)
+    done = engine_mpi_test(summing.library, &summing.request)
+    pthread_mutex_unlock(&mpi_lock)
+    if done:
+        store32_release(&summing.state, SUMMING_NOTHING if done > 0 else SUMMING_FAILED)
+    return done > 0
+
+
+cdef void summing_close(Summing* summing) noexcept nogil:
+    """A sum that is under way when the world has failed cannot be called back: it keeps its memory."""
+    summing_look(summing)
+    if load32_relaxed(&summing.state) == SUMMING_NOTHING:
+        free(summing.room)
+    summing.room, summing.room_bytes = NULL, 0

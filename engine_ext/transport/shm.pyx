@@ -15,7 +15,7 @@ from engine_ext.transport.transport cimport Progress, Stage, Transport
 
 cdef Transport* shared_memory_open(SharedMemory* t, Segment* segment) noexcept nogil:
     """Fill in a transport over a mapped segment, which stays its caller's."""
-    memset(t, 0, sizeof(SharedMemory))
+    memset(t, 0, sizeof(SharedMemory))      # functions that are not set here: this transport has none
     t.segment = segment
     t.functions.slot, t.functions.publish, t.functions.reached = slot, publish, reached
     t.functions.needs, t.functions.progress = needs, progress

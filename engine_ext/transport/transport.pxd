@@ -44,5 +44,11 @@ cdef struct Transport:
     bint (*reached)(Transport* t, Stage stage, uint64_t chunks) noexcept nogil
     # Before this rank sleeps: how far others have to be, at each stage, for it to go on; UINT64_MAX: it waits for none there.
     void (*needs)(Transport* t, const Progress* others) noexcept nogil
+    # Where the transport can sum over all ranks itself; else NULL. Memory for so many bytes, the transport's, NULL if there is
+    # none; begin to replace `count` floats of four or eight bytes there by the sums of all ranks' floats; and whether that is
+    # done. All ranks sum equally many, for the same entries in the same order.
+    char* (*sum_room)(Transport* t, uint64_t nbytes) noexcept nogil
+    void (*sum)(Transport* t, uint64_t count, int item_bytes) noexcept nogil
+    bint (*summed)(Transport* t) noexcept nogil
     # How far a rank is, as known here: for who is to blame when nothing moves.
     Progress (*progress)(Transport* t, int rank) noexcept nogil

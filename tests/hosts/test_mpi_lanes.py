@@ -58,6 +58,14 @@ def test_bits_are_those_of_tcp_and_an_idle_rank_costs_nothing(mpi: Path, tmp_pat
     assert max(spent) < 0.2, spent  # seconds of two; a thread that asks MPI all the time has all of them
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_mpi_sums_if_it_is_asked_to(mpi: Path, tmp_path: Path, ranks: int) -> None:
+    """Against NumPy; all ranks have equal bits. What MPI does not sum has the bits of the usual way."""
+    code, said = mpirun(mpi, tmp_path, ranks, "sums")
+    assert code == 0, said
+    assert len({(tmp_path / f"bits.{rank}").read_text() for rank in range(ranks)}) == 1
+
+
 def test_process_sets_have_messages_of_their_own(mpi: Path, tmp_path: Path) -> None:
     code, said = mpirun(mpi, tmp_path, 3, "sets")
     assert code == 0, said
@@ -70,9 +78,10 @@ def test_a_rank_that_stands_still_for_a_while_is_waited_for(mpi: Path, tmp_path:
     assert all((tmp_path / f"done.{rank}").exists() for rank in range(2))
 
 
-def test_a_killed_rank_is_named_unless_the_launcher_is_first(mpi: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("between", ["auto", "mpi"])
+def test_a_killed_rank_is_named_unless_the_launcher_is_first(mpi: Path, tmp_path: Path, between: str) -> None:
     """mpirun ends all ranks when it hears of a death."""
-    code, said = mpirun(mpi, tmp_path, 2, "killed")
+    code, said = mpirun(mpi, tmp_path, 2, "killed", between)
     assert code != 0, said
     error = tmp_path / "error.0"
     if error.exists():

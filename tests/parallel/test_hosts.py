@@ -633,3 +633,14 @@ def test_nobody_is_blamed_who_is_only_out_of_sight(late: int) -> None:
     for rank, about in told.items():
         sees = hosts[rank] == 0 or hosts[late] == 1
         assert about["missing"] == ([late] if sees else None), (rank, about)
+
+
+def test_sums_by_mpi_without_mpi_are_refused() -> None:
+    with pytest.raises(engine.errors.EngineError, match="set lanes=mpi"):
+        ThreadWorld(2, (0, 1), between_hosts="mpi").__enter__()
+    with ThreadWorld(2, (0, 1)) as world:
+        with pytest.raises(engine.errors.EngineError, match="set lanes=mpi"):
+            world.engines[0].set_knobs(between_hosts="mpi")
+        assert world.engines[0].set_knobs(between_hosts="chain")
+    with ThreadWorld(2, between_hosts="mpi") as world:  # on one host nothing travels between hosts
+        assert world.run(lambda rank: engine.allreduce(np.ones(100_000), engine.Sum)[0]) == [2.0, 2.0]

@@ -1,0 +1,7 @@
+"""An allreduce that MPI makes."""
+from engine_ext.data.executor cimport Executor
+from engine_ext.shared.crews cimport Crews
+from engine_ext.shared.layout cimport engine_entry, engine_knobs
+
+cdef bint choose_mpi_sum(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
+cdef bint mpi_sum_start(Executor* x) noexcept nogil
