@@ -76,11 +76,16 @@ cdef int connections_use(Network* network, const Segment* segment, const engine_
     return Status.OK
 
 
+cdef inline int couriers(const Network* network) noexcept nogil:
+    """How many there are: one for each lane, or none."""
+    return network.lane_count // network.list[0].count if network.couriers != NULL else 0
+
+
 cdef uint64_t connections_messages(const Network* network) noexcept nogil:
     """How many messages were given to MPI."""
     cdef uint64_t total = 0
     cdef int k
-    for k in range(network.lane_count // network.list[0].count if network.couriers != NULL else 0):
+    for k in range(couriers(network)):
         total += load_acquire(&network.couriers[k].going.tail)
     return total
 
@@ -108,7 +113,7 @@ cdef bint connections_sent(Network* network) noexcept nogil:
     for k in range(network.count):
         if not link_idle(&network.links[k]):
             return False
-    for k in range(network.lane_count // network.list[0].count if network.couriers != NULL else 0):
+    for k in range(couriers(network)):
         if not courier_sent(&network.couriers[k]):
             return load_acquire(network.lanes.memory.segment.abort) != 0    # then nobody may be there to receive it
     return True
@@ -123,7 +128,7 @@ cdef bint connections_close(Network* network) noexcept nogil:
         store32_release(&network.stop, 1)
         write(network.bell, &one, 8)
         pthread_join(network.thread, NULL)
-    for k in range(network.lane_count // network.list[0].count if network.couriers != NULL else 0):
+    for k in range(couriers(network)):
         over &= courier_close(&network.couriers[k])
     lanes_close(&network.lanes)
     for k in range(network.count):
