@@ -63,16 +63,17 @@ def _row(content: dict[str, Any], contender: str, case: str, nbytes: int) -> dic
     return None
 
 
-def _compare(
+def compare(
     work: str, ours: dict[str, Any] | None, base: dict[str, Any] | None, factor: float, of: str
 ) -> Iterator[Line]:
+    """Yield the requirement that `ours` take at most `factor` times as long as `base`, if both were measured."""
     if ours is None or base is None:
         return
     interval = stats.ratio(ours["round_medians"], base["round_medians"])
     yield Line(
         work,
         duration(ours["median"]),
-        f"{duration(base['median'] * factor)} ({factor:g} x {of})",
+        f"{duration(base['median'] * factor)} ({factor:.3g} x {of})",
         ours["median"] / base["median"] / factor,
         f"[{digits(interval.low / factor)}, {digits(interval.high / factor)}]",
     )
@@ -83,24 +84,22 @@ def _against_limits(content: dict[str, Any]) -> Iterator[Line]:
     rows = [row for case in ("private_cached", "private_streaming") if (row := _row(content, "limits", case, nbytes))]
     best = min(rows, key=lambda row: float(row["median"]), default=None)
     name = f"limit, {best['case'].removeprefix('private_')} stores" if best else ""
-    yield from _compare("allreduce, 100 MiB, private", _row(content, "engine", "private", nbytes), best, 1.25, name)
+    yield from compare("allreduce, 100 MiB, private", _row(content, "engine", "private", nbytes), best, 1.25, name)
     live = _row(content, "limits", "in_segment", nbytes)
-    yield from _compare(
-        "allreduce, 100 MiB, in segment", _row(content, "engine", "shared", nbytes), live, 1.25, "limit"
-    )
+    yield from compare("allreduce, 100 MiB, in segment", _row(content, "engine", "shared", nbytes), live, 1.25, "limit")
 
 
 def _against_gloo(content: dict[str, Any]) -> Iterator[Line]:
     for nbytes in (16 * MIB, 100 * MIB):
         ours, gloo = _row(content, "engine", "private", nbytes), _row(content, "gloo", "private", nbytes)
-        yield from _compare(f"allreduce, {size(nbytes)}, private", ours, gloo, 0.25, "gloo")
+        yield from compare(f"allreduce, {size(nbytes)}, private", ours, gloo, 0.25, "gloo")
 
 
 def _latency(content: dict[str, Any]) -> Iterator[Line]:
     ours = _row(content, "engine", "private", 4 * KIB)
     if ours is not None:
         yield _absolute("blocking allreduce, 4 KiB", ours["median"], 12e-6, ours["round_medians"])
-    yield from _compare("blocking allreduce, 4 KiB", ours, _row(content, "mpi", "private", 4 * KIB), 4, "Open MPI")
+    yield from compare("blocking allreduce, 4 KiB", ours, _row(content, "mpi", "private", 4 * KIB), 4, "Open MPI")
 
 
 def _calls(content: dict[str, Any]) -> Iterator[Line]:

@@ -12,7 +12,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks.acceptance import Line
+from benchmarks.acceptance import Line, compare
 from benchmarks.collective.report import scale, share
 from benchmarks.common import paths, stats
 from benchmarks.common.environment import describe
@@ -178,14 +178,13 @@ def _lines(rows: Sequence[Row]) -> Iterator[Line]:
             (100 * MIB, "sockets", 1.25),
         ):
             ours, base = (of.get((cable, per_host, nbytes, name)) for name in ("engine", other))
-            if ours is not None and base is not None:
-                work = f"allreduce, {size(nbytes)}, {_where(cable, per_host)}"
-                yield _line(work, ours, base, factor, LABELS[other])
+            work = f"allreduce, {size(nbytes)}, {_where(cable, per_host)}"
+            yield from compare(work, ours, base, factor, LABELS[other])
     halves = {row["case"]: row for row in _part(rows, "compression")}
     if {"none", "fp16"} <= halves.keys():
         where = f"{HOSTS} hosts x 1, {CABLES[halves['none']['cable']].title}"
         work = f"fp16, {size(halves['none']['bytes'])}, {where}"
-        yield _line(work, halves["fp16"], halves["none"], 1 / 1.7, "none")
+        yield from compare(work, halves["fp16"], halves["none"], 1 / 1.7, "none")
     for row in _part(rows, "training"):
         ratio = ratio_to_peer(row, "engine")
         if ratio:
@@ -201,17 +200,6 @@ def _lines(rows: Sequence[Row]) -> Iterator[Line]:
         most = max(hosts)
         measured, allowed = f"{100 * most:.3f} % of a core", f"{100 * IDLE_LIMIT:g} % of a core"
         yield Line("idle job, the busier host", measured, allowed, most / IDLE_LIMIT)
-
-
-def _line(work: str, ours: Row, base: Row, factor: float, of: str) -> Line:
-    interval = stats.ratio(ours["round_medians"], base["round_medians"])
-    return Line(
-        work,
-        duration(ours["median"]),
-        f"{duration(base['median'] * factor)} ({factor:.3g} x {of})",
-        ours["median"] / base["median"] / factor,
-        f"[{digits(interval.low / factor)}, {digits(interval.high / factor)}]",
-    )
 
 
 def _panel(axes: Axes, rows: Sequence[Row]) -> None:
