@@ -3,31 +3,18 @@
 A rank that submits late keeps others waiting before an entry begins, which is its lag. What they wait for within an entry is
 data: where that has to come from another host, it is counted for that host. So a slow connection is told from a slow rank.
 """
-from libc.stdint cimport UINT64_MAX, uint64_t
+from libc.stdint cimport uint64_t
 
+from engine_ext.data.executor cimport executor_laggard
 from engine_ext.platform.atomics cimport load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.shared.counters cimport tally
-from engine_ext.transport.transport cimport Progress
-
-
-cdef int slowest_host(Executor* x, const Segment* segment) noexcept nogil:
-    """The host of the rank that has passed least of the entry, as far as it is known here; of equals, one on another host."""
-    cdef Progress passed
-    cdef uint64_t total, least = UINT64_MAX
-    cdef int r, slowest = segment.rank
-    for r in range(segment.size):
-        if r != segment.rank:
-            passed = x.transport.progress(x.transport, r)
-            total = passed.packed + passed.reduced + passed.copied
-            if total < least or (total == least and segment.host_of[slowest] == segment.host_of[segment.rank]):
-                slowest, least = r, total
-    return segment.host_of[slowest]
 
 
 cdef void crossing_waits(Crossing* crossing, Executor* x, const Segment* segment) noexcept nogil:
     """The entry in progress cannot go on now."""
-    crossing.awaited, crossing.since = 1 + slowest_host(x, segment), now_ns()
+    cdef int awaited = executor_laggard(x, True)
+    crossing.awaited, crossing.since = 1 + segment.host_of[awaited if awaited >= 0 else segment.rank], now_ns()
 
 
 cdef void crossing_waited(Crossing* crossing, const Segment* segment, counters_page* page) noexcept nogil:

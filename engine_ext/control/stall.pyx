@@ -95,7 +95,7 @@ cdef void check_entry(State* e) noexcept nogil:
                  shown, first.name, <unsigned long long>e.entry.sequence)
         abort_world(&e.segment, culprit, CAUSE_LEFT, text)
         return
-    culprit = executor_laggard(&e.executor)
+    culprit = executor_laggard(&e.executor, False)
     stood = age_ns(patience_look(e.clock), e.executor.progressed)
     if e.stall_limit_ns and stood >= e.stall_limit_ns:
         snprintf(text, TEXT_BYTES, "has stood still for %.1f s in the middle of schedule entry %llu", <double>stood / 1e9,

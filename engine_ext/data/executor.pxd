@@ -103,5 +103,5 @@ cdef void executor_close(Executor* x) noexcept nogil
 cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexcept nogil
 cdef bint executor_progress(Executor* x) noexcept nogil
 cdef void executor_needs(Executor* x) noexcept nogil
-cdef int executor_laggard(Executor* x) noexcept nogil
+cdef int executor_laggard(Executor* x, bint elsewhere) noexcept nogil
 cdef bint executor_passed_by(Executor* x, int rank) noexcept nogil

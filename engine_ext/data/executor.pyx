@@ -151,15 +151,18 @@ cdef bint executor_progress(Executor* x) noexcept nogil:
     return moved
 
 
-cdef int executor_laggard(Executor* x) noexcept nogil:
-    """The rank that has passed least of the entry in progress, itself excepted."""
+cdef int executor_laggard(Executor* x, bint elsewhere) noexcept nogil:
+    """The other rank that has passed least of the entry in progress, as far as it is known here; -1: there is no other. Of equals
+    it is the lowest; with `elsewhere`, one on another host, if there is."""
     cdef Progress passed
-    cdef uint64_t total, least = UINT64_MAX
-    cdef int r, slowest = -1
+    cdef uint64_t total, least = 0
+    cdef int here = x.crews.host_of[x.rank], slowest = -1, r
     for r in range(x.size):
+        if r == x.rank:
+            continue
         passed = x.transport.progress(x.transport, r)
         total = passed.packed + passed.reduced + passed.copied
-        if r != x.rank and total < least:
+        if slowest < 0 or total < least or (elsewhere and total == least and x.crews.host_of[slowest] == here):
             slowest, least = r, total
     return slowest
 
