@@ -2,8 +2,8 @@
 
     python -m benchmarks.hub.rank 0 '{"size": 256, "control": 3, ...}'
 
-Prints a line of JSON for each step: seconds of processor time of the process, and seconds from the step's first
-submission to its end.
+Prints a line of JSON for each step: seconds of processor time of the process, up to the next step, and seconds from the
+step's first submission to its end.
 """
 
 from __future__ import annotations
@@ -58,10 +58,9 @@ def work(about: dict[str, Any], rank: int) -> None:
     for step in range(about["steps"]):
         begun, processor = time.perf_counter(), time.process_time()
         submit(native, tensors, 0.0 if step == 0 else about["backward"])
-        told = {"processor": time.process_time() - processor, "seconds": time.perf_counter() - begun}
-        print(json.dumps(told), flush=True)
-        if step + 1 < about["steps"]:
-            time.sleep(max(0.0, about["step"] - told["seconds"]))
+        seconds = time.perf_counter() - begun
+        time.sleep(max(0.0, about["step"] - seconds))  # what is told and heard behind the last tensor counts, too
+        print(json.dumps({"processor": time.process_time() - processor, "seconds": seconds}), flush=True)
     if about.get("idle"):
         idle(about["idle"])
 
