@@ -413,6 +413,8 @@ cdef void relay_tell(Relay* relay, double cycle_time_ms) noexcept nogil:
         elif trunk.version != relay.version and link_idle(trunk.link):
             tell_down(relay, trunk)
             link_flush(trunk.link)
-        if not trunk.verdict and load_acquire(segment.claim) != 0 and link_idle(trunk.link):
+        # Behind the schedule: what is in it is executed where a rank has only left.
+        if (not trunk.verdict and load_acquire(segment.claim) != 0 and link_idle(trunk.link)
+                and (relay.coordinator == NULL or trunk.version == relay.version)):
             tell_verdict(relay, trunk)
             link_flush(trunk.link)

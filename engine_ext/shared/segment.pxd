@@ -7,7 +7,7 @@ from engine_ext.platform.atomics cimport (
 from engine_ext.platform.doors cimport door_ring
 from engine_ext.shared.crews cimport Crews
 from engine_ext.shared.layout cimport (
-    COORDINATOR, SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header,
+    CAUSE_LEFT, COORDINATOR, SLEEP_COUNT_SHIFT, SLEEP_DOORS, coordinator_page, rank_page, segment_header,
 )
 
 cdef struct Segment:
@@ -85,6 +85,10 @@ cdef inline bint gone(const Segment* segment, int rank) noexcept nogil:
     """Whether `rank` has left and nothing of it is still on its way: the schedule may come later than its farewell."""
     return load32_acquire(&segment.pages[rank].left) and (
         rank != COORDINATOR or load32_acquire(&segment.coordinator.over) != 0)
+
+cdef inline bint world_left(const Segment* segment) noexcept nogil:
+    """Whether the world has ended because a rank left: in order, and behind all that it took part in."""
+    return <int>(load_acquire(segment.abort) >> 16 & 0xFFFF) == CAUSE_LEFT      # pairs with abort_world
 
 cdef inline bint away(const Segment* segment, int rank) noexcept nogil:
     """Whether `rank` has joined: it submits nothing, and is waited for by nobody."""

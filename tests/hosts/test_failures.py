@@ -30,8 +30,8 @@ def hosts() -> Iterator[Hosts]:
 class Job:
     """Ranks that reduce on three hosts, all of which have begun; or do what another program says, in a mode of its."""
 
-    def __init__(self, hosts: Hosts, program: str = "failure_program", mode: str = "") -> None:
-        self.hosts, self.program, self.mode = hosts, program, mode
+    def __init__(self, hosts: Hosts, program: str = "failure_program", mode: str = "", **environ: str) -> None:
+        self.hosts, self.program, self.environ = hosts, program, {"MODE": mode, **environ}
         job = uuid.uuid4().hex
         self.processes = {rank: self._start(job, rank) for rank in range(SIZE)}
         self.pids = {rank: int(self.line(rank)) for rank in self.processes}
@@ -41,7 +41,7 @@ class Job:
         place, crew = CREWS[host].index(rank), len(CREWS[host])
         numbers = {"RANK": rank, "SIZE": SIZE, "LOCAL_RANK": place, "LOCAL_SIZE": crew, "CROSS_RANK": host}
         environ = {f"ENGINE_{name}": str(number) for name, number in numbers.items()}
-        environ |= {"ENGINE_JOB": job, "ENGINE_HUB": "node0:4712", "ENGINE_SECRET": "s", "MODE": self.mode}
+        environ |= {"ENGINE_JOB": job, "ENGINE_HUB": "node0:4712", "ENGINE_SECRET": "s"} | self.environ
         command = [sys.executable, "-m", f"tests.hosts.{self.program}"]
         return self.hosts.start(
             host, command, cwd=ROOT, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -98,6 +98,15 @@ def test_a_clean_exit_of_rank_0_is_no_death(hosts: Hosts) -> None:
     """Problem 11."""
     for rank, text in Job(hosts, "leaving_program", "zero").told(0).items():
         assert text.removeprefix("works\n").startswith("RankLeftError: rank 0 left"), (rank, text)
+
+
+def test_no_rank_fails_in_what_all_took_part_in(hosts: Hosts) -> None:
+    """Problem 11: rank 0 leaves behind the first barrier, and who is faster than others, and works on, ends the world.
+
+    Ranks that have not returned from that barrier yet need nobody any more.
+    """
+    for rank, text in Job(hosts, "brief_program", WORLDS="80").told().items():
+        assert text == "done", (rank, text)
 
 
 @pytest.mark.parametrize("victim", [2, 3])
