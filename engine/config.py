@@ -124,7 +124,7 @@ class Config:
         Words("auto", "direct", "chain", "ring", "mpi"),
         "How large allreduces travel between hosts: direct, from each rank to every host; chain, as sums that pass "
         "from host to host; auto: whichever of these moves less, with equal bits; or, where fusion changes bits: ring, "
-        "a chain with a start at every host, and with lanes=mpi also mpi, MPI_Allreduce of sums of float32 and float64.",
+        "a chain with a start at every host, and with lanes=mpi also mpi, MPI_Allreduce of float32 and float64 sums.",
         option=Option(),
         knob=Knob(words=("auto", "direct", "chain")),  # others change bits: a user may choose them, not the tuner
     )

@@ -53,7 +53,7 @@ def bits() -> None:
 
 
 def sums() -> None:
-    """MPI sums what it can, three times the same; all else goes the usual way, with its bits, and so do process sets."""
+    """MPI sums what it can, each time alike; all else goes the usual way, with its bits, and so do process sets."""
     engine.init(lanes="mpi")
     usual = results(RANK, SIZE)
     engine.shutdown()

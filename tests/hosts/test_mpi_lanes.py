@@ -7,6 +7,8 @@ import subprocess
 import uuid
 from pathlib import Path
 
+import pytest
+
 from ..environments import ROOT
 
 DEADLINE = 100.0
