@@ -141,6 +141,11 @@ mutate: $(VENV)/.installed-dev ## Leave out each memory fence in turn, and see t
 interleave: $(VENV)/.installed-dev ## Play thousands of orders of the protocol's steps, on the engine and on broken copies of it
 	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python -m tests.verify.interleave --build build/interleave $(INTERLEAVE)
 
+# Only after an edit of engine_ext/gpu/kernels.cu; what comes out is committed. 200 MB below build/gpu-kernels; no GPU.
+.PHONY: gpu-kernels
+gpu-kernels: $(VENV)/.installed-dev ## Compile the GPU plane's kernels to the PTX that is shipped, and let three assemblers try it
+	@$(BIN)/python tools/gpu_kernels.py build/gpu-kernels
+
 .PHONY: clean
 clean: ## Remove the environment and everything that was built
 	rm -rf $(VENV) build dist .mesonpy-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""The GPU plane, on machines without a GPU."""

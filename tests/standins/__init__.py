@@ -1,0 +1,1 @@
+"""Stand-ins for the libraries and the processor of a GPU."""

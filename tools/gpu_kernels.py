@@ -1,0 +1,167 @@
+"""Make engine_ext/gpu/kernels.ptx, the text that is shipped, of kernels.cu. Needs PyPI and x86-64; installs nothing.
+
+python tools/gpu_kernels.py BUILD_DIRECTORY
+
+The compiler is NVIDIA's NVRTC, which needs no GPU. Its PTX is for the oldest GPU, and says by `.version` which driver
+it wants. The text uses nothing that is new, so an older `.version` is written in: every driver since CUDA 9.0 takes it.
+Three assemblers prove that, for GPUs from Pascal to Blackwell; each refuses what the version or the GPU has not. A
+disassembler shows that memory is accessed by 16 bytes.
+
+The text begins with digests: of source and options, and of itself. A test compares them, and needs no download.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "engine_ext" / "gpu" / "kernels.cu"
+TEXT = SOURCE.with_suffix(".ptx")
+
+OPTIONS = ["--gpu-architecture=compute_60", "--fmad=false", "--std=c++17"]
+VERSION = "6.0"  # of the PTX language: CUDA 9.0
+COMPILER = "nvidia-cuda-nvrtc-cu12==12.9.86"
+ASSEMBLERS = {  # the oldest, one in the middle, the newest: what each knows of
+    "nvidia-cuda-nvcc-cu11==11.8.89": ["sm_60", "sm_70", "sm_80", "sm_86", "sm_90"],
+    "nvidia-cuda-nvcc-cu12==12.9.86": ["sm_60", "sm_75", "sm_90", "sm_100", "sm_121"],
+    "nvidia-cuda-nvcc==13.5.37": ["sm_75", "sm_90", "sm_121"],
+}
+DISASSEMBLER = "nvidia-cuda-nvdisasm==13.5.37"
+
+HEAD = """\
+// What the GPU plane runs on the device: kernels.cu, by {compiler} {options}. Made by `make gpu-kernels`; do not edit.
+// source and options: {source}
+// text below: {text}
+"""
+
+
+def digest_of_source() -> str:
+    """Of all that decides what the text is."""
+    what = [SOURCE.read_text(), COMPILER, VERSION, *OPTIONS]
+    return hashlib.sha256("\0".join(what).encode()).hexdigest()
+
+
+def headed(text: str) -> str:
+    """The text with its digests."""
+    return HEAD.format(
+        compiler=COMPILER.replace("==", " "),
+        options=" ".join(OPTIONS),
+        source=digest_of_source(),
+        text=hashlib.sha256(text.encode()).hexdigest(),
+    ) + text  # fmt: skip
+
+
+def stale(shipped: str) -> str | None:
+    """What is wrong with a shipped text, or None."""
+    head, text = shipped.split("\n")[:3], "\n".join(shipped.split("\n")[3:])
+    if head[1:2] != [f"// source and options: {digest_of_source()}"]:
+        return "kernels.ptx was not made of this kernels.cu with these options: make gpu-kernels"
+    return None if shipped == headed(text) else "kernels.ptx was edited: make gpu-kernels"
+
+
+def unpacked(requirement: str, build: Path) -> Path:
+    """The files of a wheel, downloaded once."""
+    folder = build / requirement.replace("==", "-")
+    if not (folder / "whole").exists():
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps"]
+        subprocess.run([*command, "--only-binary=:all:", "--dest", folder, requirement], check=True)
+        (wheel,) = folder.glob("*.whl")
+        zipfile.ZipFile(wheel).extractall(folder)
+        wheel.unlink()
+        (folder / "whole").touch()
+    return folder
+
+
+def program(name: str, requirement: str, build: Path) -> Path:
+    """An executable of a wheel."""
+    (path,) = unpacked(requirement, build).rglob(f"bin/{name}")
+    path.chmod(0o755)
+    return path
+
+
+def compiled(source: str, library: Path) -> str:
+    """PTX, by a library that needs neither a GPU nor a driver."""
+    nvrtc = ctypes.CDLL(str(library))
+    handle, size = ctypes.c_void_p(), ctypes.c_size_t()
+
+    def text(kind: str) -> str:
+        getattr(nvrtc, f"nvrtcGet{kind}Size")(handle, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        getattr(nvrtc, f"nvrtcGet{kind}")(handle, buffer)
+        return buffer.value.decode()
+
+    options = (ctypes.c_char_p * len(OPTIONS))(*(option.encode() for option in OPTIONS))
+    nvrtc.nvrtcCreateProgram(ctypes.byref(handle), source.encode(), b"kernels.cu", 0, None, None)
+    if nvrtc.nvrtcCompileProgram(handle, len(options), options):
+        sys.exit(text("ProgramLog"))
+    return text("PTX")
+
+
+def lowered(ptx: str) -> str:
+    """For older drivers, and without empty comments and lines."""
+    ptx, versions = re.subn(r"^\.version \S+$", f".version {VERSION}", ptx, flags=re.MULTILINE)
+    if versions != 1:
+        sys.exit("the compiler's text does not say its version once")
+    noise = re.compile(r"\s*(?://(?: begin inline asm| end inline asm| \.globl.*)?)?\s*")
+    return "".join(f"{line}\n" for line in ptx.split("\n") if not noise.fullmatch(line))
+
+
+def assembled(ptxas: Path, wheel: str, architecture: str, text: Path) -> str | None:
+    """What is wrong, or None."""
+    output = text.with_name(f"{wheel}-{architecture}.cubin")
+    command = [str(ptxas), "-v", f"-arch={architecture}", str(text), "-o", str(output)]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        return f"ptxas of {wheel} refuses it for {architecture}:\n{done.stdout}"
+    if set(re.findall(r"(\d+) bytes (?:stack frame|spill)", done.stdout)) != {"0"}:
+        return f"ptxas of {wheel} spills registers for {architecture}:\n{done.stdout}"
+    used = [int(registers) for registers in re.findall(r"Used (\d+) registers", done.stdout)]
+    print(f"{wheel} {architecture}: {len(used)} kernels, {min(used)} to {max(used)} registers, no spills", flush=True)
+    return None
+
+
+def narrow_accesses(nvdisasm: Path, cubin: Path) -> list[str]:
+    """Kernels without loads and stores of 16 bytes, or with accesses that first find out which memory it is."""
+    listing = subprocess.run([nvdisasm, cubin], text=True, capture_output=True, check=True).stdout
+    kernels = re.split(r"^\.text\.(\w+):$", listing, flags=re.MULTILINE)[1:]
+    return [
+        name
+        for name, code in zip(kernels[::2], kernels[1::2], strict=True)
+        if not re.search(r"\bLDG\.E\.128\b", code)
+        or not re.search(r"\bSTG\.E\.128\b", code)
+        or re.search(r"\b(?:LD|ST|LDL|STL)(?:\.E)?\b[. ]", code)
+    ]
+
+
+def main() -> None:
+    """Compile, lower, prove, and only then write."""
+    build = Path(sys.argv[1])
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda wheel: unpacked(wheel, build), [COMPILER, *ASSEMBLERS, DISASSEMBLER]))
+    (library,) = unpacked(COMPILER, build).rglob("libnvrtc.so.*")
+    text = lowered(compiled(SOURCE.read_text(), library))
+    if lowered(compiled(SOURCE.read_text(), library)) != text:
+        sys.exit("the compiler gives another text each time")
+    draft = build / "kernels.ptx"
+    draft.write_text(headed(text))
+    runs = [(program("ptxas", wheel, build), wheel, gpu) for wheel, gpus in ASSEMBLERS.items() for gpu in gpus]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        wrong = [problem for problem in pool.map(lambda run: assembled(*run, text=draft), runs) if problem]
+    if wrong:
+        sys.exit("\n".join(wrong))
+    for cubin in sorted(build.glob("*-sm_90.cubin")):
+        if narrow := narrow_accesses(program("nvdisasm", DISASSEMBLER, build), cubin):
+            sys.exit(f"{cubin.name}: these kernels do not access memory by 16 bytes throughout: {', '.join(narrow)}")
+    TEXT.write_text(draft.read_text())
+    print(f"{TEXT.name}: {len(draft.read_bytes()):,} bytes")
+
+
+if __name__ == "__main__":
+    main()
