@@ -151,9 +151,9 @@ def main() -> None:
         sys.exit("the compiler gives another text each time")
     draft = build / "kernels.ptx"
     draft.write_text(headed(text))
-    runs = [(program("ptxas", wheel, build), wheel, gpu) for wheel, gpus in ASSEMBLERS.items() for gpu in gpus]
+    runs = [(program("ptxas", wheel, build), wheel, gpu, draft) for wheel, gpus in ASSEMBLERS.items() for gpu in gpus]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        wrong = [problem for problem in pool.map(lambda run: assembled(*run, text=draft), runs) if problem]
+        wrong = [problem for problem in pool.map(lambda run: assembled(*run), runs) if problem]
     if wrong:
         sys.exit("\n".join(wrong))
     for cubin in sorted(build.glob("*-sm_90.cubin")):

@@ -15,7 +15,7 @@ once if `ptx_ranges` is not used. It is found in the table
 which ends with a null name. What else is exported:
 
 - `long ptx_distance` is added to every address: where an executor sees device memory through a mapping of its own.
-- `int ptx_launch(function, arguments, grid, block)` runs all threads, block by block; `ptx_block` runs those of one block,
+- `int ptx_launch(function, arguments, grid, block)` runs all threads, block by block; `ptx_block` those of one block,
   whose index is the last argument. -1: a thread went wrong, as a device would have found; `ptx_error` says how. The
   thread's other stores took place, so what it wrote means nothing.
 - `void ptx_ranges(ranges, count)` allows accesses to these addresses alone, sorted by their start; count 0 allows all.
