@@ -156,9 +156,9 @@ def main() -> None:
         wrong = [problem for problem in pool.map(lambda run: assembled(*run), runs) if problem]
     if wrong:
         sys.exit("\n".join(wrong))
-    for cubin in sorted(build.glob("*-sm_90.cubin")):
-        if narrow := narrow_accesses(program("nvdisasm", DISASSEMBLER, build), cubin):
-            sys.exit(f"{cubin.name}: these kernels do not access memory by 16 bytes throughout: {', '.join(narrow)}")
+    for wheel in ASSEMBLERS:
+        if narrow := narrow_accesses(program("nvdisasm", DISASSEMBLER, build), build / f"{wheel}-sm_90.cubin"):
+            sys.exit(f"{wheel}: these kernels do not access memory by 16 bytes throughout: {', '.join(narrow)}")
     TEXT.write_text(draft.read_text())
     print(f"{TEXT.name}: {len(draft.read_bytes()):,} bytes")
 
