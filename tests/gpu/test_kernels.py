@@ -414,16 +414,17 @@ def test_parts_are_summed_in_rank_order(device: Device) -> None:
     check_order(device)
 
 
-def check_nans(device: Device) -> None:
-    a = np.array([np.nan, 1.0, 0.0, -0.0, np.inf], np.float32).repeat(17)
-    b = np.array([1.0, np.nan, -0.0, 0.0, -np.inf], np.float32).repeat(17)
+def check_nans(device: Device, dtype: str = "float32") -> None:
+    values = [[np.nan, 1.0, 0.0, -0.0, np.inf], [1.0, np.nan, -0.0, 0.0, -np.inf], [1.0] * 5]
+    parts = [rounded(dtype, np.array(part, np.float32).repeat(17)) for part in values]
     for op in ("min", "max"):
-        check_reduction(device, Spec("float32", op), [a, b])
-        check_reduction(device, Spec("float32", op), [a, b, np.ones_like(a)])
+        check_reduction(device, Spec(dtype, op), parts[:2])
+        check_reduction(device, Spec(dtype, op), parts)
 
 
-def test_min_and_max_keep_nan_and_take_the_later_of_equals(device: Device) -> None:
-    check_nans(device)
+@pytest.mark.parametrize("dtype", HALVES + WIDE)
+def test_min_and_max_keep_nan_and_take_the_later_of_equals(device: Device, dtype: str) -> None:
+    check_nans(device, dtype)
 
 
 def check_large_reduction(device: Device) -> None:
