@@ -53,6 +53,11 @@ bench: $(VENV)/.installed-bench ## Measure the engine beside its baselines: BENC
 cross-check: $(VENV)/.installed-dev ## Compile the native sources for aarch64, with CROSS_CC
 	@$(BIN)/python tools/cross_check.py "$(EDITABLE)"
 
+# Fetches wheels (400 MB) into build/gpu-abi; GPU_ABI='--include DIRECTORY' takes headers that are here.
+.PHONY: gpu-abi
+gpu-abi: $(VENV)/.installed-dev ## Hold the declarations of CUDA and NCCL against their headers
+	@$(BIN)/python tools/gpu_abi.py $(GPU_ABI)
+
 # The instrumented build is installed beside the editable one, which stays out of the way. What it is tested with imports no
 # framework: those are not instrumented, and slow to start under a sanitizer.
 SANITIZED := build/sanitized
