@@ -1,0 +1,7 @@
+#include "programs.h"
+
+const program programs[] = {
+#define X(name) {#name, name},
+    PROGRAMS(X)
+#undef X
+    {NULL, NULL}};
