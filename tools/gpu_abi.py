@@ -60,7 +60,17 @@ X(size) X(magic) X(version) X(blocking) X(cgaClusterSize) X(minCTAs) X(maxCTAs) 
 def fetch(where: Path) -> list[Path]:
     """Unpack the headers of the wheels, and return the directories to include."""
     where.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "download", "--no-deps", "-d", str(where)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "-q",
+        "download",
+        "--no-deps",
+        "-d",
+        str(where),
+    ]
     for wheel in WHEELS:
         if not list(where.glob(wheel.replace("-", "_") + "-*.whl")):
             subprocess.run([*command, wheel], check=True)

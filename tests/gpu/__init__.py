@@ -1,1 +1,1 @@
-"""The GPU plane, on machines without a GPU."""
+"""The GPU plane, on stand-ins for libcuda and libnccl."""

@@ -39,6 +39,12 @@ static void milliseconds(long n) {
   nanosleep(&t, NULL);
 }
 
+/* How long it is waited for what should come. */
+static int patience(void) {
+  const char *setting = getenv("LITMUS_PATIENCE");
+  return setting ? atoi(setting) : 5000;
+}
+
 void rest(void) { milliseconds(12); }
 
 /* ---- what programs are made of ---- */
@@ -153,7 +159,7 @@ int passed_now(CUstream s) {
 }
 
 int passed(CUstream s) {
-  for (int i = 0; i < 2000; i++) {
+  for (int i = 0; i < patience(); i++) {
     if (passed_now(s)) return 1;
     milliseconds(1);
   }
@@ -162,7 +168,7 @@ int passed(CUstream s) {
 
 int happened(CUevent e) {
   CUresult result = CUDA_ERROR_NOT_READY;
-  for (int i = 0; i < 2000 && result == CUDA_ERROR_NOT_READY; i++) {
+  for (int i = 0; i < patience() && result == CUDA_ERROR_NOT_READY; i++) {
     if (i) milliseconds(1);
     result = cu.cuEventQuery(e);
   }

@@ -8,6 +8,11 @@
 
 #define STAND_API __attribute__((visibility("default")))
 
+/* The driver's functions, as the engine declares them. */
+#define X(name, parameters) STAND_API CUresult name parameters;
+CUDA_FUNCTIONS(X)
+#undef X
+
 /* ---- how it runs ---- */
 
 STAND_API void stand_seed(uint64_t seed);

@@ -1,0 +1,46 @@
+"""The stand-ins, and programs that run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ..standins import ROOT, build, build_program, start
+
+LITMUS = ROOT / "benchmarks/gpu/litmus"
+SECONDS = 60
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with both stand-ins."""
+    return build(tmp_path_factory.mktemp("standins"))
+
+
+@pytest.fixture(scope="session")
+def litmus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The litmus programs."""
+    return build_program(tmp_path_factory.mktemp("litmus") / "litmus", *sorted(LITMUS.glob("*.c")))
+
+
+@pytest.fixture(scope="session")
+def checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of checks.c."""
+    return build_program(
+        tmp_path_factory.mktemp("checks") / "checks", Path(__file__).parent / "checks.c", LITMUS / "main.c"
+    )
+
+
+@pytest.fixture
+def program(libraries: Path) -> Callable[..., tuple[int, str]]:
+    """Runs a program to its end: its status, and what it wrote to stderr."""
+
+    def run(binary: Path, name: str, patience: int = 5000, **settings: object) -> tuple[int, str]:
+        settings = {"devices": 2, "quiet": 1, **settings}
+        process = start([binary, name], libraries, {"LITMUS_PATIENCE": str(patience)}, **settings)
+        _, text = process.communicate(timeout=SECONDS)
+        return process.returncode, text
+
+    return run

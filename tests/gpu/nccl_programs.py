@@ -1,0 +1,459 @@
+"""What ranks do in tests of the stand-in for libnccl: `python -m tests.gpu.nccl_programs NAME RANK SIZE`, in a directory of the job."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from ..standins.libraries import DTYPES, OPS, Communicators, Device, Failed
+from ..waiting import be_late, meet, until, until_files
+
+Comm = ctypes.c_void_p
+
+
+class Rank:
+    """One rank with its device."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.device = Device()
+        self.nccl = Communicators(self.device)
+        self.met = itertools.count()
+
+    def meet(self) -> None:
+        """Return when all ranks are here."""
+        meet(f"meeting{next(self.met)}", self.rank, self.size)
+
+    def name(self) -> bytes:
+        """The next id, which rank 0 asks for."""
+        file = Path(f"id{next(self.met)}")
+        if self.rank == 0:
+            file.with_suffix(".part").write_bytes(self.nccl.id())
+            file.with_suffix(".part").rename(file)
+        until_files(file)
+        return file.read_bytes()
+
+    def open(self, blocking: bool = False) -> Comm:
+        """Open a communicator over all ranks."""
+        return self.nccl.open(self.size, self.name(), self.rank, blocking)
+
+    def allreduce(self, comm: Comm, at: Comm, count: int, stream: Comm | None = None, wait: bool = True) -> None:
+        """Sum float32 in place."""
+        call = ("ncclAllReduce", at, at, ctypes.c_size_t(count), 7, 0, comm, stream or self.device.stream)
+        self.nccl.call(*call, comm=comm if wait else None)
+
+    def finds(self, *texts: str) -> None:
+        """What the stand-ins found is this, one report for each text."""
+        found = self.device.reports()
+        assert len(found) == len(texts), found
+        assert all(text in line for text, line in zip(texts, found, strict=True)), found
+
+
+def values(rank: int, count: int, dtype: str) -> np.ndarray:
+    """Small numbers, of which every sum and product is exact."""
+    return np.random.default_rng([rank, count]).integers(0, 3, count).astype(dtype)
+
+
+def functions(me: Rank) -> None:
+    """All functions against NumPy, in a blocking communicator and in one that is not."""
+    nccl, device, n = me.nccl, me.device, me.size
+    ufuncs = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+    for blocking in (False, True):
+        comm = me.open(blocking)
+        for count, dtype in itertools.product((1, 777), DTYPES):
+            every = [values(rank, count * n, dtype) for rank in range(n)]
+            mine, size, number = every[me.rank], ctypes.c_size_t(count), DTYPES[dtype]
+            source = device.put(mine)
+            for op, ufunc in ufuncs.items():
+                target = device.put(np.zeros_like(mine))
+                nccl.call("ncclAllReduce", source, target, size, number, OPS[op], comm, device.stream, comm=comm)
+                wanted = ufunc.reduce(every, dtype=dtype)
+                np.testing.assert_array_equal(device.get(target, mine)[:count], wanted[:count])
+                nccl.call("ncclReduceScatter", source, target, size, number, OPS[op], comm, device.stream, comm=comm)
+                part = slice(me.rank * count, (me.rank + 1) * count)
+                np.testing.assert_array_equal(device.get(target, mine)[:count], wanted[part])
+            for root in range(n):
+                target = device.put(np.zeros_like(mine))
+                nccl.call("ncclBroadcast", source, target, size, number, root, comm, device.stream, comm=comm)
+                np.testing.assert_array_equal(device.get(target, mine)[:count], every[root][:count])
+                target = device.put(np.zeros_like(mine))
+                nccl.call("ncclReduce", source, target, size, number, OPS["sum"], root, comm, device.stream, comm=comm)
+                wanted = np.add.reduce(every, dtype=dtype)[:count] * np.asarray(me.rank == root, dtype)
+                np.testing.assert_array_equal(device.get(target, mine)[:count], wanted)
+            nccl.call("ncclAllGather", source, target, size, number, comm, device.stream, comm=comm)
+            np.testing.assert_array_equal(device.get(target, mine), np.concatenate([each[:count] for each in every]))
+        me.nccl.call("ncclCommDestroy", comm)
+    me.finds()
+
+
+def halves(me: Rank) -> None:
+    """Halves and bfloat16 are summed in their own type, rounded at each hop; a NaN is dropped by Max; all ranks have equal bits."""
+    comm = me.open()
+    every = [np.random.default_rng(rank).normal(0, 8, 1000).astype(np.float16) for rank in range(me.size)]
+    every[0][3] = np.nan
+    source, target = me.device.put(every[me.rank]), me.device.put(every[me.rank])
+    me.nccl.call("ncclAllReduce", source, target, ctypes.c_size_t(1000), 6, 0, comm, me.device.stream, comm=comm)
+    got = me.device.get(target, every[0])
+    orders = [np.add.reduce([every[rank] for rank in order]) for order in itertools.permutations(range(me.size))]
+    assert np.all(np.any([got.view("u2") == each.view("u2") for each in orders], axis=0) | np.isnan(got))
+    Path(f"bits{me.rank}").write_bytes(got.tobytes())
+    me.meet()
+    assert Path("bits0").read_bytes() == got.tobytes()
+    me.nccl.call("ncclAllReduce", source, target, ctypes.c_size_t(1000), 6, 2, comm, me.device.stream, comm=comm)
+    np.testing.assert_array_equal(me.device.get(target, got), np.fmax.reduce(every))
+    wide = np.random.default_rng(me.rank).integers(-64, 64, 500).astype(np.float32)
+    source = me.device.put((wide.view(np.uint32) >> 16).astype(np.uint16))
+    me.nccl.call("ncclAllReduce", source, source, ctypes.c_size_t(500), 9, 0, comm, me.device.stream, comm=comm)
+    wanted = sum(np.random.default_rng(rank).integers(-64, 64, 500) for rank in range(me.size)).astype(np.float32)
+    got = me.device.get(source, np.empty(500, np.uint16)).astype(np.uint32) << 16
+    np.testing.assert_array_equal(got.view(np.float32), wanted)  # so many bits bfloat16 has
+
+
+def alltoall(me: Rank) -> None:
+    """Uneven parts by groups of sends and receives; what is empty is left out, on both sides."""
+    comm = me.open()
+    counts = [[(3 * a + b) % 4 * 100 for b in range(me.size)] for a in range(me.size)]
+    for turn in range(5):
+        send = [np.full(counts[me.rank][b], 100 * me.rank + 10 * b + turn, np.float32) for b in range(me.size)]
+        receive = [np.zeros(counts[a][me.rank], np.float32) for a in range(me.size)]
+        sources, targets = [me.device.put(each) for each in send], [me.device.put(each) for each in receive]
+
+        def calls(send=send, receive=receive, sources=sources, targets=targets) -> None:
+            for peer in range(me.size):
+                arguments = (7, peer, comm, me.device.stream)
+                if len(send[peer]):
+                    me.nccl.call("ncclSend", sources[peer], ctypes.c_size_t(len(send[peer])), *arguments)
+                if len(receive[peer]):
+                    me.nccl.call("ncclRecv", targets[peer], ctypes.c_size_t(len(receive[peer])), *arguments)
+
+        me.nccl.group(comm, calls)
+        for peer in range(me.size):
+            wanted = np.full(counts[peer][me.rank], 100 * peer + 10 * me.rank + turn, np.float32)
+            np.testing.assert_array_equal(me.device.get(targets[peer], receive[peer]), wanted)
+    me.finds()
+
+
+def group(me: Rank) -> None:
+    """Several collectives in one group."""
+    comm = me.open()
+    every = [me.device.put(np.full(10, me.rank + i, np.float32)) for i in range(5)]
+    me.nccl.group(comm, lambda: [me.allreduce(comm, at, 10, wait=False) for at in every] and None)
+    for i, at in enumerate(every):
+        wanted = np.full(10, sum(range(me.size)) + me.size * i, np.float32)
+        np.testing.assert_array_equal(me.device.get(at, wanted), wanted)
+    me.finds()
+
+
+def large(me: Rank) -> None:
+    """More than what is kept of a window."""
+    comm = me.open()
+    at = me.device.put(np.full(2_000_000, me.rank, np.float32))
+    for _ in range(2):
+        me.allreduce(comm, at, 2_000_000)
+    wanted = np.full(2_000_000, sum(range(me.size)) * me.size, np.float32)
+    np.testing.assert_array_equal(me.device.get(at, wanted), wanted)
+
+
+def event_in_progress(me: Rank) -> None:
+    """An event that is recorded while the communicator is in progress covers nothing: whoever waits for it is not ordered."""
+    comm = me.open()
+    at, other = me.device.put(np.ones(10, np.float32)), me.device.put(np.ones(10, np.float32))
+    me.allreduce(comm, at, 10)  # connects
+    me.device.synchronize()
+    event, stream = ctypes.c_void_p(), me.device.new_stream()
+    me.device.call("cuEventCreate", ctypes.byref(event), 2)
+    found = 0
+    for polls in (True, False):
+        me.meet()
+        me.allreduce(comm, at, 10, wait=polls)
+        me.device.call("cuEventRecord", event, me.device.stream)
+        me.device.call("cuStreamWaitEvent", stream, event, 0)
+        if not polls:
+            me.nccl.wait(comm)
+        copy = (ctypes.c_uint64(other.value), ctypes.c_uint64(at.value), ctypes.c_size_t(40), stream)
+        me.device.call("cuMemcpyDtoDAsync_v2", *copy)
+        found = len(me.device.reports())
+        assert found == (not polls), me.device.reports()
+        me.device.synchronize()
+        me.device.call("cuStreamSynchronize", stream)
+    me.finds("not ordered: AllReduce")
+
+
+def use_in_progress(me: Rank) -> None:
+    """A communicator that is in progress refuses calls."""
+    comm = me.nccl.begin(me.size, me.name(), me.rank)
+    at = me.device.put(np.ones(10, np.float32))
+    if me.rank == 0:  # the other has not come yet
+        try:
+            me.allreduce(comm, at, 10, wait=False)
+        except Failed as failed:
+            assert failed.code == 4
+        me.finds("is in progress")
+    me.meet()
+
+
+def mismatch(me: Rank, what: str) -> None:
+    """Ranks that differ: a report names both, the host would wait for ever, and an abort ends it."""
+    comm = me.open()
+    at = me.device.put(np.ones(64, np.float32))
+    me.device.cuda.stand_deadline(300.0)
+    odd = me.rank == 1
+    count, dtype, op = (
+        ctypes.c_size_t(10 + (odd and what == "count")),
+        7 - (odd and what == "dtype"),
+        int(odd and what == "op"),
+    )
+    if what == "root":
+        me.nccl.call("ncclBroadcast", at, at, count, dtype, int(odd), comm, me.device.stream, comm=comm)
+    elif what == "function" and odd:
+        me.nccl.call(
+            "ncclAllGather", at, me.device.put(np.ones(64, np.float32)), count, 7, comm, me.device.stream, comm=comm
+        )
+    else:
+        me.nccl.call("ncclAllReduce", at, at, count, dtype, op, comm, me.device.stream, comm=comm)
+    try:
+        me.device.synchronize()
+    except Failed as failed:
+        assert failed.code == 702
+    me.finds("mismatch in call 0", "deadlock")
+    assert "rank 0" in me.device.reports()[0]
+    assert "rank 1" in me.device.reports()[0]
+    quit_together(me, [comm])
+
+
+def quit_together(me: Rank, comms: list[Comm], grouped: bool = True) -> None:
+    """Raise the flags, wait until the stream is empty on all ranks, then free: as rule 1.13 has it."""
+    if hasattr(me.nccl.nccl, "ncclCommRevoke"):
+        for comm in comms:
+            me.nccl.call("ncclCommRevoke", comm, 0)
+        me.device.synchronize()
+        me.meet()
+    if grouped:
+        me.nccl.call("ncclGroupStart")
+    for comm in comms:
+        me.nccl.call("ncclCommAbort", comm)
+    if grouped:
+        me.nccl.call("ncclGroupEnd")
+
+
+def abort(me: Rank) -> None:
+    """A rank that never comes: the others abort, the stream runs empty, the data is garbage, and a new communicator works."""
+    comm = me.open()
+    at = me.device.put(np.ones(10, np.float32))
+    me.allreduce(comm, at, 10)
+    me.device.synchronize()
+    if me.rank:
+        me.allreduce(comm, at, 10)
+    me.meet()
+    quit_together(me, [comm])
+    if me.rank:
+        got = me.device.get(at, np.ones(10, np.float32))
+        assert np.all(got.view(np.uint8) == 0xDB), got
+    else:
+        me.device.synchronize()
+    again = me.open()
+    at = me.device.put(np.ones(10, np.float32))
+    me.allreduce(again, at, 10)
+    assert np.all(me.device.get(at, np.ones(10, np.float32)) == me.size)
+    me.finds()
+
+
+def freed_too_early(me: Rank) -> None:
+    """An abort that does not wait for the others frees what their kernels read."""
+    comm = me.open()
+    at = me.device.put(np.ones(10, np.float32))
+    me.allreduce(comm, at, 10)
+    me.device.synchronize()
+    me.meet()
+    if me.rank == 0:
+        me.nccl.call("ncclCommAbort", comm)
+        me.finds()
+    else:
+        me.allreduce(comm, at, 10)
+        try:
+            me.device.synchronize()
+            me.device.synchronize()
+        except Failed as failed:
+            assert failed.code == 700
+        me.finds("rank 0 freed its buffers")
+
+
+def two_orders(me: Rank) -> None:
+    """Two communicators in two orders, and place for one kernel: a deadlock, which is told; the flags of both end it."""
+    comms = [me.open(), me.open()]
+    arrays = [me.device.put(np.ones(10, np.float32)) for _ in comms]
+    streams = [me.device.new_stream() for _ in comms]
+    for comm, at, stream in zip(comms, arrays, streams, strict=True):  # connected, in one order
+        me.allreduce(comm, at, 10, stream)
+        me.device.call("cuStreamSynchronize", stream)
+    me.meet()
+    same = "same" in sys.argv
+    order = [0, 1] if same or me.rank == 0 else [1, 0]
+    me.device.cuda.stand_deadline(400.0)
+    for i in order:
+        me.allreduce(comms[i], arrays[i], 10, streams[i])
+        be_late(0.01)  # the device comes to it, also when it is lazy
+    failures = 0
+    for stream in streams:
+        try:
+            me.device.call("cuStreamSynchronize", stream)
+        except Failed as failed:
+            failures += 1
+            assert failed.code == 702
+    if same:
+        assert not failures
+        me.finds()
+        return
+    assert failures
+    assert all("deadlock" in line for line in me.device.reports())
+    assert "waits for one of 1 places on the device" in me.device.reports()[0]
+    me.meet()
+    if "one-by-one" in sys.argv:  # the other frees, and waits for the kernel that holds the place
+        if me.rank == 0:
+            me.nccl.call("ncclCommAbort", comms[1])
+            assert "ncclCommAbort waits for 1 kernels" in me.device.reports()[-1], me.device.reports()
+        me.meet()
+    else:
+        quit_together(me, comms)
+        assert not any("ncclCommAbort" in line for line in me.device.reports())
+
+
+def two_threads(me: Rank) -> None:
+    """Two threads in one communicator: the stand-in ends the process."""
+    comm = me.open()
+    inside = threading.Thread(target=lambda: [me.nccl.state(comm) for _ in range(100)])
+    inside.start()
+    for _ in range(100):
+        me.nccl.state(comm)
+    raise AssertionError("nobody objected")
+
+
+def other_thread(me: Rank) -> None:
+    """Another thread than the one that made it, though never at once: with STAND_ONE_THREAD that ends the process, too."""
+    comm = me.open()
+    thread = threading.Thread(target=me.nccl.state, args=(comm,))
+    thread.start()
+    thread.join()
+
+
+def first_use(me: Rank) -> None:
+    """The first call blocks until all ranks have made it: a blocking communicator's host, and no other work of the process."""
+    comm = me.open("blocking" in sys.argv)
+    at = me.device.put(np.ones(10, np.float32))
+    if me.rank == 0:
+        until_files("one has called")
+        be_late(0.05)
+        Path("the last comes").touch()
+        me.allreduce(comm, at, 10)
+    else:
+        Path("one has called").touch()
+        if "blocking" not in sys.argv:
+            me.allreduce(comm, at, 10, wait=False)
+            assert not Path("the last comes").exists()
+            me.nccl.wait(comm)
+        else:
+            me.allreduce(comm, at, 10, wait=False)
+        assert Path("the last comes").exists()
+    assert np.all(me.device.get(at, np.ones(10, np.float32)) == me.size)
+    me.finds()
+
+
+def death(me: Rank) -> None:
+    """A rank is killed before its kernel: the others' hang, which an abort ends."""
+    comm = me.open()
+    at = me.device.put(np.ones(10, np.float32))
+    me.allreduce(comm, at, 10)
+    me.device.synchronize()
+    me.meet()
+    if me.rank == me.size - 1:
+        me.device.cuda.stand_fail(b"ncclAllReduce", 1, -2)
+        me.allreduce(comm, at, 10)
+        raise AssertionError("still alive")
+    me.allreduce(comm, at, 10)
+    me.device.cuda.stand_deadline(200.0)
+    try:
+        me.device.synchronize()
+    except Failed as failed:
+        assert failed.code == 702
+    me.finds(f"waits for rank {me.size - 1}")
+    me.size -= 1
+    me.meet()
+    quit_together(me, [comm])
+
+
+def death_in_init(me: Rank) -> None:
+    """A rank is killed in init: the others get an error, or wait until they abort."""
+    name = me.name()
+    if me.rank == 1:
+        me.device.cuda.stand_fail(b"ncclCommInitRankConfig", 1, -2)
+    comm = me.nccl.begin(me.size, name, me.rank)
+    until(lambda: len(list(Path().glob("dead"))), "the news of a death")
+    assert me.nccl.state(comm) == 7
+    me.nccl.call("ncclCommAbort", comm)
+    until(lambda: me.nccl.state(comm) != 7, "the end of init")
+
+
+def injected(me: Rank) -> None:
+    """Calls fail by order, and say so."""
+    comm = me.open()
+    at = me.device.put(np.ones(10, np.float32))
+    me.device.cuda.stand_fail(b"ncclAllReduce", 1, 2)
+    try:
+        me.allreduce(comm, at, 10, wait=False)
+    except Failed as failed:
+        assert failed.code == 2
+        assert "by order of the test" in str(failed)
+    else:
+        raise AssertionError("it did not fail")
+    me.meet()
+    me.allreduce(comm, at, 10)
+    me.device.synchronize()
+    me.finds()
+
+
+def init_fails(me: Rank) -> None:
+    """Init fails with a code and this text."""
+    try:
+        me.open()
+    except Failed as failed:
+        print(failed)
+    else:
+        raise AssertionError("it did not fail")
+    if "together" in sys.argv:
+        me.meet()
+
+
+def destroy_waits(me: Rank) -> None:
+    """Within a machine the end is collective: a rank that does not come is waited for, and named."""
+    comm = me.open()
+    at = me.device.put(np.ones(10, np.float32))
+    me.allreduce(comm, at, 10)
+    me.device.synchronize()
+    me.nccl.call("ncclCommFinalize", comm, comm=comm)
+    me.device.cuda.stand_deadline(100.0)
+    if me.rank:
+        me.meet()
+        return
+    try:
+        me.nccl.call("ncclCommDestroy", comm)
+    except Failed as failed:
+        assert failed.code == 3
+    me.finds("ncclCommDestroy of communicator 0 waits for rank 1")
+    me.meet()
+
+
+if __name__ == "__main__":
+    program, rank_number, job_size, *rest = sys.argv[1:]
+    own = Rank(int(rank_number), int(job_size))
+    if program == "mismatch":
+        mismatch(own, rest[0])
+    else:
+        globals()[program](own)
+    sys.stdout.flush()
+    os._exit(0)  # whatever threads are still in calls
