@@ -28,7 +28,8 @@ CUDA_VALUES(X)
 CUDA_FUNCTIONS(X)
 #undef X
 _Static_assert(sizeof(CUresult) == sizeof(unsigned) && sizeof(CUjit_option) == sizeof(unsigned), "enumerations");
-_Static_assert(sizeof(CUstreamCaptureMode) == sizeof(unsigned) && sizeof(CUstreamCaptureStatus) == sizeof(unsigned), "");
+_Static_assert(sizeof(CUstreamCaptureMode) == sizeof(unsigned), "enumerations");
+_Static_assert(sizeof(CUstreamCaptureStatus) == sizeof(unsigned), "enumerations");
 _Static_assert(sizeof(CUdevice) == sizeof(int) && sizeof(CUdeviceptr) == sizeof(unsigned long long), "handles");
 _Static_assert(sizeof(CUuuid) == 16, "CUuuid");
 """

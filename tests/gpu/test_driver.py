@@ -1,4 +1,4 @@
-"""The stand-in for libcuda: it keeps the driver's promises in every order that they allow, and finds what relies on more.
+"""The stand-in for libcuda: it keeps the driver's promises in any order that they allow, and finds who relies on more.
 
 The litmus programs tie it to the truth: `python -m benchmarks.gpu.litmus` runs the same binary with a real driver.
 """
@@ -60,7 +60,7 @@ KILLERS = {
     "clock_without_waits": "wait_orders",
     "clock_without_queries": "query_tells_the_host",
     "clock_without_launches": "launch_takes_what_the_host_wrote",
-    "clock_without_streams": "one_stream_is_ordered",
+    "clock_without_streams": "order_goes_through_a_third_stream",
     "clock_knows_all": "missing_wait_is_found",
 }
 

@@ -1,4 +1,4 @@
-"""Stand-ins for libcuda and libnccl: built with the C compiler when a test needs them, and programs started with them."""
+"""Stand-ins for libcuda and libnccl: built when a test needs them; and programs started with them."""
 
 from __future__ import annotations
 
