@@ -1,4 +1,4 @@
-"""Runs the litmus programs with the driver of this machine, and fails if one does: `python -m benchmarks.gpu.litmus`."""
+"""Runs the litmus programs with this machine's driver: `python -m benchmarks.gpu.litmus`."""
 
 from __future__ import annotations
 

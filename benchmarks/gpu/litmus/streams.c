@@ -169,16 +169,23 @@ void pinned_memory_is_read_when_the_copy_runs(void) {
   EXPECT(value_of(x) == 2);
 }
 
+static void *opens_later(void *which) {
+  rest();
+  open_gate(which);
+  return NULL;
+}
+
+/* The call may wait for the stream, so another thread opens the gate. */
 void pageable_memory_is_read_at_the_call(void) {
   CUdeviceptr x = word(0);
   CUstream s = non_blocking();
   unsigned *pageable = malloc(4);
-  gate *g;
+  pthread_t thread;
   *pageable = 1;
-  g = shut(s);
+  EXPECT(pthread_create(&thread, NULL, opens_later, shut(s)) == 0);
   OK(cu.cuMemcpyHtoDAsync_v2(x, pageable, 4, s));
   *(volatile unsigned *)pageable = 2;
-  open_gate(g);
+  pthread_join(thread, NULL);
   OK(cu.cuStreamSynchronize(s));
   EXPECT(value_of(x) == 1);
 }

@@ -30,8 +30,8 @@ static int inside(CUdeviceptr at, size_t size) {
   return pageable(at) || (a && at + size <= a->at + a->size);
 }
 
-/* Device memory and pinned memory are read when the copy runs. What the host may page out is read in the call, and a copy to it is
- * over when the call returns. */
+/* Device memory and pinned memory are read when the copy runs. What the host may page out is read in the call. A copy to it "might be
+ * synchronous": it is, if the policy is eager. */
 static CUresult enqueue_copy(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream handle) {
   stand_access accesses[] = {{(uintptr_t)from, size, 0}, {(uintptr_t)to, size, 1}};
   stand_operation what = {.what = "copy", .step = copy_step, .drop = copy_drop, .accesses = accesses, .n_accesses = 2};
@@ -48,7 +48,7 @@ static CUresult enqueue_copy(CUdeviceptr to, CUdeviceptr from, size_t size, CUst
   what.data = c;
   if (s->capture) return pageable(to) || pageable(from) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : stream_put(s, &what, NULL, NULL);
   wrong = stream_put(s, &what, NULL, &made);
-  if (!wrong && pageable(to)) wrong = operation_await(made);
+  if (!wrong && pageable(to) && stand_policy_now == 'e') wrong = operation_await(made);
   operation_drop(made);
   return wrong;
 }

@@ -131,7 +131,8 @@ CUresult stand_enqueue(CUstream handle, const stand_operation *what) {
   stream *s;
   stand_lock();
   s = stream_of(handle, &wrong);
-  if (s) wrong = s->capture && s->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : stream_put(s, what, NULL, NULL);
+  if (s && s->capture && what->wanted) wrong = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* what meets peers is not in graphs here */
+  else if (s) wrong = stream_put(s, what, NULL, NULL);
   stand_unlock();
   return wrong;
 }
