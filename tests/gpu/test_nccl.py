@@ -58,7 +58,7 @@ class Job:
         return texts
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [2, 4])
 def test_functions_against_numpy(size: int, libraries: Path, tmp_path: Path) -> None:
     Job(libraries, tmp_path, size, "functions", policy="eager").succeeds()
 
@@ -126,7 +126,7 @@ def test_two_orders_with_place_for_both_are_none(libraries: Path, tmp_path: Path
 def test_threads_in_one_communicator_abort(
     program: str, settings: dict[str, object], text: str, libraries: Path, tmp_path: Path
 ) -> None:
-    statuses, texts = Job(libraries, tmp_path, 1, program, **{**settings, "quiet": ""}).end()
+    statuses, texts = Job(libraries, tmp_path, 1, program, **{**settings, "quiet": 0}).end()
     assert statuses == [-signal.SIGABRT]
     assert text in texts[0]
 

@@ -91,6 +91,7 @@ class Device:
         self.call(
             "cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(at.value), ctypes.c_size_t(values.nbytes), self.stream
         )
+        self.synchronize()
         return values
 
     def synchronize(self) -> None:

@@ -72,6 +72,7 @@ double stand_deadline_now(void) { return deadline; }
 void stand_found(const char *format, ...) {
   static const char *names[] = {"drawn", "eager", "lazy"};
   char line[1024];
+  const char *quiet = getenv("STAND_QUIET");
   int n;
   va_list arguments;
   stand_lock();
@@ -86,7 +87,7 @@ void stand_found(const char *format, ...) {
   found.length += (size_t)n;
   found.count++;
   stand_unlock();
-  if (!getenv("STAND_QUIET")) fprintf(stderr, "stand-in: %s", line);
+  if (!quiet || !atoi(quiet)) fprintf(stderr, "stand-in: %s", line);
 }
 
 int stand_reports(void) { return found.count; }
