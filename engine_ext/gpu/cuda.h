@@ -1,7 +1,9 @@
-/* What is used of the CUDA driver: values, types, and functions by the versioned names under which the library exports them.
+/* What is used of the CUDA driver: values, types, and functions by the versioned names under which the library exports
+ * them.
  *
- * The bare names (cuMemAlloc, cuStreamDestroy, ...) are an older ABI with other argument types. No CUDA header is needed; where one
- * has been included before this file, its types are used, so that `make gpu-abi` can hold the lists below against them.
+ * The bare names (cuMemAlloc, cuStreamDestroy, ...) are an older ABI with other argument types. No CUDA header is
+ * needed; where one has been included before this file, its types are used, so that `make gpu-abi` can hold the lists
+ * below against them.
  */
 #ifndef ENGINE_GPU_CUDA_H
 #define ENGINE_GPU_CUDA_H
@@ -81,10 +83,13 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
-typedef struct CUuuid_st { char bytes[16]; } CUuuid;
+typedef struct CUuuid_st {
+  char bytes[16];
+} CUuuid;
 typedef void (*CUhostFn)(void *);
 /* Enumerations there; passed and returned alike. */
-typedef unsigned CUresult, CUdevice_attribute, CUpointer_attribute, CUjit_option, CUstreamCaptureMode, CUstreamCaptureStatus;
+typedef unsigned CUresult, CUdevice_attribute, CUpointer_attribute, CUjit_option, CUstreamCaptureMode,
+    CUstreamCaptureStatus;
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 #endif

@@ -1,5 +1,5 @@
-/* What the stand-in finds and a driver does not: accesses that are not ordered, memory used after its end, and faults by order.
- * Each program says how many reports it expects, and what one of them names. */
+/* What the stand-in finds and a driver does not: accesses that are not ordered, memory used after its end, and faults
+ * by order. Each program says how many reports it expects, and what one of them names. */
 #include "benchmarks/gpu/litmus/litmus.h"
 #include "tests/standins/cuda/stand.h"
 
@@ -344,7 +344,8 @@ static void newer_ptx_is_refused_with_a_log(void) {
   CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
   void *values[] = {log, (void *)sizeof log};
   CUmodule m;
-  RETURNS(cu.cuModuleLoadDataEx(&m, ".version 9.9\n.target sm_60\n", 2, options, values), CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
+  RETURNS(cu.cuModuleLoadDataEx(&m, ".version 9.9\n.target sm_60\n", 2, options, values),
+          CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
   EXPECT(strstr(log, "9.9"));
 }
 

@@ -1,5 +1,5 @@
-/* Stream capture, and what other threads may call meanwhile. cuda.h: cuStreamBeginCapture, cuThreadExchangeStreamCaptureMode,
- * cuStreamIsCapturing. */
+/* Stream capture, and what other threads may call meanwhile. cuda.h: cuStreamBeginCapture,
+ * cuThreadExchangeStreamCaptureMode, cuStreamIsCapturing. */
 #include "programs.h"
 
 #define GLOBAL CU_STREAM_CAPTURE_MODE_GLOBAL

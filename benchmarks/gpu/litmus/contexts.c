@@ -61,5 +61,6 @@ void pointers_know_what_they_are(void) {
   OK(cu.cuMemHostAlloc(&pinned, 4, 0));
   OK(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(size_t)pinned));
   EXPECT(type == CU_MEMORYTYPE_HOST);
-  RETURNS(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(size_t)&here), CUDA_ERROR_INVALID_VALUE);
+  RETURNS(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(size_t)&here),
+          CUDA_ERROR_INVALID_VALUE);
 }

@@ -1,4 +1,5 @@
-/* What an event covers, and for how long. cuda.h: cuEventRecord, cuStreamWaitEvent, cuEventDestroy, cuEventElapsedTime. */
+/* What an event covers, and for how long. cuda.h: cuEventRecord, cuStreamWaitEvent, cuEventDestroy, cuEventElapsedTime.
+ */
 #include "programs.h"
 
 void unrecorded_wait_is_nothing(void) {

@@ -1,7 +1,7 @@
 /* Small programs about what the driver promises. The same binary runs against a driver and against its stand-in.
  *
- * A *gate* is a function of the host in a stream: what is behind it waits until the program opens it. A driver may call such functions
- * one after the other, so a program closes a second gate only behind or after a first.
+ * A *gate* is a function of the host in a stream: what is behind it waits until the program opens it. A driver may call
+ * such functions one after the other, so a program closes a second gate only behind or after a first.
  */
 #ifndef LITMUS_H
 #define LITMUS_H
@@ -44,16 +44,16 @@ void rest(void); /* lets the device run whatever it can */
 CUstream blocking(void);
 CUstream non_blocking(void);
 CUevent new_event(void);
-CUdeviceptr word(unsigned value);                   /* new device memory with a number in it; nothing is pending */
-unsigned value_of(CUdeviceptr at);                  /* looked at by a stream of its own, now */
+CUdeviceptr word(unsigned value);  /* new device memory with a number in it; nothing is pending */
+unsigned value_of(CUdeviceptr at); /* looked at by a stream of its own, now */
 void store(CUdeviceptr at, unsigned value, CUstream s);
 void copy_word(CUdeviceptr to, CUdeviceptr from, CUstream s);
-CUfunction store_kernel(void);                      /* (address, value) */
-gate *shut(CUstream s);                             /* a closed gate at the end of a stream; returns when the device is at it */
-gate *shut_behind(CUstream s);                      /* one that the device comes to later */
+CUfunction store_kernel(void); /* (address, value) */
+gate *shut(CUstream s);        /* a closed gate at the end of a stream; returns when the device is at it */
+gate *shut_behind(CUstream s); /* one that the device comes to later */
 void open_gate(gate *g);
-int happened(CUevent e);                            /* whether all comes to pass that an event covers */
-int passed(CUstream s);                             /* whether a stream gets through all that is in it */
+int happened(CUevent e); /* whether all comes to pass that an event covers */
+int passed(CUstream s);  /* whether a stream gets through all that is in it */
 void on_thread(void (*function)(void *), void *argument);
 
 /* What is behind a closed gate does not happen; what is not, does. */

@@ -1,4 +1,5 @@
-/* Runs one program by its name: 0 if all was as expected, 1 if not, 77 if this machine lacks what it needs. `--list` names them. */
+/* Runs one program by its name: 0 if all was as expected, 1 if not, 77 if this machine lacks what it needs. `--list`
+ * names them. */
 #include "litmus.h"
 
 #include <dlfcn.h>
@@ -108,7 +109,8 @@ static void store_in_c(const void *launch, void **parameters) {
 
 CUfunction store_kernel(void) {
   typedef void kernel(const void *, void **);
-  void (*registers)(const char *, kernel *) = (void (*)(const char *, kernel *))(uintptr_t)optional("stand_register_kernel");
+  void (*registers)(const char *, kernel *) =
+      (void (*)(const char *, kernel *))(uintptr_t)optional("stand_register_kernel");
   CUmodule m;
   CUfunction f;
   pointer = (translate *)(uintptr_t)optional("stand_pointer");
@@ -197,10 +199,10 @@ CUcontext second_context(void) {
 static void load(void) {
   library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
   if (!library) skip(dlerror());
-#define X(name, parameters)                                                          \
-  if (!(cu.name = (CUresult(*) parameters)(uintptr_t)dlsym(library, #name))) {       \
-    fprintf(stderr, "libcuda.so.1 has no %s\n", #name);                              \
-    exit(1);                                                                         \
+#define X(name, parameters)                                                    \
+  if (!(cu.name = (CUresult(*) parameters)(uintptr_t)dlsym(library, #name))) { \
+    fprintf(stderr, "libcuda.so.1 has no %s\n", #name);                        \
+    exit(1);                                                                   \
   }
   CUDA_FUNCTIONS(X)
 #undef X

@@ -4,4 +4,4 @@ const program programs[] = {
 #define X(name) {#name, name},
     PROGRAMS(X)
 #undef X
-    {NULL, NULL}};
+        {NULL, NULL}};

@@ -1,5 +1,5 @@
-/* Streams: their order, stream 0, and what a call takes with it. cuda.h: cuStreamDestroy, cuLaunchKernel; the guide's "stream
- * synchronization behavior" and "API synchronization behavior". */
+/* Streams: their order, stream 0, and what a call takes with it. cuda.h: cuStreamDestroy, cuLaunchKernel; the guide's
+ * "stream synchronization behavior" and "API synchronization behavior". */
 #include "programs.h"
 
 #include <stdlib.h>

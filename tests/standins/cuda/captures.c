@@ -1,4 +1,5 @@
-/* Stream capture: what is put into a capturing stream becomes a node of a graph, and what a thread may not call meanwhile. */
+/* Stream capture: what is put into a capturing stream becomes a node of a graph, and what a thread may not call
+ * meanwhile. */
 #include "internal.h"
 
 static capture *captures;
@@ -13,7 +14,8 @@ void capture_invalidate(capture *c) { c->invalid = 1; }
 
 CUresult capture_forbids(void) {
   CUresult result = CUDA_SUCCESS;
-  if (MUTANT(unsafe_calls_allowed) || (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED && !MUTANT(relaxed_is_refused))) return result;
+  if (MUTANT(unsafe_calls_allowed) || (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED && !MUTANT(relaxed_is_refused)))
+    return result;
   for (capture *c = captures; c; c = c->next) {
     int own = pthread_equal(c->thread, pthread_self());
     int others = c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
@@ -101,8 +103,10 @@ STAND_API CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *s
   stream *s;
   ENTER(0);
   s = stream_of(handle, &wrong);
-  if (s) *status = !s->capture ? CU_STREAM_CAPTURE_STATUS_NONE
-                   : s->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  if (s)
+    *status = !s->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
+              : s->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                    : CU_STREAM_CAPTURE_STATUS_ACTIVE;
   LEAVE(wrong);
 }
 

@@ -1,14 +1,18 @@
 /* Who knows of what: a vector clock for each stream and each thread of the host.
  *
- * An operation gets its moment when it is enqueued: all that its stream, the events it waits for, and the enqueuing thread knew.
- * So whether two accesses are ordered does not depend on when they ran.
+ * An operation gets its moment when it is enqueued: all that its stream, the events it waits for, and the enqueuing
+ * thread knew. So whether two accesses are ordered does not depend on when they ran.
  */
 #include "internal.h"
 
 static agent *hosts[AGENTS]; /* those that are threads */
 static uint64_t epochs[AGENTS];
 static int in_use[AGENTS], n_agents, hosts_are_one;
-static struct message { struct message *next; uintptr_t word; moment *what; } *told;
+static struct message {
+  struct message *next;
+  uintptr_t word;
+  moment *what;
+} *told;
 static pthread_key_t at_exit;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static agent *together;
@@ -37,7 +41,8 @@ agent *agent_new(int host) {
   agent *a = calloc(1, sizeof *a);
   int n = n_agents;
   if (n == AGENTS) /* a number again: what its first owner did counts as known, so nothing false is reported */
-    for (n = 0; n < AGENTS && in_use[n]; n++) {}
+    for (n = 0; n < AGENTS && in_use[n]; n++) {
+    }
   if (n == AGENTS) {
     fprintf(stderr, "stand-in: more than %d streams and threads at once\n", AGENTS);
     abort();

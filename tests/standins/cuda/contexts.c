@@ -36,7 +36,8 @@ STAND_API CUresult cuInit(unsigned flags) {
     } else {
       char text[128], *rest = text, *one; /* the first that is not there hides those behind it */
       snprintf(text, sizeof text, "%s", visible);
-      while ((one = strsep(&rest, ",")) && *one && atoi(one) >= 0 && atoi(one) < present) contexts[n_devices++].physical = atoi(one);
+      while ((one = strsep(&rest, ",")) && *one && atoi(one) >= 0 && atoi(one) < present)
+        contexts[n_devices++].physical = atoi(one);
     }
     for (int i = 0; i < n_devices; i++) contexts[i].device = i;
     if (!n_devices) LEAVE(CUDA_ERROR_NO_DEVICE);

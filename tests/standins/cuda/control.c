@@ -16,9 +16,19 @@ static int loading_waits;
 static pid_t owner;
 static CUresult sticky;
 
-static struct { char name[48]; long calls; } counters[128];
-static struct { char name[48]; int left, code; } faults[16];
-static struct { char *text; size_t length; int count; } found;
+static struct {
+  char name[48];
+  long calls;
+} counters[128];
+static struct {
+  char name[48];
+  int left, code;
+} faults[16];
+static struct {
+  char *text;
+  size_t length;
+  int count;
+} found;
 
 void stand_lock(void) { pthread_mutex_lock(&lock); }
 void stand_unlock(void) { pthread_mutex_unlock(&lock); }
@@ -80,7 +90,10 @@ void stand_found(const char *format, ...) {
   n = vsnprintf(line, sizeof line - 64, format, arguments);
   va_end(arguments);
   if (n > (int)sizeof line - 65) n = (int)sizeof line - 65;
-  n += snprintf(line + n, 64, " [%s, seed %llu]\n", names[stand_policy_now == 'e' ? 1 : stand_policy_now == 'l' ? 2 : 0],
+  n += snprintf(line + n, 64, " [%s, seed %llu]\n",
+                names[stand_policy_now == 'e'   ? 1
+                      : stand_policy_now == 'l' ? 2
+                                                : 0],
                 (unsigned long long)seed);
   found.text = realloc(found.text, found.length + (size_t)n + 1);
   memcpy(found.text + found.length, line, (size_t)n + 1);
@@ -176,7 +189,8 @@ CUresult stand_enter(const char *call, int kind) {
     for (stream *s = streams; s; s = s->next)
       if (s->last) operation_demand(s->last);
     while (streams_busy() && now() < end) lock_wait(1);
-    if (streams_busy()) stand_found("deadlock: %s loads or allocates, and waits for streams that do not become empty", call);
+    if (streams_busy())
+      stand_found("deadlock: %s loads or allocates, and waits for streams that do not become empty", call);
   }
   if (code) stand_unlock();
   return (CUresult)code;
@@ -197,7 +211,8 @@ __attribute__((constructor)) static void read_environment(void) {
   const char *value;
   char text[512], *rest = text, *one;
   stand_seed((value = getenv("STAND_SEED")) ? strtoull(value, NULL, 10) : 1);
-  if ((value = getenv("STAND_POLICY")) && stand_policy(value)) fprintf(stderr, "stand-in: no policy %s\n", value), _exit(70);
+  if ((value = getenv("STAND_POLICY")) && stand_policy(value))
+    fprintf(stderr, "stand-in: no policy %s\n", value), _exit(70);
   if ((value = getenv("STAND_DEADLINE"))) deadline = strtod(value, NULL);
   if ((value = getenv("STAND_LOADING_WAITS"))) loading_waits = atoi(value);
   if ((value = getenv("STAND_MUTANT"))) {
@@ -210,7 +225,10 @@ __attribute__((constructor)) static void read_environment(void) {
   while ((one = strsep(&rest, ",")) && *one) {
     char *call = strsep(&one, ":"), *n = strsep(&one, ":");
     if (!n || !one) fprintf(stderr, "stand-in: STAND_FAIL is call:n:code,...\n"), _exit(70);
-    stand_fail(call, atoi(n), !strcmp(one, "hang") ? STAND_HANG : !strcmp(one, "kill") ? STAND_KILL
-                              : !strcmp(one, "stop") ? STAND_STOP : atoi(one));
+    stand_fail(call, atoi(n),
+               !strcmp(one, "hang")   ? STAND_HANG
+               : !strcmp(one, "kill") ? STAND_KILL
+               : !strcmp(one, "stop") ? STAND_STOP
+                                      : atoi(one));
   }
 }

@@ -1,4 +1,5 @@
-/* Copies, fills, functions of the host, and what stands for the framework's kernels: operations that move or make data. */
+/* Copies, fills, functions of the host, and what stands for the framework's kernels: operations that move or make data.
+ */
 #include "internal.h"
 
 #include <signal.h>
@@ -23,15 +24,17 @@ static int copy_step(void *data) {
   return 1;
 }
 
-static int pageable(CUdeviceptr at) { return stand_pointer(at) == (void *)(uintptr_t)at && !memory_find((uintptr_t)at); }
+static int pageable(CUdeviceptr at) {
+  return stand_pointer(at) == (void *)(uintptr_t)at && !memory_find((uintptr_t)at);
+}
 
 static int inside(CUdeviceptr at, size_t size) {
   allocation *a = memory_find((uintptr_t)at);
   return pageable(at) || (a && at + size <= a->at + a->size);
 }
 
-/* Device memory and pinned memory are read when the copy runs. What the host may page out is read in the call. A copy to it "might be
- * synchronous": it is, if the policy is eager. */
+/* Device memory and pinned memory are read when the copy runs. What the host may page out is read in the call. A copy
+ * to it "might be synchronous": it is, if the policy is eager. */
 static CUresult enqueue_copy(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream handle) {
   stand_access accesses[] = {{(uintptr_t)from, size, 0}, {(uintptr_t)to, size, 1}};
   stand_operation what = {.what = "copy", .step = copy_step, .drop = copy_drop, .accesses = accesses, .n_accesses = 2};
@@ -43,10 +46,12 @@ static CUresult enqueue_copy(CUdeviceptr to, CUdeviceptr from, size_t size, CUst
   if (!inside(to, size) || !inside(from, size)) return CUDA_ERROR_INVALID_VALUE;
   c = calloc(1, sizeof *c);
   *c = (copy){.to = to, .from = from, .size = size};
-  if ((pageable(from) && !MUTANT(pageable_copy_reads_late)) || (MUTANT(copy_reads_early) && stand_pointer(from) == (void *)(uintptr_t)from))
+  if ((pageable(from) && !MUTANT(pageable_copy_reads_late)) ||
+      (MUTANT(copy_reads_early) && stand_pointer(from) == (void *)(uintptr_t)from))
     memcpy(c->staged = malloc(size + 1), (void *)(uintptr_t)from, size);
   what.data = c;
-  if (s->capture) return pageable(to) || pageable(from) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : stream_put(s, &what, NULL, NULL);
+  if (s->capture)
+    return pageable(to) || pageable(from) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : stream_put(s, &what, NULL, NULL);
   wrong = stream_put(s, &what, NULL, &made);
   if (!wrong && pageable(to) && stand_policy_now == 'e') wrong = operation_await(made);
   operation_drop(made);
@@ -192,7 +197,8 @@ static int compute_step(void *data) {
     if (!memory_holds(w->at, w->size, running->what)) return stand_sticky(CUDA_ERROR_ILLEGAL_ADDRESS), 1;
     if (!w->write) continue;
     while (read < c->n && c->accesses[read].write) read++;
-    if (read < c->n && c->accesses[read].size >= w->size) memmove(stand_pointer(w->at), stand_pointer(c->accesses[read].at), w->size);
+    if (read < c->n && c->accesses[read].size >= w->size)
+      memmove(stand_pointer(w->at), stand_pointer(c->accesses[read].at), w->size);
     else memset(stand_pointer(w->at), 0xdb, w->size);
     read++;
   }
@@ -202,7 +208,8 @@ static int compute_step(void *data) {
 CUresult stand_compute(CUstream where, const stand_access *accesses, int n, double delay, const char *name) {
   size_t size = sizeof *accesses * (size_t)n;
   compute *c = calloc(1, sizeof *c + size);
-  stand_operation what = {.what = name, .step = compute_step, .drop = free, .data = c, .accesses = accesses, .n_accesses = n};
+  stand_operation what = {
+      .what = name, .step = compute_step, .drop = free, .data = c, .accesses = accesses, .n_accesses = n};
   c->delay = delay;
   c->n = n;
   memcpy(c->accesses, accesses, size);

@@ -105,7 +105,8 @@ STAND_API CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUeven
   ENTER(0);
   a = event_of(start);
   b = event_of(end);
-  if (!a || !b || !a->at || !b->at || ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING)) LEAVE(CUDA_ERROR_INVALID_HANDLE);
+  if (!a || !b || !a->at || !b->at || ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING))
+    LEAVE(CUDA_ERROR_INVALID_HANDLE);
   if ((a->at->state != DONE || b->at->state != DONE) && !MUTANT(elapsed_of_pending)) LEAVE(CUDA_ERROR_NOT_READY);
   *milliseconds = (float)((double)b->at->done_at - (double)a->at->done_at) / 1e6f;
   LEAVE(CUDA_SUCCESS);

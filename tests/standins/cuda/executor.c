@@ -1,7 +1,7 @@
 /* The thread that runs operations, one step at a time under the lock, in an order that the policy chooses.
  *
- * eager: whatever can run, oldest first. lazy: only what a host waits for, here or at a peer, newest first; else after a pause, so
- * that programs end. drawn: any that can run, by the seed, with pauses.
+ * eager: whatever can run, oldest first. lazy: only what a host waits for, here or at a peer, newest first; else after
+ * a pause, so that programs end. drawn: any that can run, by the seed, with pauses.
  */
 #include "internal.h"
 
@@ -105,7 +105,8 @@ static void *execute(void *unused) {
   stand_lock();
   for (;;) {
     if (stand_policy_now == 'l') hear_peers();
-    if (stand_policy_now == 'd' && streams_busy() && stand_random() % 8 == 0) lock_wait((double)(stand_random() % 1000) / 1e3);
+    if (stand_policy_now == 'd' && streams_busy() && stand_random() % 8 == 0)
+      lock_wait((double)(stand_random() % 1000) / 1e3);
     if (!step_one()) lock_wait(streams_busy() ? 0.2 : 100);
   }
   return unused;

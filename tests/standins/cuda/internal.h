@@ -12,15 +12,18 @@
 
 /* ---- mutants: ways in which a stand-in could be wrong; a litmus program sees each ---- */
 
-#define MUTANTS(X)                                                                                                       \
-  X(none) X(event_covers_too_much) X(wait_covers_too_much) X(wait_does_nothing) X(rerecord_moves_waits)                    \
-  X(rerecord_is_ignored) X(unrecorded_wait_blocks) X(unrecorded_query_not_ready) X(query_always_ready)                     \
-  X(synchronize_does_nothing) X(stream_out_of_order) X(stream0_no_barrier) X(stream0_stops_all)                             \
-  X(stream0_crosses_contexts) X(destroyed_stream_drops_work) X(destroyed_event_drops_wait) X(arguments_read_late)          \
-  X(copy_reads_early) X(pageable_copy_reads_late) X(host_access_allowed) X(no_guard) X(no_poison) X(capture_executes)      \
-  X(capture_forgets_order) X(unsafe_calls_allowed) X(relaxed_is_refused) X(thread_local_is_global) X(unjoined_allowed)     \
-  X(events_need_no_context) X(contexts_are_shared) X(elapsed_of_pending) X(priority_not_clamped) X(clock_without_waits)    \
-  X(clock_without_queries) X(clock_without_launches) X(clock_without_streams) X(clock_knows_all)
+/* clang-format off */
+#define MUTANTS(X)                                                                                               \
+  X(event_covers_too_much) X(wait_covers_too_much) X(wait_does_nothing) X(rerecord_moves_waits)                  \
+  X(rerecord_is_ignored) X(unrecorded_wait_blocks) X(unrecorded_query_not_ready) X(query_always_ready)           \
+  X(synchronize_does_nothing) X(stream_out_of_order) X(stream0_no_barrier) X(stream0_stops_all)                  \
+  X(stream0_crosses_contexts) X(destroyed_stream_drops_work) X(destroyed_event_drops_wait)                       \
+  X(arguments_read_late) X(copy_reads_early) X(pageable_copy_reads_late) X(host_access_allowed) X(no_guard)      \
+  X(no_poison) X(capture_executes) X(capture_forgets_order) X(unsafe_calls_allowed) X(relaxed_is_refused)        \
+  X(thread_local_is_global) X(unjoined_allowed) X(events_need_no_context) X(contexts_are_shared)                 \
+  X(elapsed_of_pending) X(priority_not_clamped) X(clock_without_waits) X(clock_without_queries)                  \
+  X(clock_without_launches) X(clock_without_streams) X(clock_knows_all)
+/* clang-format on */
 enum mutant {
 #define X(name) MUTANT_##name,
   MUTANTS(X)
@@ -134,8 +137,8 @@ int barrier(const stream *s, const stream *other);
 CUresult stream_await(stream *s); /* what a host does that waits for all of it */
 operation *operation_keep(operation *o);
 void operation_drop(operation *o);
-/* Puts an operation at the end of a stream, or of its capture; `need` may be NULL. The operation is the stream's, or is returned
- * through `made` with a reference of its own. */
+/* Puts an operation at the end of a stream, or of its capture; `need` may be NULL. The operation is the stream's, or is
+ * returned through `made` with a reference of its own. */
 CUresult stream_put(stream *s, const stand_operation *what, operation *need, operation **made);
 CUresult operation_await(operation *o); /* deadline and demand; the thread knows afterwards what the operation knew */
 void thread_learns(const operation *o);
@@ -181,10 +184,10 @@ enum { FREE_CALL = 0, NEEDS_CONTEXT = 1, UNSAFE = 2, BEFORE_INIT = 4, LOADS = 8 
 /* Each call of the API: takes the lock unless it is refused. */
 CUresult stand_enter(const char *call, int kind);
 CUresult stand_leave(CUresult code);
-#define ENTER(kind)                                \
-  do {                                             \
+#define ENTER(kind)                                 \
+  do {                                              \
     CUresult refused = stand_enter(__func__, kind); \
-    if (refused) return refused;                   \
+    if (refused) return refused;                    \
   } while (0)
 #define LEAVE(code) return stand_leave(code)
 

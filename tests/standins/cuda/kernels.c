@@ -1,4 +1,5 @@
-/* Modules and launches. A kernel is a C function under its name: `stand_register_kernel`; its PTX tells the sizes of its parameters. */
+/* Modules and launches. A kernel is a C function under its name: `stand_register_kernel`; its PTX tells the sizes of
+ * its parameters. */
 #include "internal.h"
 
 #include <ctype.h>
@@ -52,7 +53,10 @@ void stand_register_accesses(const char *name, stand_accesses *accesses) {
 /* ---- reading PTX ---- */
 
 static size_t size_of_type(const char *type) { /* "u64" and the like */
-  static const struct { const char *end; size_t size; } sizes[] = {{"64", 8}, {"32", 4}, {"16", 2}, {"8", 1}};
+  static const struct {
+    const char *end;
+    size_t size;
+  } sizes[] = {{"64", 8}, {"32", 4}, {"16", 2}, {"8", 1}};
   for (size_t i = 0; i < 4; i++)
     if (!strncmp(type + 1, sizes[i].end, strlen(sizes[i].end))) return sizes[i].size;
   return 0;
@@ -97,7 +101,8 @@ static void write_log(const char *text, unsigned n, CUjit_option *options, void 
   if (log && size) snprintf(log, size, "%s", text);
 }
 
-STAND_API CUresult cuModuleLoadDataEx(CUmodule *made, const void *image, unsigned n, CUjit_option *options, void **values) {
+STAND_API CUresult cuModuleLoadDataEx(CUmodule *made, const void *image, unsigned n, CUjit_option *options,
+                                      void **values) {
   const char *version, *setting = getenv("STAND_PTX"); /* the newest that is taken: 88 is 8.8, of CUDA 12.9 */
   int major = 0, minor = 0, newest = setting ? atoi(setting) : 88;
   module *m;
@@ -109,7 +114,8 @@ STAND_API CUresult cuModuleLoadDataEx(CUmodule *made, const void *image, unsigne
   }
   if (major * 10 + minor > newest) {
     char text[128];
-    snprintf(text, sizeof text, "ptxas fatal: Unsupported .version %d.%d; current version is '%d.%d'", major, minor, newest / 10, newest % 10);
+    snprintf(text, sizeof text, "ptxas fatal: Unsupported .version %d.%d; current version is '%d.%d'", major, minor,
+             newest / 10, newest % 10);
     write_log(text, n, options, values);
     LEAVE(CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
   }
@@ -165,15 +171,16 @@ static int launch_step(void *data) {
   int n = l->kernel->accesses ? l->kernel->accesses(&l->shape, l->parameters, accesses, 4096) : 0;
   for (int i = 0; i < n; i++) {
     memory_check(&accesses[i], running->agent, running->epoch, running->when, running->what);
-    if (!memory_holds(accesses[i].at, accesses[i].size, running->what)) return stand_sticky(CUDA_ERROR_ILLEGAL_ADDRESS), 1;
+    if (!memory_holds(accesses[i].at, accesses[i].size, running->what))
+      return stand_sticky(CUDA_ERROR_ILLEGAL_ADDRESS), 1;
   }
   l->kernel->kernel(&l->shape, l->parameters);
   return 1;
 }
 
-STAND_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                                  unsigned block_y, unsigned block_z, unsigned shared, CUstream where, void **parameters,
-                                  void **extra) {
+STAND_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                  unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream where,
+                                  void **parameters, void **extra) {
   function *f = (function *)handle;
   stand_operation what = {.what = f->name, .step = launch_step, .drop = free};
   size_t size = 0, at = 0;
@@ -191,8 +198,8 @@ STAND_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned g
   if (!s) LEAVE(wrong);
   if (s->context != f->module->context) LEAVE(CUDA_ERROR_INVALID_HANDLE);
   if (extra) LEAVE(CUDA_ERROR_NOT_SUPPORTED);
-  if (!grid_x || !grid_y || !grid_z || !block_x || !block_y || !block_z || block_x * block_y * block_z > 1024 || grid_y > 65535 ||
-      grid_z > 65535 || (f->n_parameters && !parameters))
+  if (!grid_x || !grid_y || !grid_z || !block_x || !block_y || !block_z || block_x * block_y * block_z > 1024 ||
+      grid_y > 65535 || grid_z > 65535 || (f->n_parameters && !parameters))
     LEAVE(CUDA_ERROR_INVALID_VALUE);
   for (int i = 0; i < f->n_parameters; i++) size += (f->sizes[i] + 15) & ~(size_t)15;
   l = calloc(1, sizeof *l + size);

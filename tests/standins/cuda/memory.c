@@ -1,7 +1,8 @@
 /* Device memory at addresses of its own, which the host may not touch; and the check that accesses to it are ordered.
  *
- * What the executor uses lies at a fixed distance (stand_pointer). Each allocation ends at a page without access, but for what its
- * alignment leaves, which is looked at when it is freed. Freed memory is poisoned at once, and its addresses are not used again.
+ * What the executor uses lies at a fixed distance (stand_pointer). Each allocation ends at a page without access, but
+ * for what its alignment leaves, which is looked at when it is freed. Freed memory is poisoned at once, and its
+ * addresses are not used again.
  */
 #include "internal.h"
 
@@ -38,7 +39,9 @@ int memory_holds(uintptr_t at, size_t size, const char *what) {
 
 /* ---- happens-before ---- */
 
-static int knows(const moment *when, int who, uint64_t epoch) { return MUTANT(clock_knows_all) || when->at[who] >= epoch; }
+static int knows(const moment *when, int who, uint64_t epoch) {
+  return MUTANT(clock_knows_all) || when->at[who] >= epoch;
+}
 
 static void footprint_drop(footprint **f) {
   footprint *gone = *f;
@@ -47,21 +50,24 @@ static void footprint_drop(footprint **f) {
   free(gone);
 }
 
-/* Two accesses to common bytes, one of them a write, of which neither knew of the other: reported, whatever came first. */
+/* Two accesses to common bytes, one of them a write, of which neither knew of the other: reported, whatever came first.
+ */
 void memory_check(const stand_access *access, int who, uint64_t epoch, moment *when, const char *what) {
   allocation *a = memory_find(access->at);
   uintptr_t lo = access->at, hi = lo + access->size;
   if (!a || !access->size) return;
-  if (a->freed && strcmp(what, "cuMemFree")) stand_found("%s uses memory at %#lx that was freed", what, (unsigned long)lo);
+  if (a->freed && strcmp(what, "cuMemFree"))
+    stand_found("%s uses memory at %#lx that was freed", what, (unsigned long)lo);
   for (footprint **f = &a->footprints; *f;) {
     footprint *old = *f;
     int ordered = knows(when, old->agent, old->epoch) || knows(old->when, who, epoch);
     if (old->hi > lo && old->lo < hi && (old->write || access->write) && !ordered) {
-      stand_found("not ordered: %s %s and %s %s bytes %zu to %zu of %#lx", old->what, old->write ? "writes" : "reads", what,
-                  access->write ? "writes" : "reads", (size_t)((old->lo > lo ? old->lo : lo) - a->at),
+      stand_found("not ordered: %s %s and %s %s bytes %zu to %zu of %#lx", old->what, old->write ? "writes" : "reads",
+                  what, access->write ? "writes" : "reads", (size_t)((old->lo > lo ? old->lo : lo) - a->at),
                   (size_t)((old->hi < hi ? old->hi : hi) - a->at), (unsigned long)a->at);
       footprint_drop(f); /* once */
-    } else if (old->lo >= lo && old->hi <= hi && knows(when, old->agent, old->epoch) && (access->write || !old->write)) {
+    } else if (old->lo >= lo && old->hi <= hi && knows(when, old->agent, old->epoch) &&
+               (access->write || !old->write)) {
       footprint_drop(f); /* who comes later is ordered with it if with this */
     } else {
       f = &old->next;
@@ -92,7 +98,8 @@ static CUresult allocate(uintptr_t *at, size_t size, int pinned) {
   fd = memfd_create("stand-in device memory", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, (off_t)mapped) ||
       mmap((void *)a->first, mapped, protection, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0) == MAP_FAILED ||
-      (!pinned && mmap((void *)(a->first + DISTANCE), mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0) == MAP_FAILED)) {
+      (!pinned && mmap((void *)(a->first + DISTANCE), mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE,
+                       fd, 0) == MAP_FAILED)) {
     if (fd >= 0) close(fd);
     free(a);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -127,7 +134,8 @@ static CUresult release(uintptr_t at, int pinned) {
   edge = stand_pointer(a->first);
   for (size_t i = 0; i < a->mapped; i++)
     if ((i < a->at - a->first || i >= a->at - a->first + a->size) && edge[i] != EDGE) {
-      stand_found("byte %ld beside the %zu at %#lx was written", (long)i - (long)(a->at - a->first), a->size, (unsigned long)at);
+      stand_found("byte %ld beside the %zu at %#lx was written", (long)i - (long)(a->at - a->first), a->size,
+                  (unsigned long)at);
       break;
     }
   if (!MUTANT(no_poison)) memset((char *)stand_pointer(a->at), POISON, a->size);
@@ -193,7 +201,8 @@ STAND_API CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attrib
   a = memory_find((uintptr_t)at);
   if (!a || a->freed) result = CUDA_ERROR_INVALID_VALUE;
   else if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT) *(CUcontext *)value = (CUcontext)a->context;
-  else if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) *(unsigned *)value = a->pinned ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  else if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+    *(unsigned *)value = a->pinned ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
   else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)value = a->context->device;
   else result = CUDA_ERROR_INVALID_VALUE;
   LEAVE(result);

@@ -1,4 +1,5 @@
-/* What the stand-in for libcuda offers beside the driver's API: to tests, to kernels, and to the stand-in for libnccl. */
+/* What the stand-in for libcuda offers beside the driver's API: to tests, to kernels, and to the stand-in for libnccl.
+ */
 #ifndef STAND_H
 #define STAND_H
 
@@ -23,7 +24,8 @@ STAND_API void stand_deadline(double milliseconds);
 /* ---- faults ---- */
 
 enum { STAND_HANG = -1, STAND_KILL = -2, STAND_STOP = -3 }; /* codes of what a call does instead of returning */
-/* The n-th call from now of a function, 1 being the next, returns `code` instead of doing anything. Names without _v2 will do. */
+/* The n-th call from now of a function, 1 being the next, returns `code` instead of doing anything. Names without _v2
+ * will do. */
 STAND_API void stand_fail(const char *call, int n, int code);
 /* Loading and allocating waits until every stream is empty, as a driver may (lazy loading). */
 STAND_API void stand_loading_waits(int yes);
@@ -65,11 +67,12 @@ typedef int stand_accesses(const stand_launch *launch, void **parameters, stand_
 STAND_API void stand_register_kernel(const char *name, stand_kernel *kernel);
 STAND_API void stand_register_accesses(const char *name, stand_accesses *accesses);
 
-/* What "the framework computes" is: after `delay` milliseconds copies reads[i] to writes[i]; a write without a read is poisoned. */
+/* What "the framework computes" is: after `delay` milliseconds copies reads[i] to writes[i]; a write without a read is
+ * poisoned. */
 STAND_API CUresult stand_compute(CUstream stream, const stand_access *accesses, int n, double delay, const char *what);
 
-/* An operation of one's own. `step` is called under the stand-in's lock until it returns 1; `wanted` tells whether a peer waits for
- * it, `want` is called once when somebody here does; `drop` frees `data`. All but `step` may be NULL. */
+/* An operation of one's own. `step` is called under the stand-in's lock until it returns 1; `wanted` tells whether a
+ * peer waits for it, `want` is called once when somebody here does; `drop` frees `data`. All but `step` may be NULL. */
 typedef struct stand_operation {
   const char *what;
   int (*step)(void *data);

@@ -99,7 +99,8 @@ CUresult stream_put(stream *s, const stand_operation *what, operation *other, op
     return capture_put(s, what);
   }
   o = calloc(1, sizeof *o);
-  *o = (operation){.references = 1, .number = ++n_operations, .born = now(), .stream = s, .when = moment_new(), .own = *what};
+  *o = (operation){
+      .references = 1, .number = ++n_operations, .born = now(), .stream = s, .when = moment_new(), .own = *what};
   snprintf(o->what, sizeof o->what, "%s on %s", what->what, s->name);
   if (!MUTANT(clock_without_launches)) moment_join(o->when, agent_of_thread()->now);
   if (s->last && !MUTANT(clock_without_streams)) moment_join(o->when, s->last->when);
@@ -131,7 +132,8 @@ CUresult stand_enqueue(CUstream handle, const stand_operation *what) {
   stream *s;
   stand_lock();
   s = stream_of(handle, &wrong);
-  if (s && s->capture && what->wanted) wrong = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* what meets peers is not in graphs here */
+  if (s && s->capture && what->wanted)
+    wrong = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* what meets peers is not in graphs here */
   else if (s) wrong = stream_put(s, what, NULL, NULL);
   stand_unlock();
   return wrong;

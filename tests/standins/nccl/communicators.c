@@ -1,4 +1,5 @@
-/* Making and ending communicators. Ranks meet in memory that the id names: a descriptor of the process that asked for the id. */
+/* Making and ending communicators. Ranks meet in memory that the id names: a descriptor of the process that asked for
+ * the id. */
 #include "internal.h"
 
 #include <fcntl.h>
@@ -28,13 +29,15 @@ ncclResult_t refuse(ncclComm_t comm, ncclResult_t code, const char *format, ...)
   return code;
 }
 
-/* NCCL allows one thread at a time for a device, on whatever communicators; an abort may come meanwhile for a blocking one. */
+/* NCCL allows one thread at a time for a device, on whatever communicators; an abort may come meanwhile for a blocking
+ * one. */
 ncclResult_t nccl_enter(const char *call, ncclComm_t comm, int may_be_in_progress) {
   const char *one = getenv("STAND_ONE_THREAD"), *linger = getenv("STAND_LINGER"); /* ms that a call takes */
   int ends = !strcmp(call, "ncclCommAbort") || !strcmp(call, "ncclCommRevoke"), code = stand_injected(call);
   pthread_mutex_lock(&door);
   if (!owner) owner = getpid();
-  if (owner != getpid()) fprintf(stderr, "stand-in: %s was called in a child of the process that initialised NCCL\n", call), abort();
+  if (owner != getpid())
+    fprintf(stderr, "stand-in: %s was called in a child of the process that initialised NCCL\n", call), abort();
   if (is_inside && !pthread_equal(inside, pthread_self()) && !(ends && comm && comm->blocking)) {
     stand_found("two threads are in NCCL at once: %s and %s", inside_call, call);
     abort();
@@ -53,9 +56,11 @@ ncclResult_t nccl_enter(const char *call, ncclComm_t comm, int may_be_in_progres
   if (code) return nccl_leave(refuse(comm, (ncclResult_t)code, "%s failed by order of the test", call));
   if (comm && !may_be_in_progress && LOAD(comm->state) == ncclInProgress) {
     stand_found("%s is called while communicator %d is in progress", call, comm->number);
-    return nccl_leave(refuse(comm, ncclInvalidArgument, "Attempt to use communicator before the previous operation returned ncclSuccess"));
+    return nccl_leave(refuse(comm, ncclInvalidArgument,
+                             "Attempt to use communicator before the previous operation returned ncclSuccess"));
   }
-  if (comm && comm->revoked && !may_be_in_progress) return nccl_leave(refuse(comm, ncclInvalidUsage, "communicator was revoked"));
+  if (comm && comm->revoked && !may_be_in_progress)
+    return nccl_leave(refuse(comm, ncclInvalidUsage, "communicator was revoked"));
   return ncclSuccess;
 }
 
@@ -66,10 +71,10 @@ ncclResult_t nccl_leave(ncclResult_t result) {
   return result;
 }
 
-#define ENTER(comm, in_progress)                                        \
-  do {                                                                  \
-    ncclResult_t refused = nccl_enter(__func__, comm, in_progress);     \
-    if (refused) return refused;                                        \
+#define ENTER(comm, in_progress)                                    \
+  do {                                                              \
+    ncclResult_t refused = nccl_enter(__func__, comm, in_progress); \
+    if (refused) return refused;                                    \
   } while (0)
 
 int is_dead(int pid) {
@@ -97,8 +102,14 @@ API ncclGetVersion(int *version) {
 }
 
 STAND_API const char *ncclGetErrorString(ncclResult_t result) {
-  static const char *texts[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument",
-                                "invalid usage", "remote process exited or there was a network error", "NCCL operation in progress"};
+  static const char *texts[] = {"no error",
+                                "unhandled cuda error",
+                                "unhandled system error",
+                                "internal error",
+                                "invalid argument",
+                                "invalid usage",
+                                "remote process exited or there was a network error",
+                                "NCCL operation in progress"};
   return result < sizeof texts / sizeof *texts ? texts[result] : "unknown result code";
 }
 
@@ -145,7 +156,8 @@ static ncclResult_t attach(opening *o) {
   char path[64];
   int pid, there, fd;
   char *at;
-  if (sscanf(o->id.internal, "stand-in %d %d %llu", &pid, &there, &nonce) != 3) return refuse(c, ncclInvalidArgument, "no id");
+  if (sscanf(o->id.internal, "stand-in %d %d %llu", &pid, &there, &nonce) != 3)
+    return refuse(c, ncclInvalidArgument, "no id");
   snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, there);
   fd = open(path, O_RDWR | O_CLOEXEC);
   if (fd < 0) return refuse(c, ncclRemoteError, "the process that made the id is gone");
@@ -174,18 +186,21 @@ static ncclResult_t meet(struct ncclComm *c) {
     if (LOAD(c->common->ranks[r].present)) r++;
     else stand_sleep(0.1);
     for (int other = 0; other < c->n; other++)
-      if (LOAD(c->common->ranks[other].present) && !LOAD(c->common->ranks[other].called) && is_dead(c->common->ranks[other].pid))
+      if (LOAD(c->common->ranks[other].present) && !LOAD(c->common->ranks[other].called) &&
+          is_dead(c->common->ranks[other].pid))
         return refuse(c, ncclRemoteError, "rank %d exited during init", other);
   }
   for (int r = 0; r < c->n; r++) {
     const struct rank_page *p = &c->common->ranks[r];
     if (p->version != self->version)
-      return refuse(c, ncclInvalidUsage, "Mismatched NCCL version detected : rank %d version %d rank %d version %d", c->rank,
-                    self->version, r, p->version);
-    if (p->n_ranks != self->n_ranks) return refuse(c, ncclInvalidArgument, "rank %d expects %d ranks, not %d", r, p->n_ranks, c->n);
+      return refuse(c, ncclInvalidUsage, "Mismatched NCCL version detected : rank %d version %d rank %d version %d",
+                    c->rank, self->version, r, p->version);
+    if (p->n_ranks != self->n_ranks)
+      return refuse(c, ncclInvalidArgument, "rank %d expects %d ranks, not %d", r, p->n_ranks, c->n);
     for (int other = 0; other < r; other++)
       if (!memcmp(p->device, c->common->ranks[other].device, 16))
-        return refuse(c, ncclInvalidUsage, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %d", other, r, c->device);
+        return refuse(c, ncclInvalidUsage, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %d", other,
+                      r, c->device);
   }
   return ncclSuccess;
 }
@@ -207,9 +222,11 @@ API ncclCommInitRankConfig(ncclComm_t *made, int n, ncclUniqueId id, int rank, n
   opening *o;
   *made = NULL;
   ENTER(NULL, 0);
-  if (n < 1 || n > RANKS || rank < 0 || rank >= n) return nccl_leave(refuse(NULL, ncclInvalidArgument, "rank %d of %d", rank, n));
+  if (n < 1 || n > RANKS || rank < 0 || rank >= n)
+    return nccl_leave(refuse(NULL, ncclInvalidArgument, "rank %d of %d", rank, n));
   if (config && (config->magic != NCCL_API_MAGIC || config->size < 24 || config->version < NCCL_CONFIG_VERSION))
-    return nccl_leave(refuse(NULL, ncclInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER"));
+    return nccl_leave(
+        refuse(NULL, ncclInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER"));
   c = calloc(1, sizeof *c);
   c->n = n;
   c->rank = rank;
@@ -242,8 +259,9 @@ ncclResult_t connect_ranks(launch *l) {
   for (int i = 0; i < l->n; i++) {
     task *t = &l->tasks[i];
     int sends = t->what.function == SEND;
-    struct channel *way = t->what.function < SEND ? NULL
-                          : &c->common->channels[sends ? c->rank : t->what.root][sends ? t->what.root : c->rank];
+    struct channel *way = t->what.function < SEND
+                              ? NULL
+                              : &c->common->channels[sends ? c->rank : t->what.root][sends ? t->what.root : c->rank];
     if (way) STORE(way->called[!sends], 1);
     else STORE(c->common->ranks[c->rank].called, 1);
   }
@@ -252,11 +270,13 @@ ncclResult_t connect_ranks(launch *l) {
     int sends = t->what.function == SEND;
     for (int r = 0; r < c->n;) {
       int there = t->what.function < SEND ? c->connected || LOAD(c->common->ranks[r].called)
-                  : r != t->what.root ? 1
-                  : LOAD(c->common->channels[sends ? c->rank : r][sends ? r : c->rank].called[sends]);
+                  : r != t->what.root
+                      ? 1
+                      : LOAD(c->common->channels[sends ? c->rank : r][sends ? r : c->rank].called[sends]);
       if (c->aborting) return refuse(c, ncclInternalError, "aborted");
       if (there) r++;
-      else if (is_dead(c->common->ranks[r].pid)) return refuse(c, ncclRemoteError, "rank %d exited before it connected", r);
+      else if (is_dead(c->common->ranks[r].pid))
+        return refuse(c, ncclRemoteError, "rank %d exited before it connected", r);
       else stand_sleep(0.1);
     }
     if (t->what.function < SEND) c->connected = 1;
@@ -315,7 +335,8 @@ API ncclCommDestroy(ncclComm_t comm) {
   return nccl_leave(result);
 }
 
-/* The flags of all go up before one frees: freeing waits for every kernel on the device, and those wait for their peers. */
+/* The flags of all go up before one frees: freeing waits for every kernel on the device, and those wait for their
+ * peers. */
 void abort_all(ncclComm_t *comms, int n) {
   double waited = 0;
   int held;

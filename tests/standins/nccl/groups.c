@@ -1,7 +1,7 @@
 /* Calls and groups of calls: what one thread collects, and how it gets onto the device.
  *
- * A blocking communicator puts its kernel on the stream in the call. A non-blocking one does it later, from a thread of its own:
- * until then ncclCommGetAsyncError says ncclInProgress, whatever the call returned.
+ * A blocking communicator puts its kernel on the stream in the call. A non-blocking one does it later, from a thread of
+ * its own: until then ncclCommGetAsyncError says ncclInProgress, whatever the call returned.
  */
 #include "internal.h"
 
@@ -23,14 +23,20 @@ static void number_tasks(launch *l) {
   for (int i = 0; i < l->n; i++) {
     task *t = &l->tasks[i];
     t->sequence = t->what.function == SEND   ? c->sent[t->what.root]++
-                  : t->what.function == RECV ? c->received[t->what.root]++ : c->collectives++;
+                  : t->what.function == RECV ? c->received[t->what.root]++
+                                             : c->collectives++;
   }
 }
 
 static ncclResult_t enqueue(launch *l) {
   stand_access *accesses = malloc(sizeof *accesses * 2 * (size_t)l->n);
-  stand_operation what = {.step = launch_step, .wanted = launch_wanted, .want = launch_want, .describe = launch_describe,
-                          .drop = free, .data = l, .accesses = accesses};
+  stand_operation what = {.step = launch_step,
+                          .wanted = launch_wanted,
+                          .want = launch_want,
+                          .describe = launch_describe,
+                          .drop = free,
+                          .data = l,
+                          .accesses = accesses};
   struct ncclComm *c = l->comm;
   char name[64];
   CUresult failed;
@@ -70,7 +76,8 @@ static ncclResult_t start(launch *l) {
   struct ncclComm *c = l->comm;
   ncclResult_t result;
   for (int i = 1; i < l->n; i++)
-    if (l->tasks[i].stream != l->tasks[0].stream) return refuse(c, ncclInvalidUsage, "the stand-in has one stream a group");
+    if (l->tasks[i].stream != l->tasks[0].stream)
+      return refuse(c, ncclInvalidUsage, "the stand-in has one stream a group");
   number_tasks(l);
   if (c->blocking) {
     result = connect_ranks(l);
@@ -122,8 +129,8 @@ API ncclGroupEnd(void) {
 
 /* ---- the calls ---- */
 
-static ncclResult_t call(const char *name, int function, const void *from, void *to, size_t count, ncclDataType_t dtype, int op, int root,
-                         ncclComm_t comm, CUstream stream) {
+static ncclResult_t call(const char *name, int function, const void *from, void *to, size_t count, ncclDataType_t dtype,
+                         int op, int root, ncclComm_t comm, CUstream stream) {
   ncclResult_t result = nccl_enter(name, comm, 0);
   size_t size = dtype_size((int)dtype);
   task t = {.comm = comm, .stream = stream, .from = from, .to = to, .what = {function, (int)dtype, op, root, count}};
@@ -131,11 +138,15 @@ static ncclResult_t call(const char *name, int function, const void *from, void 
     if (depth) spoilt = result;
     return result;
   }
-  if (comm->state) result = refuse(comm, (ncclResult_t)comm->state, "%s", comm->error[0] ? comm->error : "the communicator has failed");
-  else if (!size || op < 0 || op > ncclAvg) result = refuse(comm, ncclInvalidArgument, "%s: type %u, operation %d", name, dtype, op);
+  if (comm->state)
+    result =
+        refuse(comm, (ncclResult_t)comm->state, "%s", comm->error[0] ? comm->error : "the communicator has failed");
+  else if (!size || op < 0 || op > ncclAvg)
+    result = refuse(comm, ncclInvalidArgument, "%s: type %u, operation %d", name, dtype, op);
   else if (root < 0 || root >= comm->n) result = refuse(comm, ncclInvalidArgument, "%s: no rank %d", name, root);
   else if (count * size * (size_t)(function == REDUCE_SCATTER ? comm->n : 1) > WINDOW)
-    result = refuse(comm, ncclInvalidArgument, "%s: the stand-in moves 1 GiB a call, not %zu of %zu bytes", name, count, size);
+    result = refuse(comm, ncclInvalidArgument, "%s: the stand-in moves 1 GiB a call, not %zu of %zu bytes", name, count,
+                    size);
   if (result || n_tasks == ROOM) {
     if (depth) spoilt = result;
     return nccl_leave(result ? result : refuse(comm, ncclInvalidUsage, "too many calls in a group"));
@@ -145,20 +156,23 @@ static ncclResult_t call(const char *name, int function, const void *from, void 
   return nccl_leave(depth ? ncclSuccess : launch_all());
 }
 
-API ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+API ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t dtype, ncclRedOp_t op, ncclComm_t comm,
+                  cudaStream_t stream) {
   return call(__func__, ALL_REDUCE, from, to, count, dtype, (int)op, 0, comm, stream);
 }
 
-API ncclBroadcast(const void *from, void *to, size_t count, ncclDataType_t dtype, int root, ncclComm_t comm, cudaStream_t stream) {
+API ncclBroadcast(const void *from, void *to, size_t count, ncclDataType_t dtype, int root, ncclComm_t comm,
+                  cudaStream_t stream) {
   return call(__func__, BROADCAST, from, to, count, dtype, 0, root, comm, stream);
 }
 
-API ncclReduce(const void *from, void *to, size_t count, ncclDataType_t dtype, ncclRedOp_t op, int root, ncclComm_t comm,
-               cudaStream_t stream) {
+API ncclReduce(const void *from, void *to, size_t count, ncclDataType_t dtype, ncclRedOp_t op, int root,
+               ncclComm_t comm, cudaStream_t stream) {
   return call(__func__, REDUCE, from, to, count, dtype, (int)op, root, comm, stream);
 }
 
-API ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t dtype, ncclComm_t comm, cudaStream_t stream) {
+API ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t dtype, ncclComm_t comm,
+                  cudaStream_t stream) {
   return call(__func__, ALL_GATHER, from, to, count, dtype, 0, 0, comm, stream);
 }
 

@@ -53,8 +53,8 @@ struct ncclComm {
   char *windows; /* one for each rank, then one for each channel */
   int rank, n, blocking, device, number;
   int aborting, revoked, connected, broken;
-  int pending;        /* launches that have not ended */
-  int state;          /* what ncclCommGetAsyncError says */
+  int pending; /* launches that have not ended */
+  int state;   /* what ncclCommGetAsyncError says */
   CUcontext context;
   uint64_t collectives, sent[RANKS], received[RANKS];
   pthread_t user; /* who used it first */

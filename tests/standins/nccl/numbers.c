@@ -1,9 +1,11 @@
-/* Sums and the like as NCCL makes them: in the type of the data, rounded at each hop, in an order that nobody promises. */
+/* Sums and the like as NCCL makes them: in the type of the data, rounded at each hop, in an order that nobody promises.
+ */
 #include "internal.h"
 
 #include <math.h>
 
-const char *const dtype_names[] = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"};
+const char *const dtype_names[] = {"int8",   "uint8",   "int32",   "uint32",  "int64",
+                                   "uint64", "float16", "float32", "float64", "bfloat16"};
 
 size_t dtype_size(int dtype) {
   static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
@@ -63,21 +65,21 @@ static void draw_order(int *order, int n, uint64_t seed) {
 #define SMALLER(a, b) ((a) < (b) ? (a) : (b))
 
 /* `type` is how values are stored, `wide` how one operation works on them; `read` and `write` go between. */
-#define FOLD(type, wide, read, write, max, min, average)                                    \
-  for (size_t i = block; i < end; i++) {                                                    \
-    wide sum = 0;                                                                           \
-    for (int k = 0; k < n; k++) {                                                           \
-      wide x = read(((const type *)from[order[k]])[first + i]);                             \
-      if (op == ncclAvg && average) x = read(write(x * (wide)(1.0 / n)));                   \
-      if (!k) sum = x;                                                                      \
-      else if (op == ncclProd) sum = read(write(TIMES(sum, x)));                            \
-      else if (op == ncclMax) sum = max(sum, x);                                            \
-      else if (op == ncclMin) sum = min(sum, x);                                            \
-      else sum = read(write(PLUS(sum, x)));                                                 \
-    }                                                                                       \
-    if (op == ncclAvg && !average) sum = (wide)(sum / (wide)n);                             \
-    ((type *)to)[i] = write(sum);                                                           \
-  }                                                                                         \
+#define FOLD(type, wide, read, write, max, min, average)                  \
+  for (size_t i = block; i < end; i++) {                                  \
+    wide sum = 0;                                                         \
+    for (int k = 0; k < n; k++) {                                         \
+      wide x = read(((const type *)from[order[k]])[first + i]);           \
+      if (op == ncclAvg && average) x = read(write(x * (wide)(1.0 / n))); \
+      if (!k) sum = x;                                                    \
+      else if (op == ncclProd) sum = read(write(TIMES(sum, x)));          \
+      else if (op == ncclMax) sum = max(sum, x);                          \
+      else if (op == ncclMin) sum = min(sum, x);                          \
+      else sum = read(write(PLUS(sum, x)));                               \
+    }                                                                     \
+    if (op == ncclAvg && !average) sum = (wide)(sum / (wide)n);           \
+    ((type *)to)[i] = write(sum);                                         \
+  }                                                                       \
   break
 #define INTEGERS(type, wide) FOLD(type, wide, (wide), (type), LARGER, SMALLER, 0)
 

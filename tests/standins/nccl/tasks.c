@@ -1,7 +1,8 @@
 /* What a launch does when the device comes to it. Under the lock of the stand-in for libcuda, a step at a time.
  *
- * A collective puts its data into this rank's window, says so, and goes on when all ranks have: then it reads the windows of all.
- * A send puts its data into the window of its channel and ends when the receiver has taken it: the strictest that is allowed.
+ * A collective puts its data into this rank's window, says so, and goes on when all ranks have: then it reads the
+ * windows of all. A send puts its data into the window of its channel and ends when the receiver has taken it: the
+ * strictest that is allowed.
  */
 #include "internal.h"
 
@@ -25,7 +26,8 @@ static void forget(char *window, size_t size) { /* large ones are given back */
 }
 
 static void describe(const description *d, char *text, size_t size) {
-  snprintf(text, size, "%s of %zu %s, op %d, root %d", function_names[d->function], d->count, dtype_names[d->dtype], d->op, d->root);
+  snprintf(text, size, "%s of %zu %s, op %d, root %d", function_names[d->function], d->count, dtype_names[d->dtype],
+           d->op, d->root);
 }
 
 /* ---- collectives ---- */
@@ -44,8 +46,10 @@ static void compare(task *t) {
     if (!memcmp(d, &t->what, sizeof *d)) continue;
     describe(&t->what, mine, sizeof mine);
     describe(d, theirs, sizeof theirs);
-    stand_found("mismatch in call %llu of communicator %d: rank %d calls %s, rank %d calls %s: it would hang, or give wrong data",
-                (unsigned long long)t->sequence, c->number, c->rank, mine, r, theirs);
+    stand_found(
+        "mismatch in call %llu of communicator %d: rank %d calls %s, rank %d calls %s: it would hang, or give wrong "
+        "data",
+        (unsigned long long)t->sequence, c->number, c->rank, mine, r, theirs);
     t->stuck = 1;
   }
 }
@@ -62,7 +66,8 @@ static void move(task *t) {
       if (c->rank == t->what.root) reduce(device(t->to), from, c->n, 0, t->what.count, t->what.dtype, t->what.op, seed);
       break;
     case REDUCE_SCATTER:
-      reduce(device(t->to), from, c->n, t->what.count * (size_t)c->rank, t->what.count, t->what.dtype, t->what.op, seed);
+      reduce(device(t->to), from, c->n, t->what.count * (size_t)c->rank, t->what.count, t->what.dtype, t->what.op,
+             seed);
       break;
     case BROADCAST: memcpy(device(t->to), from[t->what.root], n); break;
     case ALL_GATHER:
@@ -110,8 +115,10 @@ static int recv_step(task *t) {
   struct channel *way = &c->common->channels[t->what.root][c->rank];
   if (t->stuck || LOAD(way->sent) <= t->sequence) return 0;
   if (way->count != t->what.count || way->dtype != t->what.dtype) {
-    stand_found("mismatch in communicator %d: rank %d sends %zu %s, rank %d receives %zu %s: it would hang, or give wrong data",
-                c->number, t->what.root, way->count, dtype_names[way->dtype], c->rank, t->what.count, dtype_names[t->what.dtype]);
+    stand_found(
+        "mismatch in communicator %d: rank %d sends %zu %s, rank %d receives %zu %s: it would hang, or give wrong data",
+        c->number, t->what.root, way->count, dtype_names[way->dtype], c->rank, t->what.count,
+        dtype_names[t->what.dtype]);
     t->stuck = 1;
     return 0;
   }
@@ -152,7 +159,8 @@ static int give_up(launch *l) {
   for (int i = 0; i < l->n; i++) {
     task *t = &l->tasks[i];
     size_t n = bytes(t) * (t->what.function == ALL_GATHER ? (size_t)l->comm->n : 1);
-    if (!t->finished && t->to && (t->what.function != REDUCE || l->comm->rank == t->what.root)) memset(device(t->to), 0xdb, n);
+    if (!t->finished && t->to && (t->what.function != REDUCE || l->comm->rank == t->what.root))
+      memset(device(t->to), 0xdb, n);
   }
   return end(l);
 }
@@ -171,13 +179,16 @@ int launch_step(void *data) {
   for (int i = 0; i < l->n; i++) {
     task *t = &l->tasks[i];
     if (t->finished) continue;
-    t->finished = t->what.function == SEND ? send_step(t) : t->what.function == RECV ? recv_step(t) : collective_step(t);
+    t->finished = t->what.function == SEND   ? send_step(t)
+                  : t->what.function == RECV ? recv_step(t)
+                                             : collective_step(t);
     left += !t->finished;
   }
   if (!left) return end(l);
   for (int r = 0; r < c->n; r++)
     if (r != c->rank && LOAD(c->common->ranks[r].gone) && concerns(l, r)) {
-      stand_found("rank %d freed its buffers while a kernel of rank %d still reads them (communicator %d)", r, c->rank, c->number);
+      stand_found("rank %d freed its buffers while a kernel of rank %d still reads them (communicator %d)", r, c->rank,
+                  c->number);
       stand_sticky(CUDA_ERROR_ILLEGAL_ADDRESS);
       c->broken = 1;
       return give_up(l);
@@ -200,7 +211,8 @@ int launch_wanted(void *data) {
 
 static void raise_to(uint64_t *word, uint64_t value) {
   uint64_t now = __atomic_load_n(word, __ATOMIC_RELAXED);
-  while (now < value && !__atomic_compare_exchange_n(word, &now, value, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
+  while (now < value && !__atomic_compare_exchange_n(word, &now, value, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+  }
 }
 
 void launch_want(void *data) {
@@ -225,5 +237,6 @@ void launch_describe(void *data, char *text, size_t size) {
   else if (t->what.function >= SEND) snprintf(text + n, size - n, ", waits for rank %d", t->what.root);
   else
     for (int r = 0; r < c->n && n < size; r++)
-      if (LOAD(c->common->ranks[r].posted) <= t->sequence) n += (size_t)snprintf(text + n, size - n, ", waits for rank %d", r);
+      if (LOAD(c->common->ranks[r].posted) <= t->sequence)
+        n += (size_t)snprintf(text + n, size - n, ", waits for rank %d", r);
 }
