@@ -14,7 +14,7 @@
 
 /* clang-format off */
 #define MUTANTS(X)                                                                                               \
-  X(event_covers_too_much) X(wait_covers_too_much) X(wait_does_nothing) X(rerecord_moves_waits)                  \
+  X(none) X(event_covers_too_much) X(wait_covers_too_much) X(wait_does_nothing) X(rerecord_moves_waits)          \
   X(rerecord_is_ignored) X(unrecorded_wait_blocks) X(unrecorded_query_not_ready) X(query_always_ready)           \
   X(synchronize_does_nothing) X(stream_out_of_order) X(stream0_no_barrier) X(stream0_stops_all)                  \
   X(stream0_crosses_contexts) X(destroyed_stream_drops_work) X(destroyed_event_drops_wait)                       \
