@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from engine.host.processes import processes
 from engine.metrics import page
 from engine.metrics.page import PageError, Snapshot
 from engine.metrics.report.find_jobs import Attached, RunningJob, by_rank, find
@@ -93,6 +94,21 @@ def test_pages_that_cannot_be_read_are_told_by_rank(fake_job: Any) -> None:
         pages = attached.read().pages
     assert isinstance(pages[0], Snapshot) and pages[3] is None
     assert "damaged" in str(pages[1]) and "version 7" in str(pages[2])
+
+
+def test_agents_of_a_launcher_that_is_here_are_no_jobs_of_their_own() -> None:
+    options = ["-H", "a:2,b:1", "--launch-agent", "env HOST={host}", "--network-interface", "lo"]
+    command = [sys.executable, "-m", "engine.launch", "-np", "3", *options, "sh", "-c", "echo ready; exec sleep 60"]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as launcher:
+        try:
+            assert launcher.stdout is not None
+            assert [launcher.stdout.readline().partition(":")[2] for _ in range(3)] == ["ready\n"] * 3
+            agents = {process.pid for process in processes() if process.parent == launcher.pid}
+            jobs = [job for job in find() if job.pid in {launcher.pid, *agents}]
+        finally:
+            launcher.terminate()
+    assert len(agents) >= 2 and [(job.pid, len(job.pages)) for job in jobs] == [(launcher.pid, 3)]
+    assert len(jobs[0].members) == 4
 
 
 def test_ranks_of_another_launcher_are_one_job(alone: Starter) -> None:

@@ -3,7 +3,8 @@
 A job of `enginerun` is a process that holds a page for each rank, in the order of ranks. Ranks that were started
 otherwise hold a page of their own each, and belong together if their launcher calls them one job, or started them. A
 page may be held by several processes, as ranks open what the launcher made, and processes that a rank forks inherit it:
-it belongs to the oldest.
+it belongs to the oldest. The agent of a job that `enginerun` runs on several hosts holds the pages of its host's ranks,
+and the launcher copies of all: on the launcher's host such an agent is a part of that job, elsewhere it stands for it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .rates import JobReading, Page
 
 PROC = Path("/proc")
 LINK = f"/memfd:{NAME}"
+AGENT = "engine.launch.agent"  # the module, as it stands in the command line of an agent
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def find() -> list[RunningJob]:
     alone: dict[str, list[_Held]] = {}
     for pages in owned.values():
         owner = pages[0].owner
+        if _is_agent(owner, mine, environments, owned):
+            continue
         if _launches(pages, mine, environments):
             ranks = [pid for pid, variables in environments.items() if _launcher_of(variables) == owner.pid]
             run = _name(environments, ranks, owner.pid)
@@ -317,6 +321,17 @@ def _launches(
         return True
     page = look_into(pages[0].path)
     return isinstance(page, Snapshot) and page["pid"] != owner.pid and page["pid"] in mine
+
+
+def _is_agent(
+    owner: Process,
+    mine: Mapping[int, Process],
+    environments: Mapping[int, Mapping[str, str]],
+    owned: Mapping[int, object],
+) -> bool:
+    """Whether a process is the agent of a launcher that is here, and itself holds pages of all ranks."""
+    launchers = {_launcher_of(environments[pid]) for pid, process in mine.items() if process.parent == owner.pid}
+    return AGENT in _command(owner.pid) and bool((launchers - {owner.pid}) & owned.keys())
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------
