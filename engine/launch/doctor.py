@@ -217,8 +217,9 @@ class Examination:
         if not here:
             return
         first, *others = here
-        address = str(self._facts[first.name]["address"]) or first.place.address
-        if address in LOOPBACK:
+        named = str(self._facts[first.name]["address"])
+        address = named or first.place.address
+        if not named and address in LOOPBACK:
             address = next(filter(None, (network.own_address(host.place.address) for host in others)), address)
         self._addresses[first.name] = address
         if others:
@@ -276,9 +277,20 @@ class Examination:
             for other, (_, trouble) in self._reached.get(host.name, {}).items():
                 if trouble:
                     yield f"{host.name} does not reach {other}: {trouble}, or name a network with --network-interface"
-        versions = {str(each["version"]) for each in facts.values()}
+        yield from differences(facts.values())
+
+
+def differences(facts: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    """What hosts have in several versions, or only some of them have, in a line each."""
+    found = [
+        {"enginerun": str(each["version"]), "Python": str(each["python"])}
+        | dict(str(framework).rsplit(" ", 1) for framework in each["frameworks"])
+        for each in facts
+    ]
+    for what in dict.fromkeys(name for host in found for name in host):
+        versions = sorted({host.get(what, "none") for host in found})
         if len(versions) > 1:
-            yield f"versions of enginerun differ ({', '.join(sorted(versions))}): install the same on all hosts"
+            yield f"versions of {what} differ ({', '.join(versions)}): install the same on all hosts"
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.host import processes
+from engine.launch.doctor import differences
 
 from ..metrics.fake_pages import training
 from ..metrics.written_pages import content
@@ -377,6 +378,25 @@ def test_doctor_tells_what_hosts_have_and_lack(launcher):
     assert rows["strange"][1:4] == ["-", "-", "-"]
     assert sys.version.split()[0] in rows["fine"]
     assert "strange: its agent ended (exit code 255); it said: ssh: Could not resolve hostname strange" in job.out
+
+
+def test_doctor_tells_what_hosts_have_in_several_versions():
+    one = {"version": "1", "python": "3.11.7", "frameworks": ["JAX 0.4", "PyTorch 2.13.0+cpu"]}
+    two = {"version": "1", "python": "3.12.1", "frameworks": ["PyTorch 2.13.0+cpu"]}
+    assert list(differences([one, one])) == []
+    python, jax = differences([one, two, one])
+    assert python == "versions of Python differ (3.11.7, 3.12.1): install the same on all hosts"
+    assert jax.startswith("versions of JAX differ (0.4, none)")
+
+
+def test_doctor_uses_the_interface_for_the_first_host_too(launcher):
+    hosts = ("a", "192.0.2.7")  # to the second one there is a way that is not the loopback, if there is any network
+    options = ["--launch-agent", "env HOST={host}", "--network-interface", "lo"]
+    job = launcher.run("doctor", "-H", ",".join(hosts), *options)
+    assert job.code == 0, job.out + job.err
+    for host in hosts:
+        (row,) = [line.split() for line in job.out.splitlines() if line.split()[:1] == [host]]
+        assert "127.0.0.1" in row and "1 of 1" in " ".join(row)
 
 
 def test_doctor_without_hosts_is_check_build(launcher):
