@@ -112,15 +112,20 @@ def secret(environ: Mapping[str, str]) -> str | None:
 
 def lacking_secret(source: str) -> str:
     """What to do on several hosts without a secret."""
-    how = {
-        OPEN_MPI.name: " and pass it on by `mpirun -x ENGINE_SECRET`",
-        PMI.name: " and pass it on by `mpiexec -genvlist ENGINE_SECRET`",
-        TORCHRUN.name: ", the same on every host",
-    }
+    if source == TORCHRUN.name:  # which is started on every host by itself: nothing passes a variable on
+        make = "Run `openssl rand -hex 32` once, and on every host `export ENGINE_SECRET=` with what it printed"
+    else:
+        how = {
+            OPEN_MPI.name: " and pass it on by `mpirun -x ENGINE_SECRET`",
+            PMI.name: " and pass it on by `mpiexec -genvlist ENGINE_SECRET`",
+        }
+        make = (
+            "Write `export ENGINE_SECRET=$(openssl rand -hex 32)` into the batch script, before the line that starts "
+            f"the processes{how.get(source, '')}"
+        )
     return (
-        f"On several hosts ranks know each other by a secret.{_by_mpi(source)} Write `export ENGINE_SECRET=$(openssl "
-        f"rand -hex 32)` into the batch script, before the line that starts the processes{how.get(source, '')}; or set "
-        f"{_FILE} to the path of a file that holds one, and that only you can read."
+        f"On several hosts ranks know each other by a secret.{_by_mpi(source)} {make}; or set {_FILE} to the path of a "
+        "file that holds one, and that only you can read."
     )
 
 
