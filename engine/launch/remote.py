@@ -19,6 +19,7 @@ from .verdict import describe
 
 SAID_LINES = 5  # last lines of an agent's stderr that a report shows
 LINE_CHARACTERS = 500
+EARLIER = 5.0  # seconds before the end of the time to answer, at which ssh has to be connected
 PATIENCE = 5.0  # seconds that an agent has to end after its channel has been closed
 # Between ssh and a host: a host that is gone is noticed after 15 s. What the user gives goes first and counts.
 SSH_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ServerAliveInterval=5", "ServerAliveCountMax=3")
@@ -32,7 +33,7 @@ def agent_command(place: Place, reach: Reach, seconds: float) -> list[str]:
     place : Place
     reach : Reach
     seconds : float
-        That ssh may take to connect.
+        That the agent has to answer; ssh gives up earlier, so that its reason is known by then.
 
     Returns
     -------
@@ -45,7 +46,7 @@ def agent_command(place: Place, reach: Reach, seconds: float) -> list[str]:
     remote = [*(reach.python or (sys.executable,)), *agent]
     if reach.launch_agent:
         return [*(word.replace("{host}", place.name) for word in reach.launch_agent), *remote]
-    options = [*SSH_OPTIONS, f"ConnectTimeout={max(1, int(seconds))}"]
+    options = [*SSH_OPTIONS, f"ConnectTimeout={max(1, int(seconds - EARLIER))}"]
     given = [part for option in options for part in ("-o", option)]
     return ["ssh", *reach.ssh, *given, place.name, shlex.join(remote)]
 

@@ -87,7 +87,8 @@ def test_the_command_that_starts_an_agent():
     assert agent_command(here, Reach(python=("python3",)), 60) == AGENT
     ssh = agent_command(far, parse(["-H", "a", "-p", "2222", "-i", "key", "--ssh-options=-o User=x", "true"]).reach, 60)
     assert ssh[:7] == ["ssh", "-o", "User=x", "-p", "2222", "-i", "key"]
-    assert {"BatchMode=yes", "StrictHostKeyChecking=accept-new", "ConnectTimeout=60"} <= set(ssh)
+    assert {"BatchMode=yes", "StrictHostKeyChecking=accept-new", "ConnectTimeout=55"} <= set(ssh)
+    assert "ConnectTimeout=1" in agent_command(far, Reach(), 2.5)
     assert ssh[-2] == "me@a" and shlex.split(ssh[-1]) == AGENT
     reach = parse(["-H", "a", "--launch-agent", "ip netns exec ns-{host}", "true"]).reach
     assert agent_command(Place("a", (0,), False), reach, 60) == ["ip", "netns", "exec", "ns-a", *AGENT]
