@@ -169,7 +169,7 @@ def failure_lines(
         lines[-1] += f"; the end of its stderr ({path}):"
         lines += [f"{QUOTE}{line}" for line in extract]
     else:
-        lines[-1] += "; it wrote nothing to stderr"
+        lines[-1] += "; nothing of its stderr had come" if end.lost else "; it wrote nothing to stderr"
     return lines
 
 

@@ -207,3 +207,4 @@ def test_a_rank_that_was_lost_with_its_host_is_told_so(tmp_path: Path) -> None:
     assert verdict is not None
     *_, last = failure_lines(verdict, ends, tmp_path, 1.0, {0: "a", 1: "b"})
     assert last.startswith("first failure: rank 1 on b: lost with its host, whose agent ended (exit code 255), 10.0 s")
+    assert last.endswith("; nothing of its stderr had come")
