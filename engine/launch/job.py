@@ -123,7 +123,8 @@ class JobRun:
             code, lines = self._conclude(outcome, directory, time.time() - seconds)
             leftovers.forget_empty(directory)
             log = job.settings.get(variable("autotune_log")) or chosen.get("autotune_log")
-            lines = self._summary(metrics.pages, seconds, unix_offset, log) + lines
+            by_user = outcome.signum if self.verdict is None else None
+            lines = self._summary(metrics.pages, seconds, unix_offset, log, by_user) + lines
         self._out.drain()
         for line in lines:
             self._say(line)
@@ -263,8 +264,21 @@ class JobRun:
             return 128 + outcome.signum, lines
         return 0, lines
 
-    def _summary(self, pages: Sequence[int], seconds: float, unix_offset: float, log: object) -> list[str]:
-        """The lines of `--summary`, from the ranks' pages of counters, how long the job took, and the tuner's log."""
+    def _summary(
+        self, pages: Sequence[int], seconds: float, unix_offset: float, log: object, signum: int | None
+    ) -> list[str]:
+        """The lines of `--summary`, from the ranks' pages of counters and what else the launcher knows of the run.
+
+        Parameters
+        ----------
+        pages : sequence of int
+        seconds, unix_offset : float
+            How long it took; the time of day less the monotonic clock's.
+        log : object
+            The tuner's, if there is one.
+        signum : int or None
+            The signal by which the user ended it.
+        """
         if not self._options.summary:
             return []
         from ..metrics.report.advice import report
@@ -277,6 +291,7 @@ class JobRun:
             processors=machine.facts().usable,
             unix_offset=unix_offset,
             tuner_log=None if log is None else str(log),
+            ended_by=None if signum is None else processes.signal_name(signum),
         )
         return report({rank: look_into(descriptor) for rank, descriptor in enumerate(pages)}, run)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,6 +188,12 @@ def test_a_failed_run_is_summarised_up_to_its_end() -> None:
     text = advice.report(pages, run_of(3))
     assert text[0] == "summary: 3 ranks, 0:00:30; rank 2 never started the engine"
     assert any("rank 0 failed: rank 1 died" in line for line in text)
+
+
+def test_what_the_user_ended_has_not_failed() -> None:
+    pages: dict[int, Page] = {number: rank(number, state=3, cause=2, culprit=1) for number in range(2)}
+    text = "\n".join(advice.report(pages, replace(RUN, ended_by="SIGINT")))
+    assert "the user ended the job (SIGINT)" in text and "failed" not in text
 
 
 def test_a_page_that_cannot_be_read_is_named_and_the_others_are_used() -> None:

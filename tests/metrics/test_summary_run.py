@@ -62,6 +62,16 @@ def test_a_failed_run_is_summarised_up_to_its_failure_which_is_said_last(tmp_pat
     assert text.index("summary: 2 ranks") < text.index("first failure: rank 1")
 
 
+def test_a_run_that_the_user_ends_is_no_failure(tmp_path: Path) -> None:
+    endless = TRAINS.replace("range(60)", "range(10**9)").replace("    optimizer.zero_grad()", """
+    if step == 30 and engine.rank() == 0:
+        os.kill(os.getppid(), signal.SIGINT)
+    optimizer.zero_grad()""")  # fmt: skip
+    code, text = summarized(tmp_path, program=endless)
+    assert code == 130 and "the user ended the job (SIGINT)" in text and "ended by SIGINT" in text
+    assert "failed" not in text, text
+
+
 def test_a_run_that_never_starts_the_engine_says_so(tmp_path: Path) -> None:
     code, text = summarized(tmp_path, program="print('hello')")
     assert code == 0 and "nothing was counted: no rank has started the engine" in text

@@ -31,6 +31,8 @@ class Run:
         Unix time less CLOCK_MONOTONIC when the ranks were started, in seconds.
     tuner_log : str or None
         Where the tuner's log is, if that is known.
+    ended_by : str or None
+        The signal by which the user ended it, such as `SIGINT`; what ranks say of failures then is a consequence.
     """
 
     seconds: float
@@ -38,6 +40,7 @@ class Run:
     processors: int
     unix_offset: float
     tuner_log: str | None = None
+    ended_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Figures:
     warnings, mismatches : int
         Of stalls, and of tensors about which ranks disagreed.
     failures : mapping of str to list of int
-        What failed ranks say was the cause.
+        What failed ranks say was the cause; none if the user ended the job.
     hosts : mapping of str to list of int
         The ranks of each host, if there are several.
     network : float
@@ -170,7 +173,7 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
     in_them = sum(_of_allreduces(page, "collective_bytes") for page in ranks)
     failures: dict[str, list[int]] = {}
     for rank, page in read.items():
-        if page.state == "failed":
+        if page.state == "failed" and run.ended_by is None:
             failures.setdefault(page_words.failure(page), []).append(rank)
     names = names_of_hosts(read)
     waits = waits_by_host(
@@ -395,6 +398,8 @@ def _wrong(told: Figures) -> str:
         parts.append(readable.count(told.warnings, "warning") + " about stalls")
     if told.mismatches:
         parts.append(readable.count(told.mismatches, "operation") + " in which ranks disagreed")
+    if told.run.ended_by:
+        parts.append(f"the user ended the job ({told.run.ended_by})")
     parts += [f"{readable.ranks(ranks)} failed: {cause}" for cause, ranks in told.failures.items()]
     parts += [f"the page of {readable.ranks([rank])} {why}" for rank, why in told.unreadable.items()]
     return "; ".join(parts) or "none"
