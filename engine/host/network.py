@@ -132,6 +132,16 @@ def own_addresses() -> list[str]:
     return sorted(found, key=lambda address: ":" in address)
 
 
+def is_own_name(host: str) -> bool:
+    """Whether a name or address is this host's, as far as whatever resolves names here knows."""
+    try:
+        found = {address.host for address in resolve(host, _NO_PORT)}
+    except (OSError, UnicodeError):
+        return False
+    own = own_addresses()
+    return any(is_loopback(address) or address in own for address in found)
+
+
 def _address_of_interface(name: str) -> str:
     if addresses := _addresses(name):
         return addresses[0]

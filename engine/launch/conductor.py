@@ -422,12 +422,7 @@ def _rank(host: RemoteHost, message: Message) -> int:
 
 def _account(hosts: Sequence[RemoteHost], of: int) -> str:
     """Say which hosts cannot take part, each with what it said and the command that was tried."""
-    lines = []
-    for host in hosts:
-        said = host.said()
-        # What the agent itself has told is the cause; else the end of what ssh said is.
-        more = f"; it said: {said}" if said and said not in host.trouble else ""
-        lines.append(f"{host.name}: {host.trouble}{more} (tried: {host.tried()})")
+    lines = [host.account() for host in hosts]
     if len(lines) == 1:
         return lines[0]
     return f"{len(lines)} of {of} hosts cannot take part\n  " + "\n  ".join(lines)

@@ -267,9 +267,7 @@ class Examination:
         facts = self._facts
         for host in self._hosts:
             if host.name not in facts:
-                said = host.said()
-                more = f"; it said: {said}" if said else ""
-                yield f"{host.name}: {host.trouble}{more} (tried: {host.tried()})"
+                yield host.account()
                 continue
             if not facts[host.name]["kernels"]:
                 yield f"{host.name}: {facts[host.name]['problem']}: install enginerun there, in {host.command[0]!r}"

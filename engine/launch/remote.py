@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ..host import processes
+from ..host import network, processes
 from .channel import Channel
 from .hosts import Place
 from .reach import Reach
@@ -167,6 +167,16 @@ class RemoteHost:
         noise = [] if self.channel is None else self.channel.decoder.noise.decode(errors="backslashreplace").split("\n")
         lines = [*(line.strip()[:LINE_CHARACTERS] for line in noise[-SAID_LINES:]), *self._said]
         return " / ".join(line for line in lines if line)
+
+    def account(self) -> str:
+        """Why it cannot take part, in one line: what it said, the command that was tried, and what may mend it."""
+        said = self.said()
+        # What the agent itself has told is the cause; else the end of what ssh said is.
+        more = f"; it said: {said}" if said and said not in self.trouble else ""
+        mend = ""
+        if self.command[0] == "ssh" and network.is_own_name(self.place.address):
+            mend = f"; {self.place.address} is this machine: write localhost"
+        return f"{self.name}: {self.trouble}{more} (tried: {self.tried()}){mend}"
 
     def how_it_ended(self) -> str:
         """How the process that carries the channel ended; it gets a moment to."""

@@ -366,6 +366,17 @@ def test_a_first_host_that_others_cannot_reach_by_its_name_is_refused(launcher):
     assert "--hosts: other hosts cannot reach 'localhost', and there is no way to 'fine'" in job.err
 
 
+def test_a_name_of_this_machine_for_which_ssh_fails_is_told_as_such(launcher):
+    """Names that only /etc/hosts knows are not looked up before; here an address in an unusual form stands for one."""
+    stand_in_ssh(launcher)
+    (launcher.home / "bin" / "ssh").write_text("#!/bin/sh\necho Permission denied >&2; exit 255\n")
+    for arguments in (["-H", "127.1:1,strange:1", "true"], ["doctor", "-H", "127.1,strange"]):
+        job = launcher.run(*arguments)
+        (here,) = [line for line in (job.out + job.err).splitlines() if "127.1: " in line]
+        assert "Permission denied" in here and here.endswith("127.1 is this machine: write localhost"), here
+        assert (job.out + job.err).count("is this machine") == 1
+
+
 # ---- what else
 
 
