@@ -7,6 +7,8 @@ comes last; the format allows it to be missing.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import platform
@@ -109,7 +111,7 @@ class Timeline:
     TypeError, ValueError
         As `path_of`.
     OSError
-        The file cannot be made.
+        The file cannot be made, or another running job writes to it.
     """
 
     def __init__(
@@ -131,13 +133,22 @@ class Timeline:
         self._file = self._open()
 
     def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(self.path, flags, 0o600)
+            descriptor = os.open(self.path, flags, 0o600)
+            try:
+                _hold(descriptor)
+                os.ftruncate(descriptor, 0)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            return descriptor
         except OSError as error:
             why = error.strerror or str(error)
-            if isinstance(error, FileExistsError):
+            if isinstance(error, BlockingIOError):
+                why = "another running job writes to this file; choose another path"
+            elif isinstance(error, FileExistsError):
                 why = f"{self.path.parent} is no directory"
             elif self.path.is_symlink():
                 why = "it is a symbolic link, which is not followed"
@@ -294,6 +305,24 @@ class Timeline:
         if not track.named:
             return
         self._tell(track, TOTALS, {**track.tracer.totals(), "left_out": track.tracer.left_out})
+
+
+def _hold(descriptor: int) -> None:
+    """Hold the file until it is closed, so that no other process writes a timeline into it.
+
+    The lock is the process's: it is not refused to a later world of the process itself, whatever an earlier one has
+    left open, and a forked child does not keep it. A file system without locks is written to all the same.
+
+    Raises
+    ------
+    BlockingIOError
+        Another process holds it.
+    """
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise BlockingIOError(error.errno, error.strerror) from None
 
 
 def _boot() -> str:

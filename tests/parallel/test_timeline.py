@@ -14,7 +14,7 @@ import pytest
 
 from engine.trace.reading import Recording, Tensor, merge, read
 from engine.trace.summary import summarize, text
-from engine.trace.timeline import BURST, PAGE
+from engine.trace.timeline import BURST, PAGE, Timeline
 
 from ..ranks import Finished, Job, run_ranks, start_ranks
 from ..waiting import measured
@@ -254,6 +254,28 @@ def test_paths_that_cannot_be_are_refused_on_every_rank_and_the_engine_goes_on()
             ("link", "symbolic link, which is not followed"),
         ):
             assert f"rank {rank} cannot write its timeline: " in said[name] and why in said[name], said[name]
+
+
+def test_files_that_another_running_job_writes_to_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
+    target = tmp_path / "t.json"
+    holds = (
+        "import os, sys; from engine.trace.timeline import Timeline; "
+        "os.write(Timeline(sys.argv[1], 0, 1, 1 << 20, False)._file, b'[]'); print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", holds, str(target)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None and other.stdout.readline()
+        with pytest.raises(BlockingIOError, match="another running job writes to this file; choose") as told:
+            Timeline(target, 0, 1, 1 << 20, False)
+        assert told.value.filename == str(tmp_path / "t.rank0.json")
+        assert (tmp_path / "t.rank0.json").read_text() == "[]"
+        Timeline(target, 1, 2, 1 << 20, False).stop()
+        other.stdin.close()
+    first = Timeline(target, 0, 1, 1 << 20, False)
+    later = Timeline(target, 0, 1, 1 << 20, False)  # A later world's: the first one's disk may have hung.
+    assert (tmp_path / "t.rank0.json").read_text() == ""
+    first.stop()
+    later.stop()
 
 
 # ---- process sets ---------------------------------------------------------------------------------------------------
