@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import readable
 from .timeline import HEAD, KNOBS, ROWS, SET, TOTALS, VERSION
 
 STEPS, WAITS, ENTRIES, FUSE, REDUCE, UNPACK, CYCLES = ROWS
@@ -156,7 +157,7 @@ def _by_line(path: Path, text: str, notes: list[str]) -> Iterator[dict[str, Any]
         if isinstance(event, dict):
             yield event
     if broken:
-        notes.append(f"{path}: {len(broken)} broken lines left out, the first is line {broken[0]}")
+        notes.append(f"{path}: {readable.count(len(broken), 'broken line')} left out, the first is line {broken[0]}")
 
 
 def read(paths: Iterable[str | Path], notes: list[str]) -> list[Recording]:
@@ -206,7 +207,8 @@ def _recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> l
         except (KeyError, TypeError, AttributeError):
             damaged += 1
     if damaged:
-        notes.append(f"{path}: {damaged} events left out, which are not of a kind that this program knows")
+        left_out = readable.count(damaged, "event")
+        notes.append(f"{path}: {left_out} left out, not of a kind that this program knows")
     return list(found.values())
 
 

@@ -186,7 +186,7 @@ def test_what_is_broken_is_left_out_and_said(tmp_path: Path) -> None:
     notes: list[str] = []
     recording = read([path], notes)[0]
     assert len(recording.tensors) == 3
-    assert len(notes) == 1 and str(path) in notes[0] and "1 broken line" in notes[0]
+    assert len(notes) == 1 and str(path) in notes[0] and "1 broken line left out" in notes[0]
 
 
 @pytest.mark.parametrize(
