@@ -117,7 +117,7 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
     crew = {rank: gathered.pids[rank] for rank in gathered.crew}
     running = Running(engine, world, settings, watch, sets, os.getpid(), crew, gathered.layout, generation, timeline)
     if timeline is not None:
-        timeline.start(engine, sets)
+        timeline.start(engine, sets, len(gathered.layout.crews))
     if world.rank == 0:
         _tune(running, known, given, gathered)
     return running

@@ -59,9 +59,12 @@ def recorded(recordings: Sequence[Recording]) -> Recorded:
     Raises
     ------
     TraceError
-        There is no step, or none with tensors.
+        There is no step, or none with tensors; or the recording is of several hosts.
     """
     world = [each for each in recordings if each.number == 0]
+    hosts = max((each.about.get("hosts", 1) for each in world), default=1)
+    if hosts > 1:
+        raise TraceError(f"recorded on {hosts} hosts; foresee needs a recording of one host")
     with_steps = [each for each in world if len(each.steps) > 1]
     if not with_steps:
         raise TraceError(

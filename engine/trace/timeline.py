@@ -156,7 +156,7 @@ class Timeline:
                 error.errno, f"rank {self._rank} cannot write its timeline: {why}", str(self.path)
             ) from None
 
-    def start(self, engine: core.Engine, sets: Registry) -> None:
+    def start(self, engine: core.Engine, sets: Registry, hosts: int) -> None:
         """Begin to record and to write.
 
         Parameters
@@ -165,13 +165,15 @@ class Timeline:
             The world's.
         sets : Registry
             The process sets of the world; those that are added later are told by `add`.
+        hosts : int
+            On which the ranks of the world are.
 
         Raises
         ------
         EngineError
             The engine is recording for another timeline.
         """
-        self._sets = sets
+        self._sets, self._hosts = sets, hosts
         self._started = self._reported = time.monotonic()
         for number, each in ((0, engine), *sets.engines.items()):
             self._record(number, each, BURST)
@@ -288,7 +290,7 @@ class Timeline:
             self._tell(track, SET, {"rank": self._rank, "id": track.number, "ranks": list(track.ranks)})
         else:
             about = {"version": VERSION, "rank": self._rank, "size": self._size, "pid": os.getpid()}
-            host: dict[str, Any] = {"host": platform.node(), "boot": self._clock(track)}
+            host: dict[str, Any] = {"host": platform.node(), "hosts": self._hosts, "boot": self._clock(track)}
             if (clock := track.engine.clock()) is not None and self._world:
                 host |= {"ahead_ns": clock[0], "ahead_error_ns": clock[1]}
             self._tell(track, HEAD, {**about, "time": time.time(), **host})

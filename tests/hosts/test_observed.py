@@ -214,6 +214,7 @@ def test_the_timelines_of_all_hosts_are_one(late: Observed, tmp_path: Path) -> N
     error = 2e-9 * max(told["clock"][1] for told in late.told.values()) + 1e-3
     recordings = [each for each in late.recordings if each.number == 0]
     in_set = [each for each in late.recordings if each.number != 0]
+    assert {each.about["hosts"] for each in recordings} == {3}
     assert [each.rank for each in recordings] == list(range(5)) and [each.rank for each in in_set] == [2, 4]
     pairs = {key for key in in_set[0].tensors if key[1] == "in_set"} & in_set[1].tensors.keys()
     assert len(pairs) > 5

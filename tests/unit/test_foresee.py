@@ -237,6 +237,18 @@ def test_a_recording_without_steps_or_tensors_is_refused(tmp_path: Path, events:
         recorded(read([write(tmp_path / "t.json", events)], []))
 
 
+def test_a_recording_of_several_hosts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for rank in (0, 1):
+        events = timeline(rank)
+        events[0]["args"]["engine_timeline"]["hosts"] = 2
+        files.append(str(write(tmp_path / f"t.rank{rank}.json", events)))
+    assert main([*files, *LIST]) == 2
+    told = capsys.readouterr()
+    assert told.err == "enginerun foresee: error: recorded on 2 hosts; foresee needs a recording of one host\n"
+    assert not told.out
+
+
 def test_a_file_that_is_no_timeline_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.json"
     path.write_text("{}")
