@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import ConfigError
+from .host.network import Address
 from .launchers import OPEN_MPI, PMI, SLURM, TORCHRUN
 
 _FIRST_PORT, _PORTS = 10_240, 20_000  # ports that no kernel gives away by default, and few services ask for
@@ -45,7 +46,7 @@ class HubAddress:
     others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{' or '.join((self.host, *self.others))} port {self.port}"
+        return " or ".join(str(Address(host, self.port)) for host in (self.host, *self.others))
 
 
 def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:

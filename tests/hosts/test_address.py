@@ -35,7 +35,8 @@ def test_addresses_of_the_loopback_come_last(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_ipv4_address_in_ipv6_is_what_it_is() -> None:
     assert network.address_of(("::ffff:10.0.0.1", 5, 0, 0)) == ("10.0.0.1", 5)
     assert network.address_of(("fe80::1%eth0", 5, 0, 2)) == ("fe80::1%eth0", 5)
-    assert str(network.address_of(("10.0.0.1", 5))) == "10.0.0.1 port 5"
+    assert str(network.address_of(("10.0.0.1", 5))) == "10.0.0.1:5"
+    assert str(network.address_of(("fd00::1", 5, 0, 0))) == "[fd00::1]:5"
 
 
 def test_a_port_is_open_on_all_addresses_or_on_one() -> None:

@@ -175,7 +175,7 @@ def test_without_rank_0_a_host_says_where_it_looked() -> None:
     assert len(told) == 1
     text = told.pop()
     assert "rank 0 did not come within 2 s" in text and "rank 1 on" in text
-    assert f"127.0.0.1 port {place.port}, on the loopback of this host: Connection refused" in text
+    assert f"127.0.0.1:{place.port}, on the loopback of this host: Connection refused" in text
 
 
 def test_a_host_name_that_nobody_knows_is_named() -> None:

@@ -149,7 +149,7 @@ def test_a_hub_on_the_loopback_is_named_with_what_was_tried(hosts: Hosts) -> Non
     told = Job(hosts, [[0], [1, 2]], ENGINE_HUB=f"localhost:{PORT}").start(timeout=2.0).errors()
     assert "ranks 1, 2 did not come within 2 s" in told[0]
     assert told[1] == told[2]
-    assert f"127.0.0.1 port {PORT}, on the loopback of this host: Connection refused" in told[1]
+    assert f"127.0.0.1:{PORT}, on the loopback of this host: Connection refused" in told[1]
     assert "never leads to another host" in told[1]
 
 
@@ -199,7 +199,7 @@ def test_a_cable_that_is_cut_is_named_by_those_who_have_one(hosts: Hosts) -> Non
 def test_who_is_of_another_job_is_refused(hosts: Hosts, environ: dict[str, str], trial: dict[str, Any]) -> None:
     job = Job(hosts, [[0], [1]]).prepare(0, timeout=3.0).prepare(1, environ=environ, **trial)
     told = job.go().errors()
-    assert f"whoever listens at {hosts.address(0)} port {PORT} for rank 0 does not know this job's secret" in told[1]
+    assert f"whoever listens at {hosts.address(0)}:{PORT} for rank 0 does not know this job's secret" in told[1]
     assert "rank 1 did not come within 3 s" in told[0]
     assert f"somebody at {hosts.address(1)} does not know this job's secret, or is of another job" in told[0]
 
