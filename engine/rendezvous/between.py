@@ -32,6 +32,7 @@ from ..errors import RendezvousError
 from ..host import network
 from ..host.network import Address
 from ..host.patience import Patience
+from ..logs import logger
 from ..world import World
 from .layout import Layout
 from .links import ANSWERS, Link, Unproven, answer
@@ -63,6 +64,7 @@ class Door:
     def __init__(self, talks: Talks, listener: socket.socket, key: bytes, welcome: Welcome) -> None:
         self.address = network.address_of(listener.getsockname())
         self.turned_away: dict[str, str] = {}  # by address, what was wrong with the last one from there
+        self.unproven = False  # whether somebody came who does not know the secret
         self._talks, self._listener, self._key, self._welcome = talks, listener, key, welcome
         self._strangers: dict[int, Steps[None]] = {}
         self._numbers = count()
@@ -96,7 +98,16 @@ class Door:
             link = Link(connection, self._key, ANSWERS)
             greeting = yield from answer(link)
         except Unproven:
-            self._note(host, "does not know this job's secret, or is of another job")
+            wrong = "does not know this job's secret, or is of another job"
+            self._note(host, wrong)
+            if not self.unproven:
+                self.unproven = True
+                logger.warning(
+                    "somebody at %s %s, and is turned away: ENGINE_SECRET and ENGINE_JOB must be the same on "
+                    "all hosts, and the port this job's alone",
+                    host,
+                    wrong,
+                )
             connection.close()
             return
         except (OSError, ValueError):

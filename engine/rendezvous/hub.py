@@ -121,9 +121,15 @@ class Hub(Between):
             came = f"{host}: {readable.ranks(host.pids)} came"
             lack = host.processes - len(host.pids)
             lines.append(came + (f", {lack} of its {host.processes} processes did not" if lack > 0 else ""))
-        if sum(host.processes for host in self.hosts) < self.world.size:
-            lines.append(f"the other hosts did not reach {self.name} at {self.address}, where rank 0 listens")
         assert self.door is not None
+        called = sum(host.processes for host in self.hosts)
+        if called < self.world.size and not self.door.unproven:  # Who was turned away may be from there.
+            others = "the other hosts" if len(self.hosts) == 1 else "the remaining hosts"
+            lines.append(
+                f"nobody from {others} has called: they are still importing, or the network keeps them from "
+                f"{self.name} at {self.address}, where rank 0 listens; start_timeout (ENGINE_START_TIMEOUT, "
+                "--start-timeout) gives them more time"
+            )
         lines += [f"somebody at {host} {wrong}" for host, wrong in self.door.turned_away.items()]
         return RendezvousError("\n  ".join(lines))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -157,13 +158,18 @@ def test_whoever_does_not_come_is_named_with_the_host_that_waits_for_it() -> Non
     assert "rank 2 came, 1 of its 2 processes did not" in text
 
 
-def test_hosts_that_do_not_come_are_named_by_their_ranks() -> None:
+@pytest.mark.parametrize(
+    ("present", "missing", "others"),
+    [((0, 1), "ranks 2-4", "the other hosts"), ((0, 1, 2, 3), "rank 4", "the remaining hosts")],
+)
+def test_hosts_that_do_not_come_are_named_by_their_ranks(present: tuple[int, ...], missing: str, others: str) -> None:
     job = worlds([[0, 1], [2, 3], [4]])
-    told = texts(meet([job[rank] for rank in (0, 1)], timeout=2.0))
+    told = texts(meet([job[rank] for rank in present], timeout=2.0))
     assert len(told) == 1
     text = told.pop()
-    assert "ranks 2-4 did not come within 2 s" in text
-    assert "the other hosts did not reach" in text and f"port {job[0].hub.port}" in text
+    assert f"{missing} did not come within 2 s" in text
+    why = f"nobody from {others} has called: they are still importing, or the network keeps them from"
+    assert why in text and f"at 127.0.0.1:{job[0].hub.port}, where" in text
 
 
 def test_without_rank_0_a_host_says_where_it_looked() -> None:
@@ -187,12 +193,17 @@ def test_a_host_name_that_nobody_knows_is_named() -> None:
 
 
 @pytest.mark.parametrize("change", [{"secret": "t"}, {"job": "another"}], ids=["secret", "job"])
-def test_who_does_not_know_the_secret_is_refused_and_named(change: dict[str, str]) -> None:
+def test_who_does_not_know_the_secret_is_refused_and_named(
+    change: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     job = worlds([[0], [1]])
     results = meet([job[0], replace(job[1], **change)], timeout=3.0)
+    early = [record for record in caplog.records if "does not know this job's secret" in record.getMessage()]
+    assert len(early) == 1 and early[0].created < time.time() - 0.5, "it is said at once, not when time is over"
     assert "does not know this job's secret" in str(results[1])
     assert "rank 1 did not come within 3 s" in str(results[0])
     assert "somebody at 127.0.0.1 does not know this job's secret" in str(results[0])
+    assert "has called" not in str(results[0])
 
 
 def test_a_hub_that_is_slow_to_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
