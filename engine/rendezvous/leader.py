@@ -176,6 +176,8 @@ class Leader(Between):
                 if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.left():
                     yield Wait(Patience(0.01))
                     continue
+                # A host that gives up closes its door before the hub has told the others why: that is heard first.
+                yield Wait(Patience(FAREWELL))
                 raise RendezvousError(
                     f"rank {rank} on {self.name} cannot reach rank {other} on {self.terms.names[host]} at {address}: "
                     f"{_text(error)}. Every host must reach every other, also through a firewall: ENGINE_INTERFACE "

@@ -219,8 +219,10 @@ def test_a_hub_that_is_slow_to_answer_is_waited_for(monkeypatch: pytest.MonkeyPa
     assert all(isinstance(result, Gathered) for result in results.values()), results
 
 
-def test_memory_that_one_host_cannot_make_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    agree = hosting.Hosting._agree
+@pytest.mark.parametrize("late", [False, True], ids=["", "calls_a_closed_door"])
+def test_memory_that_one_host_cannot_make_is_told_to_all(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also to a leader that calls the host's door when it is closed, before the hub has told it why."""
+    agree, open_lane = hosting.Hosting._agree, leader.Leader._open_lane
 
     def without_memory(self: hosting.Hosting, hellos: Any) -> tuple[int, int]:
         def create() -> tuple[int, int]:
@@ -230,7 +232,13 @@ def test_memory_that_one_host_cannot_make_is_told_to_all(monkeypatch: pytest.Mon
             self.create = create
         return agree(self, hellos)
 
+    def opens_late(self: leader.Leader, *args: Any) -> Steps[None]:
+        be_late(0.3)
+        yield from open_lane(self, *args)
+
     monkeypatch.setattr(hosting.Hosting, "_agree", without_memory)
+    if late:
+        monkeypatch.setattr(leader.Leader, "_open_lane", opens_late)
     told = texts(meet(list(worlds([[0, 1], [2, 3], [4]]).values())))
     assert told == {"RendezvousError: rank 2 cannot make the memory"}
 
