@@ -28,7 +28,7 @@ from benchmarks.scaling.published import BANDWIDTH, BATCH, MODELS, Model
 from benchmarks.scaling.run import step_of
 from engine.foresee.model import Network, Prediction, predict
 from engine.foresee.recorded import Recorded, recorded
-from engine.trace.reading import read
+from engine.trace.reading import Recording, read
 
 WORLDS = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
 """Hosts, and ranks on each. Each world of several hosts comes after that of one, which is recorded."""
@@ -69,7 +69,7 @@ def run(settings: Settings, console: Console) -> Path:
                     for model in models:
                         seconds, sent, recording = _take(settings, group, places, model, bandwidth / settings.scale)
                         if hosts == 1:
-                            told[model.name, per_host] = recording
+                            told[model.name, per_host] = recorded(recording)
                         network = Network(reached.get(bandwidth, bandwidth), settings.latency)
                         foreseen = _foreseen(told[model.name, per_host], hosts, network)
                         rows.append(_row(model, hosts, per_host, bandwidth, seconds, sent, foreseen))
@@ -105,7 +105,7 @@ def _reached(bandwidth: float) -> float:
 
 def _take(
     settings: Settings, group: Group, places: HostPlaces, model: Model, bandwidth: float
-) -> tuple[float, float, Recorded]:
+) -> tuple[float, float, list[Recording]]:
     """Take steps of a model: the seconds and the bytes that a host sends in one, and the recording."""
     if math.isfinite(bandwidth):
         places.limit(bandwidth)
@@ -122,7 +122,7 @@ def _take(
         sent = places.sent()
         answers = group.ask(request)
         sent = [after - before for before, after in zip(sent, places.sent(), strict=True)]
-        recording = recorded(read([Path(folder)], []))
+        recording = read([Path(folder)], [])
     seconds = statistics.fmean(statistics.median(each) for each in answers)
     return seconds, statistics.fmean(sent) / (settings.steps + 1), recording
 
