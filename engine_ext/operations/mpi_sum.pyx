@@ -19,7 +19,7 @@ from engine_ext.operations.operation cimport chunks_of_plan
 from engine_ext.shared.layout cimport ALGORITHM_MPI, BETWEEN_MPI, SLOT_BYTES, engine_meta, wire_dtype
 
 cdef enum:
-    LONGEST = 1 << 31       # bytes: MPI counts elements by an int
+    LONGEST = 0x7FFFFFFF   # bytes: MPI counts elements by an int
 
 cdef Steps STEPS = Steps(pack, finish, NULL, NULL, True, False)
 
