@@ -52,6 +52,13 @@ class Rank:
         call = ("ncclAllReduce", at, at, ctypes.c_size_t(count), 7, 0, comm, stream or self.device.stream)
         self.nccl.call(*call, comm=comm if wait else None)
 
+    def open_and_sum(self) -> tuple[Comm, Comm]:
+        """A communicator that has summed, and where its ten numbers are."""
+        comm, at = self.open(), self.device.put(np.ones(10, np.float32))
+        self.allreduce(comm, at, 10)
+        self.device.synchronize()
+        return comm, at
+
     def failure(self, call: Callable[..., None], *arguments: object, **options: object) -> Failed:
         """Make a call, and tell how it failed; one that did not has the code 0."""
         try:
@@ -250,10 +257,7 @@ def quit_together(me: Rank, comms: list[Comm], grouped: bool = True) -> None:
 
 def abort(me: Rank) -> None:
     """A rank never comes: the others abort, the stream runs empty, the data is garbage, a new communicator works."""
-    comm = me.open()
-    at = me.device.put(np.ones(10, np.float32))
-    me.allreduce(comm, at, 10)
-    me.device.synchronize()
+    comm, at = me.open_and_sum()
     if me.rank:
         me.allreduce(comm, at, 10)
     me.meet()
@@ -272,10 +276,7 @@ def abort(me: Rank) -> None:
 
 def freed_too_early(me: Rank) -> None:
     """An abort that does not wait for the others frees what their kernels read."""
-    comm = me.open()
-    at = me.device.put(np.ones(10, np.float32))
-    me.allreduce(comm, at, 10)
-    me.device.synchronize()
+    comm, at = me.open_and_sum()
     me.meet()
     if me.rank == 0:
         me.nccl.call("ncclCommAbort", comm)
@@ -367,10 +368,7 @@ def first_use(me: Rank) -> None:
 
 def death(me: Rank) -> None:
     """A rank is killed before its kernel: the others' hang, which an abort ends."""
-    comm = me.open()
-    at = me.device.put(np.ones(10, np.float32))
-    me.allreduce(comm, at, 10)
-    me.device.synchronize()
+    comm, at = me.open_and_sum()
     me.meet()
     if me.rank == me.size - 1:
         me.device.cuda.stand_fail(b"ncclAllReduce", 1, -2)
@@ -422,10 +420,7 @@ def init_fails(me: Rank) -> None:
 
 def destroy_waits(me: Rank) -> None:
     """Within a machine the end is collective: a rank that does not come is waited for, and named."""
-    comm = me.open()
-    at = me.device.put(np.ones(10, np.float32))
-    me.allreduce(comm, at, 10)
-    me.device.synchronize()
+    comm, _ = me.open_and_sum()
     me.nccl.call("ncclCommFinalize", comm, comm=comm)
     me.device.cuda.stand_deadline(100.0)
     if me.rank:

@@ -2,7 +2,6 @@
  */
 #include "internal.h"
 
-#include <signal.h>
 
 typedef struct copy {
   CUdeviceptr to, from;
@@ -162,15 +161,7 @@ STAND_API CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *ar
   ENTER(0);
   s = stream_of(handle, &wrong);
   if (!s) LEAVE(wrong);
-  if (!started++) {
-    pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_create(&thread, NULL, call, NULL);
-    pthread_detach(thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-  }
+  if (!started++) thread_start(call);
   callback *c = calloc(1, sizeof *c);
   *c = (callback){function, argument, QUEUED};
   what.data = c;

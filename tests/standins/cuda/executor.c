@@ -112,15 +112,17 @@ static void *execute(void *unused) {
   return unused;
 }
 
-void executor_start(void) {
+void thread_start(void *(*body)(void *)) {
   pthread_t thread;
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  pthread_create(&thread, NULL, execute, NULL);
+  pthread_create(&thread, NULL, body, NULL);
   pthread_detach(thread);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
+
+void executor_start(void) { thread_start(execute); }
 
 /* Says what each stream is at, which is why a host waits in vain. */
 static void tell_deadlock(const operation *o) {

@@ -174,6 +174,7 @@ context *context_of(CUcontext handle);
 
 extern pthread_cond_t changed;
 void executor_start(void);
+void thread_start(void *(*body)(void *)); /* detached, and no signal is handled there */
 void operation_demand(operation *o);
 void lock_wait(double milliseconds); /* gives the lock back for so long, or until something changed */
 uint64_t now(void);
