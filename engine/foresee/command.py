@@ -22,8 +22,9 @@ from .recorded import Recorded, recorded
 MOST_HOSTS = 1 << 16
 BAR = 30  # columns of a step of the longest row
 ASSUMPTIONS = (
-    "assumed: H hosts like the recorded one, of L ranks and one link each, two-shot direct exchange (of S bytes",
-    "(L+1) S (H-1)/H each way, two trips), overlapped with computation; no loss, no other traffic, no late hosts.",
+    "assumed: H hosts like the recorded one, of L ranks and one link each; S bytes summed by a direct exchange",
+    "((L+1) S (H-1)/H each way, two trips), or along a chain of hosts (2 S, two hosts S, 2 H - 2 trips), as the engine",
+    "chooses; overlapped with computation; no loss, no other traffic, no late hosts.",
 )
 
 
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     notes: list[str] = []
     try:
         told = recorded(read(given.files, notes))
-        changes = {name: getattr(given, name) for name in ("fusion_threshold", "chunk_bytes")}
+        changes = {name: getattr(given, name) for name in ("fusion_threshold", "chunk_bytes", "between_hosts")}
         changes["cycle_time"] = None if given.cycle_time_ms is None else given.cycle_time_ms / 1e3
         rules = replace(told.rules, **{name: value for name, value in changes.items() if value is not None})
         network = Network(given.bandwidth, given.latency)
@@ -215,6 +216,9 @@ def _parser() -> argparse.ArgumentParser:
         type=argument(Bytes(4 << 10, 1 << 30, "512K")),
         metavar="SIZE",
         help="other than the recording's",
+    )
+    add(
+        "--between-hosts", choices=("auto", "direct", "chain"), help="how allreduces travel, if not as in the recording"
     )
     add("--picture", type=Path, metavar="FILE.svg", help="draw the table too")
     add("--json", action="store_true", help="print JSON: seconds, bytes, shares from 0 to 1")

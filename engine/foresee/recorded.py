@@ -96,9 +96,9 @@ def recorded(recordings: Sequence[Recording]) -> Recorded:
 
 def _rules(recording: Recording) -> Rules:
     usual = Config()
-    knobs = {name: getattr(usual, name) for name in ("fusion_threshold", "cycle_time_ms", "chunk_bytes")}
-    knobs |= recording.knobs
-    return Rules(knobs["fusion_threshold"], knobs["cycle_time_ms"] / 1e3, knobs["chunk_bytes"])
+    names = ("fusion_threshold", "cycle_time_ms", "chunk_bytes", "between_hosts")
+    knobs = {name: getattr(usual, name) for name in names} | recording.knobs
+    return Rules(knobs["fusion_threshold"], knobs["cycle_time_ms"] / 1e3, knobs["chunk_bytes"], knobs["between_hosts"])
 
 
 def _waited(steps: Sequence[Step]) -> float:

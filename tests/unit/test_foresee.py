@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.foresee.command import main
-from engine.foresee.model import IDEAL, Batch, Network, Rules, Step, Tensor, fuse, link_share, predict
+from engine.foresee.model import (
+    IDEAL,
+    Batch,
+    Network,
+    Rules,
+    Step,
+    Tensor,
+    chain_share,
+    fuse,
+    goes_by_chain,
+    link_share,
+    predict,
+)
 from engine.foresee.recorded import recorded
 from engine.forms import bit_rate, short_time
 from engine.launch.cli import main as enginerun
@@ -44,14 +57,22 @@ def steps(draw: st.DrawFn) -> Step:
     return Step(0.2, tuple(tensors), waits)
 
 
-rules = st.builds(Rules, st.sampled_from([0, 1 << 16, 1 << 26]), st.sampled_from([0.0, 1e-3, 1e-2]), st.just(1 << 19))
+rules = st.builds(
+    Rules,
+    st.sampled_from([0, 1 << 16, 1 << 26]),
+    st.sampled_from([0.0, 1e-3, 1e-2]),
+    st.just(1 << 19),
+    st.sampled_from(["auto", "direct", "chain"]),
+)
 networks = st.builds(Network, st.floats(1e6, 1e12), st.floats(0, 1e-2))
 
 
 @DRAWN
-@given(steps(), rules, st.integers(1, 300))
-def test_a_network_that_costs_nothing_gives_the_recorded_step(step: Step, chosen: Rules, hosts: int) -> None:
-    assert predict(step, chosen, hosts, IDEAL).seconds == step.seconds
+@given(steps(), rules, st.integers(1, 300), st.integers(1, 8))
+def test_a_network_that_costs_nothing_gives_the_recorded_step(
+    step: Step, chosen: Rules, hosts: int, ranks: int
+) -> None:
+    assert predict(step, chosen, hosts, IDEAL, ranks).seconds == step.seconds
 
 
 @DRAWN
@@ -62,18 +83,20 @@ def test_one_host_needs_no_network(step: Step, chosen: Rules, network: Network) 
 
 
 @DRAWN
-@given(steps(), rules, networks, st.integers(1, 300), st.floats(1, 100), st.integers(0, 300))
+@given(steps(), rules, networks, st.integers(1, 300), st.integers(1, 8), st.floats(1, 100), st.integers(0, 300))
 def test_a_step_is_no_shorter_with_a_slower_network_or_more_hosts(
-    step: Step, chosen: Rules, network: Network, hosts: int, factor: float, more: int
+    step: Step, chosen: Rules, network: Network, hosts: int, ranks: int, factor: float, more: int
 ) -> None:
-    seconds = predict(step, chosen, hosts, network).seconds
+    """But where more hosts make a direct exchange of a chain, which may be shorter over a long way."""
+    seconds = predict(step, chosen, hosts, network, ranks).seconds
     slower = replace(network, bandwidth=network.bandwidth / factor)
     later = replace(network, latency=network.latency * factor)
     rounding = 1e-9
     assert step.seconds <= seconds
-    assert predict(step, chosen, hosts, slower).seconds >= seconds - rounding
-    assert predict(step, chosen, hosts, later).seconds >= seconds - rounding
-    assert predict(step, chosen, hosts + more, network).seconds >= seconds - rounding
+    assert predict(step, chosen, hosts, slower, ranks).seconds >= seconds - rounding
+    assert predict(step, chosen, hosts, later, ranks).seconds >= seconds - rounding
+    if chosen.between_hosts != "auto":
+        assert predict(step, chosen, hosts + more, network, ranks).seconds >= seconds - rounding
 
 
 @DRAWN
@@ -83,7 +106,16 @@ def test_a_link_carries_no_more_than_it_can(
 ) -> None:
     foreseen = predict(step, chosen, hosts, network, ranks)
     assert foreseen.busy == pytest.approx(8 * foreseen.nbytes / network.bandwidth)
-    assert foreseen.nbytes == pytest.approx(sum(t.nbytes * link_share(t.kind, hosts, ranks) for t in step.tensors))
+    chains = [goes_by_chain(batch, chosen, hosts, ranks) for batch in fuse(step, chosen)]
+    shares = [
+        chain_share(hosts) if chain else link_share(batch.kind, hosts, ranks)
+        for chain, batch in zip(chains, fuse(step, chosen), strict=True)
+    ]
+    sizes = [batch.nbytes for batch in fuse(step, chosen)]
+    assert foreseen.nbytes == pytest.approx(sum(map(operator.mul, sizes, shares)))
+    if chosen.between_hosts == "auto":
+        direct = replace(chosen, between_hosts="direct")
+        assert foreseen.nbytes <= predict(step, direct, hosts, network, ranks).nbytes * (1 + 1e-9)
 
 
 @DRAWN
@@ -128,6 +160,47 @@ def test_what_one_allreduce_costs() -> None:
     assert predict(one, RULES, 4, LINK).nbytes == 1.5e6
     # Three ranks on each host: two parts to each rank elsewhere, and three sums.
     assert predict(one, RULES, 2, LINK, 3).nbytes == 2e6
+
+
+def test_what_one_allreduce_costs_along_a_chain() -> None:
+    """8 MiB of four ranks a host: at 1 Gbit/s 67 ms once, and the rounds in which hosts have nothing to do yet."""
+    one = Step(0.1, (Tensor(0.090, 0.090, 0.090, 1 << 23),), ((0.090, 0.0901),))
+    chosen = replace(RULES, chunk_bytes=1 << 19)
+    fast = Network(1e9, 0.0)
+    once = 8e-9 * (1 << 23)
+    two = predict(one, chosen, 2, fast, 4)
+    assert two.nbytes == 1 << 23
+    assert two.seconds - 0.1 == pytest.approx(once * (1 + 4 / 16) - 1e-4)
+    # Four hosts, six legs, 24 chunks: hosts in the middle send sums and results, 16 rounds long both at once.
+    four = predict(one, chosen, 4, fast, 4)
+    assert four.nbytes == 2 << 23
+    assert four.seconds - 0.1 == pytest.approx(once * (16 * 2 + 24 + 12 - 16) / 24 - 1e-4, rel=0.02)
+    # Over a long way each round takes half a trip; a direct exchange carries 2.5 times as much.
+    assert predict(one, chosen, 2, Network(math.inf, 10e-3), 4).seconds - 0.1 == pytest.approx(
+        2 * 10e-3 + (16 + 4) * 5e-3 - 1e-4
+    )
+    assert predict(one, replace(chosen, between_hosts="direct"), 2, fast, 4).nbytes == 2.5 * (1 << 23)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "compression", "hosts", "ranks", "between", "chain"),
+    [
+        (2, "none", 2, 2, "auto", True),
+        (2, "none", 2, 1, "auto", False),  # no fewer bytes
+        (1, "none", 2, 2, "auto", False),  # too short
+        (3, "none", 3, 4, "auto", False),
+        (4, "none", 3, 4, "auto", True),
+        (4, "fp16", 3, 3, "auto", False),  # sums of 16 bits travel as float32
+        (4, "fp16", 3, 4, "auto", True),
+        (2, "none", 2, 2, "direct", False),
+        (1, "none", 2, 1, "chain", True),
+    ],
+)
+def test_which_allreduces_go_along_a_chain(
+    mebibytes: int, compression: str, hosts: int, ranks: int, between: str, chain: bool
+) -> None:
+    batch = Batch(0.0, 0.0, 0.0, mebibytes << 20, "allreduce", compression)
+    assert goes_by_chain(batch, replace(RULES, between_hosts=between), hosts, ranks) == chain
 
 
 def test_what_passes_while_the_program_computes_costs_nothing() -> None:
@@ -219,9 +292,15 @@ def test_the_table_the_json_and_the_picture_say_the_same(tmp_path: Path, capsys:
 def test_other_knobs_than_those_of_the_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "t.json", timeline(0))
     options = ["--fusion-threshold", "1M", "--cycle-time-ms", "2", "--chunk-bytes", "4K", "--json"]
+    options += ["--between-hosts", "chain"]
     assert main([str(path), *LIST, *options]) == 0
     rules = json.loads(capsys.readouterr().out)["rules"]
-    assert rules == {"fusion_threshold": 1 << 20, "cycle_time": 2e-3, "chunk_bytes": 4096}
+    assert rules == {
+        "fusion_threshold": 1 << 20,
+        "cycle_time": 2e-3,
+        "chunk_bytes": 4096,
+        "between_hosts": "chain",
+    }
 
 
 @pytest.mark.parametrize(
