@@ -7,6 +7,7 @@ bytes are `GREETING`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..host.patience import Patience
 from .console import Console
 
 GREETING = b"\0enginerun agent 1\n"
@@ -88,13 +90,15 @@ class Decoder:
 
     Attributes
     ----------
+    greeted : bool
+        Whether the greeting has come.
     noise : bytes
         The last that came before the greeting.
     """
 
     def __init__(self, greeted: bool = True) -> None:
         self.noise = b""
-        self._greeted = greeted
+        self.greeted = greeted
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
@@ -106,7 +110,7 @@ class Decoder:
             No message of ours looks like this.
         """
         self._held += data
-        if not self._greeted and not self._greet():
+        if not self.greeted and not self._greet():
             return
         while len(self._held) >= _LENGTHS.size:
             length, head = _LENGTHS.unpack_from(self._held)
@@ -122,12 +126,12 @@ class Decoder:
         """Look for the greeting, and pass over what comes before it."""
         before, found, after = bytes(self._held).partition(GREETING)
         if found:
-            self._greeted = True
+            self.greeted = True
             self._held = bytearray(after)
         elif len(before) > NOISE:
             self._held = self._held[-NOISE:]
         self.noise = before[-NOISE:]
-        return self._greeted
+        return self.greeted
 
 
 def _message(head: bytes, body: bytes) -> Message:
@@ -208,6 +212,17 @@ class Channel:
         while not self.ended:
             poll.poll()
             yield from self.receive()
+
+    def await_end(self, seconds: float) -> None:
+        """Wait until the other side closes its end, for so many seconds at most; what it still says is passed over."""
+        patience = Patience(seconds)
+        poll = select.poll()
+        poll.register(self.reading, select.POLLIN)
+        while not self.ended and patience.left():
+            poll.poll(1000 * patience.wait())
+            with contextlib.suppress(ChannelError):
+                for _ in self.receive():
+                    pass
 
     @property
     def ended(self) -> bool:

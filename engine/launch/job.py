@@ -249,9 +249,10 @@ class JobRun:
         if self._out.broken or self._err.broken:
             lines.append("the output could not all be shown, because nobody reads it or the disk is full")
         flights = flight_records(directory)
-        failed = verdict is not None or outcome.signum is not None
+        # Ended by the user; before any rank was started there is nothing to keep.
+        failed = verdict is not None or (outcome.signum is not None and bool(outcome.ends))
         self._keep = bool(self._options.directory or failed or flights or lines)
-        if self._keep and not (self._options.quiet and verdict is None):
+        if self._keep and outcome.ends and not (self._options.quiet and verdict is None):
             lines.append(f"each rank's stdout and stderr: {directory}/rank.N/")
         if flights:
             lines.append(f"flight records of {readable.ranks(flights)}: {directory}/rank.N/flight.json")

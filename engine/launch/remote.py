@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ..host import network, processes
-from .channel import Channel
+from .channel import Channel, ChannelError
 from .hosts import Place
 from .reach import Reach
 from .verdict import describe
@@ -77,6 +77,10 @@ class RemoteHost:
     ----------
     channel : Channel or None
         None if the command could not be started.
+    carrier : int
+        A pidfd of the process that carries the channel; -1 if there is none.
+    cut_off : bool
+        Whether that process has ended while somebody else, as its agent, holds the channel open.
     alive : set of int
         Its ranks that have not ended.
     ready, done : bool
@@ -93,6 +97,8 @@ class RemoteHost:
         self.command = list(command)
         self.channel: Channel | None = None
         self.errors = -1
+        self.carrier = -1
+        self.cut_off = False
         self.alive = set(place.ranks)
         self.ready = self.done = False
         self.trouble = ""
@@ -131,6 +137,7 @@ class RemoteHost:
         self.channel = Channel(reading, writing, greeted=False)
         os.set_blocking(errors, False)
         self.errors = errors
+        self.carrier = os.pidfd_open(self._process.pid)
 
     def hear_errors(self) -> list[str]:
         """Take what ssh and the agent wrote to stderr.
@@ -191,9 +198,21 @@ class RemoteHost:
         return shlex.join(self.command)
 
     def hang_up(self) -> None:
-        """Close the channel to the agent, at which it ends its ranks and itself."""
-        if self.channel is not None:
-            self.channel.hang_up()
+        """Close the channel to the agent, at which it ends its ranks and itself; end a command that still looks for it."""
+        if self.channel is None:
+            return
+        self.channel.hang_up()
+        if self._process is not None and not self._answered():
+            self._process.terminate()
+
+    def _answered(self) -> bool:
+        """Whether there is an agent, as far as can be known by now."""
+        assert self.channel is not None
+        if not self.channel.decoder.greeted and not self.channel.ended:
+            with contextlib.suppress(ChannelError):
+                for _ in self.channel.receive():
+                    pass
+        return self.channel.decoder.greeted
 
     def close(self, patience: float = PATIENCE) -> None:
         """Hang up, wait for the end of the agent, and kill what carried the channel if that does not come.
@@ -211,7 +230,10 @@ class RemoteHost:
                 processes.send_group(self._process.pid, signal.SIGKILL)
                 self._process.wait()
         if self.channel is not None:
+            if self.cut_off:
+                self.channel.await_end(patience)
             self.channel.close()
-        if self.errors >= 0:
-            os.close(self.errors)
-            self.errors = -1
+        for descriptor in (self.errors, self.carrier):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.errors = self.carrier = -1

@@ -14,6 +14,7 @@ from .channel import ChannelError, Message
 from .console import Console
 from .remote import RemoteHost
 
+DELIVERY = 1.0  # seconds that a channel has to end, or to bring the last, once the process that carries it has ended
 FAREWELL = 15.0  # seconds that agents have to end what still runs, once their channels are closed
 
 
@@ -49,6 +50,7 @@ class Switchboard:
         self._heard = heard
         self._selector = selectors.DefaultSelector()
         self._watched: dict[int, list[int]] = {}
+        self._carried: dict[int, Patience] = {}  # by host whose carrier has ended, what is left of `DELIVERY`
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None:
         """Call back whenever a descriptor can be read.
@@ -70,9 +72,10 @@ class Switchboard:
         """
         host.start()
         if host.channel is not None:
-            self._watched[host.number] = [host.channel.reading, host.errors]
+            self._watched[host.number] = [host.channel.reading, host.errors, host.carrier]
             self.hear(host.channel.reading, lambda: self._receive(host))
             self.hear(host.errors, lambda: self._errors(host))
+            self.hear(host.carrier, lambda: self._carrier_ended(host))
 
     def step(self, seconds: float = 0.5) -> None:
         """Serve what is ready.
@@ -85,6 +88,9 @@ class Switchboard:
         self._await_room()
         for key, _ in self._selector.select(min(seconds, 0.5)):
             key.data()
+        for host in self._hosts:
+            if host.number in self._carried and not self._carried[host.number].left():
+                self._cut_off(host)
 
     def send(self, host: RemoteHost, kind: str, body: bytes = b"", /, **head: Any) -> None:
         """Send a message to a host that can take part and has not done its own.
@@ -110,6 +116,7 @@ class Switchboard:
         ----------
         host : RemoteHost
         """
+        self._carried.pop(host.number, None)
         for descriptor in self._watched.pop(host.number, ()):
             self._selector.unregister(descriptor)
         out = host.channel.out if host.channel is not None else None
@@ -143,6 +150,20 @@ class Switchboard:
             self._selector.unregister(descriptor)
             self._watched[host.number].remove(descriptor)
         self._heard(host, lines)
+
+    def _carrier_ended(self, host: RemoteHost) -> None:
+        """The end of the channel is to follow; it does not if the agent holds the pipes itself."""
+        if host.number in self._watched:
+            self._selector.unregister(host.carrier)
+            self._watched[host.number].remove(host.carrier)
+            self._carried[host.number] = Patience(DELIVERY)
+
+    def _cut_off(self, host: RemoteHost) -> None:
+        """The carrier of a channel has ended, and the channel has not: nobody would know when the host is gone."""
+        self.ignore(host)
+        host.cut_off = True
+        host.hang_up()
+        self._lost(host, f"was cut off: the command that started it {host.how_it_ended()}")
 
     def _receive(self, host: RemoteHost) -> None:
         """Pass on what an agent says, and that its channel has ended."""

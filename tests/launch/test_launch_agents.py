@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ WAITS = """
     touch(f"up.{rank}")
     while True: linger()
 """
+HANGS_ON = 10.0  # seconds; an ssh that does not end by itself is waited for 15 s
 UP = ("up.0", "up.1", "up.2", "up.3")
 
 
@@ -325,12 +327,16 @@ def test_a_rank_that_cannot_be_started_is_told_and_leaves_nothing(launcher):
 
 
 def test_an_interrupt_during_the_start_ends_it(launcher):
+    """At once, though ssh still tries to reach a host; and no directory is left."""
     stand_in_ssh(launcher)
     process = launcher.start("-H", "deaf:1,fine:1", python="touch('ran')")
     until(lambda: (launcher.home / "ssh.log").exists() and len(marked(launcher.mark)) > 2, "agents")
+    asked = time.monotonic()
     process.send_signal(signal.SIGINT)
     job = launcher.finish(process)
+    assert time.monotonic() - asked < HANGS_ON
     assert job.code == 130 and not (launcher.home / "ran").exists(), job
+    assert launcher.kept() == [] and "stdout" not in job.err
     launcher.nothing_left()
 
 
@@ -498,7 +504,7 @@ def test_the_engine_works_on_ranks_of_several_hosts_and_is_counted(launcher, thr
 def test_in_namespaces_nothing_is_left_when_one_is_killed(launcher, three_hosts, whom):
     """Problem 23. Each host numbers its processes itself, and its agent is the first there: with that all end.
 
-    The `carrier` stands between launcher and agent, which here have their pipes without it: the job goes on.
+    The `carrier` stands between launcher and agent, which here have their pipes without it.
     """
     own_numbers = f"{three_hosts} unshare --pid --fork --mount-proc"
     process = launcher.start("-H", HOSTS, own_numbers, "--grace-period", 0.2, python=WAITS)
@@ -508,15 +514,17 @@ def test_in_namespaces_nothing_is_left_when_one_is_killed(launcher, three_hosts,
     victim = {"launcher": process.pid, "agent": agent, "rank": rank, "carrier": _parent(agent)}.get(whom, process.pid)
     if whom != "interrupt":
         os.kill(victim, signal.SIGKILL)
-    if whom in ("carrier", "interrupt"):
+    if whom == "interrupt":
         process.send_signal(signal.SIGINT)
     job = launcher.finish(process)
     until(lambda: not marked(launcher.mark), "no process left", 10.0)
-    if whom in ("carrier", "interrupt"):
+    if whom == "interrupt":
         assert (job.code, job.err.count("SIGINT: passed on to the ranks")) == (130, 1)
     elif whom != "launcher":
         assert "first failure: rank 3 on 10.79.0.3: " in job.verdict[0]
     assert ("10.79.0.3 was lost: its agent ended (" in job.err) == (whom == "agent")
+    cut_off = "10.79.0.3 was lost: its agent was cut off: the command that started it ended (killed by SIGKILL); ranks 3, 4"
+    assert (cut_off in job.err) == (whom == "carrier"), job.err
 
 
 def _is_rank(pid: int, rank: str) -> bool:
