@@ -7,7 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Never
 
@@ -97,31 +97,18 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
     ForkedError
         The parent of this process had initialised the engine.
     """
-    global _running, _generation
     with _alone("init"):
         if _running is not None:
             _check_pid(_running)
             if settings or process_sets:
                 raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
             return
-        linux.open_standard_descriptors()
-        environ = config.environment()
-        given = config.given(environ, settings)
-        chosen = config.Config(**given)
-        agree = partial(by_mpi.agree, seconds=chosen.start_timeout, interface=chosen.interface)
-        world = detect(environ, agree)
-        logs.configure(chosen.log_level, world.rank)
-        _generation += 1
-        serving = listen(chosen, world.local_rank)
         try:
-            _running = start(world, given, _generation, environ)
-        except BaseException:
-            if serving is not None:
-                serving.stop()
-            raise
-        if serving is not None:
-            _running.serving = serving
-            serving.start(_running.pids)
+            world, environ = _begin(settings)
+        except EngineError as error:
+            # Where in the engine it was raised tells a user nothing; the frames of these functions would bury the text.
+            logs.logger.debug("init has failed", exc_info=True)
+            raise error.with_traceback(None) from None
         atexit.register(shutdown)
     if isinstance(process_sets, str):
         if process_sets != "dynamic":
@@ -134,6 +121,30 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
     if unused := config.without_effect(environ):
         logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
+
+
+def _begin(settings: Mapping[str, Any]) -> tuple[World, Mapping[str, str]]:
+    """Meet the other ranks, and start the default engine; this process's place, and its environment."""
+    global _running, _generation
+    linux.open_standard_descriptors()
+    environ = config.environment()
+    given = config.given(environ, settings)
+    chosen = config.Config(**given)
+    agree = partial(by_mpi.agree, seconds=chosen.start_timeout, interface=chosen.interface)
+    world = detect(environ, agree)
+    logs.configure(chosen.log_level, world.rank)
+    _generation += 1
+    serving = listen(chosen, world.local_rank)
+    try:
+        _running = start(world, given, _generation, environ)
+    except BaseException:
+        if serving is not None:
+            serving.stop()
+        raise
+    if serving is not None:
+        _running.serving = serving
+        serving.start(_running.pids)
+    return world, environ
 
 
 def shutdown() -> None:

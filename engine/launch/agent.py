@@ -116,6 +116,7 @@ class Agent:
         """
         self.job = replace(self.job, **head, counters=[f"/proc/{os.getpid()}/fd/{self.pages[r]}" for r in self.pages])
         descriptors = spawn.raise_descriptor_limit(len(self.crew.ranks))
+        self.files.settle()
         guardian = Guardian(self.job.name, lambda: None, str(self.crew.host))
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         with caught(SIGNALS, lambda *_: None) as wakeup:
@@ -136,11 +137,13 @@ class Agent:
         self.copies.send(self.channel)
 
     def finish(self) -> None:
-        """Hand over the files that the ranks have left, and say that nothing is left here."""
+        """Hand over the files that the ranks have left, say that nothing is left, and remove them when all have."""
         if not self.channel.out.broken:
             self.files.send(self.channel)
             self.channel.send("done")
             self.channel.out.drain()
+        for _ in self.channel.messages():  # until the launcher hangs up: other agents may use the directory as long
+            pass
         self.files.remove()
 
     def _start(self, supervisor: Supervisor, rank_plan: RankPlan, descriptors: tuple[int, int]) -> None:

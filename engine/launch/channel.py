@@ -207,6 +207,8 @@ class Channel:
         ChannelError
             The other side does not speak this protocol.
         """
+        if self.ended:
+            return
         poll = select.poll()
         poll.register(self.reading, select.POLLIN)
         while not self.ended:
@@ -215,6 +217,8 @@ class Channel:
 
     def await_end(self, seconds: float) -> None:
         """Wait until the other side closes its end, for so many seconds at most; what it still says is passed over."""
+        if self.ended:
+            return
         patience = Patience(seconds)
         poll = select.poll()
         poll.register(self.reading, select.POLLIN)

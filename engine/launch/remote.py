@@ -198,7 +198,7 @@ class RemoteHost:
         return shlex.join(self.command)
 
     def hang_up(self) -> None:
-        """Close the channel to the agent, at which it ends its ranks and itself; end a command that still looks for it."""
+        """Close the channel to the agent, at which it ends its ranks and itself; end what still tries to reach it."""
         if self.channel is None:
             return
         self.channel.hang_up()

@@ -79,6 +79,7 @@ def test_what_follows_a_message_stays_unread(listener: socket.socket) -> None:
 
 
 def test_another_key_is_refused_on_both_sides(listener: socket.socket) -> None:
+    """Problem 21."""
     first, second = settle(calling(listener, b"x" * 32), accepted(listener))
     assert type(first) is Unproven
     assert type(second) is Unproven
@@ -86,6 +87,7 @@ def test_another_key_is_refused_on_both_sides(listener: socket.socket) -> None:
 
 @pytest.mark.parametrize("change", ["repeated", "left out", "sent back"])
 def test_a_message_counts_once_in_its_place_and_direction(listener: socket.socket, change: str) -> None:
+    """Problem 21."""
     (caller, _), (answerer, _) = settle(calling(listener), accepted(listener))
     connection, written = caller.connection, []
     caller.connection = Recorder(connection, written)  # type: ignore[assignment]
@@ -134,6 +136,7 @@ def overheard(listener: socket.socket) -> bytes:
 
 
 def test_a_greeting_that_was_overheard_proves_nothing(listener: socket.socket) -> None:
+    """Problem 21."""
     replayed = overheard(listener)
     with socket.create_connection(listener.getsockname()) as stranger:
         stranger.sendall(replayed)

@@ -92,6 +92,7 @@ def test_a_port_that_is_taken_is_named_by_rank_0() -> None:
 
 
 def test_hosts_with_other_processors_use_the_best_kernels_of_all() -> None:
+    """Problem 13."""
     have = {0: ["plain", "avx2", "avx512"], 1: ["plain", "avx2", "avx512"], 2: ["plain", "avx2"], 3: ["plain", "avx2"]}
     results = meet(
         list(worlds(LAYOUTS["2x2"]).values()),
@@ -107,6 +108,8 @@ def test_equal_hosts_keep_their_kernels() -> None:
 
 
 def test_all_differences_of_all_hosts_are_told_to_all_ranks() -> None:
+    """Problem 13."""
+
     def builds(world: World) -> dict[str, str | int]:
         return {**BUILD, **{1: {"layout": "xyz"}, 3: {"protocol": 2}, 2: {"kernels": "plain"}}.get(world.rank, {})}
 
@@ -286,7 +289,7 @@ def strangers(address: tuple[str, int], stop: threading.Event, junk: bytes, seen
 
 
 def test_thousands_of_strangers_neither_break_nor_stall_the_others() -> None:
-    """Junk, silence, half a message: before the last leader comes, and while it does."""
+    """Problem 21. Junk, silence, half a message: before the last leader comes, and while it does."""
     job = worlds([[0, 1], [2, 3]])
     place = job[0].hub
     assert place is not None

@@ -121,7 +121,7 @@ def check_met(job: Job, told: dict[int, list[dict[str, Any]]], addresses: Sequen
 
 @pytest.mark.parametrize("crews", [[[0, 1], [2, 3]], [[0], [1, 2, 3]], [[0, 3], [1, 4], [2]]], ids=str)
 def test_hosts_whose_names_and_bridges_mislead_meet(hosts: Hosts, crews: list[list[int]]) -> None:
-    """Each host's own name is 127.0.1.1, and all have a docker0 of one address."""
+    """Problem 20: each host's own name is 127.0.1.1, and all have a docker0 of one address."""
     assert "127.0.1.1 node0" in hosts.run(0, "cat", "/etc/hosts")
     assert "172.17.0.1/16" in hosts.run(1, "ip", "address", "show", "docker0")
     job = Job(hosts, crews).start()
@@ -146,6 +146,7 @@ def test_an_interface_that_leads_nowhere_is_named_by_all(hosts: Hosts) -> None:
 
 
 def test_a_hub_on_the_loopback_is_named_with_what_was_tried(hosts: Hosts) -> None:
+    """Problem 20."""
     told = Job(hosts, [[0], [1, 2]], ENGINE_HUB=f"localhost:{PORT}").start(timeout=2.0).errors()
     assert "ranks 1, 2 did not come within 2 s" in told[0]
     assert told[1] == told[2]
@@ -181,6 +182,7 @@ def test_rank_0_that_dies_is_named_by_all(hosts: Hosts) -> None:
 
 
 def test_a_cable_that_is_cut_is_named_by_those_who_have_one(hosts: Hosts) -> None:
+    """Problem 6, at the start."""
     job = Job(hosts, [[0], [1], [2]]).prepare(timeout=5.0).go(0, 1)
     job.until_gathered(0, 1)
     hosts.cut(1)
@@ -205,6 +207,7 @@ def test_who_is_of_another_job_is_refused(hosts: Hosts, environ: dict[str, str],
 
 
 def test_a_build_that_differs_on_one_host_is_refused_by_all(hosts: Hosts) -> None:
+    """Problem 13."""
     job = Job(hosts, [[0, 1], [2, 3], [4]]).prepare(0, 1, 4).prepare(2, 3, build={"layout": "xyz"})
     told = job.go().errors()
     assert len({*told.values()}) == 1, told
@@ -235,6 +238,7 @@ for number in itertools.count():
 
 
 def test_thousands_of_strangers_do_not_keep_hosts_apart(hosts: Hosts) -> None:
+    """Problem 21."""
     job = Job(hosts, [[0, 1], [2], [3]]).start(0, 1)
     command = [sys.executable, "-c", FLOOD, hosts.address(0), str(PORT)]
     flood = hosts.start(2, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -248,6 +252,7 @@ def test_thousands_of_strangers_do_not_keep_hosts_apart(hosts: Hosts) -> None:
 
 
 def test_no_port_is_open_when_all_have_come(hosts: Hosts) -> None:
+    """Problem 21."""
     job = Job(hosts, [[0, 1], [2]]).start(stay=True)
     for rank in job.pids:
         output = job.processes[rank].stdout

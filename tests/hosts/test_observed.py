@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 DAY = 86_400
 AHEAD = (10 * DAY, 20 * DAY, 0)  # rank 0 is on the second oldest: differences have both signs
 HOST_OF = (0, 0, 1, 1, 2)
+ALL_HOSTS = "node0:2,node1:2,node2:1"
 LASTS = 300.0  # seconds that a job may have taken
 LAUNCH = [sys.executable, "-m", "engine.launch"]
 
@@ -85,13 +86,15 @@ class Observed:
         return found
 
 
-def observe(hosts: Hosts, home: Path, steps: int, joins: tuple[int, ...] = (), late: int = -1) -> Observed:
+def observe(
+    hosts: Hosts, home: Path, steps: int, joins: tuple[int, ...] = (), late: int = -1, where: str = ALL_HOSTS
+) -> Observed:
     """Run a job by the launcher, whose agents are started in the hosts, and look at it when it has made some steps."""
     enter = home / "enter"
     cases = "".join(f'node{k}) exec {" ".join(hosts.entering(k))} env --chdir={ROOT} "$@" ;;\n' for k in range(3))
     enter.write_text(f"#!/bin/sh\nhost=$1\nshift\ncase $host in\n{cases}esac\n")
     enter.chmod(0o755)
-    options = ["-H", "node0:2,node1:2,node2:1", "--launch-agent", f"{enter} {{host}}", "--no-binding", "--summary"]
+    options = ["-H", where, "--launch-agent", f"{enter} {{host}}", "--no-binding", "--summary"]
     options += ["--timeline", str(home / "t.json"), "--metrics-textfile", str(home / "a.prom"), "--run-name", "seen"]
     given = json.dumps({"home": str(home), "steps": steps, "joins": joins, "late": late})
     with open(home / "said", "w") as said:
@@ -184,7 +187,20 @@ def test_a_slow_link_leads_the_waiting_and_no_rank_the_lag(slow: Observed) -> No
     lasted = max(slow.crossing.values())
     assert slow_host({host: waited / lasted for host, waited in slow.crossing.items()}) == 1, slow.crossing
     assert max(slow.late.values()) < lasted / 2, (slow.crossing, slow.late)
-    assert "look at the network of node1" in slow.said or "no steps were counted" in slow.said
+    assert "look at the network of node1" in slow.said
+
+
+def test_a_slow_link_between_two_hosts_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    """Problem 17: neither of two hosts can go on without the other, so both wait as long, whichever is slow."""
+    hosts.slow(1, "40mbit")
+    try:
+        seen = observe(hosts, tmp_path, 20, where="node0:2,node1:1")
+    finally:
+        hosts.run(1, "tc", "qdisc", "del", "dev", "eth0", "root")
+    named = "slow link: node0 - node1|most waited for: node1"
+    assert re.search(named, " ".join(seen.top.split())), (seen.top, seen.crossing)
+    assert re.search("the link between node0 and node1 is slow|look at the network of node1", seen.said), seen.said
+    assert straggler(seen.lags, None) is None, seen.lags
 
 
 def test_what_is_sent_is_what_comes(late: Observed) -> None:

@@ -160,6 +160,39 @@ def test_what_ranks_report_in_their_directories_comes_to_the_launcher(launcher):
     assert not (kept / ".job").exists()
 
 
+@pytest.mark.parametrize("chosen", [False, True], ids=["temporary", "chosen"])
+def test_agents_may_share_a_directory_that_the_launcher_does_not_see(launcher, chosen):
+    """One of them makes it, and each sends what its ranks have left; nothing stays there."""
+    program = """
+        home = pathlib.Path(os.environ["ENGINE_OUTPUT_DIR"])
+        assert not (home / ".job").exists() and (home / ".agents").exists()
+        touch(f"up.{rank}"); wait_for("up.0", "up.1")
+        assert (home / "rank.0").is_dir() and (home / "rank.1").is_dir()
+        (home / f"rank.{rank}" / "large").write_bytes(bytes([rank]) * 3000000)
+    """
+    inside = launcher.home / "far"
+    inside.mkdir()
+    there = [launcher.temporary, inside]
+    mounts = " && ".join(f"mount -t tmpfs none {each}" for each in there)
+    holder = subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", f"{mounts} && echo up && exec cat"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        if holder.stdout.readline() != "up\n":
+            pytest.skip("needs a mount namespace: run as root")
+        options = ["--output-dir", inside / "out"] if chosen else ["--grace-period", 0.2]
+        agent = f"nsenter -t {holder.pid} -m --wd={launcher.home} env STAND_IN={{host}}"
+        job = launcher.run("-H", "a:1,b:1", "--launch-agent", agent, *options, python=program)
+        left = subprocess.run(["nsenter", "-t", str(holder.pid), "-m", "find", *map(str, there)], capture_output=True)
+        holder.stdin.close()
+    assert job.code == 0, job.err
+    assert left.stdout.decode().split() == [str(each) for each in there], left
+    for rank in range(2) if chosen else ():
+        assert (inside / f"out/rank.{rank}/large").read_bytes() == bytes([rank]) * 3000000
+
+
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -523,7 +556,9 @@ def test_in_namespaces_nothing_is_left_when_one_is_killed(launcher, three_hosts,
     elif whom != "launcher":
         assert "first failure: rank 3 on 10.79.0.3: " in job.verdict[0]
     assert ("10.79.0.3 was lost: its agent ended (" in job.err) == (whom == "agent")
-    cut_off = "10.79.0.3 was lost: its agent was cut off: the command that started it ended (killed by SIGKILL); ranks 3, 4"
+    cut_off = (
+        "10.79.0.3 was lost: its agent was cut off: the command that started it ended (killed by SIGKILL); ranks 3, 4"
+    )
     assert (cut_off in job.err) == (whom == "carrier"), job.err
 
 

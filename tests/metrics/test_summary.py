@@ -128,6 +128,23 @@ def test_hosts_and_what_the_network_costs_are_told() -> None:
     assert "hosts:" not in "\n".join(advice.report({0: rank(0), 1: rank(1)}, RUN))
 
 
+@pytest.mark.parametrize(("hosts", "slow"), [(2, (0, 1)), (3, (1, 2))])
+def test_a_slow_link_between_two_hosts_is_told(hosts: int, slow: tuple[int, int]) -> None:
+    """Problem 17: two hosts that wait for each other, of which neither stands out; a third waits for both."""
+
+    def shown(milliseconds: int) -> str:
+        ranks: dict[int, Page] = {}
+        for host in range(hosts):
+            waits = [milliseconds * MS + host if each in slow and each != host else MS for each in range(hosts)]
+            far = {"hosts": hosts, "host": host, "host_name": words_of(f"node{host}")}
+            ranks[host] = rank(host, **far, crossing_ns=waits, lag_ns=0)
+        return "\n".join(advice.report(ranks, RUN))
+
+    link = f"the link between node{slow[0]} and node{slow[1]} is slow: each waits for the other's data for 20.0 %"
+    assert link in shown(4000) and "look at the network of" not in shown(4000) and "none stands out" in shown(4000)
+    assert "is slow" not in shown(1000)
+
+
 # ---- advice: each rule where its condition holds, and where it just does not -----------------------------------------
 
 SLOW = {"blocked_ns": 4000 * MS}  # 20 % of the time

@@ -408,6 +408,10 @@ def test_ranks_of_several_hosts_are_shown_with_them() -> None:
         [str(rank), f"node{rank // 2}"] for rank in range(4)
     ]
     assert frame.straggler is None
+    assert "slow link" not in " ".join(text[:3])
+    alike = " ".join(drawn(frame_with(pages, dict.fromkeys(range(4), 0.0), {0: 0.4, 1: 0.5}), 120, None)[:3])
+    assert "slow link: node0 - node1" in alike and "most waited for" not in alike
+    assert "slow link" not in drawn(frame_with(pages, dict.fromkeys(range(4), 0.0), {0: 0.05, 1: 0.05}), 120, None)[0]
     old = replace(frame, reading=JobReading(11.0, pages))
     assert "node1: its figures are 10 s old" in "\n".join(drawn(old, 120, None))
     few = frame_with({rank: on_two_hosts(rank) for rank in range(2)})

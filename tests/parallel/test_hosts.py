@@ -23,7 +23,7 @@ import pytest
 import engine
 from engine.native import core, setup
 
-from ..waiting import until
+from ..waiting import be_late, measured, until
 from .thread_world import KNOBS, SETTINGS, ThreadWorld, connections
 
 LAYOUTS = [(0, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 1), (0, 0, 1, 0, 2, 1, 0)]
@@ -125,6 +125,7 @@ def results(rank: int, size: int) -> list[str]:
 
 @layouts
 def test_bits_are_those_of_one_host(hosts: tuple[int, ...]) -> None:
+    """Problem 1: whatever the threshold, the chunk and the sockets; ranks of a host need not follow each other (19)."""
     size = len(hosts)
     with ThreadWorld(size) as world:
         expected = world.run(lambda rank: results(rank, size))
@@ -252,6 +253,8 @@ def test_what_travels_how_is_decided_by_the_bytes_of_the_busiest_host() -> None:
 
 @pytest.mark.parametrize(("buffer", "sockets"), [(1, 1), (20_000, 1), (1, 8), (20_000, 3)])
 def test_connections_that_take_little_at_a_time(buffer: int, sockets: int) -> None:
+    """Problem 4: heads and payloads come in pieces, and go in pieces."""
+
     def work(rank: int) -> list[str]:
         return results(rank, 3)
 
@@ -317,6 +320,8 @@ def test_process_sets_on_some_hosts() -> None:
 
 
 def test_more_names_than_there_are_ids() -> None:
+    """Problem 15."""
+
     def work(rank: int) -> None:
         for begin in range(0, 20_000, 1000):
             handles = [
@@ -329,6 +334,54 @@ def test_more_names_than_there_are_ids() -> None:
 
     with ThreadWorld(3, (0, 1, 1)) as world:
         world.run(work)
+
+
+def test_ids_are_used_again_while_ranks_join_and_what_they_tell_comes_late() -> None:
+    """Problem 15: a bit that was on its way when its id was set back would stand for another tensor, before its time.
+
+    Each rank in turn brings fewer of the new names, which come in waves of more than there are ids, and joins.
+    """
+    draw = random.Random(15)
+    wave, waves = 3000, 7
+
+    def forge(head: list[int], payload: bytearray) -> None:
+        if head[1] == WORDS and draw.random() < 0.02:
+            be_late(0.005)
+
+    def work(rank: int) -> None:
+        for turn in range(waves):
+            left = turn % 3 == rank
+            count = wave // 2 if left else wave
+            for begin in range(0, count, 500):
+                names = range(begin, begin + 500)
+                handles = [engine.allreduce_async(np.full(2, k), engine.Sum, f"{turn} {k}") for k in names]
+                for k, handle in zip(names, handles, strict=True):
+                    got = handle.wait()
+                    assert (got == (3 * k if left or k < wave // 2 else 2 * k)).all(), (turn, k, got)
+            engine.join()
+
+    with Cables(forge=forge) as cables, ThreadWorld(3, (0, 1, 1), cables) as world:
+        world.run(work)
+
+
+def test_no_wake_up_is_late_on_several_hosts() -> None:
+    """Problem 3: whoever sleeps is woken by what comes from another host, and not only by a look at the next tick."""
+
+    def late_wakes(rank: int) -> int:
+        native = engine.runtime.engine()
+        before = native.counters()["late_wakes"]
+        for step in range(300):
+            handles = [engine.allreduce_async(np.ones(size), engine.Sum, f"{size}") for size in (1, 5000, 200_000)]
+            engine.barrier()
+            assert all(handle.wait()[0] == 5 for handle in handles), step
+        return native.counters()["late_wakes"] - before
+
+    def measure() -> None:
+        with ThreadWorld(5, (0, 0, 1, 1, 2)) as world:
+            assert world.run(late_wakes) == [0] * 5
+
+    # Who stood still between a change and its ring has lost nothing; it is no habit.
+    measured(measure)
 
 
 def test_ranks_join_at_different_times() -> None:
@@ -416,7 +469,7 @@ def test_one_cut_socket_of_a_lane_is_a_cut_lane(cable: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_nonsense_on_a_cable_ends_the_world_and_nothing_else(seed: int) -> None:
-    """Frames that are too long, of no type, of another's page, beyond a slot, of the past; or bytes of no frame."""
+    """Problem 5: frames too long, of no type, of another's page, beyond a slot, of the past; or bytes of no frame."""
     draw = random.Random(seed)
 
     def lie(ends: list[tuple[socket.socket, socket.socket]]) -> None:

@@ -275,3 +275,20 @@ def test_a_rank_that_dies_while_they_gather_is_named(victim: int) -> None:
 def test_the_generation_keeps_worlds_apart(job: Callable[..., World]) -> None:
     assert address(job(0, 2), 1) != address(job(0, 2), 2)
     assert address(job(0, 2), 1) != address(replace(job(0, 2), job="other"), 1)
+
+
+def test_an_error_of_the_start_shows_where_the_program_called_and_what_is_wrong() -> None:
+    """Not where in the engine it was raised."""
+    alone = {
+        "RANK": "1",
+        "SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_SIZE": "2",
+        "START_TIMEOUT": "0.2",
+        "JOB": uuid.uuid4().hex,
+    }
+    program = [sys.executable, "-c", "import engine\ndef main():\n    engine.init()\nmain()"]
+    environ = {**os.environ, **{f"ENGINE_{name}": value for name, value in alone.items()}}
+    said = subprocess.run(program, env=environ, capture_output=True, text=True, check=False, timeout=60).stderr
+    assert "RendezvousError: rank 1: rank 0 did not come" in said and "in main" in said, said
+    assert said.count('File "') == 3, "the program, twice, and the function that it called"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ... import readable
-from .rates import MUCH, Page, slow_host
+from .rates import MUCH, Page, slow_host, slow_link
 from .summary import FEW_STEPS, Figures, Run, figures, lines
 
 MOSTLY = 0.5  # share of the batches from which most are meant
@@ -100,15 +100,21 @@ def late(told: Figures) -> str | None:
 
 
 def slow_network(told: Figures) -> str | None:
-    """One host's data comes late, and costs much."""
-    names = list(told.crossing)
-    host = slow_host(dict(enumerate(told.crossing.values())))
-    if host is None:
-        return None
-    return (
-        f"look at the network of {readable.plain(names[host])}: the others wait for its data for "
-        f"{readable.share(told.crossing[names[host]])} of the time"
-    )
+    """One host's data comes late, or that between two hosts does, and costs much."""
+    names, waits = list(told.crossing), dict(enumerate(told.crossing.values()))
+    if (host := slow_host(waits)) is not None:
+        return (
+            f"look at the network of {readable.plain(names[host])}: the others wait for its data for "
+            f"{readable.share(waits[host])} of the time"
+        )
+    if (link := slow_link(waits)) is not None:
+        one, other = (readable.plain(names[host]) for host in link)
+        return (
+            f"the link between {one} and {other} is slow: each waits for the other's data for "
+            f"{readable.share(min(waits[host] for host in link))} of the time; look at its bandwidth and at errors of "
+            "its interfaces"
+        )
+    return None
 
 
 def renamed(told: Figures) -> str | None:
@@ -169,5 +175,5 @@ def _closed_by(told: Figures, reason: str) -> bool:
 
 
 Rule = Callable[[Figures], str | None]
-ALWAYS: tuple[Rule, ...] = (failed, disagreed, stalled, crowded)
-WITH_STEPS: tuple[Rule, ...] = (late, slow_network, renamed, small_batches, waits_for_clock, untuned, unfinished)
+ALWAYS: tuple[Rule, ...] = (failed, disagreed, stalled, crowded, slow_network)
+WITH_STEPS: tuple[Rule, ...] = (late, renamed, small_batches, waits_for_clock, untuned, unfinished)

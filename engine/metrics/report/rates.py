@@ -203,6 +203,28 @@ def slow_host(waits: Mapping[int, float]) -> int | None:
     return most if waits[most] >= max(MUCH, LATE_TIMES * others) else None
 
 
+def slow_link(waits: Mapping[int, float]) -> tuple[int, int] | None:
+    """Find two hosts that wait for each other, and for no third as much: the connection between them is slow.
+
+    Which of the two is to blame their waits do not tell: neither can go on without the other's data.
+
+    Parameters
+    ----------
+    waits : mapping of int to float
+        As of `slow_host`.
+
+    Returns
+    -------
+    tuple of two ints, or None
+        The hosts by their numbers; None if no two stand out, if one host alone does, or if it does not cost much.
+    """
+    if len(waits) < 2 or slow_host(waits) is not None:
+        return None
+    one, other, *others = sorted(waits, key=lambda host: -waits[host])
+    least = max(MUCH, LATE_TIMES * max((waits[host] for host in others), default=0.0))
+    return (min(one, other), max(one, other)) if waits[other] >= least else None
+
+
 def names_of_hosts(pages: Mapping[int, Page]) -> dict[int, str]:
     """The names of a job's hosts by their numbers, as far as pages tell them; none for a job on one host."""
     told = [page for page in pages.values() if isinstance(page, Snapshot) and page.far]

@@ -13,7 +13,7 @@ from rich.text import Text
 from ... import readable
 from ..page import PageError, Snapshot
 from . import page_words
-from .rates import JobReading, Page, Rates, names_of_hosts, pending, slow_host, straggler, waits_by_host
+from .rates import JobReading, Page, Rates, names_of_hosts, pending, slow_host, slow_link, straggler, waits_by_host
 
 NOTES = 6  # lines about what is wrong, at most
 OLD_SECONDS = 5.0  # age from which figures that come from another host are said to be old
@@ -155,7 +155,9 @@ def _head(frame: Frame) -> list[str]:
     parts.append(f"blocked {readable.share(statistics.fmean(rate.blocked for rate in rates))}")
     parts.append(f"exposed communication {readable.share(statistics.fmean(rate.exposed for rate in rates))}")
     if hosts and (host := slow_host(frame.crossing)) is not None:
-        parts.append(f"most waited for: {readable.plain(hosts.get(host, f'host {host}'))}")
+        parts.append(f"most waited for: {_host_name(frame, host)}")
+    elif hosts and (link := slow_link(frame.crossing)) is not None:
+        parts.append(f"slow link: {' - '.join(_host_name(frame, host) for host in link)}")
     return parts
 
 
@@ -261,6 +263,10 @@ def _steps(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
     """Nothing, rather than 0, where nobody tells what a step is."""
     counted = isinstance(page, Snapshot) and page["steps"] > 0
     return _rate(rate.steps if counted and rate is not None else None, 2)
+
+
+def _host_name(frame: Frame, host: int) -> str:
+    return readable.plain(frame.hosts.get(host, f"host {host}"))
 
 
 def _host(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
