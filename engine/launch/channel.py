@@ -207,22 +207,18 @@ class Channel:
         ChannelError
             The other side does not speak this protocol.
         """
-        if self.ended:
-            return
         poll = select.poll()
-        poll.register(self.reading, select.POLLIN)
         while not self.ended:
+            poll.register(self.reading, select.POLLIN)
             poll.poll()
             yield from self.receive()
 
     def await_end(self, seconds: float) -> None:
         """Wait until the other side closes its end, for so many seconds at most; what it still says is passed over."""
-        if self.ended:
-            return
         patience = Patience(seconds)
         poll = select.poll()
-        poll.register(self.reading, select.POLLIN)
         while not self.ended and patience.left():
+            poll.register(self.reading, select.POLLIN)
             poll.poll(1000 * patience.wait())
             with contextlib.suppress(ChannelError):
                 for _ in self.receive():
