@@ -37,7 +37,7 @@ def main() -> None:
 def work(about: dict[str, Any], rank: int) -> None:
     """One rank from its start to its end."""
     lanes = {int(other): [fd] for other, fd in about["lanes"][str(rank)].items()}
-    trunks = {int(host): fd for host, fd in about["trunks"][str(rank)].items()}
+    trunks = {int(other): fd for other, fd in about["trunks"][str(rank)].items()}
     peers = [os.pidfd_open(os.getpid()) if about["hosts"][other] == 0 else -1 for other in range(about["size"])]
     native = core.Engine(
         rank,

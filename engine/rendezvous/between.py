@@ -4,7 +4,7 @@ The *hub* is rank 0's host. Each other leader calls it, and tells it of the rank
 come the hub compares them and answers with the layout, and leaders open the *lanes*: for each pair of ranks that
 exchange data as many connections as `sockets_per_lane` says, for which the leader of the higher host calls and that of
 the lower one answers. Each rank receives its own from its leader. The connection between a leader and the hub stays, as
-a *trunk*.
+a *trunk*; where there are many hosts, ranks of the hub that do not coordinate receive these.
 
     leader -> hub    come: the processes of its host so far; crew: all their hellos, and where it answers for lanes
     hub -> leader    layout: each rank's host, pid and processors; each host's door; the kernels; seconds left
@@ -290,11 +290,15 @@ class Between:
         for link in (*self.open.values(), *self.trunks().values()):
             link.close()
 
-    def taken_trunks(self) -> dict[int, int]:
-        """By host, the descriptor of the trunk; the caller's from now on."""
-        for link in self.trunks().values():
-            network.keep_watch(link.connection)
-        return {host: link.connection.detach() for host, link in self.trunks().items()}
+    def taken_trunks(self, rank: int) -> dict[int, int]:
+        """By rank elsewhere, the descriptors of the trunks of `rank`; the caller's from now on."""
+        taken: dict[int, int] = {}
+        links = self.trunks()
+        for there in self.layout.trunks(rank):
+            connection = links[self.layout.hosts[there]].connection
+            network.keep_watch(connection)
+            taken[there] = connection.detach()
+        return taken
 
     def taken_lanes(self, rank: int) -> dict[int, list[int]]:
         """By rank elsewhere, the descriptors of the lane of `rank`; the caller's from now on."""

@@ -310,11 +310,14 @@ class Hosting:
         }
         for visitor, hello in zip(visitors, hellos[1:], strict=True):
             lanes = {} if self.between is None else self.between.taken_lanes(hello.rank)
-            descriptors = [control, arena, *pidfds, *chain(*lanes.values())]
-            told = {**message, "lanes": list(lanes), "sockets": self.sockets, "descriptors": len(descriptors)}
+            trunks = {} if self.between is None else self.between.taken_trunks(hello.rank)
+            links = [*trunks.values(), *chain(*lanes.values())]
+            descriptors = [control, arena, *pidfds, *links]
+            told = {**message, "trunks": list(trunks), "lanes": list(lanes), "sockets": self.sockets}
+            told["descriptors"] = len(descriptors)
             if self._send(visitor, frame(told, self.key, "welcome", hello.nonce)):
                 self._pass(visitor, descriptors)
-            close_all([*chain(*lanes.values())])
+            close_all(links)
             visitor.descriptors = []  # Ours to keep: they are in `peers`.
         return gathered
 
@@ -331,7 +334,7 @@ class Hosting:
         return Gathered(
             *(control, arena, peers, terms.pids, terms.processors, tuple(terms.hosts), terms.hosts[rank]),
             kernels=terms.kernels,
-            trunks=self.between.taken_trunks(),
+            trunks=self.between.taken_trunks(rank),
             lanes=self.between.taken_lanes(rank),
         )
 

@@ -141,6 +141,7 @@ class Joining:
         return Gathered(
             *(control, arena, peers, message["pids"], message["processors"], tuple(message["hosts"]), message["host"]),
             kernels=message["kernels"],
+            trunks=dict(zip(message["trunks"], links, strict=False)),
             lanes={rank: list(islice(links, sockets)) for rank in lanes},
         )
 

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+SPOKEN_TO = 8
+"""Hosts to which rank 0 itself has trunks. Of more, the others of its host take all: it has the coordinator to run."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -53,6 +56,20 @@ class Layout:
             for other in others
             if self.carrier(rank, self.hosts[other]) == other or self.carrier(other, own) == rank
         ]
+
+    def keeper(self, host: int) -> int:
+        """The rank of rank 0's host that has the trunk to another host's leader."""
+        others = self.crews[0][1:]
+        if not others or len(self.crews) - 1 <= SPOKEN_TO:
+            return 0
+        return others[host % len(others)]
+
+    def trunks(self, rank: int) -> list[int]:
+        """The ranks to which `rank` has a trunk: leaders of other hosts, or of these the one that keeps it."""
+        host = self.hosts[rank]
+        if host == 0:
+            return [crew[0] for other, crew in enumerate(self.crews) if other and self.keeper(other) == rank]
+        return [self.keeper(host)] if rank == self.crews[host][0] else []
 
     def cross(self, rank: int) -> tuple[int, int]:
         """Where a rank comes among the ranks that have its local rank on their hosts, and how many these are."""

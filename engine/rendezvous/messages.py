@@ -49,7 +49,7 @@ class Gathered:
     kernels: str | None = None
     """The kernels that all ranks have, if not all would choose the same."""
     trunks: dict[int, int] = field(default_factory=dict)
-    """By host, the connection to its leader: on rank 0 to all others, on other leaders to rank 0's."""
+    """By rank on another host, the connection to it: between leaders and rank 0, or others of its host."""
     lanes: dict[int, list[int]] = field(default_factory=dict)
     """By rank on another host, the connections to it, equally many to each."""
 

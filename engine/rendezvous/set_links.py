@@ -62,8 +62,8 @@ class SetLinks:
         Returns
         -------
         lanes, trunks : dict
-            Descriptors, by rank, as many as the world's lanes have, and by host of the set; the caller's. Empty on
-            other ranks.
+            Descriptors, by rank of the set: of a lane as many as the world's have, of a trunk one; the caller's. Empty
+            on other ranks.
 
         Raises
         ------
@@ -146,7 +146,7 @@ class _Meeting:
         link.send({})
 
     def taken(self) -> Connections:
-        """The descriptors, of which the caller is the owner now: lanes by rank, trunks by host."""
+        """The descriptors, by rank, of which the caller is the owner now: lanes and trunks."""
         lanes: dict[int, list[int]] = {}
         trunks: dict[int, int] = {}
         for (kind, _, _), link in self.links.items():
@@ -155,7 +155,7 @@ class _Meeting:
         for kind, other, number in sorted(self.links):
             descriptor = self.links.pop((kind, other, number)).connection.detach()
             if kind == "trunk":
-                trunks[self.layout.hosts[other]] = descriptor
+                trunks[other] = descriptor
             else:
                 lanes.setdefault(other, []).append(descriptor)
         return lanes, trunks
@@ -170,8 +170,6 @@ class _Meeting:
 
 
 def _connections(layout: Layout, rank: int, sockets: int) -> set[_Name]:
-    """What a rank is connected to: its lanes, and between leaders and the first, trunks."""
-    leaders = [crew[0] for crew in layout.crews]
-    trunks = leaders[1:] if rank == 0 else leaders[:1] if rank in leaders else []
+    """What a rank is connected to: by lanes and by trunks."""
     lanes = {("lane", other, number) for other in layout.lanes(rank) for number in range(sockets)}
-    return lanes | {("trunk", other, 0) for other in trunks}
+    return lanes | {("trunk", other, 0) for other in layout.trunks(rank)}

@@ -23,7 +23,7 @@ cdef struct Network:
     engine_mpi mpi          # what lanes' large offers go over, if `couriers` is not NULL
     Courier* couriers       # by lane; NULL: none goes over MPI
     Relay relay
-    bint leads              # whether this rank has trunks
+    bint leads              # whether this rank has trunks, or coordinates
     int epoll
     int bell                # eventfd that wakes the thread
     uint32_t spoken         # atomic: 1: something was sent on a link since the thread last looked at what is owed

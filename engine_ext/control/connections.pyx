@@ -7,6 +7,7 @@ from engine_ext.control.relay cimport relay_close
 from engine_ext.platform.atomics cimport load_acquire, store32_release
 from engine_ext.platform.posix cimport close, pthread_join, write
 from engine_ext.shared.layout cimport Status
+from engine_ext.shared.segment cimport coordinates
 from engine_ext.transport.lanes cimport Lane, carrier, lanes_close
 from engine_ext.transport.link cimport AHEAD, link_close, link_idle, link_open
 from engine_ext.transport.mpi cimport courier_close, courier_sent
@@ -21,9 +22,9 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 
 cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil:
-    """Take over connected sockets: of lanes `sockets` for each rank, of trunks one for each host, -1 for none. OK or NO_MEMORY.
-    They are the caller's no more, whatever is returned; it closes the network."""
-    cdef int most = sockets * segment.size + segment.hosts, h, k, status = Status.OK
+    """Take over connected sockets, -1 for none: of lanes `sockets` for each rank, of trunks one. OK or NO_MEMORY. They are the
+    caller's no more, whatever is returned; it closes the network."""
+    cdef int most = (sockets + 1) * segment.size, k, status = Status.OK
     memset(network, 0, sizeof(Network))
     network.suspect = -1
     network.epoll, network.bell = epoll_create1(EPOLL_CLOEXEC), eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
@@ -39,15 +40,15 @@ cdef int connections_open(Network* network, Segment* segment, const int* lanes, 
         if lanes[k] >= 0:
             status |= add_link(network, lanes[k], k // sockets)
     network.lane_count = network.count
-    for h in range(segment.hosts):
-        if trunks[h] >= 0:
-            status |= add_link(network, trunks[h], leader_of(segment, h))
+    for k in range(segment.size):
+        if trunks[k] >= 0:
+            status |= add_link(network, trunks[k], k)
     if (network.epoll < 0 or network.bell < 0 or network.news == NULL or network.list == NULL or network.to == NULL
             or network.of == NULL or network.ended == NULL or network.ahead == NULL or status != Status.OK):
         return Status.NO_MEMORY
     for k in range(network.lane_count // sockets):
         add_lane(network, segment, k, sockets)
-    network.leads = network.count > network.lane_count
+    network.leads = network.count > network.lane_count or coordinates(segment)
     return Status.OK
 
 
@@ -97,14 +98,6 @@ cdef int add_link(Network* network, int fd, int peer) noexcept nogil:
     link_open(&network.links[network.count], fd, peer, &network.spoken)
     network.count += 1
     return Status.OK
-
-
-cdef int leader_of(const Segment* segment, int host) noexcept nogil:
-    cdef int r
-    for r in range(segment.size):
-        if segment.host_of[r] == host:
-            return r
-    return -1
 
 
 cdef bint connections_sent(Network* network) noexcept nogil:

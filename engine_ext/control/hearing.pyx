@@ -10,7 +10,7 @@ from engine_ext.control.foreign cimport foreign_entries, foreign_requests, forei
 from engine_ext.control.host_clock cimport host_clock_answer, host_clock_hear
 from engine_ext.control.relay cimport NEWS, URGENT_NEWS, Relay, Trunk
 from engine_ext.platform.atomics cimport (
-    cas, load32_acquire, load_acquire, load_relaxed, store32_release, store_release,
+    add32, cas, load32_acquire, load_acquire, load_relaxed, store32_release, store_release,
 )
 from engine_ext.shared.layout cimport (
     IDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, STUCK_SHIFT, rank_page,
@@ -31,11 +31,7 @@ cdef inline uint64_t offset_in(const void* page, const void* field) noexcept nog
 
 
 cdef Trunk* trunk_of(Relay* relay, const Link* link) noexcept nogil:
-    cdef int k
-    for k in range(relay.count):
-        if relay.trunks[k].link == link:
-            return &relay.trunks[k]
-    return NULL
+    return &relay.trunks[0 if relay.segment.far else relay.segment.host_of[link.peer]]
 
 
 cdef bint of_host(const Segment* segment, int rank, int host) noexcept nogil:
@@ -58,7 +54,7 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
     cdef Relay* relay = <Relay*>owner
     cdef Segment* segment = relay.segment
     cdef Trunk* trunk = trunk_of(relay, link)
-    cdef bint down = relay.coordinator == NULL
+    cdef bint down = segment.far
     cdef uint64_t place
     if frame.type == FRAME_WORDS:
         if frame.bytes % sizeof(engine_word) or frame.bytes > FRAME_WORDS_MOST * sizeof(engine_word):
@@ -109,14 +105,14 @@ cdef bint is_quiet(const Segment* segment, const rank_page* page, const engine_w
 cdef void note_news(Relay* relay, const engine_frame* frame, const engine_word* words, uint32_t count) noexcept nogil:
     """Words have been stored. On the coordinator's host, ranks of further hosts may have to know of those that are not quiet."""
     cdef uint32_t k
-    if relay.coordinator == NULL:
+    if relay.segment.far:
         relay.news = URGENT_NEWS
         return
     relay.news = max(relay.news, NEWS)
     for k in range(count):
         if not is_quiet(relay.segment, relay.segment.pages[frame.rank], &words[k]):
             relay.news = URGENT_NEWS
-            store32_release(&relay.heard, 1)        # pairs with look_at_ranks: the words are there
+            add32(&relay.segment.header.heard, 1)   # pairs with look: the words are there
             return
 
 
@@ -140,7 +136,7 @@ cdef bint hear_verdict(Relay* relay, Trunk* trunk, const engine_verdict* verdict
     cdef uint64_t culprit = (verdict.abort & 0xFFFF) - 1, reporter = verdict.abort >> 32
     if culprit >= <uint64_t>world.size or reporter >= <uint64_t>world.size or world != relay.segment:
         return False
-    if relay.coordinator != NULL and world.host_of[reporter] != trunk.host:
+    if not world.far and world.host_of[reporter] != trunk.host:
         return False
     if not nearby(world, <int>reporter):
         memcpy(world.pages[reporter].reason, verdict.reason, REASON_BYTES)
@@ -168,8 +164,8 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
         note_news(relay, frame, <engine_word*>trunk.into, count)
     elif frame.type == FRAME_VERDICT:
         return hear_verdict(relay, trunk, <engine_verdict*>trunk.into)
-    elif frame.type == FRAME_CLOCK and relay.coordinator != NULL:
-        relay.news = max(relay.news, NEWS)      # who drives may have found the connection busy with the answer
+    elif frame.type == FRAME_CLOCK and not segment.far:
+        relay.news = URGENT_NEWS                # who drives may have found the connection busy with the answer
         host_clock_answer(<const engine_times*>trunk.into, link)
     elif frame.type == FRAME_CLOCK:
         relay.news = max(relay.news, NEWS)      # likewise, with the next question

@@ -20,7 +20,7 @@ from engine_ext.platform.atomics cimport (
 from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec, write
 from engine_ext.shared.layout cimport CAUSE_DIED, MAX_RANKS, REASON_BYTES
-from engine_ext.shared.segment cimport Segment, abort_world, coordinates, settle_claim, wake, wake_others
+from engine_ext.shared.segment cimport Segment, abort_world, settle_claim, wake, wake_others
 from engine_ext.transport.lanes cimport lanes_doze, lanes_poll, lanes_wake
 from engine_ext.transport.link cimport (
     ENDED, OPEN, Link, link_flush, link_idle, link_leave, link_look, link_receive, link_state,
@@ -42,6 +42,9 @@ cdef enum:
     TRUNK_SILENCE_MS = 4000     # as long as the kernel takes to find an idle one silent (engine/host/network.py)
     LANE_SILENCE_MS = 6000      # longer, so that a host which is gone is told by the coordinator's host
     NEWS_MS = 1                 # for which news that nobody waits for is left, to be looked at with what comes meanwhile
+    SHARED_NEWS_MS = 2          # the same where several ranks have trunks, each of which leaves its own
+    MANY_HOSTS = 16             # with more of them, what comes on trunks while such news is left is taken in together
+    TOGETHER_NS = 250000        # what has come in this time
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -53,10 +56,11 @@ cdef int network_start(State* e) noexcept nogil:
     cdef Segment* segment = &e.segment
     cdef int k, status
     if network.leads:
-        if not relay_open(&network.relay, segment, &e.coordinator if coordinates(segment) else NULL):
+        if not relay_open(&network.relay, segment):
             return ENOMEM
+        network.relay.keeps = network.count > network.lane_count
         for k in range(network.lane_count, network.count):
-            network.relay.trunks[segment.host_of[network.links[k].peer] if coordinates(segment) else 0].link = &network.links[k]
+            network.relay.trunks[0 if segment.far else segment.host_of[network.links[k].peer]].link = &network.links[k]
     network.lanes.receiver.ahead = network.relay.receiver.ahead = network.ahead
     for k in range(network.count):
         status = engine_socket_watch(network.epoll, network.links[k].fd, <uint32_t>k)
@@ -74,14 +78,18 @@ cdef int network_start(State* e) noexcept nogil:
 cdef void* network_thread(void* argument) noexcept nogil:
     cdef State* e = <State*>argument
     cdef Network* network = e.network
+    cdef timespec pause
     cdef int k
     cdef bint more = False, busy = False
+    pause.tv_sec, pause.tv_nsec = 0, TOGETHER_NS
     while not load32_acquire(&network.stop):
         if network.couriers != NULL:
             busy = not lanes_doze(&network.lanes)
             if busy:
                 ask_mpi(e)
-        engine_socket_wait(network.epoll, network.news, network.ended, 0 if more or busy else longest_wait(network))
+        if network.news_since and e.segment.hosts > MANY_HOSTS and not more and not busy:
+            nanosleep(&pause, NULL)
+        engine_socket_wait(network.epoll, network.news, network.ended, 0 if more or busy else longest_wait(e))
         lanes_wake(&network.lanes)
         more = False
         for k in range(network.count):
@@ -115,10 +123,16 @@ cdef void ask_mpi(State* e) noexcept nogil:
         notice_end(e, k)            # MPI has failed
 
 
-cdef int longest_wait(const Network* network) noexcept nogil:
+cdef inline int news_ms(const State* e) noexcept nogil:
+    """For how many milliseconds news that nobody waits for is left."""
+    return NEWS_MS if e.segment.rank == e.segment.leader else SHARED_NEWS_MS
+
+
+cdef int longest_wait(const State* e) noexcept nogil:
     """For how many milliseconds this thread may wait for what comes; -1: without limit."""
+    cdef const Network* network = e.network
     if network.news_since:
-        return NEWS_MS
+        return news_ms(e)
     if network.suspect >= 0:
         return GRACE_LOOK_MS
     return WATCH_MS if load32_relaxed(&network.watching) else -1
@@ -135,12 +149,13 @@ cdef void tell_news(State* e) noexcept nogil:
         if network.news_since == 0:
             network.news_since = now_ns()
         if load_relaxed(&network.relay.pace) >= NEWS_MS * 1000000 and not overdue_ns(
-                now_ns(), network.news_since, NEWS_MS * 1000000):
+                now_ns(), network.news_since, news_ms(e) * <uint64_t>1000000):
             return
+        wake(&e.segment, e.segment.leader, 0)
     else:
         wake_others(&e.segment, 0)
+        wake(&e.segment, e.segment.rank, 0)
     network.relay.news, network.news_since = NO_NEWS, 0
-    wake(&e.segment, e.segment.rank, 0)
 
 
 cdef bint serve(State* e, int k) noexcept nogil:
@@ -268,7 +283,7 @@ cdef uint64_t network_held(const State* e) noexcept nogil:
 
 cdef bint network_unseen(State* e) noexcept nogil:
     """Whether this rank has something to relay that it has not looked at."""
-    return e.network != NULL and e.network.leads and e.network.relay.coordinator == NULL and relay_unseen(&e.network.relay)
+    return e.network != NULL and e.network.leads and relay_unseen(&e.network.relay)
 
 
 cdef bint crew_has_left(const State* e) noexcept nogil:

@@ -1,7 +1,6 @@
 """What one host tells another over a trunk: words that have changed, requests, the schedule, and why the world has ended."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.control.coordinator cimport Coordinator
 from engine_ext.control.host_clock cimport HostClock
 from engine_ext.shared.layout cimport rank_page
 from engine_ext.shared.segment cimport Segment
@@ -29,7 +28,7 @@ cdef struct Told:           # what other hosts are told of a rank, where only it
 cdef struct Trunk:           # to the leader of another host; on that leader, to the coordinator's rank
     Link* link              # NULL: there is none
     int host                # the one at the other end
-    int* crew               # the ranks of that host; on the coordinator's rank alone, as what follows
+    int* crew               # the ranks of that host; on the coordinator's host alone, as what follows
     int crew_size
     uint64_t version        # of the coordinator's news: what it has been told
     uint64_t changes        # likewise: number of changes of ranks' states
@@ -43,18 +42,18 @@ cdef struct Trunk:           # to the leader of another host; on that leader, to
 
 cdef struct Relay:
     Segment* segment
-    Coordinator* coordinator    # on the coordinator's rank; else NULL
-    Trunk* trunks             # by host on the coordinator's rank; on another leader one
+    Trunk* trunks             # by host on the coordinator's host; on another leader one
     int count
+    bint keeps              # whether any of them is this rank's; else it is the coordinator's, and others of its host have them
     uint64_t pace           # atomic: nanoseconds between two times that a leader tells what nobody waits for
-    # on the coordinator's rank
-    uint64_t version        # increases with whatever other hosts are to be told, as the next four were at the last look
-    uint64_t tail
-    uint64_t drained        # of all ranks, added up
-    uint64_t flags
+    # on the coordinator's host
+    uint64_t version        # increases with whatever other hosts are to be told, as the next five were at the last look
+    uint64_t tail           # atomic
+    uint64_t drained        # atomic: of all ranks, added up
+    uint64_t flags          # atomic
+    uint32_t heard          # atomic: of the segment's header
     uint64_t changes        # number of changes of ranks' states
     Told* states            # by rank
-    uint32_t heard          # atomic: 1: other hosts have told of a state since the last look
     # on another leader
     uint64_t told_at        # when it last told something: nanoseconds, monotonic
     uint64_t held           # when what it holds back is to be told: nanoseconds, monotonic; 0: it holds nothing back
@@ -65,7 +64,7 @@ cdef struct Relay:
     Receiver receiver
     int news                # what the last frames have brought to ranks of this host: *_NEWS; the network thread alone
 
-cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) noexcept nogil
+cdef bint relay_open(Relay* relay, Segment* segment) noexcept nogil
 cdef void relay_close(Relay* relay) noexcept nogil
 cdef bint relay_unseen(const Relay* relay) noexcept nogil
 cdef void relay_tell(Relay* relay, double cycle_time_ms) noexcept nogil

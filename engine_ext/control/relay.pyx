@@ -1,9 +1,14 @@
 """The control plane between hosts (docs/architecture/protocol.md, "Hosts").
 
 Every word of the protocol has one writer, so it can be copied over a connection that keeps order without any new agreement. The
-leader of each host compares the pages of its crew with what it has told, and sends what differs; the coordinator's rank does the
-same with its own page, the schedule, and what ranks of other hosts have to know of each other. What comes is stored at the same
-place of the page on this host: so coordinator, executor and reports read pages and do not know which of them are far away.
+leader of each host compares the pages of its crew with what it has told, and sends what differs; the coordinator's host does the
+same with the coordinator's page, the schedule, and what ranks of other hosts have to know of each other. What comes is stored at
+the same place of the page on this host: so coordinator, executor and reports read pages and do not know which of them are far
+away.
+
+Nor does it matter which rank of the coordinator's host has a trunk, since all of them read and write the same pages. With few
+hosts the coordinator's rank has all; with many, the other ranks of its host share them (engine/rendezvous/layout.py), and it has
+only to wake these.
 
 Order, where it counts: requests, and what varies per call, come before the bits that announce them; the bits before the cursor,
 so that behind an eviction or a join no old bit is read; and a word that says "look" (`arrivals`, `waits`) comes last. So they are
@@ -21,14 +26,14 @@ from libc.string cimport memset
 from engine_ext.control.hearing cimport hearing_open
 from engine_ext.control.host_clock cimport host_clock_ask
 from engine_ext.platform.atomics cimport (
-    cas32, load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed,
+    add32, load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store_relaxed,
 )
 from engine_ext.platform.clock cimport overdue_ns, seconds_ns
 from engine_ext.platform.posix cimport PAGE
 from engine_ext.shared.layout cimport (
     COORDINATOR, ID_WORDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, coordinator_page,
 )
-from engine_ext.shared.segment cimport nearby
+from engine_ext.shared.segment cimport nearby, wake_others
 from engine_ext.transport.link cimport (
     FRAME_LONGEST, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST, engine_frame, engine_verdict,
     link_break, link_flush, link_give, link_idle, link_queue,
@@ -38,7 +43,7 @@ cdef enum:
     CURSOR_SHARE = 16           # the part of the ring that may be passed without a word
     PACES = 64                  # hosts for which a leader's pace is a whole cycle
     SLOWEST = 16                # of which so many, or fewer hosts, have a part
-    LONGEST_PACE_NS = 2000000   # since a rank of another host may wait for what nobody waits for here
+    LONGEST_PACE_NS = 2000000   # of so many, since a rank of another host may wait for what nobody waits for here
 
 cdef extern from "<stdlib.h>" nogil:
     void* aligned_alloc(size_t alignment, size_t nbytes)
@@ -47,14 +52,14 @@ cdef extern from "<string.h>" nogil:
     void* memcpy(void* to, const void* source, size_t nbytes)
 
 
-cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) noexcept nogil:
-    """For a host's leader: the trunks' connections are the caller's. False without memory."""
+cdef bint relay_open(Relay* relay, Segment* segment) noexcept nogil:
+    """For a rank that has trunks, or coordinates: the trunks' connections are the caller's. False without memory."""
     cdef int k, r
     cdef Trunk* trunk
     memset(relay, 0, sizeof(Relay))
-    relay.segment, relay.coordinator = segment, coordinator
+    relay.segment = segment
     hearing_open(relay)
-    relay.count = segment.hosts if coordinator != NULL else 1
+    relay.count = 1 if segment.far else segment.hosts
     relay.trunks = <Trunk*>calloc(relay.count, sizeof(Trunk))
     relay.told = <rank_page**>calloc(segment.size, sizeof(rank_page*))
     relay.states = <Told*>calloc(segment.size, sizeof(Told))
@@ -65,7 +70,7 @@ cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) n
         return False
     for k in range(relay.count):
         trunk = &relay.trunks[k]
-        trunk.host = k if coordinator != NULL else segment.host_of[COORDINATOR]
+        trunk.host = segment.host_of[COORDINATOR] if segment.far else k
         trunk.crew = <int*>calloc(segment.size, sizeof(int))
         trunk.drained = <uint64_t*>calloc(segment.size, 8)
         trunk.into = <char*>malloc(FRAME_WORDS_MOST * sizeof(engine_word))
@@ -76,7 +81,7 @@ cdef bint relay_open(Relay* relay, Segment* segment, Coordinator* coordinator) n
                 trunk.crew[trunk.crew_size] = r
                 trunk.crew_size += 1
     for r in range(segment.size):
-        if coordinator == NULL and nearby(segment, r):
+        if segment.far and nearby(segment, r):
             relay.told[r] = <rank_page*>aligned_alloc(PAGE, sizeof(rank_page))      # a page of this type begins where pages do
             if relay.told[r] == NULL:
                 return False
@@ -247,10 +252,16 @@ cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
 
 
 cdef bint relay_unseen(const Relay* relay) noexcept nogil:
-    """Whether a rank of this host has news for the coordinator since the last look; of cursors only while it waits for them."""
+    """Whether there is something to tell since the last look: on the coordinator's host for others; elsewhere what a rank of this
+    host has for the coordinator, of cursors only while it waits for them."""
     cdef const Segment* segment = relay.segment
     cdef const rank_page* page
     cdef int i, r
+    if not segment.far:
+        return (load_acquire(&segment.coordinator.tail) != load_relaxed(&relay.tail)
+                or drained_by_all(segment) != load_relaxed(&relay.drained)
+                or flags_of(segment.coordinator) != load_relaxed(&relay.flags)
+                or load32_acquire(&segment.header.heard) != load32_relaxed(&relay.heard))
     for i in range(segment.crew_size):
         r = segment.crew[i]
         page = segment.pages[r]
@@ -291,24 +302,42 @@ cdef void look_at_rank(Relay* relay, int rank) noexcept nogil:
         told.blocked, told.blocked_anywhere = blocked, anywhere
 
 
+cdef uint64_t drained_by_all(const Segment* segment) noexcept nogil:
+    """The bytes of all request rings that have been read."""
+    cdef uint64_t drained = 0
+    cdef int r
+    for r in range(segment.size):
+        drained += load_acquire(&segment.coordinator.drained[r])
+    return drained
+
+
+cdef inline uint64_t flags_of(const coordinator_page* page) noexcept nogil:
+    return load32_relaxed(&page.recording) | load32_relaxed(&page.stuck) << 1 | load32_acquire(&page.over) << 2
+
+
 cdef void look(Relay* relay) noexcept nogil:
     """Note whether there is news for other hosts. That of ranks elsewhere has come from there."""
     cdef Segment* segment = relay.segment
-    cdef const coordinator_page* page = segment.coordinator
-    cdef uint64_t tail = load_acquire(&page.tail), drained = 0, changes = relay.changes
-    cdef uint64_t flags = (load32_relaxed(&page.recording) | load32_relaxed(&page.stuck) << 1 | load32_acquire(&page.over) << 2)
+    cdef uint64_t tail = load_acquire(&segment.coordinator.tail), drained = drained_by_all(segment)
+    cdef uint64_t flags = flags_of(segment.coordinator), changes = relay.changes
+    cdef uint32_t heard = load32_acquire(&segment.header.heard)         # before the states: pairs with note_news
     cdef int i
-    if cas32(&relay.heard, 1, 0):                   # pairs with note_news
+    if heard != relay.heard:
+        store32_relaxed(&relay.heard, heard)
         for i in range(segment.size):
             look_at_rank(relay, i)
     else:
         for i in range(segment.crew_size):
             look_at_rank(relay, segment.crew[i])
-    for i in range(segment.size):
-        drained += load_acquire(&page.drained[i])
     if tail != relay.tail or drained != relay.drained or flags != relay.flags or changes != relay.changes:
-        relay.tail, relay.drained, relay.flags = tail, drained, flags
+        store_relaxed(&relay.tail, tail)
+        store_relaxed(&relay.drained, drained)
+        store_relaxed(&relay.flags, flags)
         relay.version += 1
+        if not relay.keeps:                 # who has the trunks looks at the words, and at states when it is told to
+            if changes != relay.changes:
+                add32(&segment.header.heard, 1)
+            wake_others(segment, 0)
 
 
 cdef void tell_rank(Words* words, const rank_page* page) noexcept nogil:
@@ -355,7 +384,7 @@ cdef void tell_down(Relay* relay, Trunk* trunk) noexcept nogil:
 # ---- both --------------------------------------------------------------------------------------------------------------------
 
 cdef void tell_verdict(Relay* relay, Trunk* trunk) noexcept nogil:
-    """The coordinator's rank tells why the world has ended, which it alone decides; another leader what its host claims."""
+    """The coordinator's host tells why the world has ended, which it alone decides; another leader what its host claims."""
     cdef uint64_t word = load_acquire(relay.segment.claim)      # pairs with abort_world: the reason is there
     cdef engine_frame frame
     cdef engine_verdict* verdict
@@ -395,26 +424,30 @@ cdef void tell_of_crew(Relay* relay, Trunk* trunk) noexcept nogil:
     link_flush(trunk.link)
 
 
+cdef inline uint64_t pace_of(int hosts, uint64_t cycle_ns) noexcept nogil:
+    cdef uint64_t slow = <uint64_t>max(hosts, SLOWEST)
+    return min(cycle_ns * min(slow, <uint64_t>PACES) // PACES, LONGEST_PACE_NS * slow // SLOWEST)
+
+
 cdef void relay_tell(Relay* relay, double cycle_time_ms) noexcept nogil:
     """Tell the other ends of this rank's trunks what is new. A trunk that has not sent the last news yet gets them together."""
     cdef Segment* segment = relay.segment
     cdef Trunk* trunk
     cdef int k
-    if relay.coordinator != NULL:
+    if not segment.far:
         look(relay)
-    store_relaxed(&relay.pace, min(
-        seconds_ns(cycle_time_ms / 1e3) * <uint64_t>min(max(segment.hosts, SLOWEST), PACES) // PACES, <uint64_t>LONGEST_PACE_NS))
+    store_relaxed(&relay.pace, pace_of(segment.hosts, seconds_ns(cycle_time_ms / 1e3)))
     for k in range(relay.count):
         trunk = &relay.trunks[k]
         if trunk.link == NULL:
             continue
-        if relay.coordinator == NULL:
+        if segment.far:
             tell_of_crew(relay, trunk)
         elif trunk.version != relay.version and link_idle(trunk.link):
             tell_down(relay, trunk)
             link_flush(trunk.link)
         # Behind the schedule: what is in it is executed where a rank has only left.
         if (not trunk.verdict and load_acquire(segment.claim) != 0 and link_idle(trunk.link)
-                and (relay.coordinator == NULL or trunk.version == relay.version)):
+                and (segment.far or trunk.version == relay.version)):
             tell_verdict(relay, trunk)
             link_flush(trunk.link)

@@ -89,11 +89,9 @@ def speak_through_lanes(results: dict[int, Gathered]) -> None:
         for there, lane in gathered.lanes.items()
         for number, fd in enumerate(lane)
     ]
-    leaders = {gathered.layout.crews[number][0] for gathered in results.values() for number in range(1)}
-    assert leaders == {0}
     for rank, gathered in results.items():
-        for number, fd in gathered.trunks.items():
-            ends.append((rank, gathered.layout.crews[number][0], 99, socket.socket(fileno=os.dup(fd))))
+        for there, fd in gathered.trunks.items():
+            ends.append((rank, there, 99, socket.socket(fileno=os.dup(fd))))
     for rank, _, number, connection in ends:
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert (

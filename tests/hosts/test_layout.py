@@ -8,6 +8,8 @@ from engine.rendezvous.layout import Layout
 
 from .meeting import LAYOUTS
 
+MANY = [[0, 1, 2], *([rank] for rank in range(3, 13))]  # more hosts than rank 0 speaks to
+
 
 @pytest.mark.parametrize("crews", LAYOUTS.values(), ids=LAYOUTS)
 def test_every_rank_reaches_a_carrier_on_every_other_host(crews: list[list[int]]) -> None:
@@ -23,6 +25,23 @@ def test_every_rank_reaches_a_carrier_on_every_other_host(crews: list[list[int]]
             assert layout.hosts[other] != own
             carriers = layout.carrier(rank, layout.hosts[other]), layout.carrier(other, own)
             assert other == carriers[0] or rank == carriers[1]
+
+
+@pytest.mark.parametrize("crews", [*LAYOUTS.values(), MANY])
+def test_every_leader_has_one_trunk_to_the_first_host(crews: list[list[int]]) -> None:
+    layout = Layout.of(crews)
+    for crew in crews[1:]:
+        (keeper,) = layout.trunks(crew[0])
+        assert layout.hosts[keeper] == 0 and crew[0] in layout.trunks(keeper)
+        assert all(layout.trunks(rank) == [] for rank in crew[1:])
+    assert sorted(leader for rank in crews[0] for leader in layout.trunks(rank)) == [crew[0] for crew in crews[1:]]
+
+
+def test_of_many_hosts_rank_0_has_no_trunk_if_others_of_its_host_can_have_them() -> None:
+    layout = Layout.of(MANY)
+    assert [layout.trunks(rank) for rank in range(4)] == [[], [4, 6, 8, 10, 12], [3, 5, 7, 9, 11], [2]]
+    assert Layout.of(MANY[:9]).trunks(0) == list(range(3, 11))
+    assert Layout.of([[rank] for rank in range(20)]).trunks(0) == list(range(1, 20))
 
 
 def test_equal_hosts_are_connected_rank_by_rank() -> None:

@@ -56,8 +56,7 @@ def test_all_ranks_meet(crews: list[list[int]], sockets: int) -> None:
             assert [peer >= 0 for peer in each.peers] == [other in own for other in range(len(results))]
             assert sorted(each.lanes) == layout.lanes(rank)
             assert {len(lane) for lane in each.lanes.values()} == {sockets}
-            others = [host for host in range(len(crews)) if host != each.host]
-            assert sorted(each.trunks) == (others if rank == 0 else [0] if rank == own[0] else [])
+            assert sorted(each.trunks) == layout.trunks(rank)
             assert each.pids == [os.getpid()] * len(results)
             descriptors = [*each.trunks.values(), *chain(*each.lanes.values())]
             assert not any(os.get_inheritable(fd) or os.get_blocking(fd) for fd in descriptors)

@@ -397,6 +397,52 @@ def test_ranks_join_at_different_times() -> None:
         assert len(set(world.run(work))) == 1
 
 
+MANY = (0, 0, 0, *range(1, 11))  # more hosts than rank 0 has trunks to: ranks 1 and 2 share them
+
+
+def test_of_many_hosts_other_ranks_than_the_coordinators_have_the_trunks() -> None:
+    """What a rank says reaches all hosts, whoever has the trunks to them: names, joins, errors, and that it waits."""
+    size = len(MANY)
+
+    def work(rank: int) -> list[int]:
+        joined = []
+        for turn in range(3):
+            for step in range(2 + (rank + turn) % 4):
+                got = engine.allreduce(np.ones(100), engine.Sum, f"step {step}")
+                assert 1 <= got[0] <= size
+            joined.append(engine.join())
+        handles = [engine.allreduce_async(np.full(3, rank + k), engine.Sum, f"name {k}") for k in range(300)]
+        for k, handle in enumerate(handles):
+            assert (handle.wait() == size * k + 78).all()
+        with pytest.raises(engine.errors.MismatchError, match="rank 7 sent"):
+            engine.allreduce(np.ones(3 + (rank == 7)), engine.Sum, "uneven")
+        big = engine.allreduce(np.full(100_000, rank, np.float32), engine.Sum, "big")
+        assert (big == 78).all()
+        return joined
+
+    given = connections(MANY, socket.socketpair)
+    assert [len(each["trunks"]) for each in given] == [0, 5, 5, *[1] * 10]
+    for each in given:
+        for descriptor in (*itertools.chain(*each["lanes"].values()), *each["trunks"].values()):
+            os.close(descriptor)
+    for cycle_time_ms in (0.0, 5.0):
+        with ThreadWorld(size, MANY, cycle_time_ms=cycle_time_ms) as world:
+            told = world.run(work)
+        assert all(each == told[0] for each in told), told
+
+
+def test_more_requests_than_a_ring_holds_from_hosts_of_a_shared_trunk() -> None:
+    """That requests were read is told by who has the trunk; rank 0, which reads them, wakes it."""
+
+    def work(rank: int) -> None:
+        handles = [engine.allreduce_async(np.ones(1), engine.Sum, f"{'long' * 50} {k}") for k in range(2000)]
+        for handle in handles:
+            assert handle.wait()[0] == len(MANY)
+
+    with ThreadWorld(len(MANY), MANY) as world:
+        world.run(work)
+
+
 def test_a_mismatch_is_told_on_every_host() -> None:
     def work(rank: int) -> str:
         with pytest.raises(engine.errors.MismatchError) as caught:
@@ -458,6 +504,14 @@ def test_a_cut_cable_ends_the_world_on_every_host(cable: int) -> None:
     told = told_after((0, 1, 1), lambda ends: ends[cable][0].shutdown(socket.SHUT_RDWR))
     for text in told:
         assert text.startswith("RankDiedError: rank ") and "connection" in text, told
+
+
+@pytest.mark.parametrize("host", [1, 10])
+def test_a_cut_trunk_that_rank_0_has_not_is_told_by_who_has_it(host: int) -> None:
+    told = told_after(MANY, lambda ends: ends[host - 11][0].shutdown(socket.SHUT_RDWR))
+    keeper = 1 + host % 2
+    texts = {text.split(": its connection")[0] for text in told}
+    assert texts <= {f"RankDiedError: rank {keeper} died", f"RankDiedError: rank {host + 2} died"}, told
 
 
 @pytest.mark.parametrize("cable", range(3))
@@ -527,13 +581,13 @@ def raises(rank: int, native: core.Engine) -> None:
     native.abort(f"rank {rank} raised this")
 
 
-@pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1), (0, 1, 2, 1, 2), (0, 1, 2, 3, 3, 2, 1)])
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1), (0, 1, 2, 1, 2), (0, 1, 2, 3, 3, 2, 1), MANY])
 def test_of_failures_in_the_same_moment_one_is_told_everywhere(hosts: tuple[int, ...]) -> None:
     """Problem 9: all ranks raise at a barrier, and one text is what all are told."""
     for _ in range(10):
         told = told_of(hosts, raises)
         assert len({text.split(" (")[0] for text in told}) == 1, told
-        culprit = told[0].removeprefix("RankRaisedError: rank ")[0]
+        culprit = told[0].removeprefix("RankRaisedError: rank ").split()[0]
         assert all(f"rank {culprit} failed: rank {culprit} raised this" in text for text in told), told
 
 

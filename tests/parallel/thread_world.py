@@ -20,6 +20,7 @@ from engine import runtime
 from engine.metrics import page
 from engine.native import core, setup
 from engine.process_sets import global_process_set
+from engine.rendezvous.layout import Layout
 
 SETTINGS: dict[str, Any] = {
     "stall_warning": 0.0,
@@ -63,8 +64,10 @@ def connections(
     for one, other in sorted(map(sorted, carriers)):
         ends = [joined() for _ in range(sockets)]
         given[one]["lanes"][other], given[other]["lanes"][one] = map(list, zip(*ends, strict=True))
-    for host, crew in enumerate(crews[1:], 1):
-        given[0]["trunks"][host], given[crew[0]]["trunks"][0] = joined()
+    layout = Layout(tuple(hosts))
+    for leader in (crew[0] for crew in crews[1:]):
+        (keeper,) = layout.trunks(leader)
+        given[keeper]["trunks"][leader], given[leader]["trunks"][keeper] = joined()
     return given
 
 
