@@ -151,7 +151,7 @@ class _Meeting:
         trunks: dict[int, int] = {}
         for (kind, _, _), link in self.links.items():
             if kind == "trunk":
-                network.keep_watch(link.connection)
+                network.keep_watch(link.connection, network.LANE_SILENCE)
         for kind, other, number in sorted(self.links):
             descriptor = self.links.pop((kind, other, number)).connection.detach()
             if kind == "trunk":

@@ -14,7 +14,7 @@ from libc.string cimport memset
 from engine_ext.control.backlog cimport backlog_add, backlog_submit
 from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
 from engine_ext.control.execute cimport fail_everything, run_schedule, wake_waiters
-from engine_ext.control.network cimport network_held, network_relay, network_rest, network_unseen
+from engine_ext.control.network cimport network_held, network_relay, network_rest, network_tell_end, network_unseen
 from engine_ext.control.observers cimport (
     observe_call_begins, observe_late_wake, observe_readiness, observe_sleep, observe_submission, observe_wait_begins,
     observe_wait_ends, observe_yield,
@@ -70,6 +70,7 @@ cdef bint drive_once(State* e) noexcept nogil:
         # Who left has done its share of all that was scheduled: a call that needs nobody any more does not fail with it.
         if world_left(&e.segment):
             run_schedule(e)
+        network_tell_end(e)
         fail_everything(e)
         return True
     if claimed(&e.segment):

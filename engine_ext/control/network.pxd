@@ -8,4 +8,5 @@ cdef void network_relay(State* e) noexcept nogil
 cdef void network_rest(State* e) noexcept nogil
 cdef uint64_t network_held(const State* e) noexcept nogil
 cdef bint network_unseen(State* e) noexcept nogil
+cdef void network_tell_end(State* e) noexcept nogil
 cdef void network_leave(State* e, uint64_t ns) noexcept nogil

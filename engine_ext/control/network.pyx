@@ -8,7 +8,7 @@ the world, which would have told a better cause before it ended; for another onl
 from libc.errno cimport ENOMEM, ETIMEDOUT
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport strerror
+from libc.string cimport memcpy, strerror
 
 from engine_ext.control.connections cimport Network, connections_sent
 from engine_ext.control.relay cimport NEWS, NO_NEWS, URGENT_NEWS, relay_open, relay_tell, relay_unseen
@@ -21,9 +21,9 @@ from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec, write
 from engine_ext.shared.layout cimport CAUSE_DIED, MAX_RANKS, REASON_BYTES
 from engine_ext.shared.segment cimport Segment, abort_world, settle_claim, wake, wake_others
-from engine_ext.transport.lanes cimport lanes_doze, lanes_poll, lanes_wake
+from engine_ext.transport.lanes cimport lanes_doze, lanes_end, lanes_poll, lanes_tell_end, lanes_wake
 from engine_ext.transport.link cimport (
-    ENDED, OPEN, Link, link_flush, link_idle, link_leave, link_look, link_receive, link_state,
+    ENDED, OPEN, Link, engine_verdict, link_flush, link_idle, link_leave, link_look, link_receive, link_state,
 )
 
 cdef extern from "platform/sockets.h" nogil:
@@ -252,14 +252,19 @@ cdef void lose(State* e, int k) noexcept nogil:
 
 
 cdef void look_at_suspect(State* e) noexcept nogil:
-    """A connection has ended, and nobody has said why."""
+    """A connection has ended, and rank 0's host has not said why. A rank that ends because it was told of a failure says of which
+    before its connections end: that is no failure of its own."""
     cdef Network* network = e.network
     cdef char[REASON_BYTES] text
+    cdef const engine_verdict* told
     cdef const Link* link
     cdef int k
     if network.suspect < 0 or not overdue_ns(now_ns(), network.suspected_at, GRACE_NS):
         return
-    for k in range(network.count):
+    told = lanes_end(&e.world.network.lanes)
+    if told != NULL:
+        abort_world(&e.world.segment, <int>(told.abort & 0xFFFF) - 1, <int>(told.abort >> 16 & 0xFFFF), told.reason)
+    for k in range(network.count if told == NULL else 0):
         link = &network.links[k]
         if network.lost[k] and link.peer == network.suspect and not link.farewell:
             describe_end(&e.segment, link, text)
@@ -284,6 +289,17 @@ cdef uint64_t network_held(const State* e) noexcept nogil:
 cdef bint network_unseen(State* e) noexcept nogil:
     """Whether this rank has something to relay that it has not looked at."""
     return e.network != NULL and e.network.leads and relay_unseen(&e.network.relay)
+
+
+cdef void network_tell_end(State* e) noexcept nogil:
+    """The world has ended: tell the ranks that have a lane with this one why, which rank 0's host may not be there to do."""
+    cdef uint64_t word = load_acquire(e.segment.abort)          # pairs with abort_world: the reason is there
+    cdef engine_verdict verdict
+    if e.network == NULL or e.world != e or word == 0:
+        return
+    verdict.abort = word
+    memcpy(verdict.reason, e.segment.pages[word >> 32].reason, REASON_BYTES)
+    lanes_tell_end(&e.network.lanes, &verdict)
 
 
 cdef bint crew_has_left(const State* e) noexcept nogil:

@@ -13,6 +13,7 @@ from engine_ext.control.backlog cimport backlog_take_overdue
 from engine_ext.control.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
 from engine_ext.control.execute cimport complete, raise_event
 from engine_ext.control.observers cimport observe_warning
+from engine_ext.control.roll_call cimport ALL_ANSWER, roll_call, roll_call_open
 from engine_ext.control.wait_report cimport Standoff, wait_report_absentee, wait_report_describe, wait_report_overdue
 from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES, State
 from engine_ext.control.table cimport bit
@@ -23,7 +24,9 @@ from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_ac
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, MAX_RANKS, REASON_BYTES
-from engine_ext.shared.segment cimport abort_world, away, claimed, coordinates, elsewhere, gone, visible, wake, wake_others
+from engine_ext.shared.segment cimport (
+    Segment, abort_world, away, claimed, coordinates, elsewhere, gone, settle_claim, visible, wake, wake_others,
+)
 
 cdef enum:
     TEXT_BYTES = REASON_BYTES
@@ -43,6 +46,22 @@ cdef void stall_open(State* e) noexcept nogil:
         least = e.stall_warning_ns
     patience_open(&e.own_clock, min(max(least // 4, <uint64_t>SHORTEST_STEP_NS), <uint64_t>LONGEST_STEP_NS))
     e.look_ns = min(max(least // 8, <uint64_t>SHORTEST_STEP_NS // 2), <uint64_t>LONGEST_STEP_NS // 2) if least else 0
+
+
+cdef bint accuse(State* e, int culprit, const char* text) noexcept nogil:
+    """End the world for a rank that stands still; whether that is done. Where ranks are on several hosts, that takes some seconds
+    and calls, in which all are asked whether they run: one that does not answer is to blame, whatever others seem to do."""
+    cdef Segment* world = &e.world.segment
+    cdef int silent = ALL_ANSWER
+    if e.world.network != NULL:
+        silent = roll_call(&e.world.roll, world, e.world.network, patience_look(e.clock))
+    if silent == ALL_ANSWER:
+        abort_world(&e.segment, culprit, CAUSE_STALLED, text)
+    elif silent >= 0:
+        abort_world(world, silent, CAUSE_STALLED, b"its process answers nothing, as one that is stopped")
+        if silent == world.leader:
+            settle_claim(world)             # it would have told the coordinator's host
+    return silent == ALL_ANSWER or silent >= 0
 
 
 cdef void warn(State* e) noexcept nogil:
@@ -100,7 +119,7 @@ cdef void check_entry(State* e) noexcept nogil:
     if e.stall_limit_ns and stood >= e.stall_limit_ns:
         snprintf(text, TEXT_BYTES, "has stood still for %.1f s in the middle of schedule entry %llu", <double>stood / 1e9,
                  <unsigned long long>e.entry.sequence)
-        abort_world(&e.segment, culprit, CAUSE_STALLED, text)
+        accuse(e, culprit, text)
     elif e.stall_warning_ns and stood >= e.stall_warning_ns and e.stall_reported != e.entry.sequence + 1:
         e.stall_reported = e.entry.sequence + 1
         snprintf(text, TEXT_BYTES, "schedule entry %llu ('%.*s') has stood still for %.0f s for rank %d",
@@ -134,9 +153,9 @@ cdef void check_names(State* e) noexcept nogil:
             text[0], culprit = 0, wait_report_absentee(c, r, <int32_t>(word >> 1) - 1)
     if culprit >= 0:
         if wait_report_describe(c, culprit, all, TEXT_BYTES) != Standoff.NONE:
-            abort_world(&e.segment, culprit, CAUSE_STALLED, all)
+            accuse(e, culprit, all)
         elif text[0]:
-            abort_world(&e.segment, culprit, CAUSE_STALLED, text)
+            accuse(e, culprit, text)
     elif e.stall_warning_ns:
         report_names(e, seen)
 
@@ -196,6 +215,8 @@ cdef uint64_t stall_deadline(State* e) noexcept nogil:
             still = e.stall_warning_ns
         if still and (when == 0 or after_ns(e.executor.progressed, still) < when):
             when = after_ns(e.executor.progressed, still)
+    if roll_call_open(&e.world.roll, patience_look(e.clock)):
+        return after_ns(now_ns(), AGAIN_NS)
     return after_ns(now_ns(), max(age_ns(when, patience_look(e.clock)), AGAIN_NS)) if when else 0
 
 
@@ -283,7 +304,8 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
     needs has left, or when some rank has not submitted `op` for longer than the stall limit."""
     cdef char[TEXT_BYTES] text
     cdef uint64_t seen = patience_look(e.clock)
-    cdef int culprit = -1, cause = CAUSE_LEFT
+    cdef int culprit = -1
+    cdef bint stalled = False, told = False
     pthread_mutex_lock(&e.lock)
     if watched(e, &op):
         culprit = left_without(e, op, text)
@@ -291,13 +313,16 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
                 and load_acquire(&e.segment.mine.cursor) == load_acquire(&e.segment.coordinator.tail)):
             # The rank that lacks `op` may itself wait for one that a third rank lacks: that one was submitted here earlier.
             op = longest_waiting(e)
-            culprit, cause = who_withholds(e, op, seen), CAUSE_STALLED
+            culprit, stalled = who_withholds(e, op, seen), True
             if culprit >= 0:
                 describe_lack(e, op, culprit, text)
     pthread_mutex_unlock(&e.lock)
-    if culprit >= 0:
-        abort_world(&e.segment, culprit, cause, text)
-    else:
+    if culprit >= 0 and stalled:
+        told = accuse(e, culprit, text)
+    elif culprit >= 0:
+        told = True
+        abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+    if not told:
         # Rank 0 knows which ranks lack a name, and looks when it is woken. As for the others: a wake-up that was lost after all
         # would cost them a tick, not the stall limit.
         wake_others(&e.segment, 0)
@@ -381,7 +406,7 @@ cdef void stall_join(State* e, uint64_t begun) noexcept nogil:
         at_fault = missing
     if at_fault >= 0 and e.stall_limit_ns and quiet >= e.stall_limit_ns:
         snprintf(text, TEXT_BYTES, "has not joined, and submitted nothing, for %.1f s", <double>quiet / 1e9)
-        abort_world(&e.segment, at_fault, CAUSE_STALLED, text)
+        accuse(e, at_fault, text)
     elif missing >= 0 and e.stall_warning_ns and quiet >= e.stall_warning_ns and not e.joins_reported:
         e.joins_reported = True
         report_join(e, quiet)

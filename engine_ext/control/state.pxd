@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from engine_ext.control.connections cimport Network
 from engine_ext.control.coordinator cimport Coordinator
 from engine_ext.control.crossing cimport Crossing
+from engine_ext.control.roll_call cimport RollCall
 from engine_ext.control.step_marks cimport Marks
 from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.table cimport Table
@@ -69,6 +70,7 @@ cdef struct State:
     Network* network            # NULL: all ranks are on this host
     Executor executor
     Crossing crossing           # where ranks are on several hosts
+    RollCall roll               # likewise; the world's alone
     Coordinator coordinator     # used on the coordinator's rank alone
     pthread_mutex_t lock        # guards table, wanted knobs, history, and what says so below
     # the driver's role

@@ -1,7 +1,7 @@
 """What has become of a world, in words: the class of engine_ext/errors.py that every call raises, a colon, and the message.
 
 On several hosts ranks may fail in the same moment, so what a host claims is judged by the coordinator's host, where the first
-claim is the verdict. Who is told nothing for a second believes its own host.
+claim is the verdict. Who is told nothing for some seconds believes its own host.
 """
 from libc.stdint cimport uint64_t
 from libc.stdio cimport snprintf
@@ -14,7 +14,7 @@ from engine_ext.shared.layout cimport CAUSE_DIED, CAUSE_LEFT, CAUSE_RAISED
 from engine_ext.shared.segment cimport claimed, settle_claim
 
 cdef enum:
-    VERDICT_NS = 1000000000     # how long the coordinator's host may take to answer a claim
+    VERDICT_NS = 3000000000     # how long the coordinator's host may take to answer a claim, on a machine with other work
     LOOK_NS = 200000            # between two looks of a rank that is about to leave
 
 cdef const char* LEFT_HINT = (b". Did ranks make different numbers of steps? Give each as many batches, or let each call "

@@ -27,7 +27,7 @@
 SHARED(
 
 enum {
-  ENGINE_PROTOCOL = 12,
+  ENGINE_PROTOCOL = 13,
   MAX_RANKS = 256,
   COORDINATOR = 0,             /* the rank that coordinates, in a world and in every process set */
   MAX_DIMS = 13,

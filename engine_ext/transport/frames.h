@@ -22,10 +22,12 @@ enum {
   FRAME_SCHEDULE,              /* words of the schedule from `position` on, which do not wrap */
   /* trunks, both */
   FRAME_WORDS,                 /* engine_word[]: of the page of `rank`; -1: of the coordinator */
-  FRAME_VERDICT,               /* engine_verdict: why the world has ended */
+  FRAME_VERDICT,               /* engine_verdict: why the world has ended; on lanes too, by who ends for that reason */
   FRAME_CLOCK,                 /* engine_times: a leader asks what time it is, and the coordinator's rank answers */
   /* lanes, beside FRAME_SLOT */
   FRAME_MESSAGE,               /* as FRAME_SLOT, of `rank` bytes that come over MPI as the next message. No payload */
+  FRAME_CALL,                  /* asks whether the other process runs. No payload */
+  FRAME_HERE,                  /* the answer, with the same `position` */
   FRAMES
 };
 

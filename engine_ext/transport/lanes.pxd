@@ -3,7 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from engine_ext.shared.layout cimport MAX_SOCKETS
 from engine_ext.shared.segment cimport Segment
-from engine_ext.transport.link cimport Link, Receiver
+from engine_ext.transport.link cimport Link, Receiver, engine_verdict
 from engine_ext.transport.mpi cimport Courier, Summing, engine_mpi
 from engine_ext.transport.shm cimport SharedMemory
 from engine_ext.transport.transport cimport Progress, Transport
@@ -14,6 +14,9 @@ cdef struct Lane:               # what passes between this rank and one of anoth
     bint carries                # whether this rank receives for its host what the peer offers
     Courier* courier            # takes large offers over MPI; NULL: all goes over the connections
     bint ended                  # the peer has said that it is done, and all has arrived; the network thread alone
+    uint32_t answered           # atomic: number of the last call that the peer has answered
+    engine_verdict verdict      # why the world has ended, as the peer was told; read only behind `judged`
+    uint32_t judged             # atomic: 1 once that has come
     # what goes out: the holder of the driver's role
     int next                    # number of the connection that carries the next bytes of a slot
     uint32_t used               # by bit: connections that have carried bytes since this rank last told how far it is
@@ -35,6 +38,10 @@ cdef struct Lanes:
 cdef Transport* lanes_open(Lanes* t, Segment* segment, Lane** to, Lane** of, int bell) noexcept nogil
 cdef void lanes_sum(Lanes* t, const engine_mpi* library) noexcept nogil
 cdef void lanes_close(Lanes* t) noexcept nogil
+cdef void lanes_tell_end(Lanes* t, const engine_verdict* verdict) noexcept nogil
+cdef const engine_verdict* lanes_end(const Lanes* t) noexcept nogil
+cdef bint lanes_call(Lanes* t, int rank, uint32_t number) noexcept nogil
+cdef bint lanes_answered(const Lanes* t, int rank, uint32_t number) noexcept nogil
 cdef int lanes_poll(Lanes* t) noexcept nogil
 cdef bint lanes_doze(Lanes* t) noexcept nogil
 cdef void lanes_wake(Lanes* t) noexcept nogil

@@ -19,15 +19,17 @@ been received on every host, and so has been sent.
 """
 from libc.errno cimport EIO
 from libc.stdint cimport int32_t, uint32_t, uint64_t
-from libc.string cimport memset
+from libc.stdlib cimport malloc
+from libc.string cimport memcpy, memset
 
 from engine_ext.platform.atomics cimport add32, load32_acquire, load32_relaxed, load_relaxed, store32_relaxed, store32_release
 from engine_ext.platform.posix cimport write
 from engine_ext.shared.crews cimport Crews, crew_size, member
-from engine_ext.shared.layout cimport SLOT_BYTES, rank_page, segment_slot
+from engine_ext.shared.layout cimport REASON_BYTES, SLOT_BYTES, rank_page, segment_slot
 from engine_ext.shared.segment cimport nearby, wake, wake_others
 from engine_ext.transport.link cimport (
-    FRAME_LEFT, FRAME_MESSAGE, FRAME_PROGRESS, FRAME_SLOT, engine_frame, link_flush, link_queue,
+    FRAME_CALL, FRAME_HERE, FRAME_LEFT, FRAME_MESSAGE, FRAME_PROGRESS, FRAME_SLOT, FRAME_VERDICT, OPEN, engine_frame,
+    engine_verdict, link_flush, link_give, link_queue, link_state,
 )
 from engine_ext.transport.mpi cimport (
     SUMMING_FAILED, SUMMING_NOTHING, courier_arrived, courier_busy, courier_receive, courier_send, courier_sent, courier_tell,
@@ -180,6 +182,49 @@ cdef bint summed(Transport* transport) noexcept nogil:
     return load32_acquire(&(<Lanes*>transport).summing.state) == SUMMING_NOTHING    # pairs with summing_look: the sums are there
 
 
+# ---- beside the data ---------------------------------------------------------------------------------------------------------
+
+cdef void lanes_tell_end(Lanes* t, const engine_verdict* verdict) noexcept nogil:
+    """Tell every rank that has a lane with this one why the world has ended, before it sees the connection end."""
+    cdef engine_frame frame
+    cdef char* copied
+    cdef int r
+    memset(&frame, 0, sizeof(frame))
+    frame.type, frame.bytes = FRAME_VERDICT, sizeof(engine_verdict)
+    for r in range(t.memory.segment.size):
+        copied = <char*>malloc(sizeof(engine_verdict)) if t.of[r] != NULL else NULL
+        if copied != NULL:
+            memcpy(copied, verdict, sizeof(engine_verdict))
+            link_give(t.of[r].links, &frame, copied)
+            link_flush(t.of[r].links)
+
+
+cdef const engine_verdict* lanes_end(const Lanes* t) noexcept nogil:
+    """Why the world has ended, as some rank of another host was told; NULL: none has said."""
+    cdef int r
+    for r in range(t.memory.segment.size):
+        if t.of[r] != NULL and load32_acquire(&t.of[r].judged):         # pairs with hear_verdict: it is there
+            return &t.of[r].verdict
+    return NULL
+
+
+cdef bint lanes_call(Lanes* t, int rank, uint32_t number) noexcept nogil:
+    """Ask `rank` whether its process runs; False if there is no lane with it that is open."""
+    cdef engine_frame frame
+    if t.of[rank] == NULL or link_state(t.of[rank].links) != OPEN:
+        return False
+    memset(&frame, 0, sizeof(frame))
+    frame.type, frame.position = FRAME_CALL, number
+    link_queue(t.of[rank].links, &frame, NULL)
+    link_flush(t.of[rank].links)
+    return True
+
+
+cdef bint lanes_answered(const Lanes* t, int rank, uint32_t number) noexcept nogil:
+    """Whether `rank` has answered that call; or its connection has ended, which is told otherwise."""
+    return load32_acquire(&t.of[rank].answered) == number or link_state(t.of[rank].links) != OPEN
+
+
 # ---- what comes: the network thread alone ------------------------------------------------------------------------------------
 
 cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
@@ -189,6 +234,11 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
     cdef uint64_t others = ((<uint64_t>1 << lane.count) - 2) if link == lane.links else 0   # that this connection may speak of
     if frame.type == FRAME_LEFT and frame.bytes == 0:
         return <char*>link.small
+    if (frame.type == FRAME_CALL or frame.type == FRAME_HERE) and frame.bytes == 0 and link == lane.links:
+        return <char*>link.small
+    if (frame.type == FRAME_VERDICT and frame.bytes == sizeof(engine_verdict) and link == lane.links
+            and not load32_relaxed(&lane.judged)):
+        return <char*>&lane.verdict
     if not lane.carries:
         return NULL                     # other lanes of that rank tell nothing of how far it is
     if frame.type == FRAME_PROGRESS and frame.bytes == sizeof(Progress) and frame.position & ~others == 0:
@@ -264,6 +314,24 @@ cdef void hear_end(Lanes* t, Lane* lane) noexcept nogil:
         wake(segment, segment.rank, 0)
 
 
+cdef bint hear_verdict(const Segment* segment, Lane* lane) noexcept nogil:
+    """The peer has told why the world has ended. False if that cannot be."""
+    cdef uint64_t culprit = (lane.verdict.abort & 0xFFFF) - 1
+    if culprit >= <uint64_t>segment.size:
+        return False
+    lane.verdict.reason[REASON_BYTES - 1] = 0
+    store32_release(&lane.judged, 1)            # pairs with lanes_end
+    return True
+
+
+cdef void answer(Link* link, uint64_t number) noexcept nogil:
+    cdef engine_frame frame
+    memset(&frame, 0, sizeof(frame))
+    frame.type, frame.position = FRAME_HERE, number
+    link_queue(link, &frame, NULL)
+    link_flush(link)
+
+
 cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
     cdef Lanes* t = <Lanes*>owner
     cdef Lane* lane = t.of[link.peer]
@@ -272,7 +340,13 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
     if frame.type == FRAME_MESSAGE:
         return courier_receive(lane.courier, segment_slot(t.memory.segment.header, link.peer, frame.position) + frame.offset,
                                <uint64_t>frame.rank)
-    if frame.type == FRAME_LEFT:
+    if frame.type == FRAME_CALL:
+        answer(link, frame.position)
+    elif frame.type == FRAME_HERE:
+        store32_release(&lane.answered, <uint32_t>frame.position)
+    elif frame.type == FRAME_VERDICT:
+        return hear_verdict(t.memory.segment, lane)
+    elif frame.type == FRAME_LEFT:
         if link.farewell:
             return False
         link.farewell = True

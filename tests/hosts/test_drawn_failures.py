@@ -26,6 +26,7 @@ def hosts() -> Iterator[Hosts]:
         ("host killed", "idle", [2, 3], [1]),
         ("host unplugged", "busy", [4], [2]),
         ("pair cut", "busy", [2, 3, 4], [1, 2]),
+        ("pair cut", "idle", [2, 3, 4], [1, 2]),
     ],
 )
 def test_all_survivors_name_one_culprit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ..netns import Hosts, need_hosts, rest
+from ..waiting import let_pass
 
 need_hosts()
 
@@ -19,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 CREWS = [[0, 1], [2, 3], [4]]
 SIZE = 5
 HOST_OF = {rank: host for host, crew in enumerate(CREWS) for rank in crew}
+FIRST = 2.5  # seconds by which one host loses rank 0's before the other; less than any needs to notice
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +57,7 @@ class Job:
 
     def told(self, *lost: int) -> dict[int, str]:
         """What the ranks say that are left, when all have ended."""
-        ended = {rank: rest(process, 90).strip() for rank, process in self.processes.items()}
-        return {rank: text for rank, text in ended.items() if rank not in lost}
+        return {rank: rest(process, 90).strip() for rank, process in self.processes.items() if rank not in lost}
 
 
 @pytest.mark.parametrize("victim", range(SIZE))
@@ -82,6 +84,47 @@ def test_who_is_behind_a_cut_cable_is_named(hosts: Hosts, host: int) -> None:
         else:
             named = 0 if behind or host == 0 else CREWS[host][0]
             assert text.startswith(f"RankDiedError: rank {named} died: "), (rank, text)
+
+
+def test_who_hears_late_that_rank_0_is_gone_believes_who_has_heard(hosts: Hosts) -> None:
+    """Rank 4 loses rank 0's host first, and ends for that reason: ranks 2 and 3 do not take that for a death."""
+    job = Job(hosts, "drawn_program", "", MOMENT="idle")
+    assert [job.line(rank) for rank in range(SIZE)] == SIZE * ["there\n"]
+    hosts.part(0, 2)
+    try:
+        let_pass(FIRST)
+        hosts.cut(0)
+        hosts.run(0, "sh", "-c", f"kill -s KILL {job.pids[0]} {job.pids[1]}")
+        told = job.told(0, 1)
+    finally:
+        hosts.restore(0)
+        hosts.rejoin(0, 2)
+    for rank, text in told.items():
+        assert json.loads(text)["culprit"] == 0, (rank, text)
+
+
+def test_a_stopped_leader_is_named_by_all(hosts: Hosts) -> None:
+    """What its host mate has submitted since is told to nobody, who seems to be late, or rank 0 to be silent."""
+    job = Job(hosts, "stopped_program", ENGINE_STALL_LIMIT="2", ENGINE_STALL_WARNING="1")
+    try:
+        told = job.told(2)
+    finally:
+        hosts.kill(HOST_OF[2], job.pids[2])
+    for rank, text in told.items():
+        assert text.startswith("RankStalledError: rank 2 stalled: "), (rank, text)
+
+
+@pytest.mark.parametrize("victim", [0, 2, 3, 4])
+def test_a_stopped_rank_is_named_by_all(hosts: Hosts, victim: int) -> None:
+    """Problem 7: in the middle of entries, the leader of a host or another rank."""
+    job = Job(hosts, ENGINE_STALL_LIMIT="2", ENGINE_STALL_WARNING="1")
+    hosts.kill(HOST_OF[victim], job.pids[victim], "STOP")
+    try:
+        told = job.told(victim)
+    finally:
+        hosts.kill(HOST_OF[victim], job.pids[victim])
+    for rank, text in told.items():
+        assert text.startswith(f"RankStalledError: rank {victim} stalled: "), (rank, text)
 
 
 def test_a_leader_that_leaves_early_still_speaks_for_its_host(hosts: Hosts) -> None:

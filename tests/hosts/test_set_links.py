@@ -92,7 +92,7 @@ def test_an_exchange_that_fails_leaves_no_descriptor() -> None:
 def test_a_rank_that_cannot_be_watched_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every connection is open by then."""
 
-    def refuse(connection: Any) -> None:
+    def refuse(connection: Any, silence: int) -> None:
         raise OSError("not today")
 
     def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> Connections:
