@@ -30,8 +30,8 @@ SEEN = Path(os.environ.get("SEEN", ""))
 LARGE = 4 << 20  # elements of four bytes
 NAMES = int(os.environ.get("NAMES", 0))
 BRINGERS = (1, 3, 4)  # who brings new names at once: not rank 0, which is looked at, nor rank 2, which is stopped
-IDLE = 2.0  # seconds in which nothing is brought
-LATER = 1.2  # seconds by which a tensor comes later: above the stall warning
+IDLE = 1.0  # seconds in which nothing is brought
+LATER = 1.0  # seconds by which a tensor comes later: above the stall warning
 
 
 def large() -> str:
@@ -44,7 +44,7 @@ def large() -> str:
             engine.allreduce_async(np.ones(LARGE, np.float32), engine.Sum, "large"),
             engine.broadcast_async(np.full(LARGE // 4, rank, np.float32), size - 1, name="from the last"),
             engine.allgather_async(np.full(rows, rank, np.float32), name="of all"),
-            engine.alltoall_async(np.full(size * rows // 2, rank, np.float32), name="to all"),
+            engine.alltoall_async(np.full(rows // 2 * size, rank, np.float32), name="to all"),
         ]
         total, last, gathered, sent = (np.asarray(engine.synchronize(each)).ravel() for each in handles)
         assert total[0] == total[-1] == size and last[0] == last[-1] == size - 1
@@ -59,7 +59,7 @@ def large() -> str:
 def late() -> str:
     """Ranks that are late in turn, with a name that is known and with a new one; and before that nothing at all."""
     engine.barrier()
-    let_pass(IDLE / 4)
+    let_pass(IDLE / 2)
     used = time.process_time()
     let_pass(IDLE)
     print(time.process_time() - used, flush=True)

@@ -24,7 +24,7 @@ STOPPED = (2, 4)  # the leader of a host, and one that is alone on its host
 SETTLED = 0.3  # seconds until whoever can go on without them has
 ASLEEP = 0.1  # share of a processor, which who waits does not use
 SILENT = 7.0  # seconds; a host of which nothing is heard is taken for lost after 4 s by its trunk, 6 s by a lane
-NAMES = 20_000
+NAMES = 17_000  # more than there are ids
 RECORD = 2048  # bytes that rank 0 may need for a name: who has brought it, and what it is
 
 
@@ -34,7 +34,7 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-def start(hosts: Hosts, mode: str, home: Path, warning: float = 0.7, limit: float = 0.0, **environ: str) -> Job:
+def start(hosts: Hosts, mode: str, home: Path, warning: float = 0.6, limit: float = 0.0, **environ: str) -> Job:
     limits = {"ENGINE_STALL_WARNING": str(warning), "ENGINE_STALL_LIMIT": str(limit)}
     return Job(hosts, "standstill_program", mode, SEEN=str(home), **limits, **environ)
 
