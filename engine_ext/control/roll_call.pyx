@@ -1,9 +1,9 @@
 """Which ranks answer at all, when some rank of a job on several hosts is to be blamed for standing still.
 
-News of a rank on another host come through the processes of others: whoever carries for it, and the leaders. When one of these is
-stopped, those behind it seem to stand still as well, and look as if they were to blame. So whoever is about to blame a rank first
-has those answer that it can ask by itself: the ranks of its own host, whose drivers wake and go to sleep again when their doors are
-rung, and the ranks that it has lanes with, whose network threads answer. A process that is stopped does neither.
+News of a rank on another host come through the processes of others: whoever carries for it, and the leaders. When one of these
+is stopped, those behind it seem to stand still as well, and look as if they were to blame. So whoever is about to blame a rank
+first has those answer that it can ask by itself: the ranks of its own host, whose drivers wake and go to sleep again when their
+doors are rung, and the ranks that it has lanes with, whose network threads answer. A process that is stopped does neither.
 
 Who has not answered for a while is the one to name. If all answer, others may still know of one that this rank cannot ask, and have
 a moment to say so.

@@ -1,4 +1,4 @@
-"""One rank of a job in which rank 2, which speaks for its host, is stopped when it has submitted something; and what is told.
+"""One rank of a job whose rank 2, which speaks for its host, is stopped when it has submitted something.
 
 Prints the process's number when all have met, and what the rank is told at the end.
 """
