@@ -285,7 +285,9 @@ class Registry:
         connections: Connections = {}, {}
         failure = ""
         try:
-            connections = self._links.open(ranks, lambda text: self._texts("addresses", text))
+            connections = self._links.open(
+                ranks, lambda text: self._texts("addresses", text), lambda: self._world.failure is not None
+            )
         except (OSError, RendezvousError) as error:
             failure = str(error)
         try:

@@ -20,6 +20,7 @@ from .messages import Gathered
 from .talks import Steps, Talks
 
 Exchange = Callable[[bytes], list[bytes]]
+Ended = Callable[[], bool]
 Connections = tuple[dict[int, list[int]], dict[int, int]]
 _Name = tuple[str, int, int]  # of a connection: what it is, the rank there, and which of several
 
@@ -49,7 +50,7 @@ class SetLinks:
         self._own = network.address_of(lane.getsockname()).host
         lane.detach()
 
-    def open(self, ranks: tuple[int, ...], exchange: Exchange) -> Connections:
+    def open(self, ranks: tuple[int, ...], exchange: Exchange, ended: Ended) -> Connections:
         """Connect the ranks of a set. Collective over the world.
 
         Parameters
@@ -58,6 +59,8 @@ class SetLinks:
             Those of the set, sorted.
         exchange : callable
             Gives a text of every rank of the world to all of them.
+        ended : callable
+            Whether the world has ended, so that nobody comes any more.
 
         Returns
         -------
@@ -68,7 +71,7 @@ class SetLinks:
         Raises
         ------
         RendezvousError
-            A rank of the set was not reached.
+            A rank of the set was not reached, or the world has ended.
         """
         self._formed += 1
         hosts: dict[int, int] = {}
@@ -81,7 +84,7 @@ class SetLinks:
         try:
             meeting.listen(self._own)
             told = exchange(json.dumps(meeting.address).encode())
-            meeting.connect([told[rank] for rank in ranks], Patience(self._timeout))
+            meeting.connect([told[rank] for rank in ranks], Patience(self._timeout), ended)
             return meeting.taken()
         finally:
             meeting.close()
@@ -110,12 +113,14 @@ class _Meeting:
     def _answers(self, other: int) -> bool:
         return self.layout.hosts[self.me] < self.layout.hosts[other]
 
-    def connect(self, told: list[bytes], patience: Patience) -> None:
-        """Call and answer until all connections are open."""
+    def connect(self, told: list[bytes], patience: Patience, ended: Ended) -> None:
+        """Call and answer until all connections are open, or the world has ended."""
         for name in sorted(self.wanted):
             if not self._answers(name[1]):
                 self.talks.begin(self._call(name, Address(*json.loads(told[name[1]])), patience))
         while missing := self.wanted - self.links.keys():
+            if ended():
+                raise RendezvousError("the world has ended")
             if self.failures or not patience.left():
                 lost = sorted({(kind, other) for kind, other, _ in missing})
                 raise RendezvousError("; ".join(self._told(kind, other) for kind, other in lost))

@@ -5,8 +5,8 @@ is stopped, those behind it seem to stand still as well, and look as if they wer
 first has those answer that it can ask by itself: the ranks of its own host, whose drivers wake and go to sleep again when their
 doors are rung, and the ranks that it has lanes with, whose network threads answer. A process that is stopped does neither.
 
-Who has not answered for a while is the one to name. If all answer, others may still know of one that this rank cannot ask, and have
-a moment to say so.
+Who has not answered for a while is the one to name. If all answer, others may still know of one that this rank cannot ask, and
+have a moment to say so.
 """
 from libc.stdint cimport uint32_t, uint64_t
 

@@ -63,9 +63,14 @@ def on_all(use: Callable[[int, SetLinks, Callable[[bytes], list[bytes]]], Any], 
     return results
 
 
+def goes_on() -> bool:
+    """Whether the world has ended: it has not."""
+    return False
+
+
 def test_a_set_has_as_wide_lanes_as_the_world() -> None:
     def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> None:
-        lanes, trunks = links.open(RANKS, exchange)
+        lanes, trunks = links.open(RANKS, exchange, goes_on)
         close_all([*chain(*lanes.values()), *trunks.values()])
         layout = Layout((0, 1, 1, 2))
         me = RANKS.index(rank) if rank in RANKS else -1
@@ -84,9 +89,22 @@ def test_an_exchange_that_fails_leaves_no_descriptor() -> None:
             exchange(text)
             raise RuntimeError("the world has ended")
 
-        links.open(RANKS, failing)
+        links.open(RANKS, failing, goes_on)
 
     assert all("the world has ended" in str(each) for each in on_all(use).values())
+
+
+def test_nobody_waits_for_connections_when_the_world_has_ended() -> None:
+    """As when a rank of the set is stopped, or its host is gone, and that is told to the others."""
+
+    def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> None:
+        if rank == RANKS[-1]:
+            exchange(b"null")
+        else:
+            links.open(RANKS, exchange, lambda: True)
+
+    results = on_all(use)
+    assert {str(results[rank]) for rank in RANKS[:-1]} == {"the world has ended"}
 
 
 def test_a_rank_that_cannot_be_watched_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +115,7 @@ def test_a_rank_that_cannot_be_watched_leaves_no_descriptor(monkeypatch: pytest.
 
     def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> Connections:
         monkeypatch.setattr(set_links.network, "keep_watch", refuse)
-        lanes, trunks = links.open(RANKS, exchange)
+        lanes, trunks = links.open(RANKS, exchange, goes_on)
         close_all([*chain(*lanes.values()), *trunks.values()])
         return lanes, trunks
 
@@ -116,7 +134,7 @@ def test_a_set_that_is_not_formed_leaves_no_descriptor(when: str) -> None:
             raise AssertionError("nobody is to get so far")
 
     class Links:
-        def open(self, ranks: tuple[int, ...], exchange: object) -> Connections:
+        def open(self, ranks: tuple[int, ...], exchange: object, ended: object) -> Connections:
             return {1: [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]}, {1: os.open(os.devnull, os.O_RDONLY)}
 
     class OfASet(Registry):
