@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from ..left_out import leaving_out
+
 for needed in ("torch", "sklearn", "rich"):
     pytest.importorskip(needed, reason="needs the examples extra")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LAUNCH = (sys.executable, "-m", "engine.launch", "-np")
+(WITHOUT_JAX,) = leaving_out("jax").items()
 
 
 def run(command: list[Any], directory: Path, timeout: float = 100) -> str:
@@ -51,8 +54,12 @@ def test_ranks_follow_the_curve_of_one_process(name: str, steps: int, size: int,
 
 
 @pytest.mark.parametrize(("name", "needs"), [("tensorflow_digits", "tensorflow"), ("jax_digits", "jax")])
-def test_two_ranks_of_other_frameworks_follow_the_curve_of_one_process(name: str, needs: str, tmp_path: Path) -> None:
+def test_two_ranks_of_other_frameworks_follow_the_curve_of_one_process(
+    name: str, needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip(needs, reason=f"needs {needs}")
+    if needs != "jax":
+        monkeypatch.setenv(*WITHOUT_JAX)
     options = ["--steps", 60, "--batch", 50]
     alone = curve([], name, tmp_path, *options)
     together = curve([*LAUNCH, 2, "--"], name, tmp_path, *options)
@@ -66,6 +73,8 @@ def test_two_ranks_of_keras_follow_the_curve_of_one_process(
 ) -> None:
     pytest.importorskip("keras", reason="needs keras")
     monkeypatch.setenv("KERAS_BACKEND", backend)
+    if backend != "jax":
+        monkeypatch.setenv(*WITHOUT_JAX)
     options = ["--epochs", 3, "--pictures", 600]
     alone = curve([], "keras_digits", tmp_path, *options)
     (tmp_path / "log.jsonl").unlink()

@@ -1,4 +1,4 @@
-"""Jobs for tests of Keras: one for each backend, chosen by the environment, and imports that only ranks make."""
+"""Jobs for tests of Keras and of TensorFlow's ops, chosen by the environment, and imports that only ranks make."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ..left_out import leaving_out
 from ..on_ranks import Ranks, on_ranks
 
 BACKENDS = ("torch", "tensorflow", "jax")
@@ -19,10 +20,26 @@ _QUIET = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
 }
 
+# Of TensorFlow's ops. One thread between ops: whatever blocks it blocks the program.
+ENV = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "KERAS_BACKEND": "tensorflow",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    **leaving_out("jax", "sklearn"),
+}
+
+
+def on_op_ranks(*ranks: int | Ranks) -> pytest.MarkDecorator:
+    """Mark tests of TensorFlow's ops, and those of Keras on it that need such numbers of ranks: they share jobs."""
+    return on_ranks(*ranks, env=ENV, job="tensorflow-ops")
+
 
 def environment(backend: str) -> dict[str, str]:
     """Variables of a job on a backend."""
-    return {**_QUIET, "KERAS_BACKEND": backend}
+    others = ("sklearn",) if backend == "jax" else ("jax", "sklearn")
+    return {**_QUIET, **leaving_out(*others), "KERAS_BACKEND": backend}
 
 
 def on_backends(*sizes: int, backends: tuple[str, ...] = BACKENDS) -> pytest.MarkDecorator:

@@ -5,28 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
 import engine
 
-from ..on_ranks import Ranks, on_ranks
+from ..on_ranks import Ranks
+from .backends import ENV, on_op_ranks
 
-# One thread between ops: whatever blocks it blocks the program.
-ENV = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_NUM_INTEROP_THREADS": "1",
-    "TF_NUM_INTRAOP_THREADS": "1",
-}
+__all__ = ["ENV", "MODES", "PYTHON", "on_op_ranks", "tensors"]
+
 PYTHON = Ranks(2, "python", (("ENGINE_TENSORFLOW_NATIVE", "0"),))
 """Two ranks whose collectives are calls of Python."""
-
-
-def on_op_ranks(*ranks: int | Ranks) -> pytest.MarkDecorator:
-    """Mark tests of the ops, which share jobs."""
-    return on_ranks(*ranks, env=ENV, job="tensorflow-ops")
-
 
 MODES: dict[str, Callable[[Any], Any]] = {"eager": lambda function: function, "function": tf.function}
 

@@ -1,0 +1,26 @@
+"""Packages that a program of a test need not import, though its framework does where they are installed.
+
+TensorFlow imports JAX, and Keras scikit-learn with matplotlib, if they are there. Of the seconds of processor that
+`import keras` takes that is a third. Both frameworks do without, as with users who have not installed them; tests of
+several frameworks in one process leave nothing out.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+NAMES = ("jax", "sklearn")
+
+
+def leaving_out(*names: str) -> dict[str, str]:
+    """Variables under which a Python finds none of the packages.
+
+    Parameters
+    ----------
+    *names : str
+        Some of `NAMES`.
+    """
+    assert set(names) <= set(NAMES)
+    return {"PYTHONPATH": os.pathsep.join(str(_HERE / name) for name in names)}
