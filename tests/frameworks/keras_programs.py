@@ -83,10 +83,14 @@ def renew() -> Any:
 
 
 def failures() -> Any:
-    """What rank 0 sees when rank 1 sends something else, leaves, aborts, and dies, each in the middle of `fit`."""
+    """What rank 0 sees when rank 1 sends something else, leaves, aborts, and dies, each in the middle of `fit`.
+
+    Before that the test interrupts rank 1.
+    """
     found = {}
     engine.init()
-    trained = model()
+    interrupted()
+    trained = renew()
     found["mismatch"] = fit(trained, disagree)
     if keras.backend.backend() == "jax":
         trained = model()  # the program that failed had been given the memory of the other one's variables
@@ -107,32 +111,35 @@ def failures() -> Any:
 class Begun(keras.callbacks.Callback):  # type: ignore[misc]
     """Makes a file when a `fit` has done some batches."""
 
-    def __init__(self, phase: str) -> None:
-        super().__init__()
-        self.phase = phase
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch == AT:
-            Path(f"{self.phase}.{engine.rank()}").touch()
+            Path(f"begun.{engine.rank()}").touch()
+
+
+def fit_for_ever() -> None:
+    """Train until something ends it; files say when it has begun."""
+    x = np.ones((2 * BATCHES, 4), np.float32)
+    model().fit(x, x[:, :2], batch_size=2, epochs=10**6, verbose=0, callbacks=[Begun()])
 
 
 def interrupted() -> None:
-    """Train without end, twice: the test interrupts rank 1, which leaves for a new world, and then the whole job."""
-    engine.init()
+    """Train until the test interrupts rank 1, and say what that is here and on rank 0."""
     rank = engine.rank()
-    x = np.ones((2 * BATCHES, 4), np.float32)
-    for phase in "one", "all":
-        try:
-            model().fit(x, x[:, :2], batch_size=2, epochs=10**6, verbose=0, callbacks=[Begun(phase)])
-        except KeyboardInterrupt:
-            Path(f"{phase}.interrupted.{rank}").touch()
-            if phase == "all":
-                raise
-        except Exception as error:
-            if phase == "all":
-                raise
-            told = Path(f"{phase}.told.{rank}")
-            told.with_suffix(".part").write_text(str(error))
-            told.with_suffix(".part").rename(told)
-        engine.shutdown()
-        engine.init()
+    try:
+        fit_for_ever()
+    except KeyboardInterrupt:
+        Path(f"interrupted.{rank}").touch()
+    except Exception as error:
+        told = Path(f"told.{rank}")
+        told.with_suffix(".part").write_text(str(error))
+        told.with_suffix(".part").rename(told)
+
+
+def interrupted_together() -> None:
+    """Train until the test interrupts the whole job."""
+    engine.init()
+    try:
+        fit_for_ever()
+    except KeyboardInterrupt:
+        Path(f"interrupted.{engine.rank()}").touch()
+        raise

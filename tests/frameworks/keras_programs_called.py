@@ -12,8 +12,8 @@ def failures() -> Any:
     return keras_programs.failures()
 
 
-def interrupted() -> None:
+def interrupted_together() -> None:
     """See there."""
     from . import keras_programs
 
-    keras_programs.interrupted()
+    keras_programs.interrupted_together()
