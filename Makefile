@@ -124,6 +124,10 @@ SEED ?= 1
 failures: $(VENV)/.installed-dev ## Kill ranks and hosts and cut cables at random, and see that all that are left name the same
 	@$(BIN)/python -m tests.hosts.drawn_failures --count $(FAILURES) --seed $(SEED)
 
+.PHONY: sizes
+sizes: $(VENV)/.installed-dev ## Run the tests of torch on four ranks, too
+	@EVERY_SIZE=1 $(BIN)/python -m pytest -m on_ranks --only-ranks 4 tests/frameworks
+
 .PHONY: large
 large: $(VENV)/.installed-dev ## Run the operations on tensors of more than 2 GiB
 	@LARGE_TENSORS=1 $(BIN)/python -m pytest tests/parallel/test_large.py

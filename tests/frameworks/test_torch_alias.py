@@ -15,7 +15,7 @@ from ..on_ranks import on_ranks
 from . import toy
 from .wrapping import Wrap
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(*toy.SIZES)
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 FORWARDS: dict[str, Forward] = {

@@ -19,7 +19,7 @@ from engine.torch import SyncBatchNorm
 from ..on_ranks import on_ranks
 from . import toy
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(*toy.SIZES)
 
 # By the dimensions of the input: the layer in one process, and what follows N and C.
 PLAIN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}

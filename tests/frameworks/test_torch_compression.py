@@ -17,7 +17,7 @@ from . import toy
 from .halves import HALVES, backward, halved, of_ranks, parameters, value
 from .wrapping import Wrap
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(*toy.SIZES)
 
 
 def test_gradients_travel_as_halves(wrap: Wrap) -> None:

@@ -16,8 +16,9 @@ import engine.torch as hvd
 from engine.errors import EngineError
 
 from ..on_ranks import on_ranks
+from . import toy
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(*toy.SIZES)
 
 
 def weights(rank: int, *shape: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from ..waiting import NotWithin, until
 from . import toy
 from .wrapping import Wrap
 
-pytestmark = on_ranks(1, 2, 3, 4, toy.BY_METHOD)
+pytestmark = on_ranks(*toy.SIZES, toy.BY_METHOD)
 
 
 def sgd(module: nn.Module) -> torch.optim.SGD:

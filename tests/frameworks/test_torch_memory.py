@@ -18,7 +18,7 @@ from ..on_ranks import on_ranks
 from . import toy
 from .wrapping import Wrap
 
-pytestmark = on_ranks(1, 2, 3, 4, toy.BY_METHOD)
+pytestmark = on_ranks(*toy.SIZES, toy.BY_METHOD)
 
 
 def freed(tensor: torch.Tensor) -> torch.Tensor:

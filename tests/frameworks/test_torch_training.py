@@ -20,7 +20,7 @@ from . import toy
 from .marked_model import Marked
 from .wrapping import Wrap
 
-pytestmark = on_ranks(1, 2, 3, 4, toy.BY_METHOD)
+pytestmark = on_ranks(*toy.SIZES, toy.BY_METHOD)
 
 Make = Callable[[nn.Module], Any]
 KINDS: dict[str, Make] = {
