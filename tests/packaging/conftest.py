@@ -1,13 +1,17 @@
-"""What the tests of packaging share: one sdist, the wheel built from it, and an environment with that wheel."""
+"""What the tests of packaging share: one sdist, and one build of it, for a wheel and for an editable installation.
+
+Environments have either of them.
+"""
 
 from __future__ import annotations
 
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from .environments import FAST, ROOT, Environment, copy_tree, make_environment, run
+from .environments import BUILD, ROOT, Environment, commit, copy_tree, make_environment, run
 from .marks import write_marks
 from .rotate import add_operation
 
@@ -16,10 +20,14 @@ pytest.importorskip("mesonpy", reason="building needs the dev extra")
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the source tree that nothing is built in."""
+    """A copy of the source tree, with one operation more, that nothing is built in."""
     if not (ROOT / ".git").exists():
         pytest.skip("needs a git checkout")
-    return copy_tree(tmp_path_factory.mktemp("tree"))
+    tree = copy_tree(tmp_path_factory.mktemp("tree"))
+    write_marks(tree, (1, 1, 1))
+    add_operation(tree)
+    commit(tree)
+    return tree
 
 
 @pytest.fixture(scope="session")
@@ -31,11 +39,20 @@ def sdist(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the sdist: so the sdist holds all that a build needs."""
+def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist's files: what is built from them shows that the sdist holds all that a build needs."""
+    directory = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(directory, filter="data")
+    (root,) = directory.iterdir()
+    return root
+
+
+@pytest.fixture(scope="session")
+def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wheel")
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    run([*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", FAST, "-w", directory, sdist], directory)
+    run([*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", *BUILD, "-w", directory, unpacked], unpacked)
     (archive,) = directory.iterdir()
     return archive
 
@@ -49,11 +66,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
 
 
 @pytest.fixture(scope="session")
-def editable(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with a copy of the tree installed in place, and one operation more; programs run in its root."""
-    tree = copy_tree(tmp_path_factory.mktemp("editable-tree"))
-    write_marks(tree, 1, 1, 1)
-    add_operation(tree)
-    environment = make_environment(tmp_path_factory.mktemp("editable"), tree)
-    environment.install(FAST, "--editable", tree)
+def editable(unpacked: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with the files of the sdist installed in place, once the wheel is made; programs run in its root.
+
+    It goes on with the wheel's build. (The tests themselves run in an editable installation that was built as one.)
+    """
+    environment = make_environment(tmp_path_factory.mktemp("editable"), unpacked)
+    environment.install(*BUILD, "--editable", unpacked)
     return environment

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# Packaging does not depend on how well the compiler optimizes.
-FAST = "-Csetup-args=-Doptimization=0"
+# One build serves wheel and editable installation. Packaging does not depend on how well the compiler optimizes.
+BUILD = ("-Cbuild-dir=build/shared", "-Csetup-args=-Doptimization=0")
 
 
 def run(command: list[str | Path], cwd: Path, **variables: str) -> str:
@@ -72,13 +72,17 @@ def make_environment(path: Path, cwd: Path) -> Environment:
 
 
 def copy_tree(target: Path) -> Path:
-    """The files that git knows or would add, as a repository of their own: an sdist holds what is committed."""
+    """The files that git knows or would add."""
     names = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT).split("\0")
     for name in filter(None, names):
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
-    run(["git", "init", "-q"], target)
-    run(["git", "add", "-A"], target)
-    run(["git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-q", "-m", "copy"], target)
     return target
+
+
+def commit(tree: Path) -> None:
+    """Make a directory a repository of its own: an sdist holds what is committed."""
+    run(["git", "init", "-q"], tree)
+    run(["git", "add", "-A"], tree)
+    run(["git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-q", "-m", "copy"], tree)

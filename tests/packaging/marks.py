@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+Marks = tuple[int, int, int]
 
-def write_marks(tree: Path, pyx: int, pxd: int, header: int) -> None:
+
+def read_marks(tree: Path) -> Marks:
+    """The three constants as the sources have them: of the .pyx, the .pxd and the header."""
+    places = {
+        "engine_ext/core.pyx": r"^mark_pyx, .* = (\d+),",
+        "engine_ext/marks.pxd": r"MARK_PXD = (\d+)",
+        "engine_ext/marks.h": r"MARK_H (\d+)",
+    }
+    pyx, pxd, header = (re.findall(wanted, (tree / name).read_text(), re.MULTILINE) for name, wanted in places.items())
+    return int(pyx[0]), int(pxd[0]), int(header[0])
+
+
+def write_marks(tree: Path, marks: Marks) -> None:
     """Give the module three constants, one from each kind of file that it is made of."""
+    pyx, pxd, header = marks
     files = {
         "engine_ext/marks.h": f"#define MARK_H {header}\n",
         "engine_ext/marks.pxd": f'cdef extern from "marks.h":\n    int MARK_H\ncdef enum:\n    MARK_PXD = {pxd}\n',
