@@ -100,7 +100,7 @@ STAND_API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
 STAND_API CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice device) {
   ENTER(0);
   DEVICE(device);
-  snprintf(text, (size_t)size, "0000:%02x:00.0", contexts[device].physical + 1);
+  snprintf(text, (size_t)size, "0000:%02x:00.0", contexts[device].physical / setting("STAND_SLICES", 1) + 1);
   LEAVE(CUDA_SUCCESS);
 }
 

@@ -158,6 +158,7 @@ STAND_API CUresult cuModuleUnload(CUmodule handle) {
 /* ---- launches ---- */
 
 typedef struct launch {
+  uint64_t until; /* when a slow kernel ends */
   stand_launch shape;
   const struct registered *kernel;
   int n;
@@ -165,10 +166,17 @@ typedef struct launch {
   char values[];
 } launch;
 
+static double kernel_delay;
+
+void stand_kernels_take(double milliseconds) { kernel_delay = milliseconds; }
+
 static int launch_step(void *data) {
   launch *l = data;
   stand_access accesses[4096];
-  int n = l->kernel->accesses ? l->kernel->accesses(&l->shape, l->parameters, accesses, 4096) : 0;
+  int n;
+  if (!l->until) l->until = now() + (uint64_t)(kernel_delay * 1e6);
+  if (now() < l->until) return 0;
+  n = l->kernel->accesses ? l->kernel->accesses(&l->shape, l->parameters, accesses, 4096) : 0;
   for (int i = 0; i < n; i++) {
     memory_check(&accesses[i], running->agent, running->epoch, running->when, running->what);
     if (!memory_holds(accesses[i].at, accesses[i].size, running->what))

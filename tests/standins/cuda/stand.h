@@ -65,6 +65,8 @@ typedef void stand_kernel(const stand_launch *launch, void **parameters);
 /* What it reads and writes, asked just before it runs: returns how many of at most `room` it wrote down. */
 typedef int stand_accesses(const stand_launch *launch, void **parameters, stand_access *accesses, int room);
 STAND_API void stand_register_kernel(const char *name, stand_kernel *kernel);
+/* Kernels that begin from now on take so long; the device goes on with other streams meanwhile. */
+STAND_API void stand_kernels_take(double milliseconds);
 STAND_API void stand_register_accesses(const char *name, stand_accesses *accesses);
 
 /* What "the framework computes" is: after `delay` milliseconds copies reads[i] to writes[i]; a write without a read is
