@@ -36,6 +36,7 @@ __all__ = [
     "ArgumentError",
     "CollectiveError",
     "ConfigError",
+    "DeviceError",
     "DuplicateNameError",
     "EngineError",
     "ForkedError",
@@ -56,6 +57,10 @@ __all__ = [
 
 class ConfigError(EngineError, ValueError):
     """A setting, or a variable that a launcher set, has a value that it cannot have."""
+
+
+class DeviceError(EngineError):
+    """The ranks' GPUs, their drivers or NCCL cannot be used. Every rank raises it; collectives of host memory go on."""
 
 
 _BY_NAME: dict[str, type[EngineError]] = {

@@ -216,6 +216,8 @@ class Engine:
         """
     def abort(self, reason: str) -> None:
         """This rank fails: tell every rank why. The first abort of a world wins; later ones are ignored."""
+    def accuse(self, rank: int, reason: str) -> None:
+        """A rank stands still, and the world fails for it: as `abort`, with that rank to blame."""
     @property
     def failure(self) -> BaseException | None:
         """The world's first cause, as the exception every call raises; None while the world is well."""

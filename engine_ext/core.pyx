@@ -52,7 +52,8 @@ from engine_ext.platform.posix cimport (
 from engine_ext.setup cimport kernel_level
 from engine_ext.shared.counters cimport counters_end, counters_unmap
 from engine_ext.shared.layout cimport (
-    CAUSE_RAISED, COORDINATOR, KIND_ALLREDUCE, KIND_REDUCESCATTER, MAX_RANKS, MAX_SOCKETS, Status, engine_knobs, segment_bytes,
+    CAUSE_RAISED, CAUSE_STALLED, COORDINATOR, KIND_ALLREDUCE, KIND_REDUCESCATTER, MAX_RANKS, MAX_SOCKETS, Status, engine_knobs,
+    segment_bytes,
 )
 from engine_ext.shared.segment cimport (
     Segment, abort_world, segment_append, segment_discard, segment_map, segment_unmap, segment_within, wake_others,
@@ -513,6 +514,12 @@ cdef class Engine:
         if self.state.alive[0] == 1 and not self.state.closed:
             text = reason.encode("utf-8", "replace")
             abort_world(&self.state.segment, self.rank, CAUSE_RAISED, text)
+
+    def accuse(self, int rank, str reason):
+        cdef bytes text
+        if self.state.alive[0] == 1 and not self.state.closed:
+            text = reason.encode("utf-8", "replace")
+            abort_world(&self.state.segment, rank, CAUSE_STALLED, text)
 
     def close(self, double timeout):
         cdef State* e = self.state

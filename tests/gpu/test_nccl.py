@@ -4,58 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from ..standins import ROOT, build, start
+from ..standins import build
 from ..waiting import until
-
-SECONDS = 60
-
-
-class Job:
-    """Ranks of a program of nccl_programs.py, each with a device of its own."""
-
-    def __init__(
-        self,
-        libraries: Path | Sequence[Path],
-        where: Path,
-        size: int,
-        *program: str,
-        devices: Sequence[int] | None = None,
-        **settings: object,
-    ) -> None:
-        command = [sys.executable, "-P", "-m", "tests.gpu.nccl_programs"]
-        each = [libraries] * size if isinstance(libraries, Path) else list(libraries)
-        settings = {"devices": 8, "quiet": 1, **settings}
-        self.ranks = [
-            start(
-                [*command, program[0], str(rank), str(size), *program[1:]],
-                each[rank],
-                {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": str(devices[rank] if devices else rank)},
-                cwd=where,
-                **settings,
-            )
-            for rank in range(size)
-        ]
-
-    def end(self) -> tuple[list[int], list[str]]:
-        """Wait for all: their statuses, and what they wrote."""
-        try:
-            texts = ["".join(rank.communicate(timeout=SECONDS)) for rank in self.ranks]
-        finally:
-            for rank in self.ranks:
-                rank.kill()
-        return [rank.returncode for rank in self.ranks], texts
-
-    def succeeds(self) -> list[str]:
-        """Wait for all, which find all right."""
-        statuses, texts = self.end()
-        assert statuses == [0] * len(statuses), "\n".join(texts)
-        return texts
+from .jobs import Job
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -45,10 +45,14 @@ def test_wheel_holds_the_dashboards_and_not_their_sources(wheel_names: list[str]
     assert installed == {f"engine/metrics/{path.relative_to(tree)}" for path in data}
 
 
+def test_wheel_holds_the_kernels_for_gpus(wheel_names: list[str]) -> None:
+    assert "engine_ext/gpu/kernels.ptx" in wheel_names
+
+
 def test_wheel_holds_nothing_else(wheel_names: list[str]) -> None:
     expected = re.compile(
         r"(autotune|engine|engine_ext)/([\w/]+\.(py|pyi|so)|[\w/]+\.cpython-[\w-]+\.so|py\.typed)"
-        r"|enginerun\.py|engine/metrics/grafana/[\w/-]+\.(json|yml)|[^/]+\.dist-info/.+"
+        r"|engine_ext/gpu/kernels\.ptx|enginerun\.py|engine/metrics/grafana/[\w/-]+\.(json|yml)|[^/]+\.dist-info/.+"
     )
     assert [name for name in wheel_names if not expected.fullmatch(name)] == []
 

@@ -1,0 +1,89 @@
+"""Which GPU a rank has, and whether the GPUs of all ranks can work together.
+
+A GPU is known by its UUID: numbers depend on CUDA_VISIBLE_DEVICES, and slices of one GPU (MIG) share its place on the
+bus, but not the UUID.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import readable
+from ..errors import DeviceError
+from .libraries import Libraries, nccl_text
+
+FAILED = "failed"  # what a rank tells instead, with the reason
+
+
+def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries) -> dict[str, Any]:
+    """What a rank tells of its GPU.
+
+    Parameters
+    ----------
+    found : mapping
+        As `Lane.identity` has it.
+    ordinal : int
+        The GPU's number among those that the process sees.
+    libraries : Libraries
+    """
+    return {
+        **found,
+        "uuid": str(uuid.UUID(hex=str(found["uuid"]))),
+        "ordinal": ordinal,
+        "nccl": nccl_text(libraries.nccl_version),
+        "nccl_library": libraries.nccl,
+    }
+
+
+def refuse_failed(told: Sequence[Mapping[str, Any]]) -> None:
+    """Raise what ranks tell instead of what they were to tell, all of them in one text.
+
+    Raises
+    ------
+    DeviceError
+    """
+    lines = [f"rank {rank}: {each[FAILED]}" for rank, each in enumerate(told) if FAILED in each]
+    if lines:
+        raise DeviceError("the GPUs cannot be used\n  " + "\n  ".join(lines))
+
+
+def compare(told: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse GPUs that cannot work together, all reasons in one text.
+
+    Parameters
+    ----------
+    told : sequence of mapping
+        By rank, as `described` gives it.
+
+    Raises
+    ------
+    DeviceError
+    """
+    lines = []
+    by_uuid: dict[str, list[int]] = {}
+    for rank, each in enumerate(told):
+        by_uuid.setdefault(each["uuid"], []).append(rank)
+    for number, ranks in by_uuid.items():
+        if len(ranks) > 1:
+            known = told[ranks[0]]
+            each_as = ", ".join(f"rank {rank} as {_numbered(told[rank])}" for rank in ranks)
+            lines.append(
+                f"{readable.ranks(ranks)} have the same GPU {number} ({known['name']}, {known['pci']}), {each_as}: "
+                "give each rank one of its own, as with torch.cuda.set_device(engine.local_rank()), or by "
+                "CUDA_VISIBLE_DEVICES"
+            )
+    first = told[0]
+    for rank, each in enumerate(told):
+        if each["nccl"] != first["nccl"]:
+            lines.append(
+                f"rank {rank} has NCCL {each['nccl']} ({each['nccl_library']}), rank 0 has NCCL {first['nccl']} "
+                f"({first['nccl_library']}): install the same version"
+            )
+    if lines:
+        raise DeviceError("the ranks' GPUs cannot work together\n  " + "\n  ".join(lines))
+
+
+def _numbered(each: Mapping[str, Any]) -> str:
+    return f"its device {each['ordinal']} of {each['devices']}"

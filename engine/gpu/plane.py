@@ -1,0 +1,285 @@
+"""The GPU of this rank and its communicator with the other ranks: opened by all of them together, and closed.
+
+The lane (`engine_ext/gpu/lane.h`), a thread that alone calls CUDA and NCCL, does the work. Ranks hear of each other
+through collectives of host memory, so a rank that fails, dies or stands still is named on all of them. Whoever waits
+for the lane or for other ranks does so within `start_timeout`, and leaves a lane alone that does not come back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, Never
+
+import numpy as np
+
+from engine_ext.gpu.lane import Lane
+
+from .. import readable
+from ..config import Config
+from ..errors import DeviceError, ForkedError, UnsupportedTensorError, WorldError
+from ..host.patience import Patience
+from ..logs import logger
+from ..native import core
+from ..setting import variable
+from . import texts
+from .identity import FAILED, compare, described, refuse_failed
+from .libraries import Libraries, load
+
+TICK = 0.05  # seconds between two looks at whether the world is well
+GRACE = 5.0  # seconds beyond the limit in which ranks hear how the others fared
+RETURN = 2.0  # of these: in which a lane that is told to give up comes back
+CLOSING = 10.0  # seconds that a close may take; the lane itself waits at most 4 for work on the device
+
+_pid = 0  # of the process that has loaded the libraries
+_stuck: list[Lane] = []  # those that did not come back: their threads still use them
+
+
+class Plane:
+    """An open GPU. `Plane.open` makes one.
+
+    Attributes
+    ----------
+    lane : Lane
+        The thread, with a context, a stream of highest priority, the kernels, events and a communicator.
+    ordinal : int
+        The GPU's number among those that the process sees.
+    gpus : list of dict
+        By rank, what `identity.described` gives.
+    """
+
+    def __init__(self, lane: Lane, rank: int, ordinal: int, gpus: list[dict[str, Any]]) -> None:
+        self.lane = lane
+        self.rank = rank
+        self.ordinal = ordinal
+        self.gpus = gpus
+        self._pid = os.getpid()
+        self._open = True
+
+    @classmethod
+    def open(cls, engine: core.Engine, ordinal: int, settings: Config) -> Plane:
+        """Open a GPU together with the other ranks. Collective; it uses names that begin with `engine.gpu.`.
+
+        Parameters
+        ----------
+        engine : core.Engine
+            Of the world.
+        ordinal : int
+            The GPU's number among those that this process sees.
+        settings : Config
+            `start_timeout` limits the wait for the other ranks, and then the opening.
+
+        Raises
+        ------
+        DeviceError
+            A rank has no GPU, driver or NCCL, or they do not fit together, or a call failed; on all ranks alike.
+        WorldError
+            A rank died, or did not come: the world has failed.
+        ForkedError
+            The parent of this process had opened a GPU.
+        """
+        return _Opening(engine, ordinal, settings).run()
+
+    def expect(self, ordinal: int) -> None:
+        """Refuse tensors of another GPU: a process has one.
+
+        Raises
+        ------
+        UnsupportedTensorError
+        """
+        if ordinal != self.ordinal:
+            raise UnsupportedTensorError(
+                f"rank {self.rank}: a tensor on cuda:{ordinal}, but the engine works on cuda:{self.ordinal} "
+                f"({self.gpus[self.rank]['name']}), where the first tensor was: a rank uses one GPU; move the tensor "
+                "there, or call torch.cuda.set_device() before the first collective"
+            )
+
+    def close(self) -> None:
+        """End the communicator, and let go of the GPU. Not collective; in a forked child it does nothing."""
+        if self._open and os.getpid() == self._pid:
+            self._open = False
+            _close(self.lane, self.rank)
+
+
+class _Opening:
+    """The steps of `Plane.open`."""
+
+    def __init__(self, engine: core.Engine, ordinal: int, settings: Config) -> None:
+        self.engine = engine
+        self.ordinal = ordinal
+        self.settings = settings
+        self.patience = Patience(settings.start_timeout)
+        self.lane: Lane | None = None
+
+    def run(self) -> Plane:
+        """Returns when all ranks are ready."""
+        _expect_no_fork()
+        try:
+            gpus = self._together("identity", self._identify)
+            compare(gpus)
+            self.patience.begin(self.settings.start_timeout)  # All begin here.
+            told = self._together("preparation", self._prepare)
+            self._together("communicator", lambda: self._connect(bytes.fromhex(told[0]["id"])))
+        except BaseException:
+            if self.lane is not None and self.lane not in _stuck:
+                self.lane.cancel()
+                _close(self.lane, self.engine.rank)
+            raise
+        assert self.lane is not None
+        logger.debug(
+            "GPU %s of rank %d is open, with NCCL %s", gpus[self.engine.rank]["uuid"], self.engine.rank, gpus[0]["nccl"]
+        )
+        return Plane(self.lane, self.engine.rank, self.ordinal, gpus)
+
+    # ---- what this rank does
+
+    def _identify(self) -> dict[str, Any]:
+        """Load the libraries, start the lane, and look which GPU it is."""
+        global _pid
+        if _stuck:
+            raise DeviceError(
+                f"{_stuck[0].call or 'a call'} has not returned since an earlier attempt in this process (pid "
+                f"{os.getpid()}): start the process again"
+            )
+        libraries: Libraries = load(self.settings.cuda_library, self.settings.nccl_library)
+        _pid = os.getpid()
+        image = files("engine_ext.gpu").joinpath("kernels.ptx").read_bytes()
+        kernels = re.findall(rb"\.entry (\w+)", image)
+        self.lane = Lane(libraries.addresses, self.ordinal, self.engine.rank, self.engine.size, image, kernels)
+        self._do("identify")
+        return described(self.lane.identity, self.ordinal, libraries)
+
+    def _prepare(self) -> dict[str, Any]:
+        """All that needs no other rank; and on rank 0, by what the communicator is known."""
+        assert self.lane is not None
+        self._do("prepare")
+        if self.engine.rank:
+            return {}
+        self._do("name")
+        return {"id": self.lane.id.hex()}
+
+    def _connect(self, id: bytes) -> dict[str, Any]:
+        """Wait in NCCL until all ranks have come."""
+        self._do("connect", id)
+        return {}
+
+    def _do(self, job: str, id: bytes | None = None) -> None:
+        """Have the lane do a job.
+
+        Raises
+        ------
+        DeviceError
+            A call failed, or did not end in time.
+        WorldError
+            The world has failed meanwhile.
+        """
+        lane = self.lane
+        assert lane is not None
+        lane.begin(job, id)
+        try:
+            while not lane.wait(TICK) and self.patience.left() and self.engine.failure is None:
+                pass
+        finally:
+            if not lane.wait(0):
+                lane.cancel()
+                if not lane.wait(RETURN):
+                    _stuck.append(lane)
+        if self.engine.failure is not None:
+            raise self.engine.failure
+        if lane in _stuck:
+            raise DeviceError(texts.stuck(lane.call, self.settings.start_timeout))
+        if lane.failure is not None:
+            raise DeviceError(texts.failed(lane.failure, self.settings.start_timeout, lane.identity))
+
+    # ---- what ranks tell each other
+
+    def _together(self, step: str, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+        """Do this rank's part of a step, and hear what came of it on every rank.
+
+        Raises
+        ------
+        DeviceError
+            It failed on some rank.
+        WorldError
+            A rank died, or stands still.
+        """
+        failure: Exception | None = None
+        try:
+            own = work()
+        except WorldError:
+            raise  # The others have it, too.
+        except DeviceError as error:
+            own = {FAILED: str(error)}
+        except Exception as error:  # A defect, or no memory: the others must hear of it.
+            own, failure = {FAILED: f"{type(error).__name__}: {error}"}, error
+        told = self._exchange(step, json.dumps(own).encode())
+        if failure is not None:
+            raise failure
+        refuse_failed(told)
+        return told
+
+    def _exchange(self, step: str, own: bytes) -> list[dict[str, Any]]:
+        """What every rank tells. The limit is that of the step, and some grace for ranks that have just failed it."""
+        name = f"engine.gpu.{step}"
+        handle = self.engine.allgather(np.frombuffer(own, np.uint8), name, False)
+        patience = Patience(self.patience.left() + GRACE)
+        while not handle.done:
+            if not patience.left():
+                self._accuse(step, name)
+            time.sleep(0.001)
+        handle.wait()
+        data, counts = handle.gathered
+        told, begin = [], 0
+        for rank, count in enumerate(counts):
+            if not count:
+                raise DeviceError(f"rank {rank} has joined: open the GPUs before join(), or when all are back")
+            told.append(json.loads(bytes(data[begin : begin + count])))
+            begin += count
+        return told
+
+    def _accuse(self, step: str, name: str) -> Never:
+        """Fail the world for a rank that has not come."""
+        missing = next((each["missing"] for each in self.engine.pending() if each["name"] == name), None)
+        limit = f"within {self.settings.start_timeout:g} s (start_timeout, {variable('start_timeout')})"
+        if missing:
+            others = f", as have {readable.ranks(missing[1:])}" if len(missing) > 1 else ""
+            self.engine.accuse(
+                missing[0],
+                f"it has not finished the {step} of the GPUs {limit}{others}: it is stopped, or hangs in a call",
+            )
+        elif self.engine.rank:  # Only the coordinator would know.
+            self.engine.accuse(
+                0, f"it has not told how the {step} of the GPUs went {limit}: it is stopped, or hangs in a call"
+            )
+        else:
+            self.engine.abort(
+                f"the {step} of the GPUs has not ended {limit}, though all ranks have finished their part"
+            )
+        raise self.engine.failure or DeviceError(f"the {step} of the GPUs has not ended {limit}")
+
+
+def _expect_no_fork() -> None:
+    if _pid not in (0, os.getpid()):
+        raise ForkedError(
+            f"process {_pid} had loaded CUDA, and this is its forked child {os.getpid()}, in which CUDA does not work: "
+            "use the start method 'spawn' or 'forkserver' for processes that use a GPU"
+        )
+
+
+def _close(lane: Lane, rank: int) -> None:
+    """End a lane, or leave it alone if it does not end."""
+    lane.begin("close")
+    patience = Patience(CLOSING)
+    while not lane.wait(TICK) and patience.left():
+        pass
+    if not lane.wait(0):
+        _stuck.append(lane)
+        logger.error("rank %d: %s", rank, texts.stuck(lane.call, CLOSING))
+    else:
+        lane.join()
+        if lane.left:
+            logger.error("rank %d: %s", rank, texts.LEFT)

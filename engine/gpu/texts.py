@@ -1,0 +1,86 @@
+"""What a call of CUDA or NCCL that failed means, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..setting import variable
+
+GIVEN_UP = -1  # the code of a call after which the lane was told to give up
+
+_RESULTS = (  # of NCCL, by code
+    "ncclSuccess",
+    "ncclUnhandledCudaError",
+    "ncclSystemError",
+    "ncclInternalError",
+    "ncclInvalidArgument",
+    "ncclInvalidUsage",
+    "ncclRemoteError",
+    "ncclInProgress",
+)
+_MORE = "NCCL_DEBUG=INFO shows what NCCL does"
+_NCCL_HINTS = {
+    1: "GPUs may not reach each other's memory, as in a container or a virtual machine: NCCL_P2P_DISABLE=1 does "
+    f"without; {_MORE}",
+    2: "in a container /dev/shm may be too small (docker run --shm-size=1g; NCCL_SHM_DISABLE=1 does without), or there "
+    f"is no network interface that NCCL may use (NCCL_SOCKET_IFNAME=lo suffices on one host); {_MORE}",
+    3: f"NCCL is at fault, or memory was overwritten; {_MORE}",
+    4: f"the ranks may use different versions of NCCL or of the engine; {_MORE}",
+    5: f"the ranks may share a GPU, or use different versions of NCCL; {_MORE}",
+    6: f"another rank failed first, see there, or cannot be reached over the network; {_MORE}",
+}
+_CUDA_HINTS = {
+    2: "other processes use the GPU's memory (nvidia-smi lists them)",
+    3: "the driver has not been initialised",
+    100: "the process sees no GPU: look at CUDA_VISIBLE_DEVICES, and at `nvidia-smi -L` in the same container",
+    101: "look at CUDA_VISIBLE_DEVICES",
+    218: "the file kernels.ptx is damaged: install the engine again",
+    222: "the driver is older than the engine's kernels, which need one for CUDA 9.0: install a newer one",
+    223: "kernels are compiled by the driver when they are loaded, which is switched off: unset CUDA_DISABLE_PTX_JIT",
+    802: "the GPUs' fabric is not ready: start NVIDIA's fabric manager",
+    803: "the driver's library and its kernel module are of different versions: restart the machine, or the container",
+}
+_STICKY = range(700, 800)  # a kernel has failed, and the context with it
+LEFT = (
+    "the GPU still works on something that does not end; its memory, stream and kernels are left as they are until the "
+    "process ends"
+)
+
+
+def failed(failure: tuple[str, int, str, str], seconds: float, identity: Mapping[str, int | str]) -> str:
+    """Why a job of the lane failed.
+
+    Parameters
+    ----------
+    failure : tuple
+        As `Lane.failure` has it.
+    seconds : float
+        The limit, for what was given up.
+    identity : mapping
+        As `Lane.identity` has it.
+    """
+    call, code, name, text = failure
+    if code == GIVEN_UP:
+        return (
+            f"the wait for {call} was given up after {seconds:g} s ({variable('start_timeout')}): other ranks have not "
+            f"come, or cannot be reached; {_MORE}"
+        )
+    if call.startswith("nccl"):
+        result = _RESULTS[code] if code < len(_RESULTS) else str(code)
+        hint = _NCCL_HINTS.get(code, _MORE)
+        return f"{call} returned {result}, {text}: {hint}"
+    hint = _CUDA_HINTS.get(code, "")
+    if call == "cuDeviceGet":
+        hint = f"the process sees {identity['devices']} GPUs; {_CUDA_HINTS[101]}"
+    if code in _STICKY and not hint:
+        hint = "it may be the fault of a kernel that ran before: CUDA_LAUNCH_BLOCKING=1 finds which"
+    told = f", {text}" if text and text != name else ""
+    return f"{call} returned {name or code}{told}" + (f": {hint}" if hint else "")
+
+
+def stuck(call: str | None, seconds: float) -> str:
+    """A call did not return, and its thread is left alone."""
+    return (
+        f"{call or 'a call'} has not returned for {seconds:g} s: the driver or the GPU hangs (dmesg may show an Xid, "
+        "nvidia-smi whether it answers). This process cannot use the GPU any more, and has to be started again"
+    )

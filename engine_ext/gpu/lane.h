@@ -1,0 +1,107 @@
+/* The lane: the one thread of a process that calls CUDA and NCCL, and what it has opened.
+ *
+ * Whoever owns it hands it one job at a time (`lane_begin`) and waits for its end (`lane_wait`) as long as it likes: a
+ * call may hang in a driver for ever, and then the thread is left alone. Between a job's beginning and its end only the
+ * lane touches what it has made, but for `cancelled` and `call`.
+ */
+#ifndef ENGINE_GPU_LANE_H
+#define ENGINE_GPU_LANE_H
+
+#include "nccl.h"
+
+#include "engine_ext/platform/atomics.h"
+#include "engine_ext/platform/doors.h"
+#include "engine_ext/platform/threads.h"
+
+/* The functions, in the order of the three lists. It is filled as an array of addresses; 0: the library has no such. */
+typedef struct lane_functions {
+#define X(name, parameters) CUresult(*name) parameters;
+  CUDA_FUNCTIONS(X)
+#undef X
+#define X(name, parameters, since) ncclResult_t(*name) parameters;
+  NCCL_FUNCTIONS(X)
+#undef X
+#define X(name, parameters, since) const char *(*name)parameters;
+  NCCL_TEXTS(X)
+#undef X
+} lane_functions;
+
+enum { LANE_FUNCTIONS = sizeof(lane_functions) / sizeof(void (*)(void)) };
+
+/* One of them: what it is called, and the first version of NCCL that has it; 0: it is the driver's. */
+typedef struct lane_function {
+  const char *name;
+  int since;
+} lane_function;
+extern const lane_function lane_function_list[LANE_FUNCTIONS];
+
+/* The jobs, in the order in which they are given. */
+enum {
+  LANE_NOTHING,
+  LANE_IDENTIFY, /* which device it is: `identity`; nothing is made */
+  LANE_PREPARE,  /* context, stream, kernels, events */
+  LANE_NAME,     /* on rank 0: ask for a communicator's `id` */
+  LANE_CONNECT,  /* the communicator over all ranks */
+  LANE_CLOSE,    /* end what there is of all that, whole or not; and the thread */
+  LANE_JOBS
+};
+
+enum {
+  LANE_KERNELS = 64, /* most kernels */
+  LANE_EVENTS = 128, /* that are made beforehand */
+  LANE_CANCELLED = -1
+};
+
+/* The call that failed first. */
+typedef struct lane_failure {
+  const char *call; /* NULL: none has */
+  int code;         /* a CUresult, or an ncclResult_t; LANE_CANCELLED: it was given up */
+  char name[64];    /* of the code; of NCCL's there is none */
+  char text[2048];  /* what the library says of it */
+} lane_failure;
+
+typedef struct lane_identity {
+  int driver, devices; /* version, as 12090; how many devices this process sees */
+  char name[128], pci[32];
+  unsigned char uuid[16];
+} lane_identity;
+
+typedef struct lane {
+  lane_functions f;
+  int ordinal;             /* of the device, among those that the process sees */
+  const char *image;       /* PTX, and the names of its kernels: the owner's */
+  const char **names;
+  int n_kernels;
+  int rank, size;          /* of the communicator */
+  ncclUniqueId id;
+
+  pthread_t thread;
+  uint32_t door, ended;    /* rung for the lane; rung by it */
+  uint32_t job;            /* LANE_*: set by the owner, LANE_NOTHING by the lane at the job's end */
+  uint32_t cancelled;      /* by the owner: give up as soon as a call returns */
+  void *call;              /* the name of the call that the lane is in; NULL: none */
+
+  lane_failure failure;
+  lane_identity identity;
+  CUdevice device;
+  CUcontext context;       /* the primary one, retained; NULL: not */
+  CUstream stream;
+  CUmodule module;
+  CUfunction kernels[LANE_KERNELS];
+  CUevent events[LANE_EVENTS];
+  int n_events;
+  ncclComm_t comm;
+  int connected;           /* the communicator is whole */
+  int left;                /* after LANE_CLOSE: work that did not end; nothing that it may use was freed */
+} lane;
+
+/* Start the thread; returns 0 or an errno. All of the struct is 0 but for what the owner has set. */
+int lane_start(lane *l);
+/* Hand it a job. The last one has ended. */
+void lane_begin(lane *l, uint32_t job);
+/* Wait at most so long; whether the job has ended. */
+int lane_wait(lane *l, uint64_t ns);
+/* After LANE_CLOSE has ended: the thread's end. */
+void lane_join(lane *l);
+
+#endif

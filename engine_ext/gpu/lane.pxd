@@ -1,0 +1,65 @@
+"""The lane's thread, for whoever hands it work: lane.h."""
+from libc.stdint cimport uint32_t, uint64_t
+
+
+cdef extern from "engine_ext/gpu/lane.h" nogil:
+    enum:
+        LANE_FUNCTIONS
+        LANE_KERNELS
+        LANE_IDENTIFY
+        LANE_PREPARE
+        LANE_NAME
+        LANE_CONNECT
+        LANE_CLOSE
+
+    ctypedef struct lane_function:
+        const char* name
+        int since
+
+    ctypedef struct lane_failure:
+        const char* call
+        int code
+        char[64] name
+        char[2048] text
+
+    ctypedef struct lane_identity:
+        int driver
+        int devices
+        char[128] name
+        char[32] pci
+        unsigned char[16] uuid
+
+    ctypedef struct lane_functions:
+        pass
+
+    ctypedef struct ncclUniqueId:
+        char[128] internal
+
+    ctypedef struct lane:
+        lane_functions f
+        int ordinal
+        const char* image
+        const char** names
+        int n_kernels
+        int rank
+        int size
+        ncclUniqueId id
+        uint32_t cancelled
+        void* call
+        lane_failure failure
+        lane_identity identity
+        int left
+
+    const lane_function* lane_function_list
+    int lane_start(lane* l)
+    void lane_begin(lane* l, uint32_t job)
+    bint lane_wait(lane* l, uint64_t ns)
+    void lane_join(lane* l)
+
+
+cdef class Lane:
+    cdef:
+        lane* state
+        bytes image
+        list names
+        bint ended

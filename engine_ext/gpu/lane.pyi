@@ -1,0 +1,41 @@
+"""The thread that calls CUDA and NCCL. It loads nothing itself: it is given the functions' addresses."""
+
+def functions() -> list[tuple[str, int]]:
+    """What the lane calls, in the order in which it takes their addresses: the name, and the first version of NCCL that
+    has it, 0 for one of the driver.
+    """
+
+class Lane:
+    """The thread, from its making to the end of the job `close`. It does one job at a time."""
+
+    def __init__(
+        self, addresses: list[int], ordinal: int, rank: int, size: int, image: bytes, kernels: list[bytes]
+    ) -> None:
+        """`addresses` of the functions, 0 for one that its library does not have; `ordinal`: the device's number among
+        those that this process sees; PTX, and the names of its kernels.
+        """
+    def begin(self, job: str, id: bytes | None = None) -> None:
+        """Begin `identify`, `prepare`, `name` (ask for an id), `connect` (to the ranks that have this id) or `close`.
+        The job before has ended.
+        """
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of a job, at most so long and without the GIL; whether it has ended."""
+    def cancel(self) -> None:
+        """Give up what is under way, and all that comes but for `close`."""
+    def join(self) -> None:
+        """After `close`: the thread's end."""
+    @property
+    def call(self) -> str | None:
+        """The call that the thread is in at the moment."""
+    @property
+    def failure(self) -> tuple[str, int, str, str] | None:
+        """The first call that failed: its name, its code (-1: given up), the code's name, what the library says."""
+    @property
+    def identity(self) -> dict[str, int | str]:
+        """After `identify`: `driver`, `devices`, `name`, `pci`, `uuid`."""
+    @property
+    def id(self) -> bytes:
+        """After `name`: what the ranks of a communicator share."""
+    @property
+    def left(self) -> bool:
+        """After `close`: work on the device did not end, and what it may use was not freed."""

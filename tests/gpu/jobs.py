@@ -1,0 +1,62 @@
+"""Programs on ranks that the tests start themselves, with the stand-ins."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..standins import ROOT, start
+
+SECONDS = 60
+
+
+class Job:
+    """Ranks of a program of nccl_programs.py, or of another module, each with a device of its own.
+
+    Settings are those of the stand-ins; `more` are other variables.
+    """
+
+    def __init__(
+        self,
+        libraries: Path | Sequence[Path],
+        where: Path,
+        size: int,
+        *program: str,
+        devices: Sequence[int | str] | None = None,
+        module: str = "nccl_programs",
+        more: Mapping[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        command = [sys.executable, "-P", "-m", f"tests.gpu.{module}"]
+        each = [libraries] * size if isinstance(libraries, Path) else list(libraries)
+        settings = {"devices": 8, "quiet": 1, **settings}
+        self.ranks = [
+            start(
+                [*command, program[0], str(rank), str(size), *program[1:]],
+                each[rank],
+                {
+                    "PYTHONPATH": str(ROOT),
+                    "CUDA_VISIBLE_DEVICES": str(devices[rank] if devices else rank),
+                    **(more or {}),
+                },
+                cwd=where,
+                **settings,
+            )
+            for rank in range(size)
+        ]
+
+    def end(self, seconds: float = SECONDS) -> tuple[list[int], list[str]]:
+        """Wait for all: their statuses, and what they wrote."""
+        try:
+            texts = ["".join(rank.communicate(timeout=seconds)) for rank in self.ranks]
+        finally:
+            for rank in self.ranks:
+                rank.kill()
+        return [rank.returncode for rank in self.ranks], texts
+
+    def succeeds(self, seconds: float = SECONDS) -> list[str]:
+        """Wait for all, which find all right."""
+        statuses, texts = self.end(seconds)
+        assert statuses == [0] * len(statuses), "\n".join(texts)
+        return texts

@@ -1,0 +1,405 @@
+"""What ranks do in tests of the GPU plane: worlds of real processes, whose GPUs are the stand-ins.
+
+python -m tests.gpu.plane_programs NAME RANK SIZE ...    # in a directory of the job
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import engine
+from engine import config, runtime
+from engine.errors import DeviceError, RankDiedError, RankStalledError
+
+from ..waiting import let_pass, until
+from . import mutants
+
+mutants.take_place()  # of the sources, if this is a run of one
+
+from engine.gpu import libraries  # noqa: E402
+from engine.gpu import plane as planes  # noqa: E402
+from engine.gpu.plane import Plane  # noqa: E402
+
+KERNELS = re.findall(r"\.entry (\w+)", (Path(__file__).parents[2] / "engine_ext/gpu/kernels.ptx").read_text())
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class Rank:
+    """This process: the stand-in's controls, and worlds one after the other."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        self.cuda.stand_calls.restype = ctypes.c_long
+        self.cuda.stand_report.restype = ctypes.c_size_t
+        self.cuda.stand_deadline.argtypes = [ctypes.c_double]
+        self.launched: list[str] = []
+        self.kernels = [KERNEL(lambda _shape, _parameters, name=name: self.launched.append(name)) for name in KERNELS]
+        for name, kernel in zip(KERNELS, self.kernels, strict=True):
+            self.cuda.stand_register_kernel(name.encode(), kernel)
+
+    @contextmanager
+    def world(self, job: str, size: int | None = None, rank: int | None = None, **settings: object) -> Iterator[None]:
+        """A world with that name, in which this process has its rank or another one."""
+        size, rank = size or self.size, str(self.rank if rank is None else rank)
+        runtime._generation = 0  # ranks that have seen different numbers of worlds meet
+        os.environ.update({"RANK": rank, "LOCAL_RANK": rank, "ENGINE_JOB": f"{job} in {Path.cwd()}"})
+        os.environ.update({"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)})
+        engine.init(**{"stall_warning": 0, "shutdown_timeout": 2.0, **settings})
+        try:
+            yield
+        finally:
+            engine.shutdown()
+
+    def open(self, ordinal: int = 0, **settings: object) -> Plane:
+        """Open the plane in the world that there is."""
+        return Plane.open(runtime.engine(), ordinal, config.load(config.environment(), settings))
+
+    def refusal(self, ordinal: int = 0, **settings: object) -> str:
+        """How opening fails."""
+        try:
+            self.open(ordinal, **settings)
+        except DeviceError as error:
+            return str(error)
+        raise AssertionError("it has opened")
+
+    def then(self, act: Callable[[], None]) -> None:
+        """What the first kernel does."""
+        self.kernels[0] = KERNEL(lambda _shape, _parameters: act())
+        self.cuda.stand_register_kernel(KERNELS[0].encode(), self.kernels[0])
+
+    def slow(self, seconds: float) -> None:
+        """Kernels take their time."""
+        self.cuda.stand_kernels_take(ctypes.c_double(1000 * seconds))
+
+    def context(self) -> None:
+        """Work with the device in this thread, too."""
+        context = ctypes.c_void_p()
+        assert self.cuda.cuInit(0) == 0
+        assert self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert self.cuda.cuCtxSetCurrent(context) == 0
+
+    def calls(self, name: str) -> int:
+        """How often a function has been called."""
+        return int(self.cuda.stand_calls(name.encode()))
+
+    def fail(self, call: str, n: int, code: int) -> None:
+        """The n-th call from now does not do what it should."""
+        self.cuda.stand_fail(call.encode(), n, code)
+
+    def reports(self) -> list[str]:
+        """What the stand-ins found."""
+        text = ctypes.create_string_buffer(1 << 16)
+        self.cuda.stand_report(text, ctypes.c_size_t(len(text)))
+        return text.value.decode().splitlines()
+
+    def works(self) -> None:
+        """Collectives of host memory go on."""
+        total = engine.allreduce(np.full(3, self.rank, np.float32), op=engine.Sum, name="host memory")
+        assert total[0] == sum(range(engine.size())), total
+
+
+MADE = {  # what is made, and what ends it
+    "cuDevicePrimaryCtxRetain": "cuDevicePrimaryCtxRelease",
+    "cuStreamCreateWithPriority": "cuStreamDestroy",
+    "cuModuleLoadDataEx": "cuModuleUnload",
+    "cuEventCreate": "cuEventDestroy",
+    "ncclCommInitRankConfig": "ncclCommAbort",
+}
+
+
+def opens(me: Rank) -> None:
+    """Open, look, close; twice, in one world and in another. Everything is called by one thread."""
+    me.slow(0.004)
+    prepare = planes._Opening._prepare
+
+    def prepares(self: planes._Opening) -> dict[str, object]:
+        told = prepare(self)
+        assert sorted(me.launched) == sorted(KERNELS), me.launched  # all loaded, launched and over
+        return told
+
+    planes._Opening._prepare = prepares
+    for turn in range(2):
+        with me.world(f"turn {turn}"):
+            for _ in range(2):
+                me.launched.clear()
+                plane = me.open()
+                assert [gpu["ordinal"] for gpu in plane.gpus] == [0] * me.size
+                assert len({gpu["uuid"] for gpu in plane.gpus}) == me.size
+                plane.expect(0)
+                with pytest.raises(engine.errors.UnsupportedTensorError, match=r"cuda:1, but .* works on cuda:0"):
+                    plane.expect(1)
+                me.works()
+                plane.close()
+                plane.close()
+    for made, ended in MADE.items():
+        assert me.calls(made) == me.calls(ended) > 0, made
+    assert me.calls("ncclCommRevoke") == 0
+    assert me.reports() == []
+
+
+def refused(me: Rank, ordinal: str = "0", limit: str = "20") -> None:
+    """Opening fails, and the world goes on."""
+    with me.world("refused"):
+        print(me.refusal(int(ordinal), start_timeout=float(limit)))
+        me.works()
+    assert me.reports() == []
+
+
+def accepted(me: Rank, ordinal: str = "0") -> None:
+    """Opening succeeds."""
+    with me.world("accepted"):
+        plane = me.open(int(ordinal))
+        print(plane.gpus[me.rank]["uuid"], plane.gpus[me.rank]["nccl"])
+        me.works()
+        plane.close()
+    assert me.reports() == []
+
+
+# The calls of OPEN in their order, with a code that each may return; and which of them are rank 0's alone.
+CALLS = {
+    "cuInit": 999,
+    "cuDriverGetVersion": 1,
+    "cuDeviceGetCount": 3,
+    "cuDeviceGet": 101,
+    "cuDeviceGetName": 101,
+    "cuDeviceGetUuid": 101,
+    "cuDeviceGetPCIBusId": 1,
+    "cuDevicePrimaryCtxRetain": 2,
+    "cuCtxSetCurrent": 201,
+    "cuThreadExchangeStreamCaptureMode": 1,
+    "cuCtxGetStreamPriorityRange": 201,
+    "cuStreamCreateWithPriority": 2,
+    "cuModuleLoadDataEx": 222,
+    "cuModuleGetFunction": 500,
+    "cuLaunchKernel": 719,
+    "cuStreamQuery": 600,
+    "cuEventCreate": 2,
+    "ncclGetUniqueId": 2,
+    "ncclCommInitRankConfig": 2,
+    "ncclCommGetAsyncError": 3,
+}
+
+
+def failing(me: Rank) -> None:
+    """Each call of OPEN fails in turn, on one rank: all ranks say so; then it opens, in the same world."""
+    with me.world("failing"):
+        for call, code in CALLS.items():
+            if code in (600, 719):  # not a failure; ends the context, and has a test of its own
+                continue
+            bad = 0 if call == "ncclGetUniqueId" else 1
+            if me.rank == bad:
+                # Loading asks for the driver's version, too.
+                me.fail(call, 2 if call == "cuDriverGetVersion" else 1, code)
+            text = me.refusal(start_timeout=1.5 if call.startswith("ncclComm") else 30)
+            assert f"rank {bad}: {call}" in text, (call, text)
+            assert "returned" in text, (call, text)
+            me.works()
+            plane = me.open()
+            plane.close()
+    assert me.reports() == []
+
+
+def codes(me: Rank) -> None:
+    """Each code of NCCL has a text that says what to do."""
+    hints = ("P2P_DISABLE", "shm-size", "at fault", "versions", "share a GPU", "failed first")
+    with me.world("codes"):
+        for code, hint in enumerate(hints, 1):
+            if me.rank == 1:
+                me.fail("ncclCommInitRankConfig", 1, code)
+            text = me.refusal(start_timeout=0.5)
+            assert hint in text and "failed by order of the test" in text, text
+            assert "rank 0: the wait for ncclCommGetAsyncError was given up" in text, text
+    assert me.reports() == []
+
+
+def survives(me: Rank, how: str, culprit: str, limit: str, *calls: str) -> None:
+    """For each call of OPEN: a rank is killed or stopped in it; the others say so in time, and begin a new world."""
+    seconds, bad = float(limit), int(culprit)
+    for call in calls:
+        Path(f"{call}.{me.rank}").touch()
+        with me.world(f"{how} {call}", me.size + 1, me.rank + (me.rank >= bad), start_timeout=60.0):
+            begun = time.monotonic()
+            with pytest.raises(RankDiedError if how == "kill" else RankStalledError) as caught:
+                me.open(start_timeout=seconds)
+            took = time.monotonic() - begun
+            assert caught.value.rank == bad, (call, caught.value)
+            # The limit twice, for who comes and for the opening; the grace in which ranks hear of each other; a slow
+            # machine.
+            assert took < (8 if how == "kill" else 2 * seconds + planes.GRACE + planes.RETURN + 8), (call, took)
+            print(call, f"{took:.2f} s", caught.value, flush=True)
+        with me.world(f"after {how} {call}", start_timeout=60.0):
+            plane = me.open(start_timeout=30.0)
+            me.works()
+            plane.close()
+    assert me.reports() == []
+
+
+def victim(me: Rank, how: str, culprit: str, call: str) -> None:
+    """The rank to which it happens, when the others are there."""
+    until(lambda: all(Path(f"{call}.{rank}").exists() for rank in range(me.size - 1)), "the others", 600)
+    with me.world(f"{how} {call}", rank=int(culprit), start_timeout=60.0):
+        me.fail(call, 2 if call == "cuDriverGetVersion" else 1, -2 if how == "kill" else -3)
+        me.open(start_timeout=60.0)
+    raise AssertionError("still there")
+
+
+def hangs(me: Rank, call: str, limit: str) -> None:
+    """A call does not come back: its rank says so, the others too; the world goes on; what hangs is left alone."""
+    with me.world("hangs"):
+        if me.rank == 1:
+            me.fail(call, 1, -1)
+        begun = time.monotonic()
+        text = me.refusal(start_timeout=float(limit))
+        assert f"rank 1: {call}" in text and "has not returned" in text, text
+        me.works()
+        text = me.refusal(start_timeout=float(limit))
+        assert f"rank 1: {call}" in text and "start the process again" in text, text
+        me.works()
+        assert time.monotonic() - begun < float(limit) + planes.GRACE + 4, "somebody has waited for the lane"
+    print("the world has ended", flush=True)
+
+
+def captures(me: Rank) -> None:
+    """Another thread is capturing a graph, and no other may do what would spoil it: opening does not."""
+    stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+    me.context()
+    assert me.cuda.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
+    with me.world("captures"):
+        assert me.cuda.cuStreamBeginCapture_v2(stream, 0) == 0  # global: unsafe calls of any thread spoil it
+        plane = me.open()
+        plane.close()
+        assert me.cuda.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
+    assert me.reports() == []
+
+
+def forks(me: Rank) -> None:
+    """A forked child can neither use nor close it, nor open one; the parent goes on."""
+    with me.world("forks"):
+        plane = me.open()
+        child, begun = os.fork(), time.monotonic()
+        if child == 0:
+            plane.close()
+            try:
+                planes._expect_no_fork()
+            except engine.errors.ForkedError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert time.monotonic() - begun < 5, "the child has waited for a thread that it does not have"
+        plane.close()
+        me.open().close()
+    assert me.calls("ncclCommAbort") == 2
+
+
+def late(me: Rank, seconds: str) -> None:
+    """One rank comes to the communicator later: nobody is ready before it has come."""
+    with me.world("late"):
+        if me.rank == 1:
+            work = planes._Opening._connect
+
+            def connect(self: object, id: bytes) -> object:
+                until(lambda: Path("waiting").exists(), "the other")
+                let_pass(float(seconds))
+                Path("came").touch()
+                return work(self, id)
+
+            planes._Opening._connect = connect
+        else:
+            do = planes._Opening._do
+
+            def waits(self: object, job: str, id: bytes | None = None) -> None:
+                if job == "connect":
+                    Path("waiting").touch()
+                do(self, job, id)
+                assert job != "connect" or Path("came").exists(), "ready before all have come"
+
+            planes._Opening._do = waits
+        plane = me.open()
+        plane.close()
+    assert me.reports() == []
+
+
+def busy(me: Rank) -> None:
+    """Work that is on the stream when a GPU is closed ends first, and what it uses is freed after it."""
+    with me.world("busy"):
+        plane = me.open()
+        freed: list[int] = []
+        me.slow(0.3)
+        me.then(lambda: freed.append(me.calls("ncclCommAbort") + me.calls("cuModuleUnload")))
+        zero = ctypes.c_uint64(0)
+        parameters = (ctypes.c_void_p * 16)(*[ctypes.addressof(zero)] * 16)
+        stream, kernel = plane.lane.stream, plane.lane.kernel(0)  # only that of mutants.py has them
+        me.context()
+        least, greatest, priority = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        me.cuda.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
+        me.cuda.cuStreamGetPriority(stream, ctypes.byref(priority))
+        assert priority.value == greatest.value < least.value
+        status = me.cuda.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, stream, parameters, None)
+        assert status == 0, status
+        plane.close()
+        assert freed == [0], "closed under a running kernel"
+    assert me.reports() == []
+
+
+def slow_kernel(me: Rank) -> None:
+    """A kernel that does not end is given up; what it uses is freed when it has ended, within the close's limit."""
+    me.cuda.stand_deadline(60000.0)
+    with me.world("slow"):
+        if me.rank == 1:
+            me.slow(0.08)  # each of 42
+        text = me.refusal(start_timeout=0.5)
+        assert "rank 1: the wait for cuStreamQuery was given up" in text, text
+        assert me.calls("cuModuleUnload") == me.calls("cuDevicePrimaryCtxRelease") == 1
+        me.works()
+
+
+def never_ends(me: Rank) -> None:
+    """As before, and it runs longer than a close waits: nothing that it uses is freed, and that is said."""
+    with me.world("never"):
+        me.slow(8.0)
+        begun = time.monotonic()
+        assert "cuStreamQuery was given up" in me.refusal(start_timeout=0.5)
+        assert time.monotonic() - begun < 0.5 + 2 * 2 + 3
+        assert me.calls("cuModuleUnload") == me.calls("cuDevicePrimaryCtxRelease") == 0
+        me.works()
+
+
+def rings(me: Rank) -> None:
+    """The lane alone: who waits for it sleeps until it has ended, and no longer; an idle lane begins at once."""
+    found = libraries.load(None, None)
+    lane = planes.Lane(found.addresses, 0, 0, 1, b"", [])
+    for turn in range(2):
+        let_pass(0.3)  # it sleeps by then
+        begun = time.monotonic()
+        lane.begin("identify")
+        assert lane.wait(20) or lane.wait(20)
+        assert time.monotonic() - begun < 10, "nobody was woken"
+        assert (lane.failure, lane.identity["devices"], lane.call) == (None, 1, None), turn
+    me.fail("cuInit", 1, -1)
+    lane.begin("identify")
+    begun = time.monotonic()
+    assert not lane.wait(0.5)
+    assert time.monotonic() - begun > 0.4, "a wait that does not wait"
+    assert lane.call == "cuInit"
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    program, number, ranks, *rest = sys.argv[1:]
+    globals()[program](Rank(int(number), int(ranks)), *rest)
+    sys.stdout.flush()
+    if program != "hangs":
+        os._exit(0)  # without what interpreters do at their end, which has tests elsewhere

@@ -1,0 +1,376 @@
+"""Opening a GPU: loading, which GPUs can work together, what is made and ended, and every way in which that fails.
+
+The GPUs, the driver and NCCL are the stand-ins; ranks are real processes. Problems have numbers: 4 one thread, 8 lazy
+loading, 15 capture, 16 fork, 17 errors of the driver, 19 death, 21 hang, 22 versions, 23 which GPU, 24 errors of NCCL.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from ..standins import LIBRARY, POLICIES, ROOT, _compile, build, environment, start
+from ..waiting import until
+from .jobs import Job
+from .mutants import MUTANTS, changed
+from .plane_programs import CALLS
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def ranks(libraries: Path, tmp_path: Path) -> Start:
+    """Starts a program of plane_programs.py on ranks. Only the lane may use a communicator."""
+
+    def begin(size: int, *program: str, **settings: object) -> Job:
+        return Job(libraries, tmp_path, size, *program, module="plane_programs", **{"one_thread": 1, **settings})
+
+    return begin
+
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
+
+LOAD = """
+import ctypes, os, sys
+from pathlib import Path
+import engine
+from engine.gpu.libraries import load
+try:
+    found = load(*(Path(each) if each else None for each in sys.argv[1:3]))
+    print(found.cuda, found.driver, found.nccl, found.nccl_version, found.addresses.count(0))
+except engine.errors.DeviceError as error:
+    print("refused:", error)
+"""
+
+
+def loaded(libraries: Path, cuda: str = "", nccl: str = "", before: str = "", **more: str) -> str:
+    """What loading finds, in a process of its own."""
+    env = {**environment(libraries), **more}
+    run = subprocess.run([sys.executable, "-c", before + LOAD, cuda, nccl], text=True, capture_output=True, env=env)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def library(where: Path, name: str, source: str) -> Path:
+    """A library with a few functions."""
+    where.mkdir(parents=True, exist_ok=True)
+    (where / "source.c").write_text(source)
+    return _compile(where / name, [where / "source.c"], *LIBRARY, "-fvisibility=default", f"-Wl,-soname,{name}")
+
+
+def claims(version: int) -> str:
+    """The source of an NCCL that has a version and no more."""
+    return f"int ncclGetVersion(int *version) {{ *version = {version}; return 0; }}"
+
+
+def test_nothing_is_loaded_before_a_gpu_is_opened(libraries: Path) -> None:
+    """Who has no GPU does not pay: no library, and no module of the plane."""
+    script = """if True:
+        import engine, sys
+        engine.init()
+        print([name for name in sys.modules if "gpu" in name])
+        print(open("/proc/self/maps").read())
+    """
+    run = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, env=environment(libraries))
+    modules, _, maps = run.stdout.partition("\n")
+    assert modules == "[]"
+    assert "core" in maps
+    assert not [word for word in ("libcuda", "libnccl", "/lane.cpython") if word in maps]
+
+
+def test_libraries_of_the_system(libraries: Path) -> None:
+    assert loaded(libraries) == f"{libraries}/libcuda.so.1 12090 {libraries}/libnccl.so.2 22807 0"
+
+
+def test_libraries_by_name(libraries: Path, tmp_path: Path) -> None:
+    """The settings go before all else, also before what is loaded already."""
+    old = build(tmp_path / "old", 21805)
+    before = f"import ctypes; ctypes.CDLL({str(libraries / 'libnccl.so.2')!r})\n"
+    found = loaded(tmp_path, str(libraries / "libcuda.so.1"), str(old / "libnccl.so.2"), before)
+    assert found == f"{libraries}/libcuda.so.1 12090 {old}/libnccl.so.2 21805 3"
+
+
+def test_nccl_of_the_process_then_of_the_package_then_of_the_system(libraries: Path, tmp_path: Path) -> None:
+    """torch has loaded one: a process has one NCCL."""
+    package, torch = tmp_path / "site/nvidia/nccl/lib", build(tmp_path / "torch", 22203)
+    build(package, 22703)
+    site = {"PYTHONPATH": str(tmp_path / "site")}
+    before = f"import ctypes; ctypes.CDLL({str(torch / 'libnccl.so.2')!r})\n"
+    assert f"{torch}/libnccl.so.2 22203" in loaded(libraries, before=before, **site)
+    assert f"{package}/libnccl.so.2 22703" in loaded(libraries, **site)
+    assert f"{libraries}/libnccl.so.2 22807" in loaded(libraries)
+
+
+def test_no_driver_and_no_nccl(libraries: Path, tmp_path: Path) -> None:
+    """Problem 22: what is missing, and how to mend it."""
+    text = loaded(tmp_path, str(tmp_path / "none.so"))
+    assert text.startswith("refused: the CUDA driver cannot be loaded")
+    assert str(tmp_path / "none.so") in text and "ENGINE_CUDA_LIBRARY" in text and "--gpus all" in text
+    text = loaded(tmp_path, str(libraries / "libcuda.so.1"), str(tmp_path / "none.so"))
+    assert text.startswith("refused: NCCL cannot be loaded")
+    assert "nvidia-nccl-cu12" in text and "ENGINE_NCCL_LIBRARY" in text
+
+
+@pytest.mark.parametrize("version", [2708, 21403, 21705])
+def test_nccl_that_is_too_old(version: int, libraries: Path, tmp_path: Path) -> None:
+    """Problem 22."""
+    made = library(tmp_path / "old", "libnccl.so.2", claims(version))
+    text = loaded(libraries, nccl=str(made))
+    wanted = {2708: "2.7.8", 21403: "2.14.3", 21705: "2.17.5"}[version]
+    assert text.startswith(f"refused: {made}, NCCL {wanted}, is too old: 2.18.0 or newer is needed")
+
+
+def test_libraries_without_a_function(libraries: Path, tmp_path: Path) -> None:
+    """Problem 22: its name, the file, and what would have it."""
+    made = library(tmp_path / "nccl", "libnccl.so.2", claims(22807))
+    text = loaded(libraries, nccl=str(made))
+    assert text.startswith(f"refused: {made}, NCCL 2.28.7, lacks the function ncclGetUniqueId: it is damaged")
+    made = library(tmp_path / "nothing", "libnccl.so.2", "int nothing;")
+    assert "lacks the function ncclGetVersion" in loaded(libraries, nccl=str(made))
+    source = "int cuDriverGetVersion(int *version) { *version = 11020; return 0; } int cuInit(int f) { return f; }"
+    made = library(tmp_path / "cuda", "libcuda.so.1", source)
+    text = loaded(libraries, cuda=str(made), nccl=str(libraries / "libnccl.so.2"))
+    assert text.startswith(f"refused: {made}, the driver for CUDA 11.2, lacks the function cuDeviceGetCount: a driver")
+    assert "11.4" in text
+
+
+@pytest.mark.parametrize("version", [21805, 22203, 22703, 23201])
+def test_versions_of_nccl(version: int, tmp_path: Path) -> None:
+    """Problem 22: functions that came later are not missed."""
+    made = build(tmp_path / "libraries", version)
+    Job(made, tmp_path, 2, "opens", module="plane_programs", one_thread=1).succeeds()
+
+
+# ---- which GPU -------------------------------------------------------------------------------------------------------
+
+
+def test_other_versions_of_nccl_are_refused(libraries: Path, tmp_path: Path) -> None:
+    """Problem 22, before NCCL is asked: both ranks, both versions, both files."""
+    old = build(tmp_path / "old", 21805)
+    for text in Job([libraries, old], tmp_path, 2, "refused", module="plane_programs").succeeds():
+        assert (
+            f"rank 1 has NCCL 2.18.5 ({old}/libnccl.so.2), rank 0 has NCCL 2.28.7 ({libraries}/libnccl.so.2): install "
+            "the same version"
+        ) in text
+
+
+def test_one_gpu_for_two_ranks_is_refused(ranks: Start) -> None:
+    """Problem 23: it has other numbers in the two processes, which see the GPUs in other orders."""
+    for text in ranks(3, "refused", devices=["3,1", "2", "3"]).succeeds():
+        assert "ranks 0, 2 have the same GPU 7374616e-642d-696e-2033-" in text
+        assert "(stand-in 3, 0000:04:00.0), rank 0 as its device 0 of 2, rank 2 as its device 0 of 1: give each" in text
+        assert text.count("have the same GPU") == 1
+
+
+def test_gpus_in_other_orders(ranks: Start) -> None:
+    """Problem 23: equal numbers are no obstacle, nor several GPUs in a process."""
+    texts = ranks(2, "accepted", "1", devices=["0,1,2", "1,0"]).succeeds()
+    assert "2031-" in texts[0] and "2030-" in texts[1]
+
+
+def test_slices_of_one_gpu(ranks: Start) -> None:
+    """Problem 23, MIG: they have one place on the bus, and are two."""
+    ranks(2, "accepted", slices=2).succeeds()
+
+
+@pytest.mark.parametrize(
+    ("ordinal", "devices", "wanted"),
+    [
+        ("0", ["0", "9"], "rank 1: cuInit returned CUDA_ERROR_NO_DEVICE: the process sees no GPU"),
+        ("1", ["0,1", "1"], "rank 1: cuDeviceGet returned CUDA_ERROR_INVALID_DEVICE: the process sees 1 GPUs"),
+    ],
+)
+def test_rank_without_that_gpu(ordinal: str, devices: list[str], wanted: str, ranks: Start) -> None:
+    """Problem 23: all ranks hear of it."""
+    for text in ranks(2, "refused", ordinal, devices=devices).succeeds():
+        assert wanted in text
+        assert "CUDA_VISIBLE_DEVICES" in text
+
+
+def test_rank_without_a_driver(libraries: Path, tmp_path: Path) -> None:
+    """Problem 22: the others do not wait, and say what is missing there."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(libraries / "libcuda.so.1", bare)
+    for text in Job([libraries, bare], tmp_path, 2, "refused", module="plane_programs").succeeds():
+        assert "rank 1: NCCL cannot be loaded" in text
+
+
+# ---- opening ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_opens_and_closes(size: int, policy: str, ranks: Start) -> None:
+    """Problems 4 and 8: by one thread, with every kernel launched once and over, and nothing left."""
+    ranks(size, "opens", policy=policy, loading_waits=1).succeeds()
+
+
+def test_ready_when_all_have_come(ranks: Start) -> None:
+    """A communicator that is in progress is not ready."""
+    ranks(2, "late", "0.5").succeeds()
+
+
+def test_another_threads_capture_goes_on(ranks: Start) -> None:
+    """Problem 15."""
+    ranks(2, "captures").succeeds()
+
+
+def test_forked_child_calls_nothing(ranks: Start) -> None:
+    """Problem 16: the stand-ins abort a child that does."""
+    ranks(2, "forks").succeeds()
+
+
+def test_work_ends_before_a_close_frees(ranks: Start, tmp_path: Path) -> None:
+    ranks(2, "busy", more=changed("none", tmp_path / "none")).succeeds()
+
+
+def test_lane_wakes_and_is_woken(ranks: Start) -> None:
+    ranks(1, "rings").succeeds()
+
+
+# ---- failing ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_call_that_fails_is_told_on_all_ranks(ranks: Start) -> None:
+    """Problem 17; and opening works at once afterwards, in the same world."""
+    ranks(2, "failing").succeeds(100)
+
+
+def test_each_code_of_nccl_has_a_text(ranks: Start) -> None:
+    """Problem 24; and the rank that waits for the other gives up in time."""
+    ranks(2, "codes").succeeds()
+
+
+def test_old_driver_says_what_it_does_not_take(ranks: Start) -> None:
+    """Problem 22: the compiler's own words."""
+    for text in ranks(2, "refused", ptx=50).succeeds():
+        assert "cuModuleLoadDataEx returned CUDA_ERROR_UNSUPPORTED_PTX_VERSION, ptxas fatal" in text
+        assert "CUDA 9.0" in text
+
+
+@pytest.mark.parametrize("program", ["slow_kernel", "never_ends"])
+def test_kernel_that_does_not_end_is_given_up(program: str, ranks: Start) -> None:
+    """Problem 21."""
+    ranks(2, program).succeeds()
+
+
+@pytest.mark.parametrize("call", ["cuInit", "cuModuleLoadDataEx", "ncclCommInitRankConfig"])
+def test_call_that_hangs_is_left_alone(call: str, ranks: Start) -> None:
+    """Problem 21: the world goes on, and the process ends in time."""
+    job = ranks(2, "hangs", call, "1")
+    job.succeeds()
+
+
+def lose(
+    how: str,
+    culprit: int,
+    calls: list[str],
+    limit: str,
+    libraries: Path,
+    where: Path,
+    more: Mapping[str, str] | None = None,
+) -> str:
+    """Two ranks that lose a third in each of these calls, each time in a new world; what they wrote."""
+    told = ("survives", how, str(culprit), limit, *calls)
+    job = Job(libraries, where, 2, *told, module="plane_programs", more=more, one_thread=1)
+    victims = []
+    try:
+        for number, call in enumerate(calls):
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "tests.gpu.plane_programs",
+                "victim",
+                "2",
+                "3",
+                how,
+                str(culprit),
+                call,
+            ]
+            place = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "2"}
+            victims.append(start(command, libraries, place, cwd=where, devices=3, quiet=1))
+            begun = where / f"{call}.0"
+            until(lambda begun=begun: begun.exists() or job.ranks[0].poll() is not None, f"case {number}", 60)
+        texts = job.succeeds(60)
+    finally:
+        for process in [*victims, *job.ranks]:
+            process.kill()
+        written = ["".join(process.communicate()) for process in victims]
+    assert {process.returncode for process in victims} == {-signal.SIGKILL}, written
+    return texts[0]
+
+
+LAST = [call for call in CALLS if call != "ncclGetUniqueId"]  # rank 0 alone asks for an id
+FIRST = ["cuInit", "ncclGetUniqueId", "ncclCommInitRankConfig"]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("culprit", "calls"), [(2, LAST), (0, FIRST)], ids=["rank-2", "rank-0"])
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_rank_that_is_lost_in_each_call(
+    how: str, culprit: int, calls: list[str], libraries: Path, tmp_path: Path
+) -> None:
+    """Problem 19: the others name it within the limit, and open their GPUs again in a world without it."""
+    lose(how, culprit, calls, "30" if how == "kill" else "1", libraries, tmp_path)
+
+
+# ---- what would happen otherwise -------------------------------------------------------------------------------------
+
+# Which program sees that the source is wrong in this way.
+KILLERS: dict[str, tuple[str, ...]] = {
+    "init_not_polled": ("late", "0.5"),
+    "poll_not_given_up": ("codes",),
+    "calls_not_given_up": ("codes",),
+    "launches_not_awaited": ("opens",),
+    "drain_does_not_wait": ("opens",),
+    "drain_not_given_up": ("slow_kernel",),
+    "close_does_not_drain": ("busy",),
+    "end_not_rung": ("rings",),
+    "job_not_rung": ("rings",),
+    "wait_does_not_sleep": ("rings",),
+    "capture_mode_not_set": ("captures",),
+    "blocking_stream": ("busy",),
+    "communicator_not_ended": ("opens",),
+    "failure_not_looked_at": ("kill", "ncclCommInitRankConfig"),
+    "lane_without_limit": ("codes",),
+    "return_without_limit": ("hangs", "cuInit", "1"),
+    "exchange_without_limit": ("stop", "cuInit"),
+    "stuck_is_closed": ("hangs", "cuInit", "1"),
+    "forked_child_closes": ("forks",),
+}
+
+
+def test_every_mutant_has_a_killer() -> None:
+    assert set(KILLERS) == set(MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", KILLERS)
+def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: Path) -> None:
+    """Without one wait, look or limit a program fails that succeeds with it."""
+    program, *rest = KILLERS[mutant]
+    more = changed(mutant, tmp_path / "mutant")
+    if program in ("kill", "stop"):
+        with pytest.raises((AssertionError, subprocess.TimeoutExpired)):
+            lose(program, 2, rest, "20" if program == "kill" else "1", libraries, tmp_path, more=more)
+        return
+    job = ranks(1 if program == "rings" else 2, program, *rest, more=more)
+    try:
+        statuses, texts = job.end(20)
+    except subprocess.TimeoutExpired:
+        return
+    assert any(statuses), texts
+
+
+@pytest.mark.parametrize("program", sorted({each for each in KILLERS.values() if each[0] not in ("kill", "stop")}))
+def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
+    """The way in which mutants are run changes nothing."""
+    more = changed("none", tmp_path / "none")
+    ranks(1 if program[0] == "rings" else 2, *program, more=more).succeeds()
