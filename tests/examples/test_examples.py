@@ -53,6 +53,7 @@ def test_ranks_follow_the_curve_of_one_process(name: str, steps: int, size: int,
     assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-3
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("name", "needs"), [("tensorflow_digits", "tensorflow"), ("jax_digits", "jax")])
 def test_two_ranks_of_other_frameworks_follow_the_curve_of_one_process(
     name: str, needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -67,6 +68,7 @@ def test_two_ranks_of_other_frameworks_follow_the_curve_of_one_process(
     assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-5
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax"])
 def test_two_ranks_of_keras_follow_the_curve_of_one_process(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
