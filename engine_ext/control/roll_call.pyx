@@ -18,8 +18,8 @@ from engine_ext.transport.lanes cimport lanes_answered, lanes_call
 
 cdef enum:
     SILENCE_NS = 2000000000     # for which a process that runs may leave a call unanswered
-    OTHERS_NS = 1000000000      # for which those who can ask others come first
-    OVER_NS = 3000000000        # since the last look: whoever is blamed now is so for something else
+    OTHERS_NS = 1000000000      # more, for which those who can ask others come first
+    OVER_NS = 2000000000        # since the last look: whoever is blamed now is so for something else
 
 
 cdef bint roll_call_open(const RollCall* roll, uint64_t seen) noexcept nogil:
@@ -63,6 +63,7 @@ cdef int first_silent(RollCall* roll, Segment* world, Network* network) noexcept
 cdef int roll_call(RollCall* roll, Segment* world, Network* network, uint64_t seen) noexcept nogil:
     """A rank that does not answer, ALL_ANSWER, or TOO_SOON. The first of several calls has ranks asked."""
     cdef int silent = TOO_SOON
+    cdef uint64_t patience = SILENCE_NS
     if not cas32(&roll.busy, 0, 1):
         return TOO_SOON
     if not roll_call_open(roll, seen):
@@ -70,7 +71,9 @@ cdef int roll_call(RollCall* roll, Segment* world, Network* network, uint64_t se
         store_relaxed(&roll.begun, seen)
     else:
         silent = first_silent(roll, world, network)
-        if not overdue_ns(seen, load_relaxed(&roll.begun), SILENCE_NS if silent >= 0 else SILENCE_NS + OTHERS_NS):
+        if silent == ALL_ANSWER:
+            patience += OTHERS_NS
+        if not overdue_ns(seen, load_relaxed(&roll.begun), patience):
             silent = TOO_SOON
     store_relaxed(&roll.looked, seen)
     store32_release(&roll.busy, 0)

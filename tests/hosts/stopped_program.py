@@ -1,6 +1,8 @@
-"""One rank of a job whose rank 2, which speaks for its host, is stopped when it has submitted something.
+"""One rank of a job that waits for another for ever.
 
-Prints the process's number when all have met, and what the rank is told at the end.
+MODE is `stopped` (rank 2, which speaks for its host, is stopped when it has submitted something) or `late` (rank 3
+submits nothing, though its process runs). Prints the process's number when all have met, and what the rank is told at
+the end.
 """
 
 from __future__ import annotations
@@ -12,24 +14,27 @@ import numpy as np
 
 import engine
 
-from ..waiting import let_pass
+from ..waiting import let_pass, until
 
-STOPPED = 2
+STOPPED, LATE = 2, 3
 RELAYED = 1.0  # seconds in which what rank 2 has submitted is told to rank 0's host
 
 
 def main() -> None:
     """Submit, be stopped or go on, and wait for the others."""
+    mode = os.environ["MODE"]
     engine.init()
     tensor = np.ones(1000, np.float32)
     engine.allreduce(tensor, engine.Sum, "known")
     print(os.getpid(), flush=True)
     try:
-        if engine.rank() == STOPPED:
+        if mode == "stopped" and engine.rank() == STOPPED:
             handle = engine.allreduce_async(tensor, engine.Sum, "known")
             let_pass(RELAYED)
             os.kill(os.getpid(), signal.SIGSTOP)
             engine.synchronize(handle)
+        elif mode == "late" and engine.rank() == LATE:
+            raise until(lambda: engine.runtime.engine().failure, "the world has ended")
         else:
             let_pass(2 * RELAYED)
             engine.allreduce(tensor, engine.Sum, "known")

@@ -105,7 +105,7 @@ def test_who_hears_late_that_rank_0_is_gone_believes_who_has_heard(hosts: Hosts)
 
 def test_a_stopped_leader_is_named_by_all(hosts: Hosts) -> None:
     """What its host mate has submitted since is told to nobody, who seems to be late, or rank 0 to be silent."""
-    job = Job(hosts, "stopped_program", ENGINE_STALL_LIMIT="2", ENGINE_STALL_WARNING="1")
+    job = Job(hosts, "stopped_program", "stopped", ENGINE_STALL_LIMIT="2", ENGINE_STALL_WARNING="1")
     try:
         told = job.told(2)
     finally:
@@ -125,6 +125,13 @@ def test_a_stopped_rank_is_named_by_all(hosts: Hosts, victim: int) -> None:
         hosts.kill(HOST_OF[victim], job.pids[victim])
     for rank, text in told.items():
         assert text.startswith(f"RankStalledError: rank {victim} stalled: "), (rank, text)
+
+
+def test_a_rank_that_submits_nothing_is_named_by_all(hosts: Hosts) -> None:
+    """Though its process runs, as all do."""
+    job = Job(hosts, "stopped_program", "late", ENGINE_STALL_LIMIT="2", ENGINE_STALL_WARNING="1")
+    for rank, text in job.told().items():
+        assert text.startswith("RankStalledError: rank 3 stalled: "), (rank, text)
 
 
 def test_a_leader_that_leaves_early_still_speaks_for_its_host(hosts: Hosts) -> None:
