@@ -13,6 +13,9 @@ import numpy as np
 
 import engine
 
+from ..waiting import until
+
+ENDING = 5.0  # seconds that threads of the last world may take to be gone
 SLACK = 8  # mappings that an allocator may add; a world that leaves one each would leave more
 
 
@@ -29,6 +32,7 @@ def main() -> None:
     for number in range(worlds):
         if number == worlds // 4:
             before = held()
+            before["maps"] += SLACK
         step = "init"
         try:
             engine.init()
@@ -41,9 +45,10 @@ def main() -> None:
             if step != "after" or not isinstance(error, engine.errors.RankLeftError) or error.rank != 0:
                 print(f"world {number}, {step}: {type(error).__name__}: {error}", flush=True)
         engine.shutdown()
-    after = held()
-    if any(after[what] > before[what] + (SLACK if what == "maps" else 0) for what in after):
-        print(f"from {before} to {after}", flush=True)
+    try:
+        until(lambda: all(held()[what] <= most for what, most in before.items()), "threads have ended", ENDING)
+    except AssertionError:
+        print(f"from {before} to {held()}", flush=True)
     print("done", flush=True)
 
 

@@ -341,12 +341,7 @@ def test_ids_are_used_again_while_ranks_join_and_what_they_tell_comes_late() -> 
 
     Each rank in turn brings fewer of the new names, which come in waves of more than there are ids, and joins.
     """
-    draw = random.Random(15)
     wave, waves = 3000, 7
-
-    def forge(head: list[int], payload: bytearray) -> None:
-        if head[1] == WORDS and draw.random() < 0.02:
-            be_late(0.005)
 
     def work(rank: int) -> None:
         for turn in range(waves):
@@ -360,8 +355,37 @@ def test_ids_are_used_again_while_ranks_join_and_what_they_tell_comes_late() -> 
                     assert (got == (3 * k if left or k < wave // 2 else 2 * k)).all(), (turn, k, got)
             engine.join()
 
-    with Cables(forge=forge) as cables, ThreadWorld(3, (0, 1, 1), cables) as world:
+    with Cables(forge=delays(0.02, 0.005)) as cables, ThreadWorld(3, (0, 1, 1), cables) as world:
         world.run(work)
+
+
+def test_what_a_rank_stood_in_for_is_not_taken_for_what_it_brings_behind_a_join() -> None:
+    """Problem 15: its bits go before the word that it has passed the join, however late they come."""
+
+    def work(rank: int) -> None:
+        for turn in range(60):
+            left = turn % 3 == rank
+            for k in range(0 if left else 8):
+                assert engine.allreduce(np.ones(2), engine.Sum, f"again {k}")[0] == 2
+            engine.join()
+            if left:
+                be_late(0.01)
+            for k in range(8):
+                assert engine.allreduce(np.ones(2), engine.Sum, f"again {k}")[0] == 3
+
+    with Cables(forge=delays(0.3, 0.003)) as cables, ThreadWorld(3, (0, 1, 1), cables) as world:
+        world.run(work)
+
+
+def delays(share: float, seconds: float) -> Forge:
+    """Delays that share of what is told of ranks' pages, and all that comes behind it."""
+    draw = random.Random(15)
+
+    def forge(head: list[int], payload: bytearray) -> None:
+        if head[1] == WORDS and draw.random() < share:
+            be_late(seconds)
+
+    return forge
 
 
 def test_no_wake_up_is_late_on_several_hosts() -> None:
