@@ -30,6 +30,7 @@ from . import texts
 from .identity import FAILED, compare, described, refuse_failed
 from .libraries import Libraries, load
 
+NAME = "engine.gpu"  # of what ranks tell each other
 TICK = 0.05  # seconds between two looks at whether the world is well
 GRACE = 5.0  # seconds beyond the limit in which ranks hear how the others fared
 RETURN = 2.0  # of these: in which a lane that is told to give up comes back
@@ -62,7 +63,7 @@ class Plane:
 
     @classmethod
     def open(cls, engine: core.Engine, ordinal: int, settings: Config) -> Plane:
-        """Open a GPU together with the other ranks. Collective; it uses names that begin with `engine.gpu.`.
+        """Open a GPU together with the other ranks. Collective.
 
         Parameters
         ----------
@@ -71,7 +72,8 @@ class Plane:
         ordinal : int
             The GPU's number among those that this process sees.
         settings : Config
-            `start_timeout` limits the wait for the other ranks, and then the opening.
+            `start_timeout` limits the opening, from when all ranks have come. Before, `stall_limit` holds, as in every
+            collective.
 
         Raises
         ------
@@ -118,10 +120,12 @@ class _Opening:
     def run(self) -> Plane:
         """Returns when all ranks are ready."""
         _expect_no_fork()
+        # From the second time on ranks see who has submitted a name.
+        self.engine.allgather(np.zeros(1, np.uint8), NAME, True).wait()
+        self.patience.begin(self.settings.start_timeout)
         try:
             gpus = self._together("identity", self._identify)
             compare(gpus)
-            self.patience.begin(self.settings.start_timeout)  # All begin here.
             told = self._together("preparation", self._prepare)
             self._together("communicator", lambda: self._connect(bytes.fromhex(told[0]["id"])))
         except BaseException:
@@ -224,12 +228,15 @@ class _Opening:
 
     def _exchange(self, step: str, own: bytes) -> list[dict[str, Any]]:
         """What every rank tells. The limit is that of the step, and some grace for ranks that have just failed it."""
-        name = f"engine.gpu.{step}"
-        handle = self.engine.allgather(np.frombuffer(own, np.uint8), name, False)
-        patience = Patience(self.patience.left() + GRACE)
+        handle = self.engine.allgather(np.frombuffer(own, np.uint8), NAME, False)
+        patience, again = Patience(self.patience.left() + GRACE), self.engine.rank != 0
         while not handle.done:
             if not patience.left():
-                self._accuse(step, name)
+                missing = next((each["missing"] for each in self.engine.pending() if each["name"] == NAME), None)
+                if missing or not again:
+                    self._accuse(step, missing or [])
+                patience.begin(GRACE)  # Of ranks on other hosts the coordinator knows.
+                again = False
             time.sleep(0.001)
         handle.wait()
         data, counts = handle.gathered
@@ -241,25 +248,22 @@ class _Opening:
             begin += count
         return told
 
-    def _accuse(self, step: str, name: str) -> Never:
+    def _accuse(self, step: str, missing: list[int]) -> Never:
         """Fail the world for a rank that has not come."""
-        missing = next((each["missing"] for each in self.engine.pending() if each["name"] == name), None)
-        limit = f"within {self.settings.start_timeout:g} s (start_timeout, {variable('start_timeout')})"
+        limit = f"within {self.settings.start_timeout:g} s ({variable('start_timeout')})"
         if missing:
-            others = f", as have {readable.ranks(missing[1:])}" if len(missing) > 1 else ""
-            self.engine.accuse(
-                missing[0],
-                f"it has not finished the {step} of the GPUs {limit}{others}: it is stopped, or hangs in a call",
+            others = (
+                f", nor {'has' if len(missing) == 2 else 'have'} {readable.ranks(missing[1:])}" if missing[1:] else ""
             )
-        elif self.engine.rank:  # Only the coordinator would know.
-            self.engine.accuse(
-                0, f"it has not told how the {step} of the GPUs went {limit}: it is stopped, or hangs in a call"
-            )
+            said = f"it has not finished the {step} of the GPUs {limit}{others}: it is stopped, or hangs in a call"
+            self.engine.accuse(missing[0], said)
+        elif self.engine.rank:
+            said = f"it has not told how the {step} of the GPUs went {limit}: it is stopped, or hangs in a call"
+            self.engine.accuse(0, said)
         else:
-            self.engine.abort(
-                f"the {step} of the GPUs has not ended {limit}, though all ranks have finished their part"
-            )
-        raise self.engine.failure or DeviceError(f"the {step} of the GPUs has not ended {limit}")
+            said = f"the {step} of the GPUs has not ended {limit}, though all ranks have finished their part"
+            self.engine.abort(said)
+        raise self.engine.failure or DeviceError(said)
 
 
 def _expect_no_fork() -> None:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..standins import LIBRARY, ROOT, _compile
+from ..standins import LIBRARY, ROOT, compiled
 
 LANE = ROOT / "engine_ext/gpu/lane.c"
 PLANE = ROOT / "engine/gpu/plane.py"
@@ -64,7 +64,7 @@ def changed(mutant: str, where: Path) -> dict[str, str]:
         return {"PLANE_SOURCE": str(where / "plane.py")}
     (where / "lane.c").write_text(text)
     options = [f'-DLANE_SOURCE="{where / "lane.c"}"', f"-I{ROOT / 'engine_ext/gpu'}", "-Wno-unused-parameter", *LIBRARY]
-    return {"LANE_LIBRARY": str(_compile(where / "lane.so", [Path(__file__).parent / "lane_glue.c"], *options))}
+    return {"LANE_LIBRARY": str(compiled(where / "lane.so", [Path(__file__).parent / "lane_glue.c"], *options))}
 
 
 def take_place() -> None:

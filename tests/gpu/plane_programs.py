@@ -236,9 +236,8 @@ def survives(me: Rank, how: str, culprit: str, limit: str, *calls: str) -> None:
                 me.open(start_timeout=seconds)
             took = time.monotonic() - begun
             assert caught.value.rank == bad, (call, caught.value)
-            # The limit twice, for who comes and for the opening; the grace in which ranks hear of each other; a slow
-            # machine.
-            assert took < (8 if how == "kill" else 2 * seconds + planes.GRACE + planes.RETURN + 8), (call, took)
+            # The limit, and the grace in which ranks hear of each other; and a slow machine.
+            assert took < 8 + (0 if how == "kill" else seconds + planes.GRACE + planes.RETURN), (call, took)
             print(call, f"{took:.2f} s", caught.value, flush=True)
         with me.world(f"after {how} {call}", start_timeout=60.0):
             plane = me.open(start_timeout=30.0)

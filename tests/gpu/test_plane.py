@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ..standins import LIBRARY, POLICIES, ROOT, _compile, build, environment, start
+from ..standins import LIBRARY, POLICIES, ROOT, build, compiled, environment, start
 from ..waiting import until
 from .jobs import Job
 from .mutants import MUTANTS, changed
@@ -61,7 +61,7 @@ def library(where: Path, name: str, source: str) -> Path:
     """A library with a few functions."""
     where.mkdir(parents=True, exist_ok=True)
     (where / "source.c").write_text(source)
-    return _compile(where / name, [where / "source.c"], *LIBRARY, "-fvisibility=default", f"-Wl,-soname,{name}")
+    return compiled(where / name, [where / "source.c"], *LIBRARY, "-fvisibility=default", f"-Wl,-soname,{name}")
 
 
 def claims(version: int) -> str:

@@ -15,7 +15,7 @@ LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden"]
 POLICIES = ("eager", "lazy", "drawn")
 
 
-def _compile(target: Path, sources: Sequence[Path], *options: str) -> Path:
+def compiled(target: Path, sources: Sequence[Path], *options: str) -> Path:
     """Compile sources into one file."""
     command = [
         *COMPILER,
@@ -49,16 +49,16 @@ def build(where: Path, nccl_version: int | None = None) -> Path:
         The directory, for `environment`.
     """
     where.mkdir(parents=True, exist_ok=True)
-    _compile(where / "libcuda.so.1", sorted((HERE / "cuda").glob("*.c")), *LIBRARY, "-Wl,-soname,libcuda.so.1")
+    compiled(where / "libcuda.so.1", sorted((HERE / "cuda").glob("*.c")), *LIBRARY, "-Wl,-soname,libcuda.so.1")
     claims = [f"-DSTAND_NCCL_VERSION={nccl_version}"] if nccl_version else []
     linked = [f"-L{where}", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN", "-Wl,-soname,libnccl.so.2", "-lm"]
-    _compile(where / "libnccl.so.2", sorted((HERE / "nccl").glob("*.c")), *LIBRARY, *claims, *linked)
+    compiled(where / "libnccl.so.2", sorted((HERE / "nccl").glob("*.c")), *LIBRARY, *claims, *linked)
     return where
 
 
 def build_program(target: Path, *sources: Path) -> Path:
     """Build a program in C that loads libcuda when it starts: the same binary runs with a driver."""
-    return _compile(target, sources, "-ldl")
+    return compiled(target, sources, "-ldl")
 
 
 def environment(libraries: Path, **settings: object) -> dict[str, str]:
