@@ -24,7 +24,7 @@ def functions():
 
 
 cdef class Lane:
-    def __cinit__(self, list addresses, int ordinal, int rank, int size, bytes image, list kernels):
+    def __init__(self, list addresses, int ordinal, int rank, int size, bytes image, list kernels):
         cdef uintptr_t[LANE_FUNCTIONS] table
         cdef bytes kernel
         cdef int status
