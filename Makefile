@@ -150,6 +150,10 @@ mutate: $(VENV)/.installed-dev ## Leave out each memory fence in turn, and see t
 interleave: $(VENV)/.installed-dev ## Play thousands of orders of the protocol's steps, on the engine and on broken copies of it
 	@MESONPY_EDITABLE_SKIP="$(EDITABLE)" $(BIN)/python -m tests.verify.interleave --build build/interleave $(INTERLEAVE)
 
+.PHONY: gpu-faults
+gpu-faults: $(VENV)/.installed-dev ## Kill and stop a rank in each call that opens a GPU, and leave out each wait of the lane (stand-ins)
+	@EVERY_CALL=1 $(BIN)/python -m pytest tests/gpu/test_plane.py
+
 # Only after an edit of engine_ext/gpu/kernels.cu; what comes out is committed. 200 MB below build/gpu-kernels; no GPU.
 .PHONY: gpu-kernels
 gpu-kernels: $(VENV)/.installed-dev ## Compile the GPU plane's kernels to the PTX that is shipped, and let three assemblers try it
