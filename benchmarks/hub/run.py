@@ -186,7 +186,7 @@ def run(settings: Settings, console: Console) -> Path:
                 alone = world(replace(settings, idle=0.0), size, shared=False)
                 row |= {"keeper": row["other"], "other": alone["other"], "alone": alone["hub"]}
             rows.append(row)
-            advance()
+            advance(f"{size} done")
     seconds = round(time.perf_counter() - begun, 1)
     return records.write("hub", asdict(settings), before, {"results": rows, "seconds": seconds})
 
