@@ -1,0 +1,1 @@
+"""What developers run: generators, checks against others, and what a build needs."""
