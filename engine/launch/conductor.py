@@ -35,7 +35,7 @@ from .verdict import End, describe
 
 OTHERS = 2.0  # seconds that other hosts have to answer once one cannot take part, so that all such are told at once
 MARGIN = 15.0  # seconds beyond the grace periods in which agents tell of the end of their ranks
-COPIED_EVERY = 0.5  # seconds between two copies of all pages of counters
+COPIED_EVERY = 1.0  # seconds between two copies of all pages of counters
 FAREWELL = 30.0  # seconds without a word after which an agent that has to clean up is lost
 
 
