@@ -28,7 +28,7 @@ demo: $(VENV)/.installed-examples ## Train a model on two processes, and prove t
 
 .PHONY: test
 test: $(VENV)/.installed-dev ## Run every check and every test
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest
 
 # With two ranks, and without what builds, measures, or starts many jobs.
 .PHONY: quick

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, settings
 
 from .environments import MPIS, NotToBeHadError, environment_of
 from .shared_jobs import Jobs, parts, rank, ranks, size
-from .side_by_side import SideBySide
 from .time_table import time_table
 
 __all__ = ["parts", "rank", "ranks", "size"]
@@ -44,10 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests run on ranks that they share, and beside others."""
+    """Let tests run on ranks that they share."""
     config.pluginmanager.register(Jobs(), "shared jobs")
-    if (worker := getattr(config, "workerinput", None)) is not None:  # of pytest-xdist
-        config.pluginmanager.register(SideBySide(worker["testrunuid"]), "side by side")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
