@@ -93,7 +93,7 @@ class Verdict:
     culprit : int
         The rank to blame.
     claim : Claim or None
-        The earliest word of another rank against it.
+        The earliest word against it: of another rank, if there is one.
     exit_code : int
         What the launcher exits with: the culprit's own code if it failed by itself, else that of the first who did.
     blames : dict of int to int or None
@@ -147,9 +147,10 @@ def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
         return since[rank], not killed, rank
 
     culprit = min(since, key=order)
+    told = [claim for claim in claims if claim.culprit == culprit]
     return Verdict(
         culprit=culprit,
-        claim=next((claim for claim in claims if claim.culprit == culprit), None),
+        claim=min(told, key=lambda claim: claim.source == culprit, default=None),
         exit_code=own.get(culprit, failures[0]).exit_code,
         blames={rank: to for rank, to in blames.items() if rank != culprit},
     )

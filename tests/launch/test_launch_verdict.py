@@ -60,6 +60,16 @@ def test_the_first_cause(ends, claims, culprit, code):
     assert (verdict.culprit, verdict.exit_code) == (culprit, code)
 
 
+def test_a_word_of_others_is_told_rather_than_the_culprit_s_own() -> None:
+    """A rank that leaves may hear what its leaving has done before its process has ended."""
+    ends = [End(0, 5, 1.0), End(1, 0, 1.1)]
+    own, of_others = died(1, 1, 1.0, "left"), died(0, 1, 1.001, "left")
+    verdict = judge(ends, [own, of_others])
+    assert verdict is not None and verdict.claim == of_others
+    verdict = judge([End(0, 0, 1.0), End(1, 3, 1.1)], [own])
+    assert verdict is not None and verdict.claim == own
+
+
 def test_no_failure_no_verdict():
     assert judge([End(0, 0, 1.0), End(1, -15, 1.0, True)], []) is None
 
