@@ -16,5 +16,5 @@ cdef struct RollCall:           # times as this process has seen them pass; the 
     uint64_t looked             # atomic: when somebody last looked for answers
     bint[MAX_RANKS] silent      # by rank: it was called, and has not answered
 
-cdef int roll_call(RollCall* roll, Segment* world, Network* network, uint64_t seen) noexcept nogil
+cdef int roll_call(RollCall* roll, Segment* world, Network* network, uint64_t seen, bint judges) noexcept nogil
 cdef bint roll_call_open(const RollCall* roll, uint64_t seen) noexcept nogil

@@ -19,6 +19,7 @@ from engine_ext.transport.lanes cimport lanes_answered, lanes_call
 cdef enum:
     SILENCE_NS = 2000000000     # for which a process that runs may leave a call unanswered
     OTHERS_NS = 1000000000      # more, for which those who can ask others come first
+    JUDGE_NS = 500000000        # more, for which who sees the names of all ranks does, and knows who waits for whom
     OVER_NS = 2000000000        # since the last look: whoever is blamed now is so for something else
 
 
@@ -60,7 +61,7 @@ cdef int first_silent(RollCall* roll, Segment* world, Network* network) noexcept
     return first
 
 
-cdef int roll_call(RollCall* roll, Segment* world, Network* network, uint64_t seen) noexcept nogil:
+cdef int roll_call(RollCall* roll, Segment* world, Network* network, uint64_t seen, bint judges) noexcept nogil:
     """A rank that does not answer, ALL_ANSWER, or TOO_SOON. The first of several calls has ranks asked."""
     cdef int silent = TOO_SOON
     cdef uint64_t patience = SILENCE_NS
@@ -73,6 +74,8 @@ cdef int roll_call(RollCall* roll, Segment* world, Network* network, uint64_t se
         silent = first_silent(roll, world, network)
         if silent == ALL_ANSWER:
             patience += OTHERS_NS
+            if not judges:
+                patience += JUDGE_NS
         if not overdue_ns(seen, load_relaxed(&roll.begun), patience):
             silent = TOO_SOON
     store_relaxed(&roll.looked, seen)

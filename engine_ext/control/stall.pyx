@@ -48,13 +48,14 @@ cdef void stall_open(State* e) noexcept nogil:
     e.look_ns = min(max(least // 8, <uint64_t>SHORTEST_STEP_NS // 2), <uint64_t>LONGEST_STEP_NS // 2) if least else 0
 
 
-cdef bint accuse(State* e, int culprit, const char* text) noexcept nogil:
+cdef bint accuse(State* e, int culprit, const char* text, bint judges) noexcept nogil:
     """End the world for a rank that stands still; whether that is done. Where ranks are on several hosts, that takes some seconds
-    and calls, in which all are asked whether they run: one that does not answer is to blame, whatever others seem to do."""
+    and calls, in which all are asked whether they run: one that does not answer is to blame, whatever others seem to do. Who
+    `judges` sees the names of all ranks, and comes before those who know their own."""
     cdef Segment* world = &e.world.segment
     cdef int silent = ALL_ANSWER
     if e.world.network != NULL:
-        silent = roll_call(&e.world.roll, world, e.world.network, patience_look(e.clock))
+        silent = roll_call(&e.world.roll, world, e.world.network, patience_look(e.clock), judges)
     if silent == ALL_ANSWER:
         abort_world(&e.segment, culprit, CAUSE_STALLED, text)
     elif silent >= 0:
@@ -119,7 +120,7 @@ cdef void check_entry(State* e) noexcept nogil:
     if e.stall_limit_ns and stood >= e.stall_limit_ns:
         snprintf(text, TEXT_BYTES, "has stood still for %.1f s in the middle of schedule entry %llu", <double>stood / 1e9,
                  <unsigned long long>e.entry.sequence)
-        accuse(e, culprit, text)
+        accuse(e, culprit, text, False)
     elif e.stall_warning_ns and stood >= e.stall_warning_ns and e.stall_reported != e.entry.sequence + 1:
         e.stall_reported = e.entry.sequence + 1
         snprintf(text, TEXT_BYTES, "schedule entry %llu ('%.*s') has stood still for %.0f s for rank %d",
@@ -153,9 +154,9 @@ cdef void check_names(State* e) noexcept nogil:
             text[0], culprit = 0, wait_report_absentee(c, r, <int32_t>(word >> 1) - 1)
     if culprit >= 0:
         if wait_report_describe(c, culprit, all, TEXT_BYTES) != Standoff.NONE:
-            accuse(e, culprit, all)
+            accuse(e, culprit, all, True)
         elif text[0]:
-            accuse(e, culprit, text)
+            accuse(e, culprit, text, True)
     elif e.stall_warning_ns:
         report_names(e, seen)
 
@@ -318,7 +319,7 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
                 describe_lack(e, op, culprit, text)
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0 and stalled:
-        told = accuse(e, culprit, text)
+        told = accuse(e, culprit, text, False)
     elif culprit >= 0:
         told = True
         abort_world(&e.segment, culprit, CAUSE_LEFT, text)
@@ -406,7 +407,7 @@ cdef void stall_join(State* e, uint64_t begun) noexcept nogil:
         at_fault = missing
     if at_fault >= 0 and e.stall_limit_ns and quiet >= e.stall_limit_ns:
         snprintf(text, TEXT_BYTES, "has not joined, and submitted nothing, for %.1f s", <double>quiet / 1e9)
-        accuse(e, at_fault, text)
+        accuse(e, at_fault, text, False)
     elif missing >= 0 and e.stall_warning_ns and quiet >= e.stall_warning_ns and not e.joins_reported:
         e.joins_reported = True
         report_join(e, quiet)
