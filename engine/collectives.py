@@ -87,7 +87,7 @@ def allreduce(
     UnsupportedTensorError
         Nothing the engine can work on: a dtype, a device, a list.
     WorldError
-        A rank died, raised, left or stalled.
+        A rank died, raised, left, stalled or was lost.
     """
     return _reduce(tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True).wait()
 

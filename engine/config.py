@@ -176,14 +176,16 @@ class Config:
         None,
         "",
         optional(path, "auto"),
-        "File of the CUDA driver, which is loaded when a GPU is opened; auto: libcuda.so.1, as the system finds it.",
+        "File of the CUDA driver, for GPUs, which have been tried with stand-ins alone; auto: libcuda.so.1, as the "
+        "system finds it.",
     )
     nccl_library: Path | None = setting(
         None,
         "",
         optional(path, "auto"),
-        "File of NCCL; auto: the one that is in the process already, such as PyTorch's, or else that of the package "
-        "nvidia-nccl-cu12 or nvidia-nccl-cu13, or else the system's libnccl.so.2.",
+        "File of NCCL, for GPUs, which have been tried with stand-ins alone; auto: the one that is in the process "
+        "already, such as PyTorch's, or else that of the package nvidia-nccl-cu12 or nvidia-nccl-cu13, or else the "
+        "system's libnccl.so.2.",
     )
     spin_us: float | None = setting(
         None,

@@ -16,6 +16,7 @@ from engine_ext.errors import BY_CAUSE as BY_CAUSE
 from engine_ext.errors import (
     ArgumentError,
     CollectiveError,
+    DeviceError,
     DuplicateNameError,
     EngineError,
     ForkedError,
@@ -24,6 +25,7 @@ from engine_ext.errors import (
     NotInitializedError,
     RankDiedError,
     RankLeftError,
+    RankLostError,
     RankRaisedError,
     RankStalledError,
     RendezvousError,
@@ -45,6 +47,7 @@ __all__ = [
     "NotInitializedError",
     "RankDiedError",
     "RankLeftError",
+    "RankLostError",
     "RankRaisedError",
     "RankStalledError",
     "RendezvousError",
@@ -57,10 +60,6 @@ __all__ = [
 
 class ConfigError(EngineError, ValueError):
     """A setting, or a variable that a launcher set, has a value that it cannot have."""
-
-
-class DeviceError(EngineError):
-    """The ranks' GPUs, their drivers or NCCL cannot be used. Every rank raises it; collectives of host memory go on."""
 
 
 _BY_NAME: dict[str, type[EngineError]] = {

@@ -44,7 +44,8 @@ def _in_forked_child() -> None:
     global _lock, _under_way, _put_off
     _lock, _under_way, _put_off = threading.RLock(), None, False
     if _running is not None:
-        _running.engine.forked()
+        for engine in (_running.engine, *_running.sets.engines.values()):
+            engine.forked()
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
@@ -179,12 +180,7 @@ def shutdown() -> None:
             running.sets.close()
             running.engine.close(running.settings.shutdown_timeout)
         finally:
-            running.watch.report_failure()
-            running.watch.stop(running.settings.shutdown_timeout)
-            if running.timeline is not None:
-                running.timeline.stop()
-            if running.serving is not None:
-                running.serving.stop()
+            running.let_go()
 
 
 def before_shutdown(callback: Callable[[float], str | None]) -> None:

@@ -44,6 +44,8 @@ class World:
     """Where the hosts meet; None on one host."""
     host: str = ""
     """Text that tells the ranks of one host from those of another, where two "hosts" are on one machine."""
+    host_name: str = ""
+    """What the user calls this host, for messages; empty: nobody has told."""
 
     @property
     def several_hosts(self) -> bool:
@@ -91,7 +93,7 @@ def detect(environ: Mapping[str, str], agree: Callable[[World], World | None] | 
         Variables that are incomplete, impossible, or contradict each other; several hosts without a secret, or
         without a place to meet.
     """
-    world = find_place(environ)
+    world = replace(find_place(environ), host_name=environ.get("ENGINE_HOST_NAME", ""))
     return _meeting(world, environ, agree) if world.several_hosts else world
 
 

@@ -20,6 +20,8 @@ cdef class Engine:
     cdef uint64_t offset            # where its segment lies there
     cdef uint64_t regions
     cdef list shared                # this rank's parts of the arena
+    cdef object opening             # opens a GPU by its number; None: none can be opened
+    cdef object lane                # of the open GPU, which stays as long as the engine; or None
     cdef bint held                  # MPI may still write to the segment, which stays mapped
 
     cdef int connect(self) except -1

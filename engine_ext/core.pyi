@@ -1,9 +1,10 @@
 """Types of the native engine. `engine` wraps it; users do not import it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from engine_ext.bindings.handles import Handle
+from engine_ext.gpu.lane import Lane
 
 class Engine:
     """One rank's engine. Takes over the descriptors."""
@@ -221,6 +222,13 @@ class Engine:
     @property
     def failure(self) -> BaseException | None:
         """The world's first cause, as the exception every call raises; None while the world is well."""
+    opener: Callable[[int], None] | None
+    """Opens the GPU with that number, together with all ranks; called when the first of its tensors comes."""
+
+    def use(self, lane: Lane) -> None:
+        """Work on the GPU of this lane, which the opener has opened."""
+    def bury(self) -> None:
+        """Free operations that nobody holds, and whose tensors nobody uses any more."""
     def reclaim(self) -> None:
         """Give back the memory of a process set that all its members have closed. One of them does it."""
     def close(self, timeout: float) -> None:

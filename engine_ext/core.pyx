@@ -17,6 +17,7 @@ from engine_ext.bindings.collectives cimport (
     size_barrier_op,
 )
 from engine_ext.bindings.counting cimport map_page, tell
+from engine_ext.bindings.devices cimport finish_device
 from engine_ext.bindings.failed_calls cimport fail_call
 from engine_ext.bindings.handles cimport Handle, begin
 from engine_ext.bindings.marking cimport mark_step, mark_traffic, record_steps
@@ -30,7 +31,8 @@ from engine_ext.control.connections cimport (
 )
 from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
 from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait
-from engine_ext.control.execute cimport raise_event
+from engine_ext.control.completion cimport raise_event
+from engine_ext.control.handover cimport use_device
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.network cimport network_leave, network_start
 from engine_ext.control.observers cimport observers_close, observers_count, observers_open
@@ -40,6 +42,7 @@ from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, E
 from engine_ext.control.table cimport table_close, table_open
 from engine_ext.control.verdict cimport verdict_outwait
 from engine_ext.data.executor cimport executor_close, executor_open
+from engine_ext.gpu.device cimport device
 from engine_ext.kernels.kernels cimport engine_kernels_get
 from engine_ext.knobs cimport expect_summing, knobs_of, knobs_with, set_knobs
 from engine_ext.operations.op cimport Op
@@ -242,6 +245,22 @@ cdef class Engine:
             raise MemoryError("no memory for lanes over MPI")
         return 0
 
+    @property
+    def opener(self):
+        return self.opening
+
+    @opener.setter
+    def opener(self, function):
+        self.opening = function
+        self.state.opener = NULL if function is None else <void*>function
+
+    def use(self, lane):
+        self.lane = lane
+        use_device(self.state, <device*><size_t>lane.device)
+
+    def bury(self):
+        bury(self.state)
+
     def count(self, bint on):
         expect_open(self.state)
         observers_count(self.state, self.page if on else NULL)
@@ -293,6 +312,8 @@ cdef class Engine:
                 driver_stop(e)
                 if not calls_settle(e, TICK_NS):
                     return          # a thread is inside: it keeps what it uses
+            if e.device != NULL and load_acquire(&e.device.passed) != <uint64_t>-1:
+                return              # likewise the GPU's lane, which was not closed
             arena_close(&e.arena)
             if e.network != NULL:
                 self.held = not connections_close(e.network) or self.held
@@ -547,6 +568,7 @@ cdef class Engine:
                 calls_dismiss(e)
                 driver_stop(e)
                 settled = calls_settle(e, limit)
+                settled = finish_device(e, limit) and settled
             if not settled:
                 Py_INCREF(self)         # a thread is inside: it keeps what it uses
             if self.rank == COORDINATOR:

@@ -39,6 +39,10 @@ class UnsupportedTensorError(CollectiveError, TypeError, ValueError):
     """A dtype, device or memory layout that the engine cannot work on. Horovod raises ValueError for some of these."""
 
 
+class DeviceError(EngineError):
+    """The ranks' GPUs, their drivers or NCCL cannot be used. Every rank raises it; collectives of host memory go on."""
+
+
 class RendezvousError(EngineError):
     """The ranks of a job could not find each other."""
 
@@ -55,7 +59,7 @@ class WorldError(CollectiveError):
     rank : int
         The rank that is to blame.
     cause : str
-        `died`, `raised`, `left` or `stalled`.
+        `died`, `raised`, `left`, `stalled` or `lost`.
     did : str
         The same, as the message says it.
     """
@@ -92,7 +96,13 @@ class RankStalledError(WorldError):
     cause = did = "stalled"
 
 
+class RankLostError(RankDiedError):
+    """A rank on another host cannot be reached any more: the host, or the network to it, is gone."""
+
+    cause, did = "lost", "cannot be reached"
+
+
 # By the name of the cause: `shared/names.h` numbers them.
 BY_CAUSE: dict[str, type[WorldError]] = {
-    kind.cause: kind for kind in (RankDiedError, RankRaisedError, RankLeftError, RankStalledError)
+    kind.cause: kind for kind in (RankDiedError, RankRaisedError, RankLeftError, RankStalledError, RankLostError)
 }

@@ -9,8 +9,8 @@ from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row, State
 from engine_ext.control.table cimport bit
 from engine_ext.operations.describe cimport dtype_name, op_name
 from engine_ext.operations.kinds cimport kind_name, operation_of
-from engine_ext.operations.op cimport Op, Record
-from engine_ext.platform.atomics cimport load32_acquire, load_acquire, load_relaxed, now_ns
+from engine_ext.operations.op cimport OP_TAKEN, Op, Record
+from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
@@ -147,7 +147,7 @@ cdef Waiting* copy_waiting(State* e, uint64_t* count) noexcept nogil:
     """The operations in flight, newest first, in memory to be freed; NULL if there are none, or no memory."""
     cdef Waiting* found = NULL
     cdef Op* op
-    cdef bint behind
+    cdef bint behind, taken
     pthread_mutex_lock(&e.lock)
     count[0] = 0
     if e.table.inflight_count:
@@ -159,7 +159,8 @@ cdef Waiting* copy_waiting(State* e, uint64_t* count) noexcept nogil:
         while op != NULL:
             memcpy(found[count[0]].name, op.record.name, op.record.name_bytes)
             found[count[0]].name_bytes, found[count[0]].kind = op.record.name_bytes, op.meta.kind
-            found[count[0]].submitted, found[count[0]].id = op.submitted, -1 if behind else op.record.id
+            taken = load32_relaxed(&op.flags) & OP_TAKEN != 0       # likewise, and it was submitted by all
+            found[count[0]].submitted, found[count[0]].id = op.submitted, -1 if behind or taken else op.record.id
             count[0] += 1
             op = op.next
     pthread_mutex_unlock(&e.lock)

@@ -182,6 +182,10 @@ class Reducer(ABC):
     def shares_memory(self, gradient: Tensor) -> bool:
         """Whether anything else looks at a gradient's memory, or it does not lie there as it is."""
 
+    def room_for(self, index: int) -> Tensor:
+        """A flat tensor on a GPU for the other ranks' gradient of a parameter, which has none here."""
+        raise UnsupportedTensorError("this framework's gradients cannot be reduced on a GPU")
+
     @abstractmethod
     def separate(self, parameter: Parameter, gradient: Tensor) -> Tensor:
         """Give a parameter a gradient of its own, with the same values."""

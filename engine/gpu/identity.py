@@ -1,7 +1,7 @@
 """Which GPU a rank has, and whether the GPUs of all ranks can work together.
 
 A GPU is known by its UUID: numbers depend on CUDA_VISIBLE_DEVICES, and slices of one GPU (MIG) share its place on the
-bus, but not the UUID.
+bus, but not the UUID. NCCL takes one slice of a GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import readable
 from ..errors import DeviceError
+from ..host.machine import boot
 from .libraries import Libraries, nccl_text
 
 FAILED = "failed"  # what a rank tells instead, with the reason
@@ -31,6 +32,7 @@ def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries
     return {
         **found,
         "uuid": str(uuid.UUID(hex=str(found["uuid"]))),
+        "machine": boot(),
         "ordinal": ordinal,
         "nccl": nccl_text(libraries.nccl_version),
         "nccl_library": libraries.nccl,
@@ -74,6 +76,13 @@ def compare(told: Sequence[Mapping[str, Any]]) -> None:
                 "give each rank one of its own, as with torch.cuda.set_device(engine.local_rank()), or by "
                 "CUDA_VISIBLE_DEVICES"
             )
+    lines += [
+        f"ranks {other} and {rank} have slices (MIG) of one GPU ({each['name']}, {each['pci']}), of which NCCL takes "
+        "one: give each rank a GPU of its own, or run one rank there"
+        for rank, each in enumerate(told)
+        for other in range(rank)
+        if each["machine"] and each["uuid"] != told[other]["uuid"] and _place(each) == _place(told[other])
+    ]
     first = told[0]
     for rank, each in enumerate(told):
         if each["nccl"] != first["nccl"]:
@@ -83,6 +92,11 @@ def compare(told: Sequence[Mapping[str, Any]]) -> None:
             )
     if lines:
         raise DeviceError("the ranks' GPUs cannot work together\n  " + "\n  ".join(lines))
+
+
+def _place(each: Mapping[str, Any]) -> tuple[str, str]:
+    """Where a GPU is."""
+    return each["machine"], each["pci"]
 
 
 def _numbered(each: Mapping[str, Any]) -> str:

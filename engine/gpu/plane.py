@@ -32,9 +32,13 @@ from .libraries import Libraries, load
 
 NAME = "engine.gpu"  # of what ranks tell each other
 TICK = 0.05  # seconds between two looks at whether the world is well
-GRACE = 5.0  # seconds beyond the limit in which ranks hear how the others fared
-RETURN = 2.0  # of these: in which a lane that is told to give up comes back
-CLOSING = 10.0  # seconds that a close may take; the lane itself waits at most 4 for work on the device
+GRACE = 9.0  # seconds beyond the limit in which ranks hear how the others fared
+RETURN = (
+    7.0  # of these: in which a lane that is told to give up comes back; it waits 4 for its device
+)
+SLAB = 64 << 20  # bytes of the buffer in which tensors travel together; an entry that is larger goes in pieces
+TABLES = 4 << 20  # bytes of the ring that tells kernels where tensors lie
+CLOSING = 20.0  # seconds that a close may take; the lane waits at most 10 in it, and for an abort
 
 _pid = 0  # of the process that has loaded the libraries
 _stuck: list[Lane] = []  # those that did not come back: their threads still use them
@@ -153,7 +157,16 @@ class _Opening:
         _pid = os.getpid()
         image = files("engine_ext.gpu").joinpath("kernels.ptx").read_bytes()
         kernels = re.findall(rb"\.entry (\w+)", image)
-        self.lane = Lane(libraries.addresses, self.ordinal, self.engine.rank, self.engine.size, image, kernels)
+        self.lane = Lane(
+            libraries.addresses,
+            self.ordinal,
+            self.engine.rank,
+            self.engine.size,
+            image,
+            kernels,
+            slab=SLAB,
+            tables=TABLES,
+        )
         self._do("identify")
         return described(self.lane.identity, self.ordinal, libraries)
 
@@ -276,6 +289,8 @@ def _expect_no_fork() -> None:
 
 def _close(lane: Lane, rank: int) -> None:
     """End a lane, or leave it alone if it does not end."""
+    if lane.pending:
+        lane.cancel()
     lane.begin("close")
     patience = Patience(CLOSING)
     while not lane.wait(TICK) and patience.left():

@@ -24,9 +24,9 @@ def check(tensor: torch.Tensor, what: str = "a tensor") -> None:
 
 def check_device(tensor: torch.Tensor, what: str = "a tensor") -> None:
     """Raise unless the tensor lies where the engine can work on it."""
-    if not tensor.is_cpu:
+    if not tensor.is_cpu and not tensor.is_cuda:
         raise UnsupportedTensorError(
-            f"{what} is on {tensor.device}; the engine works in main memory for now: use cpu()"
+            f"{what} is on {tensor.device}; the engine takes tensors of the CPU and of CUDA: use cpu()"
         )
 
 

@@ -68,6 +68,10 @@ class TorchReducer(Reducer):
     def is_floating(self, parameter: torch.Tensor) -> bool:
         return parameter.is_floating_point()
 
+    def room_for(self, index: int) -> torch.Tensor:
+        parameter = self._parameters[index]
+        return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+
     def full_like(self, parameter: torch.Tensor, value: float) -> torch.Tensor:
         return torch.full_like(parameter, value)
 

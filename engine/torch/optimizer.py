@@ -62,7 +62,8 @@ class _Wrapping(Wrapping):
 
     def describe(self, name: str, parameter: torch.Tensor) -> tuple[str, int]:
         text, _ = super().describe(name, parameter)
-        return f"{text} requires_grad={parameter.requires_grad}", _layout(parameter)
+        place = " on a GPU" if parameter.is_cuda else ""
+        return f"{text} requires_grad={parameter.requires_grad}{place}", _layout(parameter)
 
     def expect_alone(self, named: dict[str, Any]) -> None:
         expect_no_rival(named)

@@ -5,7 +5,8 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.stdio cimport snprintf
 from libc.string cimport strlen
 
-from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.bindings.devices cimport expect_same_device
+from engine_ext.bindings.view cimport HOST, View, expect_dense, view_anywhere
 from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BFLOAT16, ENGINE_BOOL, ENGINE_DTYPES, ENGINE_FLOAT16, ENGINE_FLOAT32, ENGINE_FLOAT64,
     ENGINE_SUM,
@@ -30,6 +31,7 @@ cdef const char* expect_name(object name, uint32_t* length) except NULL:
 cdef void fill_meta(engine_meta* meta, int kind, const View* view) noexcept nogil:
     cdef int d
     meta.kind, meta.dtype = <unsigned char>kind, view.dtype
+    meta.device = view.device != HOST
     meta.layout, meta.ndim = <unsigned char>view.layout, <uint32_t>view.ndim
     for d in range(view.ndim):
         meta.dims[d] = view.dims[d]
@@ -115,7 +117,8 @@ cdef object same_shape(object tensor, const View* source, object output, View* t
         target[0] = source[0]
         keeper = None
     else:
-        keeper = view_of(output, target)
+        keeper = view_anywhere(output, target)
+        expect_same_device(output, target, source, "the output")
         expect_dense(output, target, "the output")
         if target.dtype != source.dtype or target.ndim != source.ndim or target.layout != source.layout:
             raise ValueError("the output has another dtype or shape than the tensor")

@@ -38,7 +38,7 @@ enum {
   ENGINE_CALL_NOT_INITIALIZED,    /* there is no engine, or it was shut down, or the process set was removed */
   ENGINE_CALL_FORKED,             /* this process is a forked child of the rank */
   ENGINE_CALL_NO_MEMORY,
-  ENGINE_CALL_FAILED_WORLD        /* a rank died, raised, left or stalled: every call fails from now on */
+  ENGINE_CALL_FAILED_WORLD        /* a rank died, raised, left, stalled or was lost: every call fails from now on */
 };
 
 /* Flags of a call. */

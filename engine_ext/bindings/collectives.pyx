@@ -10,9 +10,10 @@ from engine_ext.bindings.arguments cimport (
     expect_reduction, expect_rows, fill_meta, may_share, same_shape, wire_number, wire_of,
 )
 from engine_ext.bindings.groups cimport group_add, group_expect_apart, group_gather, group_open, group_sparse
+from engine_ext.bindings.devices cimport expect_same_device, mark_ready
 from engine_ext.bindings.ownership cimport keep_alive
 from engine_ext.bindings.refusals cimport set_text
-from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.bindings.view cimport HOST, View, expect_dense, view_anywhere, view_of
 from engine_ext.control.driver cimport driver_note_thread
 from engine_ext.control.state cimport State
 from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64
@@ -25,7 +26,7 @@ from engine_ext.transport.arena cimport arena_locate
 
 from operator import index
 
-from engine_ext.errors import ArgumentError
+from engine_ext.errors import ArgumentError, UnsupportedTensorError
 
 
 # ---- what they have in common ----------------------------------------------------------------------------------------
@@ -64,17 +65,33 @@ cdef Op* allreduce_op(State* e, object tensor, object output, int op, double pre
     cdef View source, target
     cdef Op* brought
     cdef int chosen = wire_number(wire, op)
-    cdef object keeper = view_of(tensor, &source), kept
+    cdef object keeper = view_anywhere(tensor, &source), kept
     expect_dense(tensor, &source, "the tensor")
     expect_reduction(False, &source, op, prescale, postscale, e.segment.size)
     kept = same_shape(tensor, &source, output, &target, source.dims[0])
     brought = tensor_op(KIND_ALLREDUCE, &source, &target, (tensor, output, keeper, kept))
     fill_reduction(brought, op, prescale, postscale)
     brought.meta.wire = wire_of(chosen, source.dtype)
-    if source.data == target.data and op != ENGINE_ADASUM and may_share(&brought.meta):
+    if source.device != HOST:
+        get_ready(e, brought, tensor, &source)
+    elif source.data == target.data and op != ENGINE_ADASUM and may_share(&brought.meta):
         # Adasum measures before it writes.
         brought.meta.shared = arena_locate(&e.arena, source.data, source.nbytes)
     return brought
+
+
+cdef int get_ready(State* e, Op* brought, object tensor, const View* view) except -1:
+    """Of an operation on a GPU's tensors: mark when they are ready."""
+    try:
+        if brought.meta.op == ENGINE_ADASUM:
+            raise UnsupportedTensorError(
+                f"Adasum takes tensors in the host's memory, and this one is on cuda:{view.device - 1}; move it with .cpu()"
+            )
+        mark_ready(e, brought, tensor, view)
+    except BaseException:
+        free_op(brought)
+        raise
+    return 0
 
 
 cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double prescale, double postscale,
@@ -95,7 +112,7 @@ cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double
 cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op, double prescale, double postscale,
                          object wire) except NULL:
     """One operation on several tensors: scheduled when every rank has submitted it, or not at all."""
-    cdef View source, target
+    cdef View first, source, target
     cdef Op* brought
     cdef list keepers = []
     cdef Py_ssize_t k, count = len(tensors)
@@ -108,7 +125,10 @@ cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op,
     try:
         group_open(brought, kind, count)
         for k in range(count):
-            keepers.append(group_add(brought, k, tensors[k], &source))
+            keepers.append(group_add(brought, k, tensors[k], &source, kind == KIND_ALLREDUCE))
+            if k == 0:
+                first = source
+            expect_same_device(tensors[k], &source, &first, f"tensor {k} of the group")
             expect_reduction(kind == KIND_REDUCESCATTER, &source, op, prescale, postscale, e.segment.size)
             rows = source.dims[0]
             if kind == KIND_REDUCESCATTER:
@@ -124,6 +144,8 @@ cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op,
     fill_reduction(brought, op, prescale, postscale)
     if brought.meta.dims[ENGINE_FLOAT32] or brought.meta.dims[ENGINE_FLOAT64]:
         brought.meta.wire = <unsigned char>chosen
+    if first.device != HOST:
+        get_ready(e, brought, tensors[0], &first)
     return brought
 
 
@@ -134,11 +156,13 @@ cdef Op* broadcast_op(State* e, object tensor, object output, Py_ssize_t root) e
     cdef Op* brought
     cdef object keeper, kept
     expect_root(e, root)
-    keeper = view_of(tensor, &source)
+    keeper = view_anywhere(tensor, &source)
     expect_dense(tensor, &source, "the tensor")
     kept = same_shape(tensor, &source, output, &target, source.dims[0])
     brought = tensor_op(KIND_BROADCAST, &source, &target, (tensor, output, keeper, kept))
     brought.meta.root = <int32_t>root
+    if source.device != HOST:
+        get_ready(e, brought, tensor, &source)
     return brought
 
 
@@ -175,7 +199,7 @@ cdef Op* allgather_group_op(State* e, list tensors, object sparse) except NULL:
     try:
         group_open(brought, KIND_ALLGATHER, count)
         for k in range(count):
-            keepers.append(group_add(brought, k, tensors[k], &source))
+            keepers.append(group_add(brought, k, tensors[k], &source, False))
             expect_rows(tensors[k], &source, "an allgather joins")
         group_gather(brought)
         if sparse is not None:

@@ -5,7 +5,8 @@
 
 #include <stdint.h>
 
-enum { DL_CPU = 1, DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_COMPLEX = 5, DL_BOOL = 6 };
+enum { DL_CPU = 1, DL_CUDA = 2 };
+enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_COMPLEX = 5, DL_BOOL = 6 };
 enum { DL_E4M3FN = 10, DL_E4M3FNUZ = 11, DL_E5M2 = 12, DL_E5M2FNUZ = 13, DL_E8M0FNU = 14 }; /* float8 */
 
 typedef struct dl_tensor {
@@ -45,7 +46,8 @@ typedef struct dl_exchange_api {
   struct dl_exchange_api *previous;
   void *allocate, *managed_from, *managed_to;
   int (*borrow)(void *object, dl_tensor *out); /* 0, or -1 with a Python exception set */
-  void *current_stream;
+  /* The stream on which the framework works in this thread: 0, or -1 with a Python exception set. */
+  int (*current_stream)(int device_type, int32_t device, void **stream);
 } dl_exchange_api;
 
 #endif

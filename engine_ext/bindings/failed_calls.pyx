@@ -48,7 +48,7 @@ cdef int bring_failure(State* e, int kind, object name, str text, bint waits) ex
     except (EngineError, TypeError, ValueError):
         return 0        # it cannot be submitted, nor could the operation: no world, a rank that has joined, no such name
     finally:
-        abandon(op)
+        abandon(e, op)
     return 1
 
 

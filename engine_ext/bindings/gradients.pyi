@@ -21,6 +21,9 @@ class Binding(Protocol):
         is wrong with it."""
     def shares_memory(self, gradient: Any, /) -> bool:
         """Whether a gradient's memory is not its own. Asked in the first passes, and when hooks fire in a new order."""
+    def room_for(self, index: int, /) -> Any:
+        """A flat tensor for the elements of the gradient of a parameter that is on a GPU, and has none here: the other
+        ranks' result is written there."""
     def separate(self, parameter: Any, gradient: Any, /) -> Any:
         """Give a parameter a gradient of its own instead of one that shares memory, in every pass from then on."""
 

@@ -11,6 +11,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.bindings.arguments cimport may_share, wire_number, wire_of
+from engine_ext.bindings.devices cimport device_of, follow, is_known_passed, mark_ready, unmark
 from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.bindings.marking cimport mark_step
@@ -19,14 +20,14 @@ from engine_ext.bindings.ownership cimport abandon, keep_alive
 from engine_ext.bindings.refusals cimport disagreement, expect_open, refuse
 from engine_ext.bindings.submit cimport make_room
 from engine_ext.bindings.torch_parameter cimport HookPlace, give_gradient, gradient_of, hook_place, prefetch_place
-from engine_ext.bindings.view cimport View, expect_dense, expect_reducible, view_of
+from engine_ext.bindings.view cimport HOST, View, expect_dense, expect_reducible, view_anywhere, view_of
 from engine_ext.bindings.waiting cimport wait_for
 from engine_ext.control.driver cimport Target, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.state cimport State
 from engine_ext.core cimport Engine
 from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL
 from engine_ext.operations.op cimport OP_DONE, Op, new_op
-from engine_ext.shared.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, NAME_BYTES, Status, engine_meta
+from engine_ext.shared.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, LAYOUT_ROWS, NAME_BYTES, Status, engine_meta
 from engine_ext.transport.arena cimport arena_locate
 
 from engine_ext.errors import ArgumentError, EngineError, UnsupportedTensorError
@@ -58,6 +59,7 @@ cdef class GradientHook:
     cdef bint apart                 # its gradient shares memory with others: it is copied before it is reduced in place
     cdef bint usual                 # the operation's metadata is the parameter's: it need not be copied again
     cdef object view                # a tensor in shared memory, or None
+    cdef object room                # of a parameter on a GPU without a gradient: where the others' result goes; else None
     cdef char* place                # of the view; of a deferred gradient, in this pass
     cdef engine_meta meta           # of the parameter: what an absent gradient would have been
     cdef uint64_t nbytes
@@ -66,7 +68,7 @@ cdef class GradientHook:
 
     def __dealloc__(self):
         if self.op != NULL:
-            abandon(self.op)
+            abandon(self.engine.state, self.op)
             self.op = NULL
         if self.target.record != NULL and self.engine.state.alive[0] == 1:
             driver_unpin(self.engine.state, self.target.record)
@@ -136,18 +138,20 @@ cdef class GradientHook:
         if self.op == NULL:
             return self.defer(parameter, gradient)
         try:
-            keeper = view_of(gradient, &view)
+            keeper = view_anywhere(gradient, &view)
             fits = self.fits(&view)
         except UnsupportedTensorError:
-            pass                    # sparse, or on a device: the binding knows better what to say
+            pass                    # sparse, or on another device: the binding knows better what to say
         if not fits:
             gradient = self.group.binding.replace(self.index, parameter, gradient)
             if type(gradient) is tuple:
                 return self.bring_sparse(<tuple>gradient)
-            keeper = view_of(gradient, &view)
+            keeper = view_anywhere(gradient, &view)
             expect_dense(gradient, &view, f"the gradient of '{self.label}'")
             expect_reducible(&view, f"the gradient of '{self.label}'")
             fits = self.fits(&view)
+        if view.device != HOST:
+            self.group.expect_device(self.label, self.view)     # the parameter may have been moved there since
         if fits and self.view is not None and view.data != self.place:
             memcpy(self.place, view.data, view.nbytes)          # still in the cache
             give_gradient(parameter, self.view)
@@ -155,6 +159,7 @@ cdef class GradientHook:
         if not fits:
             self.op.meta, self.op.agreed, self.usual = self.meta, 0, False
             self.op.meta.dtype, self.op.meta.layout = view.dtype, <unsigned char>view.layout
+            self.op.meta.device = view.device != HOST
             self.op.meta.ndim, self.op.meta.wire = <uint32_t>view.ndim, wire_of(self.group.wire, view.dtype)
             memcpy(self.op.meta.dims, view.dims, sizeof(view.dims))
             self.op.meta.shared = -1
@@ -164,7 +169,14 @@ cdef class GradientHook:
         keep_alive(self.op, gradient if keeper is None else (gradient, keeper))     # until it is finished
         self.op.source = self.op.target = view.data
         self.op.nbytes = view.nbytes
+        if view.device != HOST:
+            self.get_ready(gradient, &view)
         return self.submit()
+
+    cdef int get_ready(self, tensor, const View* view) except -1:
+        """Of a tensor on a GPU: mark when it is ready."""
+        unmark(self.engine.state, self.op)
+        return mark_ready(self.engine.state, self.op, tensor, view)
 
     cdef int bring_sparse(self, tuple parts) except -1:
         """Indices, values, shape and fault of a sparse gradient: it is gathered, and added up by the binding."""
@@ -177,7 +189,7 @@ cdef class GradientHook:
         try:
             group_open(op, KIND_ALLGATHER, 2)
             for k in range(2):
-                keepers.append(group_add(op, k, parts[k], &view))
+                keepers.append(group_add(op, k, parts[k], &view, False))
             group_gather(op)
             group_sparse(op, parts[2], parts[3])
         except BaseException:
@@ -211,19 +223,19 @@ cdef class GradientHook:
         """Leave a gradient to the binding: it has to be dense, that is all."""
         cdef View view
         try:
-            view_of(gradient, &view)
+            view_anywhere(gradient, &view)
             self.group.moved |= self.place != view.data or self.nbytes != view.nbytes
             self.place, self.nbytes = view.data, view.nbytes
         except UnsupportedTensorError:
-            view_of(self.group.binding.replace(self.index, parameter, gradient), &view)
+            view_anywhere(self.group.binding.replace(self.index, parameter, gradient), &view)
             self.place = NULL       # what `replace` makes shares no memory with others
         self.flying = True
         return 0
 
     cdef inline bint fits(self, const View* view) noexcept:
         """Whether a gradient has its parameter's dtype, shape and layout."""
-        return (view.dtype == self.meta.dtype and view.layout == <signed char>self.meta.layout
-                and <uint32_t>view.ndim == self.meta.ndim
+        return (view.dtype == self.meta.dtype and (view.device != HOST) == self.meta.device
+                and view.layout == <signed char>self.meta.layout and <uint32_t>view.ndim == self.meta.ndim
                 and memcmp(view.dims, self.meta.dims, <size_t>view.ndim * sizeof(int64_t)) == 0)
 
     cdef int bring_nothing(self) except -1:
@@ -232,7 +244,20 @@ cdef class GradientHook:
             self.op.meta, self.op.agreed, self.usual = self.meta, 0, True
         self.op.nbytes = self.nbytes
         self.op.source, self.op.target = NULL, self.place
+        if self.meta.device:
+            self.find_room()
         return self.submit()
+
+    cdef int find_room(self) except -1:
+        """The others' result goes to memory of the framework's: nothing is allocated on a device while it works."""
+        cdef View view
+        self.room = self.group.binding.room_for(self.index)
+        view_anywhere(self.room, &view)
+        if view.nbytes != self.nbytes or view.dtype != self.meta.dtype or view.layout != LAYOUT_ROWS or view.device == HOST:
+            raise EngineError(f"there is no room on the GPU for the gradient of '{self.label}'")     # a defect of the binding
+        keep_alive(self.op, self.room)
+        self.op.target = view.data
+        return self.get_ready(self.room, &view)
 
     cdef int submit(self) except -1:
         cdef State* e = self.engine.state
@@ -269,6 +294,8 @@ cdef class GradientGroup:
     cdef int wire                   # what float32 and float64 are compressed to, as in engine_meta
     cdef object binding             # what a framework does for its gradients: see Binding in gradients.pyi
     cdef list hooks
+    cdef bint on_device             # there are gradients on a GPU, or there were
+    cdef list held                  # (ticket, gradient) that it may still use
     cdef readonly int watched       # passes in which gradients are still looked at closely
     cdef bint moved                 # gradients do not all lie where they lay in the last pass
     cdef public bint fresh          # no parameter had a gradient before this pass: autograd may have given them shared memory
@@ -286,7 +313,7 @@ cdef class GradientGroup:
             raise ArgumentError(f"there is no reduction {op}")
         self.wire = wire_number(wire, op)
         memset(&self.scales, 0, sizeof(engine_meta))
-        self.engine, self.hooks, self.passes, self.watched = engine, [], 1, WATCHED_PASSES
+        self.engine, self.hooks, self.held, self.passes, self.watched = engine, [], [], 1, WATCHED_PASSES
         self.binding, self.number = binding, number
         self.scales.kind, self.scales.op = KIND_ALLREDUCE, <unsigned char>op
         self.scales.prescale, self.scales.postscale, self.scales.shared = prescale, postscale, -1
@@ -301,12 +328,16 @@ cdef class GradientGroup:
         expect_open(self.engine.state)
         if not 0 < length <= NAME_BYTES:
             raise ValueError(f"a name has 1 to {NAME_BYTES} bytes of UTF-8; '{name}' has {length}")
-        view_of(self.binding.memory_of(parameter), &memory)
+        view_anywhere(self.binding.memory_of(parameter), &memory)
+        if memory.device != HOST:
+            self.expect_device(name, view)
+            device_of(self.engine.state, memory.device - 1)     # opened now, while there is memory for it
         expect_reducible(&memory, f"parameter '{name}'")
         if memory.dtype == ENGINE_BOOL and self.scales.op == ENGINE_AVERAGE:
             raise UnsupportedTensorError(f"parameter '{name}' is bool, which has no Average")
         hook.meta = self.scales
         hook.meta.dtype, hook.meta.layout = memory.dtype, <unsigned char>max(memory.layout, 0)
+        hook.meta.device = memory.device != HOST
         hook.meta.ndim, hook.meta.wire, hook.nbytes = <uint32_t>memory.ndim, wire_of(self.wire, memory.dtype), memory.nbytes
         for k in range(hook.meta.ndim):
             hook.meta.dims[k] = memory.dims[k]
@@ -326,6 +357,46 @@ cdef class GradientGroup:
             raise MemoryError("no memory for a name")
         self.hooks.append(hook)
         return hook
+
+    cdef int expect_device(self, str name, view) except -1:
+        """Refuse what cannot be done with a gradient on a GPU. The others' work is waited for there from now on."""
+        if view is not None:
+            raise UnsupportedTensorError(
+                f"parameter '{name}' is on a GPU, and only gradients in the host's memory can be shared: leave out "
+                "gradient_as_bucket_view"
+            )
+        if self.scales.op == ENGINE_ADASUM:
+            raise UnsupportedTensorError(f"parameter '{name}' is on a GPU, and Adasum takes tensors in the host's memory")
+        self.on_device = True
+        return 0
+
+    cdef int follow_all(self) except -1:
+        """Let the current stream wait until the device has reduced all gradients; keep those alive that were submitted on
+        another one."""
+        cdef GradientHook hook, last = None
+        cdef State* e = self.engine.state
+        for hook in self.hooks:
+            if hook.op != NULL and hook.op.ticket and hook.op.status == Status.OK and (
+                    last is None or hook.op.ticket > last.op.ticket):
+                last = hook
+        if last is not None:
+            follow(e, last.op.ticket, last.op.stream_of, last.op)
+            for hook in self.hooks:
+                if hook.op != NULL and hook.op.ticket and hook.op.status == Status.OK:
+                    hook.op.released = last.op.released and hook.op.stream == last.op.stream
+        return 0
+
+    cdef int hold(self) except -1:
+        """Keep gradients alive that a GPU may still use."""
+        cdef GradientHook hook
+        cdef State* e = self.engine.state
+        cdef uint64_t ticket
+        if self.held:
+            self.held = [(ticket, owner) for ticket, owner in self.held if not is_known_passed(e, ticket)]
+        for hook in self.hooks:
+            if hook.op != NULL and hook.op.ticket and not hook.op.released and hook.op.owner != NULL:
+                self.held.append((hook.op.ticket, <object>hook.op.owner))
+        return 0
 
     cdef int expect_apart(self) except -1:
         """Raise if two private gradients of this pass had memory in common: each was reduced in place, one after the other."""
@@ -409,9 +480,13 @@ cdef class GradientGroup:
             driver_wait_for_all(engine.state, False)
         self.restart()
         try:
+            if self.on_device:
+                self.follow_all()
             self.expect_apart()
         except EngineError as cause:
             error = cause
+        if self.on_device:
+            self.hold()
         self.watched -= self.watched > 0 and self.fresh
         self.fresh = False
         self.active = False         # not when a signal ended the wait: then the next call finishes
@@ -428,7 +503,10 @@ cdef class GradientGroup:
             if parts is not None:
                 found.append((hook.index, parts))
             elif hook.op.source == NULL and hook.nbytes and hook.op.status == Status.OK:
-                found.append((hook.index, hook.view if hook.view is not None else take_memory(hook.op)))
+                found.append((hook.index, hook.room if hook.meta.device else
+                              hook.view if hook.view is not None else take_memory(hook.op)))
+            if self.on_device:
+                hook.room = None
             keep_alive(hook.op, None)
         if error is not None:
             raise error

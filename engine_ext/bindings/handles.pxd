@@ -1,5 +1,7 @@
+from libc.stdint cimport uint64_t
+
 from engine_ext.control.state cimport State
-from engine_ext.operations.op cimport Op
+from engine_ext.operations.op cimport CurrentStream, Op
 
 cdef class Handle:
     cdef Op* op
@@ -11,6 +13,8 @@ cdef class Handle:
     cdef tuple rows
     cdef list parts                 # of an allgather of a group
     cdef int waiting                # threads in wait()
+    cdef uint64_t ticket            # of an operation on a GPU that has succeeded; 0: there is none
+    cdef CurrentStream stream_of
 
     cdef int conclude(self, Op* op) except -1
 

@@ -1,13 +1,16 @@
 """Handle: one submitted operation, as Python holds it."""
+cimport cython
+
 from engine_ext.bindings.failed_calls cimport catch_up, release
 from engine_ext.bindings.groups cimport group_parts
 from engine_ext.bindings.memory cimport take_memory
-from engine_ext.bindings.ownership cimport abandon
+from engine_ext.bindings.devices cimport follow, has_passed
+from engine_ext.bindings.ownership cimport abandon, let_go
 from engine_ext.bindings.refusals cimport disagreement, refuse
 from engine_ext.bindings.submit cimport submit
 from engine_ext.bindings.waiting cimport wait_for
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.op cimport OP_DONE, free_op
+from engine_ext.operations.op cimport OP_DONE
 from engine_ext.operations.operation cimport SAYS_ALIGNED
 from engine_ext.platform.atomics cimport load32_acquire
 from engine_ext.shared.layout cimport Status
@@ -15,17 +18,21 @@ from engine_ext.shared.layout cimport Status
 from engine_ext.errors import EngineError
 
 
+@cython.no_gc_clear                  # __dealloc__ needs the engine
 cdef class Handle:
     """One submitted operation."""
 
     def __dealloc__(self):
         if self.op != NULL:
-            abandon(self.op)
+            abandon(self.state, self.op)
             self.op = NULL
 
     @property
     def done(self):
-        return self.op == NULL or load32_acquire(&self.op.flags) & OP_DONE != 0
+        if self.op == NULL:
+            return self.ticket == 0 or has_passed(self.state, self.ticket)
+        return load32_acquire(&self.op.flags) & OP_DONE != 0 and (
+            self.op.status != Status.OK or has_passed(self.state, self.op.ticket))
 
     @property
     def gathered(self):
@@ -43,6 +50,7 @@ cdef class Handle:
         """Drive the engine until the operation is done; raise what went wrong with it."""
         cdef Op* op = self.op
         if op == NULL:
+            follow(self.state, self.ticket, self.stream_of, NULL)
             return
         self.waiting += 1           # threads in here: the last one to leave with success lets go of the operation
         try:
@@ -52,7 +60,7 @@ cdef class Handle:
             self.waiting -= 1
         if self.waiting == 0:
             self.op = NULL
-            free_op(op)
+            let_go(self.state, op)
 
     cdef int conclude(self, Op* op) except -1:
         """The operation is done: take its result, or raise what went wrong."""
@@ -63,6 +71,9 @@ cdef class Handle:
             raise disagreement(op, f"'{self.name}'")
         if op.status != Status.OK:
             refuse(e, op.status, self.name)
+        if op.ticket:
+            self.ticket, self.stream_of = op.ticket, op.stream_of
+            follow(e, op.ticket, op.stream_of, op)
         if op.memory != NULL and op.meta.group:
             self.parts = self.parts or group_parts(op.memory, op.row_counts, e.segment.size, op.meta.group)
         elif op.memory != NULL:

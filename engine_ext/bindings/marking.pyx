@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t
 from engine_ext.bindings.arguments cimport expect_name
 from engine_ext.bindings.refusals cimport expect_open
 from engine_ext.control.driver cimport driver_pin, driver_unpin
-from engine_ext.control.execute cimport end_step
+from engine_ext.control.completion cimport end_step
 from engine_ext.control.step_marks cimport marks_open
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Record

@@ -3,7 +3,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
 
-from engine_ext.bindings.view cimport View, expect_dense, view_of
+from engine_ext.bindings.view cimport View, expect_dense, view_anywhere, view_of
 from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.transport.arena cimport arena_grow, arena_map, arena_populate_own, arena_unmap
 
@@ -71,7 +71,7 @@ cdef Part part_of(const Arena* arena, int region, uint64_t nbytes):
 def expect_memory(tensor):
     """Raise UnsupportedTensorError unless a tensor lends memory, contiguous or not."""
     cdef View view
-    view_of(tensor, &view)
+    view_anywhere(tensor, &view)
 
 
 def checksum(tensor):

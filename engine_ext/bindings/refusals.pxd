@@ -16,6 +16,6 @@ cdef inline int expect_open(State* e) except -1:
     """Every native entry: not in a forked child, not after close. Frees what nobody holds any more."""
     if e.alive == NULL or e.segment.header == NULL or e.alive[0] != 1 or e.closed:
         return refuse_closed(e)
-    if load_pointer(&e.deferred_free) != NULL:
+    if load_pointer(&e.deferred_free) != NULL or e.graves != NULL:
         bury(e)
     return 0

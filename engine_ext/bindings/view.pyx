@@ -23,10 +23,10 @@ from engine_ext.errors import UnsupportedTensorError
 
 cdef extern from "engine_ext/bindings/dlpack.h":
     enum:
-        DL_CPU, DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT, DL_COMPLEX, DL_BOOL
+        DL_CPU, DL_CUDA, DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT, DL_COMPLEX, DL_BOOL
         DL_E4M3FN, DL_E4M3FNUZ, DL_E5M2, DL_E5M2FNUZ, DL_E8M0FNU
     struct dl_device:
-        int32_t type
+        int32_t type, id
     struct dl_dtype:
         uint8_t code, bits
         uint16_t lanes
@@ -50,6 +50,7 @@ cdef extern from "engine_ext/bindings/dlpack.h":
         dl_version version
         dl_exchange_api* previous
         int (*borrow)(void* tensor, dl_tensor* out) except -1
+        CurrentStream current_stream
 
 cdef enum:
     KNOWN_TYPES = 8
@@ -237,9 +238,12 @@ cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* stri
 
 
 cdef int from_dlpack(object tensor, const dl_tensor* t, View* view) except -1:
-    if t.device.type != DL_CPU:
-        refuse(tensor, f"it is on device {getattr(tensor, 'device', t.device.type)}, and only CPU memory is supported; "
-                       "move it with .cpu()")
+    view.device = HOST
+    if t.device.type == DL_CUDA:
+        view.device = 1 + t.device.id
+    elif t.device.type != DL_CPU:
+        refuse(tensor, f"it is on device {getattr(tensor, 'device', t.device.type)}, and only memory of the CPU and of CUDA "
+                       "devices is supported; move it with .cpu()")
     view.dtype = <uint8_t>dtype_of_dlpack(tensor, t)
     view.data = <char*>t.data + t.byte_offset
     describe(view, t.ndim, t.shape, t.strides, (t.dtype.bits + 7) // 8)
@@ -269,17 +273,27 @@ cdef int from_buffer(object tensor, const Py_buffer* buffer, View* view) except 
 
 
 cdef object view_of(object tensor, View* view):
-    """Fill `view`; returns what must be kept alive beside the tensor itself, or None."""
+    """Fill `view` of a tensor in host memory; returns what must be kept alive beside the tensor itself, or None."""
+    cdef object keeper = view_anywhere(tensor, view)
+    if view.device != HOST:
+        refuse(tensor, f"it is on device {getattr(tensor, 'device', f'cuda:{view.device - 1}')}, where allreduce and broadcast "
+                       "work, and nothing else does yet; move it with .cpu()")
+    return keeper
+
+
+cdef object view_anywhere(object tensor, View* view):
+    """As view_of, of a tensor that may be on a GPU."""
     cdef dl_exchange_api* table = exchange_table(tensor)
     cdef dl_tensor borrowed
     cdef object keeper
-    view.readonly = False
+    view.readonly, view.device, view.stream_of = False, HOST, NULL
     if table != NULL and table.borrow != NULL:
         try:
             table.borrow(<void*>tensor, &borrowed)
         except (BufferError, RuntimeError) as cause:    # sparse, conjugated, without memory: the type's own words say which
             refuse(tensor, str(cause).partition("\n")[0])
         from_dlpack(tensor, &borrowed, view)
+        view.stream_of = table.current_stream
         return None
     try:
         keeper = PyMemoryView_FromObject(tensor)
@@ -300,6 +314,9 @@ cdef object view_of(object tensor, View* view):
     except (BufferError, RuntimeError) as cause:        # the same; which of the two is raised depends on the version
         refuse(tensor, str(cause).partition("\n")[0])
     view_of_capsule(tensor, keeper, view)
+    if view.device != HOST:
+        refuse(tensor, "it is on a GPU, and its framework does not tell by DLPack's exchange table on which stream it works, as "
+                       "PyTorch does from 2.10 on; use a newer one, or move it with .cpu()")
     return keeper
 
 

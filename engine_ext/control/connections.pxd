@@ -38,7 +38,7 @@ cdef struct Network:
     uint64_t suspected_at   # since when: nanoseconds, monotonic
 
 cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil
-cdef bint connections_sent(Network* network) noexcept nogil
+cdef bint connections_delivered(Network* network) noexcept nogil
 cdef int connections_use(Network* network, const Segment* segment, const engine_mpi* mpi, int tag) noexcept nogil
 cdef uint64_t connections_messages(const Network* network) noexcept nogil
 cdef bint connections_close(Network* network) noexcept nogil

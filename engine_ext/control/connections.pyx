@@ -9,7 +9,7 @@ from engine_ext.platform.posix cimport close, pthread_join, write
 from engine_ext.shared.layout cimport Status
 from engine_ext.shared.segment cimport coordinates
 from engine_ext.transport.lanes cimport Lane, carrier, lanes_close
-from engine_ext.transport.link cimport AHEAD, link_close, link_idle, link_open
+from engine_ext.transport.link cimport AHEAD, link_close, link_delivered, link_open
 from engine_ext.transport.mpi cimport courier_close, courier_sent
 
 cdef extern from "<sys/epoll.h>" nogil:
@@ -100,15 +100,18 @@ cdef int add_link(Network* network, int fd, int peer) noexcept nogil:
     return Status.OK
 
 
-cdef bint connections_sent(Network* network) noexcept nogil:
-    """Whether all that was to be sent has been taken by the system."""
-    cdef int k
+cdef bint connections_delivered(Network* network) noexcept nogil:
+    """Whether all that was to be sent has come to the other sides. After a failure nobody may be there to receive it where the
+    culprit's host is, or for MPI."""
+    cdef const Segment* segment = network.lanes.memory.segment
+    cdef uint64_t word = load_acquire(segment.abort)
+    cdef int gone = segment.world.host_of[(word & 0xFFFF) - 1] if word & 0xFFFF else -1, k
     for k in range(network.count):
-        if not link_idle(&network.links[k]):
+        if segment.world.host_of[segment.numbers[network.links[k].peer]] != gone and not link_delivered(&network.links[k]):
             return False
     for k in range(couriers(network)):
         if not courier_sent(&network.couriers[k]):
-            return load_acquire(network.lanes.memory.segment.abort) != 0    # then nobody may be there to receive it
+            return word != 0
     return True
 
 
@@ -151,4 +154,7 @@ cdef void connections_forked(Network* network) noexcept nogil:
     cdef int k
     for k in range(network.count):
         close(network.links[k].fd)
+    close(network.epoll)
+    close(network.bell)
     network.count = network.lane_count = 0          # its own children have other files of these numbers
+    network.epoll = network.bell = -1

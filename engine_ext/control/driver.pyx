@@ -13,7 +13,8 @@ from libc.string cimport memset
 
 from engine_ext.control.backlog cimport backlog_add, backlog_submit
 from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
-from engine_ext.control.execute cimport fail_everything, run_schedule, wake_waiters
+from engine_ext.control.completion cimport wake_waiters
+from engine_ext.control.execute cimport fail_everything, run_schedule
 from engine_ext.control.network cimport network_held, network_relay, network_rest, network_tell_end, network_unseen
 from engine_ext.control.observers cimport (
     observe_call_begins, observe_late_wake, observe_readiness, observe_sleep, observe_submission, observe_wait_begins,

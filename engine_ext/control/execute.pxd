@@ -1,10 +1,5 @@
 """What each entry of the schedule does on this rank."""
 from engine_ext.control.state cimport State
-from engine_ext.operations.op cimport Op
 
 cdef bint run_schedule(State* e) noexcept nogil
 cdef void fail_everything(State* e) noexcept nogil
-cdef void complete(State* e, Op* op) noexcept nogil
-cdef void end_step(State* e, int number) noexcept nogil
-cdef void raise_event(State* e, int event) noexcept nogil
-cdef void wake_waiters(State* e) noexcept nogil

@@ -1,32 +1,31 @@
 """Read the schedule in order; execute its entries; complete operations. The caller holds the driver's role."""
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
 from engine_ext.control.backlog cimport backlog_take
-from engine_ext.control.finishers cimport finishers_add
+from engine_ext.control.completion cimport complete, raise_event, wake_waiters
+from engine_ext.control.handover cimport hand_over, stop_device
 from engine_ext.control.joined_groups cimport members_heard, members_tell
 from engine_ext.control.observers cimport (
     observe_completions, observe_entry_begins, observe_entry_ends, observe_entry_looks, observe_entry_waits, observe_failure,
-    observe_mismatch, observe_step, observe_submission, observes_stages,
+    observe_mismatch, observe_submission, observes_stages,
 )
-from engine_ext.control.state cimport EVENT_ABORT, Role, State
+from engine_ext.control.state cimport EVENT_ABORT, State
 from engine_ext.control.store_choice cimport stores_measured
 from engine_ext.control.table cimport (
-    table_define, table_dismiss, table_evict, table_finish, table_record, table_release, table_stand_in, table_toggle,
+    table_define, table_evict, table_finish, table_record, table_release, table_stand_in, table_toggle,
 )
-from engine_ext.control.verdict cimport VERDICT_BYTES, verdict_describe
 from engine_ext.data.executor cimport executor_progress
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.op cimport OP_ABANDONED, OP_DONE, OP_STAND_IN, Finished, Op, Record, fails
+from engine_ext.operations.op cimport OP_TAKEN, Op, Record, fails
 from engine_ext.operations.operation cimport Operation, operation_begin
 from engine_ext.platform.atomics cimport (
-    FENCE_DONE, add32, cas_pointer, count_up, full_fence, load32_relaxed, load_acquire, load_pointer, now_ns,
-    or32, store32_release, store_relaxed, store_release,
+    add32, load32_relaxed, load_acquire, now_ns, store32_release, store_relaxed, store_release,
 )
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
-from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock, write
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
     ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED,
     ENTRY_MEMBERS, ENTRY_SKIP, FAULT_CALL, SLEEP_STUCK, Status, engine_entry, entry_ids,
@@ -34,59 +33,6 @@ from engine_ext.shared.layout cimport (
 from engine_ext.shared.schedule cimport schedule_advance, schedule_next
 from engine_ext.shared.segment cimport Segment, abort_world, coordinates, wake
 from engine_ext.transport.arena cimport arena_privatise
-
-
-cdef void raise_event(State* e, int event) noexcept nogil:
-    """Give the monitor thread, of which there is one for a world and its process sets, something to do."""
-    cdef uint64_t one = 1
-    or32(&e.world.events, <unsigned int>event)
-    write(e.world.events_fd, &one, 8)
-
-
-cdef void complete(State* e, Op* op) noexcept nogil:
-    """Let go of an operation. Nothing may touch it afterwards: its owner frees it."""
-    cdef Finished finished = op.finished
-    cdef void* head
-    if load32_relaxed(&op.flags) & OP_STAND_IN:
-        table_dismiss(op)
-        return
-    if finished != NULL:
-        conclude_call(e, op)
-    if or32(&op.flags, OP_DONE) & OP_ABANDONED:
-        if finished != NULL:
-            finishers_add(op)
-            return
-        while True:                     # nobody holds a handle: for the next call that has the GIL (I9)
-            head = load_pointer(&e.deferred_free)
-            op.next = <Op*>head
-            if cas_pointer(&e.deferred_free, head, op):
-                break
-
-
-cdef void conclude_call(State* e, Op* op) noexcept nogil:
-    """What is left to do for a native call while there is an engine: its end may be told when that is gone."""
-    if op.status == Status.FAILED_WORLD and op.text == NULL:
-        op.text = <char*>malloc(VERDICT_BYTES)
-        if op.text != NULL:
-            verdict_describe(e, op.text)
-    if op.step and op.status == Status.OK:
-        end_step(e, op.step - 1)
-
-
-cdef void end_step(State* e, int number) noexcept nogil:
-    """A step of optimizer `number` has ended."""
-    pthread_mutex_lock(&e.lock)
-    store_release(&e.segment.mine.steps, e.segment.mine.steps + 1)      # pairs with coordinator_step
-    pthread_mutex_unlock(&e.lock)
-    observe_step(e, number)
-
-
-cdef void wake_waiters(State* e) noexcept nogil:
-    """Waiters that do not drive look whether theirs is done. The caller holds the role; a waiter that does is counted too."""
-    full_fence(FENCE_DONE)                            # done before the look for waiters; pairs with the fence in driver_wait
-    if load32_relaxed(&e.waiters) > <uint32_t>(load32_relaxed(&e.role) == Role.WAITER):
-        door_ring(&e.local_door, DOOR_EVERYBODY)
-        count_up(&e.segment.wakes, 1)
 
 
 cdef void fail_everything(State* e) noexcept nogil:
@@ -98,10 +44,10 @@ cdef void fail_everything(State* e) noexcept nogil:
     e.executor.active, e.entry = False, NULL
     arena_privatise(&e.arena)
     pthread_mutex_lock(&e.lock)
-    store32_release(&e.failed, 1)       # under the lock: no submission comes after this loop
+    store32_release(&e.failed, 1)       # under the lock: no submission comes after this loop, and the lane completes nothing more
     while e.table.inflight != NULL or e.table.failures != NULL:
         op = e.table.inflight if e.table.inflight != NULL else e.table.failures
-        failed += not fails(op)
+        failed += not fails(op) and not load32_relaxed(&op.flags) & OP_TAKEN       # that was counted when it was handed over
         table_finish(&e.table, op, Status.FAILED_WORLD)
         complete(e, op)
     while e.backlog != NULL:
@@ -112,6 +58,8 @@ cdef void fail_everything(State* e) noexcept nogil:
             door_ring(&part.segment.mine.door[door], DOOR_EVERYBODY)
         part = part.next_set
     pthread_mutex_unlock(&e.lock)
+    if word:
+        stop_device(e)
     observe_failure(e, word, failed)
     wake_waiters(e)
     raise_event(e, EVENT_ABORT)
@@ -253,7 +201,9 @@ cdef bint apply(State* e, engine_entry* entry, bint collected) noexcept nogil:
     """Execute `entry`, or begin to; `collected`: its operations are in `batch`. False: it cannot be left yet."""
     cdef int status = Status.OK
     if entry.type == ENTRY_BATCH:
-        if not (collected and begin(e, entry)):
+        if collected and entry.meta.device and hand_over(e, entry):
+            return True
+        if entry.meta.device or not (collected and begin(e, entry)):
             abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for a result, or an operation is missing")
         return False
     if entry.type == ENTRY_SKIP:

@@ -7,9 +7,10 @@ from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation
 from engine_ext.shared.layout cimport (
-    ALGORITHMS, ALGORITHM_MPI, ALGORITHM_SHARED, BATCH_ITEMS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED,
-    ENTRY_MEMBERS, ENTRY_PAD, ENTRY_SKIP, FAILURE_BYTES, FAULT_CALL, IDS, KINDS, LAYOUT_SPARSE, MAX_DIMS, MAX_SOCKETS, NAME_BYTES,
-    REQUEST_BYTES, SLOT_BYTES, STORES_AUTO, WIRES, WIRE_TUNED, engine_entry, engine_meta, engine_request, entry_ids, entry_rows,
+    ALGORITHMS, ALGORITHM_DEVICE, ALGORITHM_MPI, ALGORITHM_SHARED, BATCH_ITEMS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR,
+    ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_PAD, ENTRY_SKIP, FAILURE_BYTES, FAULT_CALL, IDS, KINDS, LAYOUT_SPARSE,
+    MAX_DIMS, MAX_SOCKETS, NAME_BYTES, REQUEST_BYTES, SLOT_BYTES, STORES_AUTO, WIRES, WIRE_TUNED, engine_entry, engine_meta,
+    engine_request, entry_ids, entry_rows,
 )
 
 cdef enum:
@@ -63,7 +64,9 @@ cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept n
     if entry.type == ENTRY_SKIP or not operation.moves:
         return True
     return (entry.algorithm < ALGORITHMS and entry.stores <= STORES_AUTO
-            and (entry.algorithm == ALGORITHM_SHARED or 0 < entry.chunk <= SLOT_BYTES)
+            and (entry.algorithm in (ALGORITHM_SHARED, ALGORITHM_DEVICE) or 0 < entry.chunk <= SLOT_BYTES)
+            and (entry.algorithm == ALGORITHM_DEVICE) == (entry.meta.device != 0)
+            and (entry.algorithm != ALGORITHM_DEVICE or segment.world == segment)
             and (entry.algorithm != ALGORITHM_MPI or segment.crews.summing)
             and (not operation.rooted or is_member(segment, entry.meta.root)))
 

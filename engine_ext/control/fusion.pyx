@@ -17,7 +17,8 @@ from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP
 from engine_ext.shared.layout cimport (
-    ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_MEMBERS,
+    ALGORITHM_DEVICE, ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_ALIGN, ENTRY_BATCH,
+    ENTRY_MEMBERS,
     ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, entry_ids, entry_rows,
     rank_page,
 )
@@ -72,7 +73,7 @@ cdef bint fuses(Coordinator* c, const NameState* a, const NameState* b) noexcept
     cdef const engine_meta* y = &b.meta
     if x.kind != y.kind or operation_of(x).alone or (a.absent == c.segment.size) != (b.absent == c.segment.size):
         return False
-    return (x.dtype == y.dtype and wire_now(c, x) == wire_now(c, y) and x.op == y.op and x.root == y.root
+    return (x.dtype == y.dtype and x.device == y.device and wire_now(c, x) == wire_now(c, y) and x.op == y.op and x.root == y.root
             and x.prescale == y.prescale and x.postscale == y.postscale and in_place(c, x) == in_place(c, y)
             ) or not operation_of(x).moves
 
@@ -90,7 +91,7 @@ cdef void align(Coordinator* c, engine_entry* entry) noexcept nogil:
 
 cdef uint8_t stores_of(Coordinator* c, const engine_entry* entry) noexcept nogil:
     """The kind of store for an entry. What is measured is two-shot; what stays in the cache, or in place, has no choice."""
-    if entry.algorithm == ALGORITHM_ONE_SHOT or entry.algorithm == ALGORITHM_SHARED:
+    if entry.algorithm in (ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_DEVICE):
         return STORES_CACHED
     if c.knobs.stores != STORES_AUTO:
         return c.knobs.stores
@@ -119,7 +120,10 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
     memcpy(<void*>entry_ids(entry), ids, <size_t>items * sizeof(int32_t))
     if row_words:
         memcpy(<void*>entry_rows(entry), name.rows, row_words * sizeof(int64_t))
-    operation.choose(entry, &c.knobs, &c.segment.crews)
+    if entry.meta.device:
+        entry.algorithm = ALGORITHM_DEVICE
+    else:
+        operation.choose(entry, &c.knobs, &c.segment.crews)
     entry.stores = stores_of(c, entry)
     for i in range(items):
         name = c.by_id[ids[i]]

@@ -18,7 +18,7 @@ from engine_ext.shared.layout cimport (
 from engine_ext.shared.segment cimport Segment, nearby, wake_everybody
 from engine_ext.transport.link cimport (
     FRAME_CLOCK, FRAME_LEFT, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST, Link, engine_frame,
-    engine_times, engine_verdict, engine_word, engine_word_of_coordinator, engine_word_of_rank,
+    engine_times, engine_verdict, engine_word, engine_word_of_coordinator, engine_word_of_rank, link_bid_farewell,
 )
 
 
@@ -84,9 +84,9 @@ cdef bint plausible(const rank_page* page, const engine_word* word) noexcept nog
     if word.offset == offset_in(page, &page.request_head):
         return foreign_requests(page, load_relaxed(&page.request_head), word.value)
     if word.offset == offset_in(page, &page.overdue):
-        return word.value >> 1 <= IDS
+        return word.value == 0 or 1 <= word.value >> 1 <= IDS
     if word.offset == offset_in(page, &page.stuck):
-        return word.value >> STUCK_SHIFT <= KINDS
+        return word.value == 0 or 1 <= word.value >> STUCK_SHIFT <= KINDS
     if offset_in(page, &page.rows[0]) <= word.offset < offset_in(page, &page.brought[0]):
         return foreign_rows(word.value)
     return True
@@ -171,5 +171,5 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
         relay.news = max(relay.news, NEWS)      # likewise, with the next question
         return host_clock_hear(&relay.clock, segment, <const engine_times*>trunk.into, link)
     elif frame.type == FRAME_LEFT:
-        link.farewell = True
+        link_bid_farewell(link)
     return True

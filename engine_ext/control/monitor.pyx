@@ -8,6 +8,7 @@ from libc.errno cimport EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from engine_ext.control.device_watch cimport device_watch
 from engine_ext.control.observers cimport observe_overdue
 from engine_ext.control.stall cimport stall_watch
 from engine_ext.control.state cimport EVENT_CLOSED, State
@@ -39,7 +40,7 @@ cdef enum:
 cdef int look_after(State* e) noexcept nogil:
     """Look after what is in flight in this process: how long until the next look, in milliseconds."""
     cdef uint64_t seen = patience_look(e.clock)
-    cdef uint64_t again = stall_watch(e, seen), overdue = e.overdue_count
+    cdef uint64_t again = min(stall_watch(e, seen), device_watch(e, seen)), overdue = e.overdue_count
     cdef State* part
     pthread_mutex_lock(&e.lock)         # no process set ends meanwhile
     part = e.sets

@@ -5,12 +5,12 @@ driver's role. What a connection did not take at once, this thread sends on.
 A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a trunk of
 the world, which would have told a better cause before it ended; for another only when nobody has told one for a while.
 """
-from libc.errno cimport ENOMEM, ETIMEDOUT
+from libc.errno cimport EHOSTUNREACH, ENETUNREACH, ENOMEM, ETIMEDOUT
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcpy, strerror
 
-from engine_ext.control.connections cimport Network, connections_sent
+from engine_ext.control.connections cimport Network, connections_delivered
 from engine_ext.control.relay cimport NEWS, NO_NEWS, URGENT_NEWS, relay_open, relay_tell, relay_unseen
 from engine_ext.control.state cimport State
 from engine_ext.operations.describe cimport describe_ranks, fit
@@ -19,11 +19,11 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.platform.clock cimport age_ns, overdue_ns
 from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec, write
-from engine_ext.shared.layout cimport CAUSE_DIED, MAX_RANKS, REASON_BYTES
+from engine_ext.shared.layout cimport CAUSE_DIED, CAUSE_LOST, CAUSE_RAISED, MAX_RANKS, REASON_BYTES
 from engine_ext.shared.segment cimport Segment, abort_world, settle_claim, wake, wake_others
 from engine_ext.transport.lanes cimport lanes_doze, lanes_end, lanes_poll, lanes_tell_end, lanes_wake
 from engine_ext.transport.link cimport (
-    ENDED, OPEN, Link, engine_verdict, link_flush, link_idle, link_leave, link_look, link_receive, link_state,
+    ENDED, OPEN, Link, engine_verdict, link_flush, link_leave, link_look, link_receive, link_state,
 )
 
 cdef extern from "platform/sockets.h" nogil:
@@ -34,6 +34,7 @@ cdef enum:
     GRACE_NS = 1000000000       # for a better cause than "a connection ended"
     GRACE_LOOK_MS = 50
     POLL_NS = 200000            # at the end alone
+    FAILED_NS = 2000000000      # at the end after a failure: who does not answer then may be gone
     LOOKS_AT_ONCE = 1000        # without a pause, after a message has arrived; each lets others compute
     LOOKS_SOON = 5000           # before pauses become long
     SHORT_NAP_NS = 50000
@@ -162,13 +163,12 @@ cdef bint serve(State* e, int k) noexcept nogil:
     """Take in what has come on a connection, and send on what waits there; whether there may be more."""
     cdef Network* network = e.network
     cdef Link* link = &network.links[k]
-    cdef bint waited = not link_idle(link), more, ended = network.ended[k // 64] >> k % 64 & 1
-    link_flush(link)
+    cdef bint more, flushed = link_flush(link), ended = network.ended[k // 64] >> k % 64 & 1
     if k < network.lane_count:
         more = link_receive(link, &network.lanes.receiver, ended)
     else:
         more = link_receive(link, &network.relay.receiver, ended)
-        if waited and link_idle(link):
+        if flushed:                     # who drives may have found it busy, and has more to tell
             network.relay.news = URGENT_NEWS
     notice_end(e, k)
     return more
@@ -195,6 +195,11 @@ cdef void describe_end(const Segment* segment, const Link* link, char* text) noe
         snprintf(text + at, REASON_BYTES - at, ", is gone")
     else:
         snprintf(text, REASON_BYTES, "its connection failed: %s", strerror(-link_state(link)))
+
+
+cdef int cause_of_end(const Link* link) noexcept nogil:
+    """A process that ends closes its connections; a host or a network that is gone closes none."""
+    return CAUSE_LOST if link_state(link) in (-ETIMEDOUT, -EHOSTUNREACH, -ENETUNREACH) else CAUSE_DIED
 
 
 cdef void watch(State* e) noexcept nogil:
@@ -242,12 +247,17 @@ cdef void lose(State* e, int k) noexcept nogil:
     cdef char[REASON_BYTES] text
     if load_acquire(e.segment.abort) != 0 or link.farewell or e.closed or e.world.closed:
         return
+    if link_state(link) == -ENOMEM:
+        abort_world(&e.world.segment, e.world.segment.rank, CAUSE_RAISED, b"it has no memory for what other hosts need")
+        if k >= network.lane_count:
+            settle_claim(&e.segment)
+        return
     if k < network.lane_count or e.world != e:
         if network.suspect < 0:
             network.suspect, network.suspected_at = link.peer, now_ns()
         return
     describe_end(&e.segment, link, text)
-    abort_world(&e.segment, link.peer, CAUSE_DIED, text)
+    abort_world(&e.segment, link.peer, cause_of_end(link), text)
     settle_claim(&e.segment)            # the way to who would judge it has ended
 
 
@@ -264,11 +274,13 @@ cdef void look_at_suspect(State* e) noexcept nogil:
     told = lanes_end(&e.world.network.lanes)
     if told != NULL:
         abort_world(&e.world.segment, <int>(told.abort & 0xFFFF) - 1, <int>(told.abort >> 16 & 0xFFFF), told.reason)
-    for k in range(network.count if told == NULL else 0):
+        network.suspect = -1
+        return
+    for k in range(network.count):
         link = &network.links[k]
         if network.lost[k] and link.peer == network.suspect and not link.farewell:
             describe_end(&e.segment, link, text)
-            abort_world(&e.segment, network.suspect, CAUSE_DIED, text)
+            abort_world(&e.segment, network.suspect, cause_of_end(link), text)
             break
     network.suspect = -1
 
@@ -318,8 +330,8 @@ cdef void leave_trunks(Network* network) noexcept nogil:
 
 
 cdef void network_leave(State* e, uint64_t ns) noexcept nogil:
-    """Say to the other hosts that this rank is done, and wait until what it had to say is on its way, at most `ns`. A leader
-    speaks for the other ranks of its host until they have left, too."""
+    """Say to the other hosts that this rank is done, and wait until they have what it had to say, at most `ns`; after a failure
+    for a moment. A leader speaks for the other ranks of its host until they have left, too."""
     cdef Network* network = e.network
     cdef uint64_t begun = now_ns()
     cdef timespec pause
@@ -329,18 +341,19 @@ cdef void network_leave(State* e, uint64_t ns) noexcept nogil:
         return
     pause.tv_sec, pause.tv_nsec = 0, POLL_NS
     # After a failure lanes end without a farewell: who has not heard of it yet then waits for the cause a little.
-    for k in range(network.lane_count if load_acquire(e.segment.abort) == 0 else 0):
+    for k in range(network.lane_count if load_acquire(e.segment.claim) == 0 and load_acquire(e.segment.abort) == 0 else 0):
         link_leave(&network.links[k])
         link_flush(&network.links[k])
-    while age_ns(now_ns(), begun) < ns:
+    while age_ns(now_ns(), begun) < (ns if load_acquire(e.segment.abort) == 0 else min(ns, <uint64_t>FAILED_NS)):
         network_relay(e)
-        if not left and connections_sent(network) and (
+        if not left and connections_delivered(network) and (
                 not network.leads or crew_has_left(e) or load_acquire(e.segment.abort) != 0):
             network_relay(e)            # what has come since: the verdict, if there is one
             leave_trunks(network)
             left = True
-        if left and connections_sent(network):
+        if left and connections_delivered(network):
             return
+        network_rest(e)                 # nobody else has the network thread watch what is not acknowledged
         nanosleep(&pause, NULL)
     if not left:
         network_relay(e)

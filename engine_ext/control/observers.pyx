@@ -101,7 +101,7 @@ cdef void observe_completions(State* e, const engine_entry* entry) noexcept nogi
         tally(e.counters_page.completed, entry.items)
         if entry.earliest and not load32_relaxed(&last.flags) & OP_STAND_IN:
             counters_arrival(e.counters_page, arrival_since(e, entry, last), last.submitted, e.entry_begun)
-    if observes_stages(e, entry):
+    if observes_stages(e, entry) and not entry.meta.device:     # whose stages only the device knows
         trace_entry(&e.trace, entry, e.batch, &e.executor, e.entry_begun, time_heard(&e.segment, entry.closed))
     if e.marks.ring != NULL:
         marks_pass(&e.marks, e.batch, entry.items)

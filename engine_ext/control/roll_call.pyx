@@ -19,8 +19,8 @@ from engine_ext.transport.lanes cimport lanes_answered, lanes_call
 cdef enum:
     SILENCE_NS = 2000000000     # for which a process that runs may leave a call unanswered
     OTHERS_NS = 1000000000      # more, for which those who can ask others come first
-    JUDGE_NS = 500000000        # more, for which who sees the names of all ranks does, and knows who waits for whom
-    OVER_NS = 2000000000        # since the last look: whoever is blamed now is so for something else
+    JUDGE_NS = 500000000        # more, for which rank 0 does that sees the names of all: it knows who waits for whom
+    OVER_NS = 1000000000        # since the last look: whoever is blamed now is so for something else
 
 
 cdef bint roll_call_open(const RollCall* roll, uint64_t seen) noexcept nogil:
@@ -52,7 +52,9 @@ cdef int first_silent(RollCall* roll, Segment* world, Network* network) noexcept
     for r in range(world.size):
         if not roll.silent[r]:
             continue
-        if nearby(world, r):
+        if load32_acquire(&world.pages[r].left):
+            roll.silent[r] = False
+        elif nearby(world, r):
             roll.silent[r] = not sleeps_again(world.pages[r])
         else:
             roll.silent[r] = not lanes_answered(&network.lanes, r, roll.number)

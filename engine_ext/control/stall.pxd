@@ -4,6 +4,8 @@ from libc.stdint cimport uint64_t
 from engine_ext.control.state cimport State
 from engine_ext.operations.op cimport Op
 
+cdef bint stall_accuse(State* e, int culprit, const char* text, bint judges) noexcept nogil
+cdef void stall_tell(State* e, const char* line) noexcept nogil
 cdef void stall_open(State* e) noexcept nogil
 cdef void stall_check(State* e) noexcept nogil
 cdef uint64_t stall_deadline(const State* e) noexcept nogil

@@ -11,16 +11,19 @@ from libc.string cimport strcmp, strcpy, strlen
 
 from engine_ext.control.backlog cimport backlog_take_overdue
 from engine_ext.control.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
-from engine_ext.control.execute cimport complete, raise_event
+from engine_ext.control.completion cimport complete, raise_event
 from engine_ext.control.observers cimport observe_warning
 from engine_ext.control.roll_call cimport ALL_ANSWER, roll_call, roll_call_open
 from engine_ext.control.wait_report cimport Standoff, wait_report_absentee, wait_report_describe, wait_report_overdue
 from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES, State
 from engine_ext.control.table cimport bit
 from engine_ext.data.executor cimport executor_laggard, executor_passed_by
+from engine_ext.gpu.device cimport device
 from engine_ext.operations.describe cimport describe_ranks, fit
-from engine_ext.operations.op cimport Op, Record, fails
-from engine_ext.platform.atomics cimport load32_acquire, load32_relaxed, load_acquire, now_ns, store32_release
+from engine_ext.operations.op cimport OP_TAKEN, Op, Record, fails
+from engine_ext.platform.atomics cimport (
+    load32_acquire, load32_relaxed, load_acquire, load_pointer, now_ns, store32_release,
+)
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, MAX_RANKS, REASON_BYTES
@@ -48,7 +51,7 @@ cdef void stall_open(State* e) noexcept nogil:
     e.look_ns = min(max(least // 8, <uint64_t>SHORTEST_STEP_NS // 2), <uint64_t>LONGEST_STEP_NS // 2) if least else 0
 
 
-cdef bint accuse(State* e, int culprit, const char* text, bint judges) noexcept nogil:
+cdef bint stall_accuse(State* e, int culprit, const char* text, bint judges) noexcept nogil:
     """End the world for a rank that stands still; whether that is done. Where ranks are on several hosts, that takes some seconds
     and calls, in which all are asked whether they run: one that does not answer is to blame, whatever others seem to do. Who
     `judges` sees the names of all ranks, and comes before those who know their own."""
@@ -120,7 +123,7 @@ cdef void check_entry(State* e) noexcept nogil:
     if e.stall_limit_ns and stood >= e.stall_limit_ns:
         snprintf(text, TEXT_BYTES, "has stood still for %.1f s in the middle of schedule entry %llu", <double>stood / 1e9,
                  <unsigned long long>e.entry.sequence)
-        accuse(e, culprit, text, False)
+        stall_accuse(e, culprit, text, False)
     elif e.stall_warning_ns and stood >= e.stall_warning_ns and e.stall_reported != e.entry.sequence + 1:
         e.stall_reported = e.entry.sequence + 1
         snprintf(text, TEXT_BYTES, "schedule entry %llu ('%.*s') has stood still for %.0f s for rank %d",
@@ -154,9 +157,9 @@ cdef void check_names(State* e) noexcept nogil:
             text[0], culprit = 0, wait_report_absentee(c, r, <int32_t>(word >> 1) - 1)
     if culprit >= 0:
         if wait_report_describe(c, culprit, all, TEXT_BYTES) != Standoff.NONE:
-            accuse(e, culprit, all, True)
+            stall_accuse(e, culprit, all, True)
         elif text[0]:
-            accuse(e, culprit, text, True)
+            stall_accuse(e, culprit, text, True)
     elif e.stall_warning_ns:
         report_names(e, seen)
 
@@ -191,11 +194,15 @@ cdef inline bint withholds(State* e, int rank, int32_t id) noexcept nogil:
 
 
 cdef Op* longest_waiting(State* e) noexcept nogil:
-    """The operation in flight that this rank submitted first; NULL: there is none. The caller holds the lock."""
+    """The operation in flight that this rank submitted first, but for those that all have submitted and a lane has taken; NULL:
+    there is none. The caller holds the lock."""
     cdef Op* op = e.table.inflight
-    while op != NULL and op.next != NULL:
+    cdef Op* oldest = NULL
+    while op != NULL:
+        if not load32_relaxed(&op.flags) & OP_TAKEN:
+            oldest = op
         op = op.next
-    return op
+    return oldest
 
 
 cdef bint watched(State* e, Op** op) noexcept nogil:
@@ -203,7 +210,8 @@ cdef bint watched(State* e, Op** op) noexcept nogil:
     if op[0] == NULL:
         op[0] = longest_waiting(e)
         return op[0] != NULL
-    return op[0].record != NULL and op[0].record.inflight == op[0]       # NULL: finished, perhaps not yet marked done
+    # NULL: finished, perhaps not yet marked done
+    return op[0].record != NULL and op[0].record.inflight == op[0] and not load32_relaxed(&op[0].flags) & OP_TAKEN
 
 
 cdef uint64_t stall_deadline(State* e) noexcept nogil:
@@ -260,7 +268,8 @@ cdef void stall_look_for_left(State* e) noexcept nogil:
     pthread_mutex_lock(&e.lock)
     op = e.table.inflight
     while op != NULL and culprit < 0:
-        culprit = left_without(e, op, text)
+        if not load32_relaxed(&op.flags) & OP_TAKEN:                        # all have submitted that
+            culprit = left_without(e, op, text)
         op = op.next
     op = e.backlog
     while op != NULL and culprit < 0:
@@ -319,7 +328,7 @@ cdef void stall_look_after(State* e, Op* op) noexcept nogil:
                 describe_lack(e, op, culprit, text)
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0 and stalled:
-        told = accuse(e, culprit, text, False)
+        told = stall_accuse(e, culprit, text, False)
     elif culprit >= 0:
         told = True
         abort_world(&e.segment, culprit, CAUSE_LEFT, text)
@@ -343,11 +352,26 @@ cdef void give_up_waiting(State* e, uint64_t seen) noexcept nogil:
         complete(e, op)
 
 
+cdef bint waits_in_a_call(const State* e) noexcept nogil:
+    """Whether it is not its device that the GPU's lane waits for: of that tells device_watch.pyx, which knows who is late."""
+    cdef const device* d = e.world.device
+    return load_acquire(&d.passed) >= load_acquire(&d.enqueued)         # pairs with lane_look
+
+
+cdef void accuse_lane(State* e) noexcept nogil:
+    """The GPU's lane has not come back with an item within the stall limit: this rank tells so of itself."""
+    cdef char[TEXT_BYTES] text
+    cdef const char* call = <const char*>load_pointer(&e.world.device.call)
+    snprintf(text, TEXT_BYTES, "%s has not returned for %.3g s: the driver or the GPU hangs, or NCCL waits for another rank",
+             call if call != NULL else <const char*>b"the GPU's thread", <double>e.stall_limit_ns / 1e9)
+    stall_accuse(e, e.segment.rank, text, False)
+
+
 cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     """Look after all that this rank has in flight, whether a thread waits for it or not: report what is overdue, once, and end
     the world when the stall limit is over. When to look again, as this process sees time pass; the end of time if it never
     has to."""
-    cdef uint64_t oldest = 0, unreported = 0, again = <uint64_t>-1
+    cdef uint64_t oldest = 0, taken = 0, unreported = 0, again = <uint64_t>-1
     cdef uint32_t overdue = 0
     cdef bint news
     cdef Op* first = NULL
@@ -359,6 +383,10 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
     pthread_mutex_lock(&e.lock)
     op = e.table.inflight                       # newest first
     while op != NULL:
+        if load32_relaxed(&op.flags) & OP_TAKEN:
+            taken = op.taken if taken == 0 else min(taken, op.taken)
+            op = op.next
+            continue
         oldest = op.since
         overdue += overdue_ns(seen, oldest, e.stall_warning_ns)
         if oldest > e.reported:
@@ -378,11 +406,15 @@ cdef uint64_t stall_watch(State* e, uint64_t seen) noexcept nogil:
         wake(&e.segment, e.segment.leader, 0)
     if oldest and overdue_ns(seen, oldest, e.stall_limit_ns):
         stall_look_after(e, NULL)
+    if taken and overdue_ns(seen, taken, e.stall_limit_ns) and waits_in_a_call(e):
+        accuse_lane(e)
     # An operation submitted from now on cannot be overdue sooner than this.
     if e.stall_warning_ns:
         again = after_ns(unreported if unreported else seen, e.stall_warning_ns)
     if e.stall_limit_ns:
         again = min(again, after_ns(oldest if oldest else seen, e.stall_limit_ns))
+        if taken:
+            again = min(again, after_ns(taken, e.stall_limit_ns))
     return max(again, after_ns(seen, AGAIN_NS))
 
 
@@ -407,7 +439,7 @@ cdef void stall_join(State* e, uint64_t begun) noexcept nogil:
         at_fault = missing
     if at_fault >= 0 and e.stall_limit_ns and quiet >= e.stall_limit_ns:
         snprintf(text, TEXT_BYTES, "has not joined, and submitted nothing, for %.1f s", <double>quiet / 1e9)
-        accuse(e, at_fault, text, False)
+        stall_accuse(e, at_fault, text, False)
     elif missing >= 0 and e.stall_warning_ns and quiet >= e.stall_warning_ns and not e.joins_reported:
         e.joins_reported = True
         report_join(e, quiet)

@@ -10,6 +10,7 @@ from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.table cimport Table
 from engine_ext.control.trace cimport Trace
 from engine_ext.data.executor cimport Executor
+from engine_ext.gpu.device cimport device
 from engine_ext.operations.op cimport Op
 from engine_ext.platform.clock cimport patience
 from engine_ext.platform.posix cimport pthread_mutex_t, pthread_t
@@ -123,7 +124,13 @@ cdef struct State:
     uint64_t reported           # time of the last report: overdue operations submitted before it are in it; monitor thread only
     uint64_t asked_for          # `submitted` of the operation about which rank 0 was last asked; under the lock
     uint64_t asked_at           # when it was asked
+    device* device              # the open GPU, in the world's engine; NULL: none is
+    uint64_t device_passed      # tickets that it had passed at the last look; monitor thread only, as the next two
+    uint64_t device_since       # when it came so far, as this process sees time pass; 0: it had passed all
+    uint64_t device_told        # the ticket about which was warned last; 0: none
+    void* opener                # a Python function that opens a GPU by its number, the Engine's; NULL: there is none
     void* deferred_free         # atomic: stack of operations that are done and abandoned, for a thread with the GIL to free
+    Op* graves                  # operations that nobody holds, whose tensors the GPU may still use; under the GIL
     char[OVERDUE_BYTES] overdue  # lines for the next stall report; under the lock
     uint32_t[MAX_RANKS] overdue_seen    # rank 0: by rank, 1 + the id in its `overdue` word at the last look; 0: none
     char[REASON_BYTES] account  # rank 0: the last report of who waits for whom, so that it is not repeated

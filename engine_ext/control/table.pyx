@@ -5,7 +5,7 @@ from libc.string cimport memcmp, memcpy, memset, strlen
 
 from engine_ext.control.names cimport Named, names_add, names_close, names_find, names_open, names_remove
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.op cimport OP_STAND_IN, fails
+from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, fails
 from engine_ext.platform.atomics cimport (
     load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed,
     store_release,
@@ -229,7 +229,7 @@ cdef int table_evict(Table* table, int32_t id) noexcept nogil:
     if record == NULL:
         return Status.OK
     op = record.inflight
-    if op != NULL:
+    if op != NULL and not load32_relaxed(&op.flags) & OP_TAKEN:     # what a lane has taken was scheduled: it is only not done
         # Changed metadata has gone up as a request already, which the coordinator read, or will, after it forgot the id.
         if not op.requested and write_request(table, record, op) != Status.OK:
             return Status.NO_ROOM

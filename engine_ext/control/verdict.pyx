@@ -10,7 +10,7 @@ from engine_ext.control.network cimport network_relay
 from engine_ext.platform.atomics cimport load_acquire, now_ns
 from engine_ext.platform.clock cimport after_ns, overdue_ns
 from engine_ext.platform.posix cimport nanosleep, timespec
-from engine_ext.shared.layout cimport CAUSE_DIED, CAUSE_LEFT, CAUSE_RAISED
+from engine_ext.shared.layout cimport CAUSE_DIED, CAUSE_LEFT, CAUSE_LOST, CAUSE_RAISED
 from engine_ext.shared.segment cimport claimed, settle_claim
 
 cdef enum:
@@ -38,6 +38,8 @@ cdef void verdict_describe(State* e, char* text) noexcept nogil:
         kind, did = b"RankRaisedError", b"failed"
     elif cause == CAUSE_LEFT:
         kind, did, hint = b"RankLeftError", b"left while others still need it", LEFT_HINT
+    elif cause == CAUSE_LOST:
+        kind, did = b"RankLostError", b"cannot be reached"
     else:
         kind, did = b"RankStalledError", b"stalled"
     at = snprintf(text, VERDICT_BYTES, "%s: rank %d %s: %s%s", kind, culprit, did,

@@ -1,12 +1,16 @@
-/* The lane: the one thread of a process that calls CUDA and NCCL, and what it has opened.
+/* The lane: the one thread of a process that makes the calls of CUDA and NCCL which may block, and what it has opened.
  *
  * Whoever owns it hands it one job at a time (`lane_begin`) and waits for its end (`lane_wait`) as long as it likes: a
  * call may hang in a driver for ever, and then the thread is left alone. Between a job's beginning and its end only the
- * lane touches what it has made, but for `cancelled` and `call`.
+ * lane touches what it has made, but for `cancelled` and `d.call`. When it is connected it takes items, too, from any
+ * thread (`device.push`), and ends them in the order in which they were pushed.
+ *
+ * lane.c is the thread, opening.c its jobs, launching.c its items, streams.c what other threads may call.
  */
 #ifndef ENGINE_GPU_LANE_H
 #define ENGINE_GPU_LANE_H
 
+#include "device.h"
 #include "nccl.h"
 
 #include "engine_ext/platform/atomics.h"
@@ -39,7 +43,7 @@ extern const lane_function lane_function_list[LANE_FUNCTIONS];
 enum {
   LANE_NOTHING,
   LANE_IDENTIFY, /* which device it is: `identity`; nothing is made */
-  LANE_PREPARE,  /* context, stream, kernels, events */
+  LANE_PREPARE,  /* context, stream, kernels, memory, events */
   LANE_NAME,     /* on rank 0: ask for a communicator's `id` */
   LANE_CONNECT,  /* the communicator over all ranks */
   LANE_CLOSE,    /* end what there is of all that, whole or not; and the thread */
@@ -47,10 +51,13 @@ enum {
 };
 
 enum {
-  LANE_KERNELS = 64, /* most kernels */
-  LANE_EVENTS = 128, /* that are made beforehand */
+  LANE_KERNELS = 64,     /* most kernels */
+  LANE_MARKS = 64,       /* marks that are made beforehand */
+  LANE_DTYPES = 11,      /* those that are reduced */
   LANE_CANCELLED = -1
 };
+
+static const uint32_t LANE_CLOSED = 1u << 31;
 
 /* The call that failed first. */
 typedef struct lane_failure {
@@ -66,20 +73,31 @@ typedef struct lane_identity {
   unsigned char uuid[16];
 } lane_identity;
 
+/* Numbers of kernels, in `kernels`; -1: there is none. */
+typedef struct lane_kernels {
+  int pack[LANE_DTYPES][LANE_DTYPES], unpack[LANE_DTYPES][LANE_DTYPES]; /* by the tensor's dtype, and the one that travels */
+  int pack_bytes, unpack_bytes;
+  int reduce[LANE_DTYPES];
+} lane_kernels;
+
 typedef struct lane {
+  device d; /* first: what others have of the lane */
   lane_functions f;
-  int ordinal;             /* of the device, among those that the process sees */
   const char *image;       /* PTX, and the names of its kernels: the owner's */
   const char **names;
   int n_kernels;
+  lane_kernels known;
   int rank, size;          /* of the communicator */
+  uint64_t slab_bytes;     /* a multiple of 32 */
+  uint64_t table_bytes;
   ncclUniqueId id;
 
   pthread_t thread;
   uint32_t door, ended;    /* rung for the lane; rung by it */
   uint32_t job;            /* LANE_*: set by the owner, LANE_NOTHING by the lane at the job's end */
   uint32_t cancelled;      /* by the owner: give up as soon as a call returns */
-  void *call;              /* the name of the call that the lane is in; NULL: none */
+  void *pushed;            /* stack of items that the lane has not taken yet */
+  device_item *first, *last; /* the lane's: those that it has taken, oldest first */
 
   lane_failure failure;
   lane_identity identity;
@@ -88,10 +106,19 @@ typedef struct lane {
   CUstream stream;
   CUmodule module;
   CUfunction kernels[LANE_KERNELS];
-  CUevent events[LANE_EVENTS];
-  int n_events;
+  CUevent begun[DEVICE_OUTSTANDING], done[DEVICE_OUTSTANDING]; /* by ticket, in turn: recorded before the item's work, and behind */
+  pthread_mutex_t marks_lock;
+  uint32_t visitors;       /* threads of the program that are in calls; and LANE_CLOSED, when no more may come; atomic */
+  device_mark *marks;      /* those that nobody uses; under their lock, as the next */
+  int n_marks;             /* ever made */
+  CUdeviceptr slab;
+  char *tables;            /* pinned: rows for kernels, a ring; and where the device has the same */
+  CUdeviceptr device_tables;
+  uint64_t table_head, table_tail;           /* bytes of the ring ever used, and those that the device has passed */
+  uint64_t table_ends[DEVICE_OUTSTANDING];     /* by ticket, in turn: `table_head` behind the item */
   ncclComm_t comm;
   int connected;           /* the communicator is whole */
+  int quiet;               /* after a failure: the communicator was ended, and the stream is empty or was given up */
   int left;                /* after LANE_CLOSE: work that did not end; nothing that it may use was freed */
 } lane;
 
@@ -101,6 +128,8 @@ int lane_start(lane *l);
 void lane_begin(lane *l, uint32_t job);
 /* Wait at most so long; whether the job has ended. */
 int lane_wait(lane *l, uint64_t ns);
+/* Give up what is under way, and all that comes but for LANE_CLOSE. */
+void lane_cancel(lane *l);
 /* After LANE_CLOSE has ended: the thread's end. */
 void lane_join(lane *l);
 

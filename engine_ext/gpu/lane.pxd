@@ -1,11 +1,14 @@
 """The lane's thread, for whoever hands it work: lane.h."""
 from libc.stdint cimport uint32_t, uint64_t
 
+from engine_ext.gpu.device cimport device
+
 
 cdef extern from "engine_ext/gpu/lane.h" nogil:
     enum:
         LANE_FUNCTIONS
         LANE_KERNELS
+        LANE_DTYPES
         LANE_IDENTIFY
         LANE_PREPARE
         LANE_NAME
@@ -35,17 +38,25 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
     ctypedef struct ncclUniqueId:
         char[128] internal
 
+    ctypedef struct lane_kernels:
+        int[11][11] pack
+        int[11][11] unpack
+        int pack_bytes
+        int unpack_bytes
+        int[11] reduce
+
     ctypedef struct lane:
+        device d
         lane_functions f
-        int ordinal
+        lane_kernels known
+        uint64_t slab_bytes
+        uint64_t table_bytes
         const char* image
         const char** names
         int n_kernels
         int rank
         int size
         ncclUniqueId id
-        uint32_t cancelled
-        void* call
         lane_failure failure
         lane_identity identity
         int left
@@ -54,6 +65,7 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
     int lane_start(lane* l)
     void lane_begin(lane* l, uint32_t job)
     bint lane_wait(lane* l, uint64_t ns)
+    void lane_cancel(lane* l)
     void lane_join(lane* l)
 
 

@@ -9,10 +9,20 @@ class Lane:
     """The thread, from its making to the end of the job `close`. It does one job at a time."""
 
     def __init__(
-        self, addresses: list[int], ordinal: int, rank: int, size: int, image: bytes, kernels: list[bytes]
+        self,
+        addresses: list[int],
+        ordinal: int,
+        rank: int,
+        size: int,
+        image: bytes,
+        kernels: list[bytes],
+        *,
+        slab: int,
+        tables: int,
     ) -> None:
         """`addresses` of the functions, 0 for one that its library does not have; `ordinal`: the device's number among
-        those that this process sees; PTX, and the names of its kernels.
+        those that this process sees; PTX, and the names of its kernels; bytes of the slab, a multiple of 32, and of the
+        ring of tables.
         """
     def begin(self, job: str, id: bytes | None = None) -> None:
         """Begin `identify`, `prepare`, `name` (ask for an id), `connect` (to the ranks that have this id) or `close`.
@@ -24,6 +34,12 @@ class Lane:
         """Give up what is under way, and all that comes but for `close`."""
     def join(self) -> None:
         """After `close`: the thread's end."""
+    @property
+    def device(self) -> int:
+        """The address of its `device` (device.h)."""
+    @property
+    def pending(self) -> bool:
+        """Whether there are items that it has not ended."""
     @property
     def call(self) -> str | None:
         """The call that the thread is in at the moment."""

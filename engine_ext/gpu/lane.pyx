@@ -4,7 +4,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strerror
 
 from engine_ext.errors import EngineError
-from engine_ext.platform.atomics cimport load_pointer, store32_release
+from engine_ext.kernels.kernels cimport ENGINE_DTYPE_NAMES, ENGINE_DTYPES
+from engine_ext.platform.atomics cimport load_acquire, load_pointer, load_relaxed
 from engine_ext.platform.clock cimport seconds_ns
 
 JOBS = {
@@ -23,8 +24,26 @@ def functions():
     return [(lane_function_list[k].name.decode(), lane_function_list[k].since) for k in range(LANE_FUNCTIONS)]
 
 
+cdef int number_of(list kernels, str name) except -2:
+    return kernels.index(name.encode()) if name.encode() in kernels else -1
+
+
+cdef int find_kernels(lane_kernels* known, list kernels) except -1:
+    """Which kernel has which number, by their names (kernels.cu)."""
+    cdef int tensor, wire
+    cdef list names = [ENGINE_DTYPE_NAMES[k].decode() for k in range(ENGINE_DTYPES)]
+    known.pack_bytes, known.unpack_bytes = number_of(kernels, "pack_bytes"), number_of(kernels, "unpack_bytes")
+    for tensor in range(ENGINE_DTYPES):
+        known.reduce[tensor] = number_of(kernels, f"reduce_{names[tensor]}")
+        for wire in range(ENGINE_DTYPES):
+            known.pack[tensor][wire] = number_of(kernels, f"pack_{names[tensor]}_{names[wire]}")
+            known.unpack[tensor][wire] = number_of(kernels, f"unpack_{names[tensor]}_{names[wire]}")
+    return 0
+
+
 cdef class Lane:
-    def __init__(self, list addresses, int ordinal, int rank, int size, bytes image, list kernels):
+    def __init__(self, list addresses, int ordinal, int rank, int size, bytes image, list kernels, *, uint64_t slab,
+                 uint64_t tables):
         cdef uintptr_t[LANE_FUNCTIONS] table
         cdef bytes kernel
         cdef int status
@@ -45,7 +64,9 @@ cdef class Lane:
             self.state.names[k] = kernel
         self.state.n_kernels = <int>len(kernels)
         self.state.image = self.image
-        self.state.ordinal, self.state.rank, self.state.size = ordinal, rank, size
+        find_kernels(&self.state.known, kernels)
+        self.state.d.ordinal, self.state.rank, self.state.size = ordinal, rank, size
+        self.state.slab_bytes, self.state.table_bytes = slab, tables
         status = lane_start(self.state)
         if status != 0:
             self.ended = True
@@ -70,7 +91,7 @@ cdef class Lane:
         return ended
 
     def cancel(self):
-        store32_release(&self.state.cancelled, 1)       # pairs with the lane's looks between calls
+        lane_cancel(self.state)
 
     def join(self):
         if not self.ended:
@@ -79,8 +100,16 @@ cdef class Lane:
             self.ended = True
 
     @property
+    def device(self):
+        return <uintptr_t>&self.state.d
+
+    @property
+    def pending(self):
+        return load_acquire(&self.state.d.ended) < load_relaxed(&self.state.d.pushed)
+
+    @property
     def call(self):
-        cdef const char* name = <const char*>load_pointer(&self.state.call)
+        cdef const char* name = <const char*>load_pointer(&self.state.d.call)
         return None if name == NULL else name.decode()
 
     @property

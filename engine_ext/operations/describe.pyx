@@ -52,6 +52,8 @@ cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept n
         at = describe_shape(meta, text, at, room)
     if sparse:
         at = fit(at, snprintf(text + at, room - at, ", sparse in %lld of its dimensions", <long long>meta.dims[DIM_SPARSE]), room)
+    if meta.device:
+        at = fit(at, snprintf(text + at, room - at, " on a GPU"), room)
     at = describe_wire(meta, text, at, room)
     if meta.fault:
         at = describe_fault(meta, text, at, room)

@@ -4,6 +4,7 @@ The first bytes of an operation and of a record are what a gradient hook touches
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
+from engine_ext.gpu.device cimport device_mark
 from engine_ext.shared.layout cimport FAULT_CALL, engine_meta
 
 cdef enum:
@@ -11,6 +12,7 @@ cdef enum:
     OP_ABANDONED = 2    # flag: nobody holds its handle
     OP_STAND_IN = 4     # flag: made by the engine of a rank that has joined; it has neither a handle nor a Python reference
     OP_PATIENT = 8      # flag: where there is no room for it, it waits in the backlog (backlog.pyx), and its maker does not
+    OP_TAKEN = 16       # flag: its entry was handed to the GPU's lane, which completes it
 
 cdef struct Member:     # a tensor of a group
     const char* source
@@ -21,6 +23,7 @@ cdef struct Member:     # a tensor of a group
     int32_t dtype
 
 ctypedef void (*Finished)(Op* op) noexcept nogil
+ctypedef int (*CurrentStream)(int device_type, int32_t ordinal, void** stream) except -1     # with the GIL
 
 cdef struct Op:
     Record* record      # NULL once it is finished
@@ -51,6 +54,12 @@ cdef struct Op:
     Finished finished   # of a native call: takes the operation over once it is done and abandoned, and frees it; else NULL
     void* call          # malloc'ed: what `finished` needs to know of the call
     int32_t step        # 1 + number of the optimizer whose step ends with this operation; 0: no step does
+    device_mark* mark   # of tensors on a GPU: when they are ready; NULL: the lane's item has it
+    uint64_t ticket     # of that item; 0: there is none
+    uint64_t taken      # when the lane was given it: as `since`
+    void* stream        # the stream on which they were submitted: compared, never used
+    bint released       # that stream waits for them
+    CurrentStream stream_of  # which stream is the current one now, for whoever waits
 
 cdef struct Record:
     Record* chain       # this and the next four as in Named

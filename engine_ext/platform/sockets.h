@@ -81,4 +81,17 @@ static inline int engine_socket_owed(int fd, uint32_t *silent) {
   return ioctl(fd, SIOCOUTQ, &waiting) == 0 && waiting > 0; /* a side that is stopped may be gone later */
 }
 
+/* Whether the other side's system has all that was sent. Who closes before may lose the rest: bytes that come afterwards are
+ * answered by a reset, which takes back what is on its way. */
+static inline int engine_socket_delivered(int fd) {
+  int waiting = 0;
+  return ioctl(fd, SIOCOUTQ, &waiting) != 0 || waiting == 0;
+}
+
+/* Acknowledge what has come at once, if it is a TCP connection: the other side waits for that. */
+static inline void engine_socket_acknowledge(int fd) {
+  int at_once = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &at_once, sizeof at_once);
+}
+
 #endif

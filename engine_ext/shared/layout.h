@@ -27,7 +27,7 @@
 SHARED(
 
 enum {
-  ENGINE_PROTOCOL = 13,
+  ENGINE_PROTOCOL = 14,
   MAX_RANKS = 256,
   COORDINATOR = 0,             /* the rank that coordinates, in a world and in every process set */
   MAX_DIMS = 13,
@@ -101,7 +101,9 @@ typedef struct engine_meta {
   double prescale, postscale;  /* factors of the inputs and of the result; 1 where nothing is scaled */
   int64_t shared;              /* offset in the arena, the same on every rank; -1: a private tensor */
   uint8_t wire;                /* 1 + the dtype in which float32 and float64 travel; 0: their own; or WIRE_TUNED */
-  uint8_t fault, reserved[6];  /* FAULT_* */
+  uint8_t fault;               /* FAULT_* */
+  uint8_t device;              /* 1: the tensor is in the memory of a GPU; 0: in the host's */
+  uint8_t reserved[5];
   uint32_t ndim, group;        /* number of dimensions; number of tensors in a group, 0: one tensor and no group */
   /* dims[0] of an allgather or all-to-all is 0: it may differ. Of a group: how many elements of each dtype (an allgather's:
    * in one row of each tensor; what is only moved in one number), and a digest of dtypes and shapes in order. Of a sparse

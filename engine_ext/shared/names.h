@@ -22,7 +22,8 @@
   ROW(ALGORITHM_ADASUM, "adasum")               \
   ROW(ALGORITHM_CHAIN, "chain")                 \
   ROW(ALGORITHM_RING, "ring")                   \
-  ROW(ALGORITHM_MPI, "mpi")
+  ROW(ALGORITHM_MPI, "mpi")                     \
+  ROW(ALGORITHM_DEVICE, "device")
 /* How a large allreduce travels between hosts. */
 #define BETWEEN_LIST(ROW)                       \
   ROW(BETWEEN_AUTO, "auto")                     \
@@ -61,7 +62,8 @@
   ROW(CAUSE_DIED, "died")                       \
   ROW(CAUSE_RAISED, "raised")                   \
   ROW(CAUSE_LEFT, "left")                       \
-  ROW(CAUSE_STALLED, "stalled")
+  ROW(CAUSE_STALLED, "stalled")                 \
+  ROW(CAUSE_LOST, "lost")
 /* What the engine of a page of counters does. */
 #define COUNTED_LIST(ROW)                       \
   ROW(COUNTED_NEW, "new")                       \

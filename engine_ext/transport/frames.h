@@ -66,6 +66,8 @@ enum {
 static inline int engine_word_of_rank(const engine_word *word) {
   uint64_t end = (uint64_t)word->offset + word->bytes;
   if ((word->bytes != 4 && word->bytes != 8) || word->offset % word->bytes || end > offsetof(rank_page, requests)) return 0;
+  if (word->bytes == 4 && word->offset != offsetof(rank_page, blocked_anywhere) &&
+      (word->offset < offsetof(rank_page, wait_all) || word->offset > offsetof(rank_page, overdue))) return 0; /* half a word */
   if (end > offsetof(rank_page, asleep) && word->offset < offsetof(rank_page, blocked_anywhere)) return 0;
   if (word->offset < offsetof(rank_page, left) + 4 && end > offsetof(rank_page, left)) return 0; /* told over lanes */
   if (end > offsetof(rank_page, need) && word->offset < offsetof(rank_page, unnamed)) return 0;

@@ -22,14 +22,16 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.platform.atomics cimport add32, load32_acquire, load32_relaxed, load_relaxed, store32_relaxed, store32_release
+from engine_ext.platform.atomics cimport (
+    add32, cas32, load32_acquire, load32_relaxed, load_relaxed, store32_relaxed, store32_release,
+)
 from engine_ext.platform.posix cimport write
 from engine_ext.shared.crews cimport Crews, crew_size, member
 from engine_ext.shared.layout cimport REASON_BYTES, SLOT_BYTES, rank_page, segment_slot
 from engine_ext.shared.segment cimport nearby, wake, wake_others
 from engine_ext.transport.link cimport (
     FRAME_CALL, FRAME_HERE, FRAME_LEFT, FRAME_MESSAGE, FRAME_PROGRESS, FRAME_SLOT, FRAME_VERDICT, OPEN, engine_frame,
-    engine_verdict, link_flush, link_give, link_queue, link_state,
+    engine_verdict, link_bid_farewell, link_flush, link_give, link_queue, link_state,
 )
 from engine_ext.transport.mpi cimport (
     SUMMING_FAILED, SUMMING_NOTHING, courier_arrived, courier_busy, courier_receive, courier_send, courier_sent, courier_tell,
@@ -349,7 +351,7 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
     elif frame.type == FRAME_LEFT:
         if link.farewell:
             return False
-        link.farewell = True
+        link_bid_farewell(link)
         hear_end(t, lane)
     return True
 
@@ -397,7 +399,7 @@ cdef int lanes_poll(Lanes* t) noexcept nogil:
         memset(&passed, 0, sizeof(passed))
         count = courier_arrived(lane.courier, &passed)
         if count < 0:
-            store32_release(<uint32_t*>&lane.links.state, <uint32_t>-EIO)
+            cas32(<uint32_t*>&lane.links.state, <uint32_t>OPEN, <uint32_t>-EIO)
         elif count > 0:
             total += count
             reach(t, lane, passed)
@@ -415,5 +417,5 @@ cdef void fail_some_lane(Lanes* t) noexcept nogil:
     cdef int r
     for r in range(t.memory.segment.size):
         if t.of[r] != NULL:
-            store32_release(<uint32_t*>&t.of[r].links.state, <uint32_t>-EIO)
+            cas32(<uint32_t*>&t.of[r].links.state, <uint32_t>OPEN, <uint32_t>-EIO)
             return

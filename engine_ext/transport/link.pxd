@@ -47,6 +47,7 @@ cdef struct Link:
     int peer                # the rank at the other end
     int state               # atomic: OPEN, ENDED or -errno
     bint farewell           # the other side has said that it is done; the network thread alone
+    int unsent              # atomic: -errno of a send that failed; 0: none has
     uint64_t out_bytes      # atomic: bytes that the system has taken from this side; under the lock
     uint64_t owed_since     # when it was first seen that an acknowledgement is owed; 0: none is; the network thread alone
     uint64_t in_bytes       # atomic: bytes that have come; the network thread alone
@@ -81,7 +82,9 @@ cdef void link_close(Link* link) noexcept nogil
 cdef void link_queue(Link* link, const engine_frame* head, const char* data) noexcept nogil
 cdef void link_give(Link* link, const engine_frame* head, char* owned) noexcept nogil
 cdef void link_leave(Link* link) noexcept nogil
-cdef void link_flush(Link* link) noexcept nogil
+cdef bint link_flush(Link* link) noexcept nogil
 cdef bint link_idle(Link* link) noexcept nogil
+cdef bint link_delivered(Link* link) noexcept nogil
+cdef void link_bid_farewell(Link* link) noexcept nogil
 cdef bint link_receive(Link* link, const Receiver* receiver, bint ended) noexcept nogil
 cdef bint link_look(Link* link, uint32_t patience_ms) noexcept nogil

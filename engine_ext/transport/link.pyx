@@ -3,12 +3,12 @@
 Payloads are sent from where they lie: a slot, a request ring and the schedule stay as they are until who needs them has them, by
 the same rules as on one host (docs/architecture/protocol.md, "Hosts").
 """
-from libc.errno cimport EPROTO, ETIMEDOUT
+from libc.errno cimport ENOMEM, EPIPE, EPROTO, ETIMEDOUT
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from engine_ext.platform.atomics cimport now_ns, store32_release, store_relaxed
+from engine_ext.platform.atomics cimport cas32, load32_relaxed, now_ns, store32_release, store_relaxed
 from engine_ext.platform.clock cimport overdue_ns
 from engine_ext.platform.posix cimport (
     close, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
@@ -27,6 +27,8 @@ cdef extern from "platform/sockets.h" nogil:
     int64_t engine_socket_send(int fd, iovec* parts, int count)
     int64_t engine_socket_receive(int fd, iovec* parts, int count)
     bint engine_socket_owed(int fd, uint32_t* silent)
+    bint engine_socket_delivered(int fd)
+    void engine_socket_acknowledge(int fd)
 
 cdef enum:
     ROOM_AT_FIRST = 64
@@ -52,12 +54,18 @@ cdef void fall_silent(Link* link) noexcept nogil:
         link.head += 1
 
 
+cdef void link_end(Link* link, int error) noexcept nogil:
+    """End the connection: both sides see it end, and this one knows why. An end that it has seen before stays."""
+    cas32(<uint32_t*>&link.state, <uint32_t>OPEN, <uint32_t>error)
+    shutdown(link.fd, SHUT_RDWR)
+
+
 cdef void link_break(Link* link) noexcept nogil:
-    """End the connection, for want of memory: both sides see it end."""
+    """End the connection, for want of memory."""
     pthread_mutex_lock(&link.lock)
     fall_silent(link)
     pthread_mutex_unlock(&link.lock)
-    shutdown(link.fd, SHUT_RDWR)
+    link_end(link, -ENOMEM)
 
 
 cdef void link_close(Link* link) noexcept nogil:
@@ -129,7 +137,7 @@ cdef void add(Link* link, const engine_frame* head, const char* data, char* owne
         owned = NULL
     elif not link.mute:
         fall_silent(link)
-        shutdown(link.fd, SHUT_RDWR)
+        link_end(link, -ENOMEM)
     pthread_mutex_unlock(&link.lock)
     free(owned)
 
@@ -170,21 +178,27 @@ cdef void pass_over(Link* link, uint64_t sent) noexcept nogil:
         link.head += 1
 
 
-cdef void link_flush(Link* link) noexcept nogil:
-    """Send what the connection takes now."""
+cdef bint link_flush(Link* link) noexcept nogil:
+    """Send what the connection takes now. Whether something waited, and does no more."""
     cdef iovec[PARTS] parts
     cdef int64_t sent
+    cdef bint waited
     pthread_mutex_lock(&link.lock)
+    waited = link.head != link.tail
     while link.head != link.tail:
         sent = engine_socket_send(link.fd, parts, gather(link, parts))
         if sent < 0:
+            if sent != -EPIPE:              # why the connection fails is told to one call, and that was this one
+                store32_release(<uint32_t*>&link.unsent, <uint32_t>sent)
             fall_silent(link)
         if sent <= 0:
             break
         store32_release(link.spoken, 1)
         store_relaxed(&link.out_bytes, link.out_bytes + <uint64_t>sent)
         pass_over(link, <uint64_t>sent)
+    waited &= link.head == link.tail
     pthread_mutex_unlock(&link.lock)
+    return waited
 
 
 cdef bint link_idle(Link* link) noexcept nogil:
@@ -194,6 +208,15 @@ cdef bint link_idle(Link* link) noexcept nogil:
     idle = link.head == link.tail
     pthread_mutex_unlock(&link.lock)
     return idle
+
+
+cdef bint link_delivered(Link* link) noexcept nogil:
+    """Whether the other side's system has all that was queued, or never will."""
+    cdef bint delivered
+    pthread_mutex_lock(&link.lock)
+    delivered = link.head == link.tail and (link.mute or not is_open(link) or engine_socket_delivered(link.fd))
+    pthread_mutex_unlock(&link.lock)
+    return delivered
 
 
 # ---- in ----------------------------------------------------------------------------------------------------------------------
@@ -250,9 +273,14 @@ cdef bint link_look(Link* link, uint32_t patience_ms) noexcept nogil:
     elif link.owed_since == 0:
         link.owed_since = now       # the last answer may be older: nothing had been asked
     elif silent >= patience_ms and overdue_ns(now, link.owed_since, patience_ms * <uint64_t>1000000):
-        store32_release(<uint32_t*>&link.state, <uint32_t>-ETIMEDOUT)
-        shutdown(link.fd, SHUT_RDWR)
+        link_end(link, -ETIMEDOUT)
     return owed
+
+
+cdef void link_bid_farewell(Link* link) noexcept nogil:
+    """The other side has said that it is done, and waits until that is acknowledged."""
+    link.farewell = True
+    engine_socket_acknowledge(link.fd)
 
 
 cdef bint link_receive(Link* link, const Receiver* receiver, bint ended) noexcept nogil:
@@ -277,7 +305,8 @@ cdef bint link_receive(Link* link, const Receiver* receiver, bint ended) noexcep
         elif came > 0 and <uint64_t>came > direct and not take_over(link, receiver, <uint64_t>came - direct):
             came = -EPROTO
         if came < 0:
-            store32_release(<uint32_t*>&link.state, <uint32_t>came)
+            came = <int>load32_relaxed(<uint32_t*>&link.unsent) or came
+            cas32(<uint32_t*>&link.state, <uint32_t>OPEN, <uint32_t>came)
         if came <= 0 or (<uint64_t>came < direct + AHEAD and not ended):
             return False
     return True

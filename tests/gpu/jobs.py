@@ -11,6 +11,14 @@ from ..standins import ROOT, start
 SECONDS = 60
 
 
+def chosen(libraries: Path) -> dict[str, str]:
+    """The engine's settings by which it takes the stand-ins, whatever else is installed."""
+    return {
+        "ENGINE_CUDA_LIBRARY": str(libraries / "libcuda.so.1"),
+        "ENGINE_NCCL_LIBRARY": str(libraries / "libnccl.so.2"),
+    }
+
+
 class Job:
     """Ranks of a program of nccl_programs.py, or of another module, each with a device of its own.
 
@@ -38,6 +46,7 @@ class Job:
                 {
                     "PYTHONPATH": str(ROOT),
                     "CUDA_VISIBLE_DEVICES": str(devices[rank] if devices else rank),
+                    **chosen(each[rank]),
                     **(more or {}),
                 },
                 cwd=where,
@@ -58,5 +67,5 @@ class Job:
     def succeeds(self, seconds: float = SECONDS) -> list[str]:
         """Wait for all, which find all right."""
         statuses, texts = self.end(seconds)
-        assert statuses == [0] * len(statuses), "\n".join(texts)
+        assert statuses == [0] * len(statuses), f"{statuses}\n" + "\n".join(texts)
         return texts

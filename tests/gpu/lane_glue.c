@@ -1,15 +1,20 @@
 /* engine_ext/gpu/lane.pyx for a lane whose source was changed: what tests/gpu/mutants.py calls. */
-#include LANE_SOURCE
+#include "engine_ext/gpu/lane.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define API __attribute__((visibility("default")))
 
+/* `known`: the fields of a lane_kernels. `sizes`: bytes of the slab and of the tables. */
 API lane *glue_new(const uintptr_t *addresses, int ordinal, int rank, int size, const char *image,
-                   const char **names, int n_kernels) {
+                   const char **names, int n_kernels, const int *known, const uint64_t *sizes) {
   lane *l = calloc(1, sizeof *l);
   memcpy(&l->f, addresses, sizeof l->f);
-  l->ordinal = ordinal;
+  memcpy(&l->known, known, sizeof l->known);
+  l->slab_bytes = sizes[0];
+  l->table_bytes = sizes[1];
+  l->d.ordinal = ordinal;
   l->rank = rank;
   l->size = size;
   l->image = image;
@@ -24,9 +29,11 @@ API void glue_begin(lane *l, unsigned job, const void *id) {
 }
 
 API int glue_wait(lane *l, unsigned long long ns) { return lane_wait(l, ns); }
-API void glue_cancel(lane *l) { store32_release(&l->cancelled, 1); }
+API void glue_cancel(lane *l) { lane_cancel(l); }
+API void *glue_device(lane *l) { return &l->d; }
+API int glue_pending(lane *l) { return load_acquire(&l->d.ended) < load_relaxed(&l->d.pushed); }
 API void glue_join(lane *l) { lane_join(l); }
-API const char *glue_call(lane *l) { return load_pointer(&l->call); }
+API const char *glue_call(lane *l) { return load_pointer(&l->d.call); }
 API lane_failure *glue_failure(lane *l) { return &l->failure; }
 API lane_identity *glue_identity(lane *l) { return &l->identity; }
 API void *glue_id(lane *l) { return &l->id; }

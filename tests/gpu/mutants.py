@@ -1,7 +1,7 @@
 """The sources of the GPU plane with one thing wrong, and how a process of the tests comes to run them.
 
-Each has a test that fails with it (test_plane.py). In a process with LANE_LIBRARY the thread is that of this library,
-made of a changed lane.c; with PLANE_SOURCE the module `engine.gpu.plane` is this file.
+Each has a test that fails with it (test_plane.py, test_allreduce.py). In a process with LANE_LIBRARY the lane is that
+of this library, of which one source was changed; with PLANE_SOURCE the module `engine.gpu.plane` is this file.
 """
 
 from __future__ import annotations
@@ -15,33 +15,102 @@ from typing import Any
 
 from ..standins import LIBRARY, ROOT, compiled
 
-LANE = ROOT / "engine_ext/gpu/lane.c"
+SOURCES = sorted((ROOT / "engine_ext/gpu").glob("*.c"))
+LANE, LAUNCHING, OPENING, STREAMS = SOURCES
 PLANE = ROOT / "engine/gpu/plane.py"
 
 # By name: the file, what stands there, what it is replaced by.
 MUTANTS: dict[str, tuple[Path, str, str]] = {
     "init_not_polled": (LANE, "if (state != ncclInProgress) return", "return"),
-    "poll_not_given_up": (LANE, "    NCCL_STEP(ncclCommGetAsyncError,", "    STEP(NCCL(ncclCommGetAsyncError,"),
-    "calls_not_given_up": (LANE, "return load32_acquire(&l->cancelled) ? failed", "return 0 ? failed"),
-    "launches_not_awaited": (LANE, "  return drain(l, 0);", "  return 0;"),
+    "poll_not_given_up": (
+        LANE,
+        "NCCL_STEP(ncclCommGetAsyncError, l->comm, &state);",
+        "STEP(NCCL(ncclCommGetAsyncError, l->comm, &state));",
+    ),
+    "calls_not_given_up": (LANE, "return load32_acquire(&l->cancelled) ? lane_failed", "return 0 ? lane_failed"),
+    "launches_not_awaited": (OPENING, "  return lane_drain(l, 0);", "  return 0;"),
     "drain_does_not_wait": (LANE, "if (code != CUDA_ERROR_NOT_READY) return", "return"),
-    "drain_not_given_up": (LANE, 'now_ns() - begun > limit : cancelled(l, "cuStreamQuery")', "0 : 0"),
-    "close_does_not_drain": (LANE, "  if (l->stream != NULL) drain(l, DRAIN_NS);\n", ""),
+    "drain_not_given_up": (LANE, 'now_ns() - begun > limit : lane_cancelled(l, "cuStreamQuery")', "0 : 0"),
+    "close_does_not_drain": (OPENING, "  if (l->stream != NULL) lane_drain(l, DRAIN_NS);\n", ""),
     "end_not_rung": (LANE, "    door_ring(&l->ended, DOOR_EVERYBODY);\n", ""),
-    "job_not_rung": (LANE, "  door_ring(&l->door, 1);\n", ""),
+    "job_not_rung": (
+        LANE,
+        "  store32_release(&l->job, job); /* pairs with the thread's look */\n  door_ring(&l->door, 1);\n",
+        "  store32_release(&l->job, job);\n",
+    ),
     "wait_does_not_sleep": (
         LANE,
         "!= LANE_NOTHING) door_sleep(&l->ended, count, ns)",
         "!= LANE_NOTHING) (void)count, (void)ns",
     ),
-    "capture_mode_not_set": (LANE, "  CUDA_STEP(cuThreadExchangeStreamCaptureMode, &mode);\n", "  (void)mode;\n"),
-    "blocking_stream": (LANE, "CU_STREAM_NON_BLOCKING, greatest", "CU_STREAM_DEFAULT, least"),
-    "communicator_not_ended": (LANE, "  if (l->comm != NULL) NCCL(ncclCommAbort, l->comm);\n", ""),
+    "capture_mode_not_set": (OPENING, "  CUDA_STEP(cuThreadExchangeStreamCaptureMode, &mode);\n", "  (void)mode;\n"),
+    "blocking_stream": (OPENING, "CU_STREAM_NON_BLOCKING, greatest", "CU_STREAM_DEFAULT, least"),
+    "communicator_not_ended": (OPENING, "  if (l->comm != NULL) NCCL(ncclCommAbort, l->comm);\n", ""),
+    "communicator_not_finished": (OPENING, "if (whole && well) finish_communicator(l);", ""),
     "failure_not_looked_at": (PLANE, " and self.engine.failure is None:", ":"),
     "lane_without_limit": (PLANE, "not lane.wait(TICK) and self.patience.left() and", "not lane.wait(TICK) and"),
     "return_without_limit": (PLANE, "if not lane.wait(RETURN):", "while not lane.wait(RETURN):"),
     "exchange_without_limit": (PLANE, "if not patience.left():", "if False:"),
     "stuck_is_closed": (PLANE, "if self.lane is not None and self.lane not in _stuck:", "if self.lane is not None:"),
+    "marks_not_awaited": (
+        LAUNCHING,
+        "CUDA_STEP(cuStreamWaitEvent, l->stream, item->ready[k]->event, 0);",
+        "(void)k;",
+    ),
+    "mark_not_recorded": (STREAMS, "code = l->f.cuEventRecord(mark->event, stream);", "code = CUDA_SUCCESS;"),
+    "nccl_not_polled": (LAUNCHING, 'return lane_settle(l, "ncclAllReduce");', "return 0;"),
+    "groups_not_polled": (LAUNCHING, 'return lane_settle(l, "ncclGroupEnd");', "return 0;"),
+    "broadcast_not_polled": (LAUNCHING, 'return lane_settle(l, "ncclBroadcast");', "return 0;"),
+    "done_before_the_work": (
+        LAUNCHING,
+        "STEP(run_part(l, item, &item->parts[k]));\n  l->table_ends[turn] = l->table_head;\n"
+        "  CUDA_STEP(cuEventRecord, l->done[turn], l->stream);\n",
+        "if (k == 0 && CUDA(cuEventRecord, l->done[turn], l->stream)) return -1;\n"
+        "  else STEP(run_part(l, item, &item->parts[k]));\n"
+        "  l->table_ends[turn] = l->table_head;\n",
+    ),
+    "caller_does_not_wait": (
+        STREAMS,
+        "TRY(cuStreamWaitEvent, stream, l->done[(ticket - 1) % DEVICE_OUTSTANDING], 0);",
+        "(void)l, (void)stream, (void)ticket, (void)why;",
+    ),
+    "caller_waits_for_the_last_but_one": (
+        STREAMS,
+        "TRY(cuStreamWaitEvent, stream, l->done[(ticket - 1) % DEVICE_OUTSTANDING], 0);",
+        "TRY(cuStreamWaitEvent, stream, l->done[(ticket + DEVICE_OUTSTANDING - 2) % DEVICE_OUTSTANDING], 0);",
+    ),
+    "always_passed": (
+        STREAMS,
+        "  if (load_acquire(&d->enqueued) < ticket",
+        "  if (1) return 1;\n  if (load_acquire(&d->enqueued) < ticket",
+    ),
+    "passed_without_a_look": (
+        LAUNCHING,
+        "if (code == CUDA_ERROR_NOT_READY) break;",
+        "if (code == CUDA_ERROR_NOT_READY) code = 0;",
+    ),
+    "tables_used_again_too_early": (
+        LAUNCHING,
+        "  while (l->table_head + bytes - l->table_tail > l->table_bytes) {",
+        "  while (0) {",
+    ),
+    "context_not_pushed": (STREAMS, "if (v->theirs != l->context) TRY(cuCtxPushCurrent_v2, l->context);", ""),
+    "callers_spoil_captures": (
+        STREAMS,
+        "v->mode = CU_STREAM_CAPTURE_MODE_RELAXED;",
+        "v->mode = CU_STREAM_CAPTURE_MODE_GLOBAL;",
+    ),
+    "newest_item_first": (
+        LANE,
+        "    item->next = oldest;\n    oldest = item;\n",
+        "    if (!oldest) oldest = item;\n    item->next = next;\n",
+    ),
+    "item_not_rung": (STREAMS, "  door_ring(&l->door, 1);\n", ""),
+    "gaps_in_a_piece": (
+        LAUNCHING,
+        "rows[count].offset = row->offset + first - m->low;",
+        "rows[count].offset = row->offset - m->low;",
+    ),
     "forked_child_closes": (PLANE, "if self._open and os.getpid() == self._pid:", "if self._open:"),
 }
 
@@ -51,20 +120,16 @@ def changed(mutant: str, where: Path) -> dict[str, str]:
     path, old, new = MUTANTS.get(mutant, (LANE, "", ""))
     text = path.read_text()
     if mutant != "none":
-        assert text.count(old) == 1, f"{mutant}: {text.count(old)} times in {path.name}: {old}"
+        assert text.count(old) >= 1, f"{mutant}: not in {path.name}: {old}"
         text = text.replace(old, new)
-        if mutant == "poll_not_given_up":
-            text = text.replace(
-                "STEP(NCCL(ncclCommGetAsyncError, l->comm, &state);",
-                "STEP(NCCL(ncclCommGetAsyncError, l->comm, &state));",
-            )
     where.mkdir(parents=True, exist_ok=True)
     if path == PLANE:
         (where / "plane.py").write_text(text)
         return {"PLANE_SOURCE": str(where / "plane.py")}
-    (where / "lane.c").write_text(text)
-    options = [f'-DLANE_SOURCE="{where / "lane.c"}"', f"-I{ROOT / 'engine_ext/gpu'}", "-Wno-unused-parameter", *LIBRARY]
-    return {"LANE_LIBRARY": str(compiled(where / "lane.so", [Path(__file__).parent / "lane_glue.c"], *options))}
+    (where / path.name).write_text(text)
+    sources = [Path(__file__).parent / "lane_glue.c", where / path.name, *(each for each in SOURCES if each != path)]
+    options = [f"-I{ROOT / 'engine_ext/gpu'}", "-Wno-unused", "-Wno-unused-parameter", *LIBRARY]
+    return {"LANE_LIBRARY": str(compiled(where / "lane.so", sources, *options))}
 
 
 def take_place() -> None:
@@ -111,6 +176,7 @@ def _glue(library: str) -> ctypes.CDLL:
     glue = ctypes.CDLL(library)
     for name, kind in {
         "new": ctypes.c_void_p,
+        "device": ctypes.c_void_p,
         "call": ctypes.c_char_p,
         "failure": ctypes.POINTER(Failure),
         "identity": ctypes.POINTER(Identity),
@@ -122,17 +188,37 @@ def _glue(library: str) -> ctypes.CDLL:
     return glue
 
 
+def _numbers(kernels: list[bytes]) -> Any:
+    """`lane_kernels`: which kernel has which number."""
+    dtypes = "float16 bfloat16 float32 float64 int8 uint8 int16 uint16 int32 int64 bool".split()
+    names = [f"{way}_{tensor}_{wire}" for way in ("pack", "unpack") for tensor in dtypes for wire in dtypes]
+    names += ["pack_bytes", "unpack_bytes", *(f"reduce_{dtype}" for dtype in dtypes)]
+    numbers = [kernels.index(name.encode()) if name.encode() in kernels else -1 for name in names]
+    return (ctypes.c_int * len(numbers))(*numbers)
+
+
 class Lane:
     """`engine_ext.gpu.lane.Lane`, of another library."""
 
     glue: ctypes.CDLL
 
     def __init__(
-        self, addresses: list[int], ordinal: int, rank: int, size: int, image: bytes, kernels: list[bytes]
+        self,
+        addresses: list[int],
+        ordinal: int,
+        rank: int,
+        size: int,
+        image: bytes,
+        kernels: list[bytes],
+        *,
+        slab: int,
+        tables: int,
     ) -> None:
         self.kept = (ctypes.c_size_t * len(addresses))(*addresses), image, (ctypes.c_char_p * len(kernels))(*kernels)
         table, text, names = self.kept
-        made = self.glue.glue_new(table, ordinal, rank, size, ctypes.c_char_p(text), names, len(kernels))
+        known = _numbers(kernels)
+        sizes = (ctypes.c_uint64 * 2)(slab, tables)
+        made = self.glue.glue_new(table, ordinal, rank, size, ctypes.c_char_p(text), names, len(kernels), known, sizes)
         self.state = ctypes.c_void_p(made)
 
     def begin(self, job: str, id: bytes | None = None) -> None:
@@ -147,6 +233,14 @@ class Lane:
 
     def join(self) -> None:
         self.glue.glue_join(self.state)
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.glue.glue_pending(self.state))
+
+    @property
+    def device(self) -> int:
+        return int(self.glue.glue_device(self.state))
 
     @property
     def call(self) -> str | None:

@@ -57,6 +57,8 @@ class Rank:
         runtime._generation = 0  # ranks that have seen different numbers of worlds meet
         os.environ.update({"RANK": rank, "LOCAL_RANK": rank, "ENGINE_JOB": f"{job} in {Path.cwd()}"})
         os.environ.update({"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)})
+        if "ENGINE_HUB" in os.environ:  # each rank stands for a host
+            os.environ.update({"GROUP_RANK": rank, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
         engine.init(**{"stall_warning": 0, "shutdown_timeout": 2.0, **settings})
         try:
             yield
@@ -147,6 +149,7 @@ def opens(me: Rank) -> None:
     for made, ended in MADE.items():
         assert me.calls(made) == me.calls(ended) > 0, made
     assert me.calls("ncclCommRevoke") == 0
+    assert me.calls("ncclCommFinalize") == 4, "what NCCL had still to send was dropped"
     assert me.reports() == []
 
 
@@ -190,6 +193,12 @@ CALLS = {
     "ncclGetUniqueId": 2,
     "ncclCommInitRankConfig": 2,
     "ncclCommGetAsyncError": 3,
+    "ncclAllReduce": 3,
+    "ncclBroadcast": 3,
+    "ncclSend": 3,
+    "ncclRecv": 3,
+    "ncclGroupEnd": 3,
+    "ncclAllGather": 3,
 }
 
 
@@ -203,7 +212,7 @@ def failing(me: Rank) -> None:
             if me.rank == bad:
                 # Loading asks for the driver's version, too.
                 me.fail(call, 2 if call == "cuDriverGetVersion" else 1, code)
-            text = me.refusal(start_timeout=1.5 if call.startswith("ncclComm") else 30)
+            text = me.refusal(start_timeout=1.5 if call.startswith("nccl") and call != "ncclGetUniqueId" else 30)
             assert f"rank {bad}: {call}" in text, (call, text)
             assert "returned" in text, (call, text)
             me.works()
@@ -379,7 +388,7 @@ def never_ends(me: Rank) -> None:
 def rings(me: Rank) -> None:
     """The lane alone: who waits for it sleeps until it has ended, and no longer; an idle lane begins at once."""
     found = libraries.load(None, None)
-    lane = planes.Lane(found.addresses, 0, 0, 1, b"", [])
+    lane = planes.Lane(found.addresses, 0, 0, 1, b"", [], slab=0, tables=0)
     for turn in range(2):
         let_pass(0.3)  # it sleeps by then
         begun = time.monotonic()

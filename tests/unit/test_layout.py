@@ -45,7 +45,7 @@ CHANGES = {
         "int64_t row_bytes, rows, dtype;",
     ),
     "a flag": ("shared/layout.h", "SLEEP_STUCK = 16,", "SLEEP_STUCK = 32,"),
-    "a number more": ("shared/names.h", 'ROW(CAUSE_LEFT, "left")', 'ROW(CAUSE_LOST, "lost") ROW(CAUSE_LEFT, "left")'),
+    "a number more": ("shared/names.h", 'ROW(CAUSE_LEFT, "left")', 'ROW(CAUSE_MORE, "more") ROW(CAUSE_LEFT, "left")'),
     "the numbers of entries": (
         "shared/names.h",
         'ROW(ENTRY_DEFINE, "define")                   \\\n  ROW(ENTRY_EVICT, "evict")',

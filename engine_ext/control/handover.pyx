@@ -1,0 +1,223 @@
+"""Entries of tensors on a GPU: handed to its lane, and completed when that has enqueued them.
+
+Whoever drives passes such an entry at once, and never calls the GPU. From then on its operations are OP_TAKEN: nobody submits
+them again or looks whether other ranks lack them. The lane ends its items in the order of the schedule, on its own thread. It
+touches no operation once the world has failed: whoever has noted that, under the lock, has failed them, and their owners may
+free them. What becomes of their memory: `bindings/ownership.pyx`.
+"""
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free
+
+from engine_ext.control.completion cimport complete, wake_any_waiter
+from engine_ext.control.observers cimport observe_completions
+from engine_ext.control.table cimport table_dismiss, table_finish
+from engine_ext.gpu.device cimport DEVICE_NAME, DEVICE_OUTSTANDING, device, device_item, device_mark, device_part, device_row
+from engine_ext.kernels.identity cimport fill_identity
+from engine_ext.kernels.kernels cimport ENGINE_DTYPES, ENGINE_SUM, ENGINE_UINT8, dtype_bytes
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, Member, Op, Record
+from engine_ext.platform.atomics cimport load32_relaxed, now_ns, or32, store_pointer
+from engine_ext.platform.clock cimport patience_at
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.shared.layout cimport CAUSE_RAISED, ENTRY_NEEDS_PACK, Status, wire_dtype
+from engine_ext.shared.segment cimport abort_world
+
+cdef enum:
+    ALIGNMENT = 16              # of a tensor in the slab: what the kernels read at once
+
+
+# ---- an item ----------------------------------------------------------------------------------------------------------------
+
+cdef void free_item(device_item* item) noexcept nogil:
+    free(item.parts)
+    free(item.sources)
+    free(item.targets)
+    free(item.ready)
+    free(item.ops)
+    free(item)
+
+
+cdef device_item* make_item(const State* e, const engine_entry* entry) noexcept nogil:
+    """An item with room for the operations in `batch`; NULL without memory."""
+    cdef device_item* item = <device_item*>calloc(1, sizeof(device_item))
+    cdef size_t rows = 0, i
+    cdef Op* op
+    if item == NULL:
+        return NULL
+    for i in range(entry.items):
+        op = e.batch[i]
+        rows += op.meta.group + <size_t>ENGINE_DTYPES if op.meta.group else 1
+    item.parts = <device_part*>calloc(rows, sizeof(device_part))
+    item.sources = <device_row*>calloc(rows, sizeof(device_row))
+    item.targets = <device_row*>calloc(rows, sizeof(device_row))
+    item.ready = <device_mark**>calloc(entry.items, sizeof(device_mark*))
+    item.ops = <void**>calloc(entry.items, sizeof(void*))
+    if item.parts == NULL or item.sources == NULL or item.targets == NULL or item.ready == NULL or item.ops == NULL:
+        free_item(item)
+        return NULL
+    return item
+
+
+cdef device_part* add_part(device_item* item, int dtype, int wire, int op) noexcept nogil:
+    cdef device_part* part = &item.parts[item.n_parts]
+    item.n_parts += 1
+    part.dtype, part.wire, part.begin, part.end = dtype, wire, item.n_rows, item.n_rows
+    fill_identity(<char*>&part.identity, wire, op, <uint64_t>(8 // dtype_bytes(wire)))
+    return part
+
+
+cdef void add_row(device_item* item, device_part* part, const char* source, const char* target, uint64_t nbytes) noexcept nogil:
+    """A tensor behind the part's last one, without a gap."""
+    cdef device_row* row = &item.sources[item.n_rows]
+    row.offset, row.bytes = part.bytes, nbytes // <uint64_t>dtype_bytes(part.dtype) * <uint64_t>dtype_bytes(part.wire)
+    item.targets[item.n_rows] = row[0]
+    row.tensor, item.targets[item.n_rows].tensor = <uint64_t>source, <uint64_t>target
+    part.bytes += row.bytes
+    item.n_rows += 1
+    part.end = item.n_rows
+
+
+cdef void add_group(device_item* item, const Op* op, int entry_wire) noexcept nogil:
+    """By dtype, and without gaps: a rank that has joined, and knows no more than the number of elements, has the same slab."""
+    cdef device_part* part
+    cdef const Member* member
+    cdef uint32_t k
+    cdef int d
+    for d in range(ENGINE_DTYPES):
+        if not op.meta.dims[d]:
+            continue
+        part = add_part(item, d, wire_dtype(entry_wire, d), op.meta.op)
+        if op.members == NULL:
+            add_row(item, part, NULL, NULL, <uint64_t>(op.meta.dims[d] * dtype_bytes(d)))
+        for k in range(op.meta.group if op.members != NULL else 0):
+            member = &op.members[k]
+            if member.dtype == d and member.nbytes:
+                add_row(item, part, member.source, member.target, member.nbytes)
+
+
+cdef void fill_item(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:
+    """The plan of the operations in `batch`: the same on every rank but for addresses."""
+    cdef device_part* part = NULL
+    cdef Op* op
+    cdef int32_t i
+    item.op, item.prescale, item.postscale = entry.meta.op, entry.meta.prescale, entry.meta.postscale
+    item.root = entry.meta.root if operation_of(&entry.meta).rooted else -1     # of the world: its number is its place
+    for i in range(<int32_t>entry.items):
+        op = e.batch[i]
+        if op.meta.group:
+            add_group(item, op, entry.meta.wire)
+            part = NULL
+            continue
+        if part == NULL and item.root < 0:
+            part = add_part(item, op.meta.dtype, wire_dtype(entry.meta.wire, op.meta.dtype), entry.meta.op)
+        elif part == NULL:
+            part = add_part(item, ENGINE_UINT8, ENGINE_UINT8, ENGINE_SUM)       # what is broadcast are bytes
+        part.bytes = (part.bytes + ALIGNMENT - 1) & ~<uint64_t>(ALIGNMENT - 1)
+        add_row(item, part, op.source, op.target, op.nbytes)
+    item.in_place = (item.n_rows == 1 and item.parts[0].dtype == item.parts[0].wire and not entry.meta.group
+                     and not entry.flags & ENTRY_NEEDS_PACK)
+
+
+cdef void take(State* e, device_item* item, const engine_entry* entry) noexcept nogil:
+    """The operations in `batch` are the lane's. The caller holds the lock."""
+    cdef Op* op
+    cdef uint64_t now = patience_at(e.clock, now_ns())
+    cdef int32_t i
+    for i in range(<int32_t>entry.items):
+        op = e.batch[i]
+        if load32_relaxed(&op.flags) & OP_STAND_IN:     # the lane needs no more than its rows, and the next may come at once
+            e.batch[i] = NULL
+            table_finish(&e.table, op, Status.OK)
+            table_dismiss(op)
+            continue
+        op.taken = now
+        if op.mark != NULL and (item.n_ready == 0 or item.ready[item.n_ready - 1] != op.mark):
+            item.ready[item.n_ready] = op.mark
+            item.n_ready += 1
+        item.ops[item.n_ops] = op
+        item.n_ops += 1
+        op.mark = NULL
+        or32(&op.flags, OP_TAKEN)
+
+
+cdef bint hand_over(State* e, const engine_entry* entry) noexcept nogil:
+    """Give the lane a BATCH whose operations are in `batch`. False without memory."""
+    cdef device_item* item
+    cdef device* d = e.world.device
+    cdef int32_t i
+    if d == NULL:
+        return False            # a defect of ours: ranks open their GPUs together, before the first submission
+    item = make_item(e, entry)
+    if item == NULL:
+        return False
+    fill_item(e, item, entry)
+    item.owner, item.ended = e, ended
+    pthread_mutex_lock(&e.lock)
+    observe_completions(e, entry)
+    take(e, item, entry)
+    d.push(d, item)             # the ticket is known before the lane can end the item: it needs the lock for that
+    for i in range(<int32_t>entry.items):
+        if e.batch[i] != NULL:
+            e.batch[i].ticket = d.pushed
+    pthread_mutex_unlock(&e.lock)
+    return True
+
+
+cdef void use_device(State* e, device* d) noexcept nogil:
+    """Hand over to this device from now on. It is closed before the engine is freed."""
+    d.owner = e
+    store_pointer(<void**>&d.failed, <void*>device_failed)      # pairs with the lane's look: the owner is in place
+    store_pointer(<void**>&e.device, d)                         # pairs with device_watch
+
+
+cdef void stop_device(State* e) noexcept nogil:
+    """The world has failed: nothing that is not enqueued yet will be."""
+    if e.device != NULL and e.device.stop != NULL:
+        e.device.stop(e.device)
+
+
+# ---- the lane's thread --------------------------------------------------------------------------------------------------------
+
+cdef void device_failed(device* d, const char* why) noexcept nogil:
+    """A kernel has failed, or the GPU is gone: nobody can go on."""
+    cdef State* e = <State*>d.owner
+    abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, why)
+
+
+cdef void return_marks(device* d, device_item* item) noexcept nogil:
+    cdef int k
+    for k in range(item.n_ready):
+        d.unmark(d, item.ready[k])
+
+
+cdef void name_ticket(State* e, const device_item* item) noexcept nogil:
+    """Remember what travels with a ticket, for whoever tells that it does not end. The caller holds the lock."""
+    cdef const Record* record = (<const Op*>item.ops[0]).record if item.n_ops else NULL     # none: this rank has joined
+    cdef char* told = e.world.device.names[(item.ticket - 1) % DEVICE_OUTSTANDING]
+    if record != NULL:
+        snprintf(told, DEVICE_NAME, "'%.*s'", <int>record.name_bytes, record.name)
+    else:
+        snprintf(told, DEVICE_NAME, "what other ranks submitted")
+
+
+cdef void ended(device_item* item, const char* why) noexcept nogil:
+    """The lane has enqueued an item, or cannot."""
+    cdef State* e = <State*>item.owner
+    cdef bint complete_them
+    cdef int k
+    if why != NULL:
+        abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, why)
+    return_marks(e.world.device, item)
+    pthread_mutex_lock(&e.lock)
+    if not load32_relaxed(&e.failed):
+        name_ticket(e, item)
+    complete_them = why == NULL and not load32_relaxed(&e.failed)
+    for k in range(item.n_ops if complete_them else 0):
+        table_finish(&e.table, <Op*>item.ops[k], Status.OK)
+    pthread_mutex_unlock(&e.lock)
+    for k in range(item.n_ops if complete_them else 0):
+        complete(e, <Op*>item.ops[k])
+    if complete_them:
+        wake_any_waiter(e)
+    free_item(item)

@@ -1,0 +1,48 @@
+/* How the lane calls CUDA and NCCL: others see in which call it is, the first failure is kept, and it gives up when told to. */
+#ifndef ENGINE_GPU_CALLS_H
+#define ENGINE_GPU_CALLS_H
+
+#include "lane.h"
+
+/* Keep the first failure; returns -1. */
+int lane_failed(lane *l, const char *call, int code, const char *name, const char *text);
+/* Whether the lane is to give up, which is kept as the failure of `call`. */
+int lane_cancelled(lane *l, const char *call);
+/* What a call has returned: 0, or -1 for a failure, which is kept. */
+int lane_after_cuda(lane *l, const char *call, CUresult code);
+int lane_after_nccl(lane *l, const char *call, ncclResult_t code);
+/* Sleep for a moment between two looks at something that goes on elsewhere. */
+void lane_nap(void);
+/* Wait until the stream is empty, or for `limit`; 0: until it is or the job is given up. Returns 1 if it is not. */
+int lane_drain(lane *l, uint64_t limit);
+/* A communicator that does not block: ask until nothing is in progress, whatever `call` has returned. */
+int lane_settle(lane *l, const char *call);
+
+/* A call, while others see which one it is; what it returned. */
+#define IN_CALL(name, ...) (store_pointer(&l->d.call, (void *)#name), l->f.name(__VA_ARGS__))
+/* Whether it failed, which is kept. */
+#define CUDA(name, ...) lane_after_cuda(l, #name, IN_CALL(name, __VA_ARGS__))
+#define NCCL(name, ...) lane_after_nccl(l, #name, IN_CALL(name, __VA_ARGS__))
+/* The same for what may be given up: `return` if it was, or has failed. */
+#define STEP(made) \
+  if (made) return -1
+#define CUDA_STEP(name, ...) STEP(lane_cancelled(l, #name) || CUDA(name, __VA_ARGS__))
+#define NCCL_STEP(name, ...) STEP(lane_cancelled(l, #name) || NCCL(name, __VA_ARGS__))
+
+/* ---- the jobs (opening.c) and the items (launching.c) ---- */
+
+void lane_work(lane *l, uint32_t job);
+/* End the communicator's kernels, as far as that goes without freeing what other ranks may still read. */
+void lane_quieten(lane *l);
+/* Use once what items use, on all ranks together: 0, or -1 with a failure that is kept. */
+int lane_warm_up(lane *l);
+/* Enqueue an item: 0, or -1 with a failure that is kept. */
+int lane_launch(lane *l, const device_item *item);
+/* Look which tickets the device has passed. */
+int lane_look(lane *l);
+/* ---- what other threads call (streams.c) ---- */
+
+void lane_serve(device *d);
+int lane_make_mark(lane *l, device_mark **made);
+
+#endif

@@ -1,0 +1,81 @@
+/* An open GPU, as the other planes see it: what they hand to the lane, and the functions by which they do.
+ *
+ * Nothing of the plane is loaded before a GPU is opened, so others reach it through this struct alone. docs/architecture/gpu.md
+ * says which thread calls what.
+ */
+#ifndef ENGINE_GPU_DEVICE_H
+#define ENGINE_GPU_DEVICE_H
+
+#include <stdint.h>
+
+typedef struct device device;
+
+enum {
+  DEVICE_WHY = 512,        /* bytes of the text of what failed */
+  DEVICE_OUTSTANDING = 64, /* most items that are enqueued and that the device has not passed */
+  DEVICE_NAME = 64         /* bytes of the name of what travels, cut if it is longer */
+};
+
+/* An event on the stream of whoever has submitted tensors: they are ready when the device has passed it. */
+typedef struct device_mark {
+  struct device_mark *next; /* in the pool of those that nobody uses */
+  void *event;
+} device_mark;
+
+/* One tensor in the slab. The kernels read it as it lies (kernels.cu, `row`). */
+typedef struct device_row {
+  uint64_t tensor; /* its address; 0: this rank has none */
+  uint64_t offset; /* where it lies in the slab, in bytes */
+  uint64_t bytes;  /* how many it takes there */
+} device_row;
+
+/* Rows of one dtype that travel in one dtype. Their offsets count from the part's beginning. */
+typedef struct device_part {
+  int dtype, wire;   /* enum engine_dtype */
+  int begin, end;    /* rows of the item */
+  uint64_t bytes;    /* of the slab: up to the end of the last row */
+  uint64_t identity; /* of the reduction in `wire`, repeated to eight bytes: what a rank without a tensor contributes */
+} device_part;
+
+/* An allreduce or a broadcast of one entry of the schedule. Whoever makes one pushes it, and gets it back through `ended`. */
+typedef struct device_item {
+  struct device_item *next;
+  uint64_t ticket;  /* given by `push`: 1 for the device's first item */
+  int root;         /* the rank whose tensors a broadcast gives to all; -1: it is an allreduce */
+  int op;           /* enum engine_op */
+  int in_place;     /* there is one row, which every rank has, and which travels as it is: it needs no slab */
+  double prescale, postscale;
+  device_part *parts;
+  device_row *sources, *targets; /* by row; `tensor` may differ, the rest does not */
+  device_mark **ready;           /* for which the device waits first */
+  int n_parts, n_rows, n_ready, n_ops;
+  void **ops; /* the owner's */
+  void *owner;
+  /* Called by the lane once: all is enqueued, or `why` not. It frees the item. */
+  void (*ended)(struct device_item *item, const char *why);
+} device_item;
+
+/* Functions that return an int return 0, or -1 and `why`. */
+struct device {
+  int ordinal;     /* the device's number among those that the process sees */
+  void *call;      /* the name of the call of CUDA or NCCL that the lane is in; NULL: none; atomic */
+  uint64_t pushed; /* items ever pushed, under the engine's lock */
+  uint64_t ended;  /* of these, how many the lane has ended, well or not; atomic, as the next three */
+  uint64_t enqueued; /* tickets whose work is on the lane's stream, which passes it in order */
+  uint64_t passed; /* tickets that the device is known to have passed. UINT64_MAX: nothing of ours runs on it any more */
+  uint64_t begun;  /* tickets to whose work the device is known to have come: all that it waits for first is ready */
+  char names[DEVICE_OUTSTANDING][DEVICE_NAME]; /* by ticket, in turn: what travels; the owner's, under the engine's lock */
+  /* Record an event on `stream`: the current one of the calling thread's framework. */
+  int (*mark)(device *d, void *stream, device_mark **made, char *why);
+  void (*unmark)(device *d, device_mark *mark); /* nobody will wait for it */
+  void (*push)(device *d, device_item *item);
+  /* Let what is enqueued on `stream` from now on wait until the device has passed a ticket, which is enqueued. */
+  int (*wait)(device *d, void *stream, uint64_t ticket, char *why);
+  int (*has_passed)(device *d, uint64_t ticket); /* 1 or 0; also 0 when the device does not tell */
+  void (*stop)(device *d);                       /* the world has failed: what is not enqueued yet ends with that */
+  void *owner;
+  /* Called by the lane: the device has failed, whether there is an item or not. NULL: nobody wants to know. */
+  void (*failed)(device *d, const char *why);
+};
+
+#endif

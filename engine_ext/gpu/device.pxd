@@ -1,0 +1,63 @@
+"""An open GPU, as the other planes see it: device.h."""
+from libc.stdint cimport uint32_t, uint64_t
+
+cdef extern from "engine_ext/gpu/device.h" nogil:
+    enum:
+        DEVICE_WHY
+        DEVICE_OUTSTANDING
+        DEVICE_NAME
+
+    ctypedef struct device_mark:
+        device_mark* next
+        void* event
+
+    ctypedef struct device_row:
+        uint64_t tensor
+        uint64_t offset
+        uint64_t bytes
+
+    ctypedef struct device_part:
+        int dtype
+        int wire
+        int begin
+        int end
+        uint64_t bytes
+        uint64_t identity
+
+    ctypedef struct device_item:
+        device_item* next
+        uint64_t ticket
+        int root
+        int op
+        int in_place
+        double prescale
+        double postscale
+        device_part* parts
+        device_row* sources
+        device_row* targets
+        device_mark** ready
+        int n_parts
+        int n_rows
+        int n_ready
+        int n_ops
+        void** ops
+        void* owner
+        void (*ended)(device_item* item, const char* why) noexcept nogil
+
+    ctypedef struct device:
+        int ordinal
+        void* call
+        uint64_t pushed
+        uint64_t ended
+        uint64_t enqueued
+        uint64_t passed
+        uint64_t begun
+        char[DEVICE_OUTSTANDING][DEVICE_NAME] names
+        int (*mark)(device* d, void* stream, device_mark** made, char* why) noexcept nogil
+        void (*unmark)(device* d, device_mark* mark) noexcept nogil
+        void (*push)(device* d, device_item* item) noexcept nogil
+        int (*wait)(device* d, void* stream, uint64_t ticket, char* why) noexcept nogil
+        bint (*has_passed)(device* d, uint64_t ticket) noexcept nogil
+        void (*stop)(device* d) noexcept nogil
+        void* owner
+        void (*failed)(device* d, const char* why) noexcept nogil

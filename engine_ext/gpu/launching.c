@@ -1,0 +1,299 @@
+/* What the lane enqueues for an item: wait for the marks, pack, reduce among the ranks, unpack, record `done`. */
+#include "calls.h"
+
+#include "engine_ext/kernels/kernels.h"
+
+#include <string.h>
+
+enum {
+  TILE = 16384,       /* bytes of the slab that a block of a kernel takes at a time (kernels.cu) */
+  BLOCKS = 1024,      /* most blocks of a kernel */
+  THREADS = 256,      /* of a block */
+  VECTOR = 16         /* bytes that kernels read at once, where they are aligned */
+};
+_Static_assert((int)LANE_DTYPES == (int)ENGINE_DTYPES, "kernels for all dtypes that are reduced");
+
+/* By enum engine_dtype; -1: NCCL has none. */
+static const int NCCL_DTYPES[ENGINE_DTYPES] = {
+    [ENGINE_FLOAT16] = ncclFloat16, [ENGINE_BFLOAT16] = ncclBfloat16, [ENGINE_FLOAT32] = ncclFloat32,
+    [ENGINE_FLOAT64] = ncclFloat64, [ENGINE_INT8] = ncclInt8,         [ENGINE_UINT8] = ncclUint8,
+    [ENGINE_INT16] = -1,            [ENGINE_UINT16] = -1,             [ENGINE_INT32] = ncclInt32,
+    [ENGINE_INT64] = ncclInt64,     [ENGINE_BOOL] = -1,
+};
+
+static inline uint64_t lesser(uint64_t x, uint64_t y) { return x < y ? x : y; }
+static inline uint64_t up_to(uint64_t x, uint64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+/* ---- what the device has passed ---- */
+
+/* Whether the device has come to the work of the oldest ticket that it has not passed. */
+static int look_at_first(lane *l, uint64_t passed) {
+  CUresult code = IN_CALL(cuEventQuery, l->begun[passed % DEVICE_OUTSTANDING]);
+  store_pointer(&l->d.call, NULL);
+  if (code == CUDA_ERROR_NOT_READY) return 0;
+  STEP(lane_after_cuda(l, "cuEventQuery", code));
+  store_release(&l->d.begun, passed + 1); /* pairs with device_watch */
+  return 0;
+}
+
+int lane_look(lane *l) {
+  uint64_t passed = l->d.passed;
+  while (passed < l->d.enqueued) {
+    CUresult code = IN_CALL(cuEventQuery, l->done[passed % DEVICE_OUTSTANDING]);
+    store_pointer(&l->d.call, NULL);
+    if (code == CUDA_ERROR_NOT_READY) break;
+    STEP(lane_after_cuda(l, "cuEventQuery", code));
+    if (l->table_ends[passed % DEVICE_OUTSTANDING] > l->table_tail) l->table_tail = l->table_ends[passed % DEVICE_OUTSTANDING];
+    passed++;
+  }
+  store_release(&l->d.passed, passed); /* pairs with has_passed: the tensors of these tickets are not used any more */
+  return passed < l->d.enqueued && l->d.begun <= passed ? look_at_first(l, passed) : 0;
+}
+
+static int await(lane *l, uint64_t ticket) {
+  for (;;) {
+    STEP(lane_look(l));
+    if (l->d.passed >= ticket) return 0;
+    STEP(lane_cancelled(l, "cuEventQuery"));
+    lane_nap();
+  }
+}
+
+/* ---- tables of rows ---- */
+
+/* Room in the ring, here and on the device: NULL if that failed. It is used again when the device has passed the item. */
+static device_row *reserve(lane *l, uint64_t bytes, CUdeviceptr *at) {
+  uint64_t left = l->table_bytes - l->table_head % l->table_bytes;
+  if (left < bytes) l->table_head += left;
+  while (l->table_head + bytes - l->table_tail > l->table_bytes) {
+    if (l->d.passed < l->d.enqueued) {
+      if (await(l, l->d.passed + 1)) return NULL;
+    } else {
+      if (lane_drain(l, 0)) return NULL; /* the item's own tables fill it */
+      l->table_tail = l->table_head;
+    }
+  }
+  *at = l->device_tables + l->table_head % l->table_bytes;
+  device_row *rows = (device_row *)(l->tables + l->table_head % l->table_bytes);
+  l->table_head += bytes;
+  return rows;
+}
+
+/* Where a kernel finds tensors: rows of a part, in the piece [low, high) of it, which lies at `slab`. */
+typedef struct move {
+  const device_part *part;
+  const device_row *rows;
+  uint64_t low, high;
+  CUdeviceptr slab;
+} move;
+
+static int launch(lane *l, int kernel, uint64_t bytes, void **parameters) {
+  unsigned blocks = (unsigned)lesser((bytes + TILE - 1) / TILE, BLOCKS);
+  CUDA_STEP(cuLaunchKernel, l->kernels[kernel], blocks, 1, 1, THREADS, 1, 1, 0, l->stream, parameters, NULL);
+  return 0;
+}
+
+/* Run a kernel over the piece, by as many tables as it takes. `more` are its parameters behind table, rows and slab. */
+static int run_over(lane *l, const move *m, int kernel, uint64_t *identity, double *divisor, double *factor) {
+  uint64_t wire = (uint64_t)dtype_bytes(m->part->wire), tensor = (uint64_t)dtype_bytes(m->part->dtype);
+  uint64_t most = l->table_bytes / 4 / sizeof(device_row), slab = m->slab, count = 0, end = 0;
+  for (int r = m->part->begin; r < m->part->end;) {
+    CUdeviceptr table;
+    device_row *rows = reserve(l, lesser(most, (uint64_t)(m->part->end - r)) * sizeof *rows, &table);
+    if (rows == NULL) return -1;
+    for (count = 0; r < m->part->end && count < most; r++) {
+      const device_row *row = &m->rows[r];
+      uint64_t first = row->offset < m->low ? m->low - row->offset : 0, last = row->bytes;
+      if (row->offset >= m->high) {
+        r = m->part->end;
+        break;
+      }
+      if (row->offset + last > m->high) last = m->high - row->offset;
+      if (first >= last) continue;
+      rows[count].tensor = row->tensor != 0 ? row->tensor + first / wire * tensor : 0;
+      rows[count].offset = row->offset + first - m->low;
+      rows[count++].bytes = last - first;
+      end = row->offset + last - m->low;
+    }
+    if (count == 0) continue;
+    CUDA_STEP(cuMemcpyHtoDAsync_v2, table, rows, count * sizeof *rows, l->stream);
+    void *with_identity[] = {&table, &count, &slab, identity, divisor, factor}, *without[] = {&table, &count, &slab, divisor, factor};
+    STEP(launch(l, kernel, end, identity != NULL ? with_identity : without));
+  }
+  return 0;
+}
+
+static int pack(lane *l, const move *m, double divisor, double factor) {
+  int dtype = m->part->dtype, wire = m->part->wire, plain = dtype == wire && dtype != ENGINE_BOOL && divisor == 1 && factor == 1;
+  uint64_t identity = m->part->identity;
+  return run_over(l, m, plain ? l->known.pack_bytes : l->known.pack[dtype][wire], &identity, &divisor, &factor);
+}
+
+static int unpack(lane *l, const move *m, double divisor, double factor) {
+  int dtype = m->part->dtype, wire = m->part->wire;
+  int plain = dtype == wire && ((divisor == 1 && factor == 1) || dtype == ENGINE_BOOL);
+  return run_over(l, m, plain ? l->known.unpack_bytes : l->known.unpack[dtype][wire], NULL, &divisor, &factor);
+}
+
+/* ---- among the ranks ---- */
+
+/* By NCCL, in whatever order it sums. */
+static int all_reduce(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int wire) {
+  NCCL_STEP(ncclAllReduce, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes / (uint64_t)dtype_bytes(wire),
+            (ncclDataType_t)NCCL_DTYPES[wire], ncclSum, l->comm, l->stream);
+  return lane_settle(l, "ncclAllReduce");
+}
+
+static int broadcast(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int root) {
+  NCCL_STEP(ncclBroadcast, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes, ncclUint8, root, l->comm, l->stream);
+  return lane_settle(l, "ncclBroadcast");
+}
+
+static int exchange(lane *l, CUdeviceptr slab, CUdeviceptr parts, uint64_t stride) {
+  NCCL_STEP(ncclGroupStart);
+  for (int r = 0; r < l->size; r++) {
+    if (r == l->rank) continue;
+    /* A group is ended whatever happens in it: a failure is kept. */
+    NCCL(ncclSend, (void *)(uintptr_t)(slab + r * stride), stride, ncclUint8, r, l->comm, l->stream);
+    NCCL(ncclRecv, (void *)(uintptr_t)(parts + r * stride), stride, ncclUint8, r, l->comm, l->stream);
+  }
+  NCCL(ncclGroupEnd);
+  STEP(l->failure.call != NULL);
+  return lane_settle(l, "ncclGroupEnd");
+}
+
+/* Every rank's part of the slab, to all. */
+static int all_gather(lane *l, uint64_t stride) {
+  NCCL_STEP(ncclAllGather, (void *)(uintptr_t)(l->slab + (uint64_t)l->rank * stride), (void *)(uintptr_t)l->slab, stride,
+            ncclUint8, l->comm, l->stream);
+  return lane_settle(l, "ncclAllGather");
+}
+
+/* A reduction in rank order: each rank gets its part of the slab from all others, reduces it, and gives the result to all. The parts of
+ * the others lie behind the slab's first half. */
+static int reduce_in_order(lane *l, int op, const device_part *part, uint64_t bytes, double divisor, double factor) {
+  uint64_t stride = up_to((bytes + (uint64_t)l->size - 1) / (uint64_t)l->size, VECTOR);
+  uint64_t own = l->slab + (uint64_t)l->rank * stride, parts = l->slab + l->slab_bytes / 2;
+  uint64_t elements = stride / (uint64_t)dtype_bytes(part->wire);
+  unsigned rank = (unsigned)l->rank, count = (unsigned)l->size, reduction = (unsigned)(op == ENGINE_AVERAGE ? ENGINE_SUM : op);
+  void *parameters[] = {&own, &parts, &stride, &own, &rank, &count, &elements, &reduction, &divisor, &factor};
+  STEP(exchange(l, l->slab, parts, stride));
+  STEP(launch(l, l->known.reduce[part->wire], stride, parameters));
+  return all_gather(l, stride);
+}
+
+/* ---- an item ---- */
+
+/* What NCCL has not, or would not give as host memory does: its Min and Max lose a NaN, and a sum of integers may wrap
+ * before it is divided. */
+static int is_ordered(const lane *l, int op, int wire) {
+  int whole = wire >= ENGINE_INT8;
+  return l->size > 1 && (NCCL_DTYPES[wire] < 0 || (op != ENGINE_SUM && (op != ENGINE_AVERAGE || whole)));
+}
+
+/* By what tensors are divided before they are summed and behind. */
+typedef struct divisors {
+  double before, behind;
+} divisors;
+
+/* Average divides behind the sum; but a sum of halves could overflow, so those before. */
+static divisors divisors_of(const lane *l, int op, int wire) {
+  double size = op == ENGINE_AVERAGE ? l->size : 1;
+  return wire == ENGINE_FLOAT16 ? (divisors){size, 1} : (divisors){1, size};
+}
+
+static int sum_piece(lane *l, const device_item *item, const device_part *part, uint64_t low, uint64_t high) {
+  const move in = {part, item->sources, low, high, l->slab}, out = {part, item->targets, low, high, l->slab};
+  if (is_ordered(l, item->op, part->wire)) {
+    STEP(pack(l, &in, 1, item->prescale));
+    STEP(reduce_in_order(l, item->op, part, high - low, item->op == ENGINE_AVERAGE ? l->size : 1, item->postscale));
+    return unpack(l, &out, 1, 1);
+  }
+  divisors by = divisors_of(l, item->op, part->wire);
+  STEP(pack(l, &in, by.before, item->prescale));
+  if (l->size > 1) STEP(all_reduce(l, l->slab, l->slab, high - low, part->wire));
+  return unpack(l, &out, by.behind, item->postscale);
+}
+
+/* One tensor, which is its own slab. */
+static int sum_in_place(lane *l, const device_item *item, const device_part *part) {
+  CUdeviceptr from = item->sources[part->begin].tensor, to = item->targets[part->begin].tensor;
+  const move in = {part, item->sources, 0, part->bytes, to}, out = {part, item->targets, 0, part->bytes, to};
+  divisors by = divisors_of(l, item->op, part->wire);
+  if (by.before != 1 || item->prescale != 1 || part->dtype == ENGINE_BOOL || (l->size == 1 && from != to)) {
+    STEP(pack(l, &in, by.before, item->prescale));
+    from = to;
+  }
+  if (l->size > 1) STEP(all_reduce(l, from, to, part->bytes, part->wire));
+  return by.behind != 1 || item->postscale != 1 ? unpack(l, &out, by.behind, item->postscale) : 0;
+}
+
+static int spread_piece(lane *l, const device_item *item, const device_part *part, uint64_t low, uint64_t high) {
+  const move in = {part, item->sources, low, high, l->slab}, out = {part, item->targets, low, high, l->slab};
+  CUdeviceptr from = item->sources[part->begin].tensor, to = item->targets[part->begin].tensor;
+  if (item->in_place && to != 0) /* it is its own slab; a rank that has joined has no tensor */
+    return l->size > 1 || from != to ? broadcast(l, from + low, to + low, high - low, item->root) : 0;
+  if (l->rank == item->root) STEP(pack(l, &in, 1, 1));
+  if (l->size > 1) STEP(broadcast(l, l->slab, l->slab, high - low, item->root));
+  return unpack(l, &out, 1, 1);
+}
+
+static int spread_part(lane *l, const device_item *item, const device_part *part) {
+  for (uint64_t low = 0; low < part->bytes; low += l->slab_bytes)
+    STEP(spread_piece(l, item, part, low, lesser(part->bytes, low + l->slab_bytes)));
+  return 0;
+}
+
+static int sum_part(lane *l, const device_item *item, const device_part *part) {
+  uint64_t piece = l->slab_bytes;
+  if (is_ordered(l, item->op, part->wire)) piece = l->slab_bytes / 2 / (VECTOR * (uint64_t)l->size) * (VECTOR * (uint64_t)l->size);
+  else if (item->in_place) return sum_in_place(l, item, part);
+  for (uint64_t low = 0; low < part->bytes; low += piece)
+    STEP(sum_piece(l, item, part, low, lesser(part->bytes, low + piece)));
+  return 0;
+}
+
+static int run_part(lane *l, const device_item *item, const device_part *part) {
+  if (part->bytes == 0) return 0;
+  return item->root < 0 ? sum_part(l, item, part) : spread_part(l, item, part);
+}
+
+/* A network that does not work shows only while the first kernels run, which then do not end: NCCL says so. */
+static int await_connections(lane *l) {
+  ncclResult_t state = ncclSuccess;
+  for (;;) {
+    CUresult code = IN_CALL(cuStreamQuery, l->stream);
+    if (code != CUDA_ERROR_NOT_READY) return lane_after_cuda(l, "cuStreamQuery", code);
+    STEP(lane_cancelled(l, "cuStreamQuery"));
+    NCCL_STEP(ncclCommGetAsyncError, l->comm, &state);
+    STEP(lane_after_nccl(l, "ncclCommGetAsyncError", state));
+    lane_nap();
+  }
+}
+
+/* NCCL connects ranks, and allocates, when an algorithm is first used: by size and by function. So each is used once, before the
+ * program's tensors fill the memory. What the slab holds does not matter. */
+int lane_warm_up(lane *l) {
+  uint64_t stride = l->slab_bytes / 2 / (VECTOR * (uint64_t)l->size) * VECTOR;
+  if (l->size == 1) return 0;
+  for (uint64_t bytes = VECTOR; bytes < l->slab_bytes; bytes *= 64) STEP(all_reduce(l, l->slab, l->slab, bytes, ENGINE_FLOAT32));
+  STEP(all_reduce(l, l->slab, l->slab, l->slab_bytes, ENGINE_FLOAT32));
+  for (uint64_t bytes = VECTOR; bytes < l->slab_bytes; bytes *= 64) STEP(broadcast(l, l->slab, l->slab, bytes, 0));
+  STEP(exchange(l, l->slab, l->slab + l->slab_bytes / 2, stride));
+  STEP(all_gather(l, VECTOR));
+  STEP(all_gather(l, stride));
+  return await_connections(l);
+}
+
+int lane_launch(lane *l, const device_item *item) {
+  int turn = (int)((item->ticket - 1) % DEVICE_OUTSTANDING);
+  STEP(lane_look(l));
+  if (item->ticket > DEVICE_OUTSTANDING) STEP(await(l, item->ticket - DEVICE_OUTSTANDING));
+  for (int k = 0; k < item->n_ready; k++) CUDA_STEP(cuStreamWaitEvent, l->stream, item->ready[k]->event, 0);
+  CUDA_STEP(cuEventRecord, l->begun[turn], l->stream);
+  for (int k = 0; k < item->n_parts; k++) STEP(run_part(l, item, &item->parts[k]));
+  l->table_ends[turn] = l->table_head;
+  CUDA_STEP(cuEventRecord, l->done[turn], l->stream);
+  store_release(&l->d.enqueued, item->ticket); /* pairs with has_passed: the event is recorded */
+  return 0;
+}

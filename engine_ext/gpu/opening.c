@@ -1,0 +1,204 @@
+/* The lane's jobs: what is opened, and how it is ended. */
+#include "calls.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const uint64_t DRAIN_NS = 2000000000u; /* longest wait for work on the stream that has to end */
+
+/* ---- which device it is ---- */
+
+static int identify(lane *l) {
+  lane_identity *i = &l->identity;
+  CUuuid uuid;
+  CUDA_STEP(cuInit, 0);
+  CUDA_STEP(cuDriverGetVersion, &i->driver);
+  CUDA_STEP(cuDeviceGetCount, &i->devices);
+  CUDA_STEP(cuDeviceGet, &l->device, l->d.ordinal);
+  CUDA_STEP(cuDeviceGetName, i->name, sizeof i->name, l->device);
+  CUDA_STEP(cuDeviceGetUuid_v2, &uuid, l->device);
+  memcpy(i->uuid, uuid.bytes, sizeof i->uuid);
+  CUDA_STEP(cuDeviceGetPCIBusId, i->pci, sizeof i->pci, l->device);
+  return 0;
+}
+
+/* ---- context, stream, kernels, memory, events ---- */
+
+static int load_module(lane *l) {
+  char log[sizeof l->failure.text] = "";
+  CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+  void *values[] = {log, (void *)(uintptr_t)sizeof log};
+  STEP(lane_cancelled(l, "cuModuleLoadDataEx"));
+  if (CUDA(cuModuleLoadDataEx, &l->module, l->image, 2, options, values) == 0) return 0;
+  if (log[0] != 0) memcpy(l->failure.text, log, sizeof log);
+  return -1;
+}
+
+/* A kernel that is loaded at its first launch may have to wait for all that runs then, so each is launched now, with a
+ * plan of no rows and a reduction of no elements: whatever its parameters are, they are 0. */
+static int launch_kernels(lane *l) {
+  uint64_t zero = 0;
+  void *parameters[16];
+  for (size_t k = 0; k < sizeof parameters / sizeof *parameters; k++) parameters[k] = &zero;
+  for (int k = 0; k < l->n_kernels; k++) CUDA_STEP(cuModuleGetFunction, &l->kernels[k], l->module, l->names[k]);
+  for (int k = 0; k < l->n_kernels; k++)
+    CUDA_STEP(cuLaunchKernel, l->kernels[k], 1, 1, 1, 32, 1, 1, 0, l->stream, parameters, NULL);
+  return lane_drain(l, 0);
+}
+
+static int prepare(lane *l) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  CUcontext context = NULL;
+  int least, greatest;
+  CUDA_STEP(cuDevicePrimaryCtxRetain, &context, l->device);
+  l->context = context;
+  CUDA_STEP(cuCtxSetCurrent, context);
+  /* Another thread may be capturing a graph, which our calls must not spoil. After the context: it might make one. */
+  CUDA_STEP(cuThreadExchangeStreamCaptureMode, &mode);
+  CUDA_STEP(cuCtxGetStreamPriorityRange, &least, &greatest);
+  CUDA_STEP(cuStreamCreateWithPriority, &l->stream, CU_STREAM_NON_BLOCKING, greatest);
+  STEP(load_module(l));
+  STEP(launch_kernels(l));
+  CUDA_STEP(cuMemAlloc_v2, &l->slab, l->slab_bytes);
+  CUDA_STEP(cuMemAlloc_v2, &l->device_tables, l->table_bytes);
+  CUDA_STEP(cuMemHostAlloc, (void **)&l->tables, l->table_bytes, 0);
+  for (int k = 0; k < DEVICE_OUTSTANDING; k++) {
+    CUDA_STEP(cuEventCreate, &l->begun[k], CU_EVENT_DISABLE_TIMING);
+    CUDA_STEP(cuEventCreate, &l->done[k], CU_EVENT_DISABLE_TIMING);
+  }
+  while (l->n_marks < LANE_MARKS) {
+    device_mark *mark = NULL;
+    STEP(lane_cancelled(l, "cuEventCreate"));
+    STEP(lane_make_mark(l, &mark));
+    l->d.unmark(&l->d, mark);
+  }
+  return 0;
+}
+
+/* ---- the communicator ---- */
+
+/* Kernels of NCCL that wait for a rank which does not come are told to end first, where NCCL can do that without
+ * freeing what other ranks may still read; freeing is what an abort does. An abort is local: nobody waits for anybody. */
+static void end_communicator(lane *l) {
+  if (l->comm != NULL) NCCL(ncclCommAbort, l->comm);
+  l->comm = NULL;
+  l->connected = 0;
+}
+
+void lane_quieten(lane *l) {
+  int busy = 1;
+  if (l->f.ncclCommRevoke != NULL) {
+    NCCL(ncclCommRevoke, l->comm, 0);
+    busy = lane_drain(l, DRAIN_NS) == 1;
+  }
+  if (busy) {
+    end_communicator(l);
+    busy = lane_drain(l, DRAIN_NS) == 1;
+  }
+  if (!busy) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may go */
+  l->quiet = 1;
+}
+
+/* Of a warm-up that fails kernels may still read other ranks' memory: the job ends when they have ended. */
+static int warm_up(lane *l) {
+  if (lane_warm_up(l) == 0) return 0;
+  lane_quieten(l);
+  return -1;
+}
+
+static int connect_ranks(lane *l) {
+  ncclConfig_t config = {
+      .size = sizeof config,
+      .magic = NCCL_API_MAGIC,
+      .version = NCCL_CONFIG_VERSION,
+      .blocking = 0, /* the one mode in which a communicator can be aborted at any time */
+      .cgaClusterSize = NCCL_CONFIG_UNDEF_INT,
+      .minCTAs = NCCL_CONFIG_UNDEF_INT,
+      .maxCTAs = NCCL_CONFIG_UNDEF_INT,
+      .netName = NULL,
+      .splitShare = NCCL_CONFIG_UNDEF_INT,
+  };
+  NCCL_STEP(ncclCommInitRankConfig, &l->comm, l->size, l->id, l->rank, &config);
+  STEP(lane_settle(l, "ncclCommInitRankConfig"));
+  STEP(warm_up(l));
+  l->connected = 1;
+  return 0;
+}
+
+/* ---- the end, of what there is ---- */
+
+static void release_marks(lane *l) {
+  device_mark *mark, *next;
+  pthread_mutex_lock(&l->marks_lock);
+  mark = l->marks;
+  l->marks = NULL;
+  pthread_mutex_unlock(&l->marks_lock);
+  for (; mark != NULL; mark = next) {
+    next = mark->next;
+    CUDA(cuEventDestroy_v2, mark->event);
+    free(mark);
+  }
+}
+
+/* Threads of the program that are between enter and leave still use it all (streams.c). */
+static void see_visitors_out(lane *l) {
+  uint64_t begun = now_ns();
+  or32(&l->visitors, LANE_CLOSED); /* pairs with enter */
+  while ((load32_acquire(&l->visitors) & ~LANE_CLOSED) != 0 && now_ns() - begun < DRAIN_NS) lane_nap();
+}
+
+static void release_context(lane *l) {
+  see_visitors_out(l);
+  for (int k = 0; k < DEVICE_OUTSTANDING; k++) {
+    if (l->begun[k] != NULL) CUDA(cuEventDestroy_v2, l->begun[k]);
+    if (l->done[k] != NULL) CUDA(cuEventDestroy_v2, l->done[k]);
+    l->begun[k] = l->done[k] = NULL;
+  }
+  release_marks(l);
+  if (l->tables != NULL) CUDA(cuMemFreeHost, l->tables);
+  if (l->device_tables != 0) CUDA(cuMemFree_v2, l->device_tables);
+  if (l->slab != 0) CUDA(cuMemFree_v2, l->slab);
+  if (l->module != NULL) CUDA(cuModuleUnload, l->module);
+  if (l->stream != NULL) CUDA(cuStreamDestroy_v2, l->stream);
+  l->tables = NULL;
+  l->device_tables = l->slab = 0;
+  l->module = NULL;
+  l->stream = NULL;
+  CUDA(cuCtxSetCurrent, NULL);
+  CUDA(cuDevicePrimaryCtxRelease_v2, l->device);
+  l->context = NULL;
+}
+
+/* Let NCCL's own threads send to other hosts what they still have, which an abort would drop. It ends when all ranks have come. */
+static void finish_communicator(lane *l) {
+  ncclResult_t state = ncclInProgress;
+  uint64_t begun = now_ns();
+  if (NCCL(ncclCommFinalize, l->comm)) return;
+  while (state == ncclInProgress && now_ns() - begun < DRAIN_NS) {
+    if (NCCL(ncclCommGetAsyncError, l->comm, &state)) return;
+    lane_nap();
+  }
+}
+
+static void close_all(lane *l) {
+  int whole = l->comm != NULL && l->connected && !l->quiet, well = l->failure.call == NULL && !load32_acquire(&l->cancelled);
+  if (whole && !well) lane_quieten(l);
+  if (l->stream != NULL && lane_drain(l, DRAIN_NS)) well = 0;
+  if (whole && well) finish_communicator(l);
+  end_communicator(l);
+  l->left = l->stream != NULL && lane_drain(l, DRAIN_NS) == 1;
+  if (!l->left) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may go */
+  if (l->context != NULL && !l->left) release_context(l);
+}
+
+void lane_work(lane *l, uint32_t job) {
+  switch (job) {
+    case LANE_IDENTIFY: identify(l); break;
+    case LANE_PREPARE: prepare(l); break;
+    case LANE_NAME:
+      if (!lane_cancelled(l, "ncclGetUniqueId")) NCCL(ncclGetUniqueId, &l->id);
+      break;
+    case LANE_CONNECT: connect_ranks(l); break;
+    case LANE_CLOSE: close_all(l); break;
+  }
+}

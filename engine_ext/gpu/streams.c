@@ -1,0 +1,192 @@
+/* What threads of the program call: they mark when their tensors are ready, and let their streams wait for what was enqueued.
+ *
+ * They work with the device's context, whatever theirs is, and must not spoil a capture of another thread. Streams are used
+ * within the call that gave them and never kept: a framework may destroy them.
+ */
+#include "calls.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static inline lane *lane_of(device *d) { return (lane *)d; }
+
+static int refused(lane *l, const char *call, CUresult code, char *why) {
+  const char *name = NULL;
+  l->f.cuGetErrorName(code, &name);
+  snprintf(why, DEVICE_WHY, "%s returned %s", call, name != NULL ? name : "an unknown error");
+  return -1;
+}
+
+/* A call in such a thread: its failure is the caller's, and not the lane's. */
+#define TRY(name, ...)                                                                      \
+  do {                                                                                      \
+    CUresult code_ = l->f.name(__VA_ARGS__);                                                \
+    if (code_ != CUDA_SUCCESS) return refused(l, #name, code_, why);                        \
+  } while (0)
+
+/* The device's context, for the calling thread, and a capture mode that spoils nothing. */
+typedef struct visit {
+  CUcontext theirs;
+  CUstreamCaptureMode mode;
+} visit;
+
+static int take_context(lane *l, visit *v, char *why) {
+  v->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  TRY(cuCtxGetCurrent, &v->theirs);
+  if (v->theirs != l->context) TRY(cuCtxPushCurrent_v2, l->context);
+  CUresult code = l->f.cuThreadExchangeStreamCaptureMode(&v->mode);
+  if (code == CUDA_SUCCESS) return 0;
+  CUcontext ours;
+  if (v->theirs != l->context) l->f.cuCtxPopCurrent_v2(&ours);
+  return refused(l, "cuThreadExchangeStreamCaptureMode", code, why);
+}
+
+static void leave(lane *l, visit *v) {
+  CUcontext ours;
+  l->f.cuThreadExchangeStreamCaptureMode(&v->mode);
+  if (v->theirs != l->context) l->f.cuCtxPopCurrent_v2(&ours);
+  add32(&l->visitors, (uint32_t)-1); /* pairs with see_visitors_out */
+}
+
+/* Only who has entered leaves. */
+static int enter(lane *l, visit *v, char *why) {
+  if (add32(&l->visitors, 1) & LANE_CLOSED) { /* pairs with see_visitors_out */
+    add32(&l->visitors, (uint32_t)-1);
+    snprintf(why, DEVICE_WHY, "it has been closed");
+    return -1;
+  }
+  if (take_context(l, v, why) == 0) return 0;
+  add32(&l->visitors, (uint32_t)-1);
+  return -1;
+}
+
+static device_mark *from_pool(lane *l) {
+  device_mark *mark;
+  pthread_mutex_lock(&l->marks_lock);
+  mark = l->marks;
+  if (mark != NULL) l->marks = mark->next;
+  pthread_mutex_unlock(&l->marks_lock);
+  return mark;
+}
+
+static void unmark(device *d, device_mark *mark) {
+  lane *l = lane_of(d);
+  pthread_mutex_lock(&l->marks_lock);
+  mark->next = l->marks;
+  l->marks = mark;
+  pthread_mutex_unlock(&l->marks_lock);
+}
+
+int lane_make_mark(lane *l, device_mark **made) {
+  device_mark *mark = calloc(1, sizeof *mark);
+  CUevent event = NULL;
+  if (mark == NULL) return lane_failed(l, "cuEventCreate", CUDA_ERROR_OUT_OF_MEMORY, NULL, "no memory for a mark");
+  if (CUDA(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING)) {
+    free(mark);
+    return -1;
+  }
+  mark->event = event;
+  l->n_marks++;
+  *made = mark;
+  return 0;
+}
+
+/* As lane_make_mark, in a thread of the program: more operations are in flight than there are marks. */
+static int another_mark(lane *l, device_mark **made, char *why) {
+  CUevent event = NULL;
+  TRY(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
+  *made = calloc(1, sizeof **made);
+  if (*made == NULL) {
+    l->f.cuEventDestroy_v2(event);
+    snprintf(why, DEVICE_WHY, "no memory for a mark");
+    return -1;
+  }
+  (*made)->event = event;
+  return 0;
+}
+
+/* What ranks agree on cannot be captured, and what would be captured is not waited for. */
+static int expect_no_capture(lane *l, CUstream stream, char *why) {
+  CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+  TRY(cuStreamIsCapturing, stream, &capturing);
+  if (capturing == CU_STREAM_CAPTURE_STATUS_NONE) return 0;
+  snprintf(why, DEVICE_WHY, "the stream is being captured into a CUDA graph, and what the ranks agree on cannot be captured");
+  return -1;
+}
+
+static int record(lane *l, CUstream stream, device_mark **made, char *why) {
+  device_mark *mark = NULL;
+  CUresult code;
+  if (expect_no_capture(l, stream, why)) return -1;
+  mark = from_pool(l);
+  if (mark == NULL && another_mark(l, &mark, why)) return -1;
+  code = l->f.cuEventRecord(mark->event, stream);
+  if (code != CUDA_SUCCESS) {
+    unmark(&l->d, mark);
+    return refused(l, "cuEventRecord", code, why);
+  }
+  *made = mark;
+  return 0;
+}
+
+static int mark_stream(device *d, void *stream, device_mark **made, char *why) {
+  lane *l = lane_of(d);
+  visit v;
+  int status;
+  if (enter(l, &v, why)) return -1;
+  status = record(l, stream, made, why);
+  leave(l, &v);
+  return status;
+}
+
+static int let_wait(lane *l, CUstream stream, uint64_t ticket, char *why) {
+  if (expect_no_capture(l, stream, why)) return -1;
+  /* The event of this ticket, or of a later one: work on the lane's stream is passed in order. */
+  TRY(cuStreamWaitEvent, stream, l->done[(ticket - 1) % DEVICE_OUTSTANDING], 0);
+  return 0;
+}
+
+static int wait_for(device *d, void *stream, uint64_t ticket, char *why) {
+  lane *l = lane_of(d);
+  visit v;
+  int status;
+  if (load_acquire(&d->passed) >= ticket) return 0; /* pairs with lane_look */
+  if (enter(l, &v, why)) return -1;
+  status = let_wait(l, stream, ticket, why);
+  leave(l, &v);
+  return status;
+}
+
+static int has_passed(device *d, uint64_t ticket) {
+  lane *l = lane_of(d);
+  char why[DEVICE_WHY];
+  visit v;
+  CUresult code;
+  if (load_acquire(&d->passed) >= ticket) return 1; /* pairs with lane_look, and with close_all */
+  if (load_acquire(&d->enqueued) < ticket || enter(l, &v, why)) return 0;
+  code = l->f.cuEventQuery(l->done[(ticket - 1) % DEVICE_OUTSTANDING]);
+  leave(l, &v);
+  return code == CUDA_SUCCESS || load_acquire(&d->passed) >= ticket; /* the event may be a later item's by now */
+}
+
+static void push(device *d, device_item *item) {
+  lane *l = lane_of(d);
+  void *head;
+  item->ticket = ++d->pushed;
+  do {
+    head = load_pointer(&l->pushed);
+    item->next = head;
+  } while (!cas_pointer(&l->pushed, head, item));
+  door_ring(&l->door, 1);
+}
+
+static void stop(device *d) { lane_cancel(lane_of(d)); }
+
+void lane_serve(device *d) {
+  d->mark = mark_stream;
+  d->unmark = unmark;
+  d->push = push;
+  d->wait = wait_for;
+  d->has_passed = has_passed;
+  d->stop = stop;
+}

@@ -1,0 +1,137 @@
+"""Tensors in the memory of the stand-in's device, with a framework that works on streams.
+
+They offer what torch's do: DLPack's exchange table, with the current stream. Memory that is freed is given out again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..standins.libraries import Device
+
+CODES = {"f": 2, "i": 0, "u": 1, "b": 6, "c": 5}
+
+
+class DlTensor(ctypes.Structure):
+    """`DLTensor`."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+BORROW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(DlTensor))
+STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+class Table(ctypes.Structure):
+    """`DLPackExchangeAPI`."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("managed_from", ctypes.c_void_p),
+        ("managed_to", ctypes.c_void_p),
+        ("borrow", BORROW),
+        ("current_stream", STREAM),
+    )
+
+
+class Framework:
+    """What works on the device: the stream that it works on, and its ordinal."""
+
+    device: ClassVar[Device]
+    stream: ClassVar[ctypes.c_void_p | None] = None
+    ordinal: ClassVar[int] = 0
+
+    @classmethod
+    def start(cls) -> None:
+        """Use the device."""
+        cls.device = Device()
+        cls.stream = cls.device.stream
+
+
+class DeviceTensor:
+    """An array on the device."""
+
+    __dlpack_c_exchange_api__: ClassVar[Any]
+
+    def __init__(self, values: np.ndarray, late: float = 0.0) -> None:
+        """The values are there when the framework's stream has come so far: after `late` milliseconds."""
+        self.like = np.ascontiguousarray(values)
+        self.shape = (ctypes.c_int64 * max(self.like.ndim, 1))(*self.like.shape)
+        self.device = f"cuda:{Framework.ordinal}"
+        self.at = Framework.device.put(self.like)
+        self.stream = Framework.stream
+        if late:
+            self.compute(self.like, late)
+
+    def compute(self, values: np.ndarray, late: float) -> None:
+        """Have the framework's stream bring other values, after so many milliseconds; until then there is rubbish."""
+        self.source = Framework.device.put(np.ascontiguousarray(values))
+        self.compute_again(late)
+
+    def compute_again(self, late: float) -> None:
+        """The same once more."""
+        work = (Access * 2)(Access(self.source.value, self.like.nbytes, 0), Access(self.at.value, self.like.nbytes, 1))
+        code = Framework.device.cuda.stand_compute(Framework.stream, work, 2, ctypes.c_double(late), b"compute")
+        assert code == 0, code
+
+    def numpy(self) -> np.ndarray:
+        """The values, after all that the framework's stream was given."""
+        target = np.empty_like(self.like)
+        cuda = Framework.device.cuda
+        at = ctypes.c_void_p(target.ctypes.data)
+        size = ctypes.c_size_t(target.nbytes)
+        assert cuda.cuMemcpyDtoHAsync_v2(at, ctypes.c_uint64(self.at.value), size, Framework.stream) == 0
+        assert cuda.cuStreamSynchronize(Framework.stream) == 0
+        return target
+
+    def __del__(self) -> None:
+        # As a caching allocator does: whoever gets the memory next uses it on the stream that it was allocated on.
+        work = (Access * 1)(Access(self.at.value, self.like.nbytes, 1))
+        Framework.device.cuda.stand_compute(self.stream, work, 1, ctypes.c_double(0), b"whoever gets the memory next")
+
+
+class Access(ctypes.Structure):
+    """`stand_access`."""
+
+    _fields_ = (("at", ctypes.c_size_t), ("size", ctypes.c_size_t), ("write", ctypes.c_int))
+
+
+@BORROW
+def _borrow(tensor: DeviceTensor, out: Any) -> int:
+    told, kind = out[0], tensor.like.dtype
+    told.data = tensor.at.value
+    told.device_type, told.device_id, told.ndim = 2, Framework.ordinal, tensor.like.ndim
+    told.code, told.bits, told.lanes = CODES[kind.kind], 8 * kind.itemsize, 1
+    told.shape, told.strides, told.byte_offset = tensor.shape, None, 0
+    return 0
+
+
+@STREAM
+def _current_stream(_type: int, _ordinal: int, out: Any) -> int:
+    out[0] = Framework.stream
+    return 0
+
+
+_table = Table(1, 3, None, None, None, None, _borrow, _current_stream)
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.restype = ctypes.py_object
+_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_NAME = b"dlpack_exchange_api"
+DeviceTensor.__dlpack_c_exchange_api__ = _capsule(ctypes.addressof(_table), _NAME, None)

@@ -1,0 +1,186 @@
+"""Allreduce of tensors on GPUs, which are the stand-ins, among real processes.
+
+The stand-ins run what is enqueued in any order that CUDA allows, and report accesses that nothing orders. Problems have
+numbers: 3 events before NCCL has enqueued, 5 and 6 marks, 7 contexts, 9 tables, 10 tensors that go early, 12 the slab,
+14 streams, 15 capture, 26 sizes.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ..standins import POLICIES, kernels
+from ..waiting import until
+from .jobs import Job
+from .mutants import MUTANTS, changed
+from .test_plane import EVERY_CALL
+from .test_plane import KILLERS as OF_OPENING
+
+Start = Callable[..., Job]
+SIZES = [(1, "eager"), *((2, policy) for policy in POLICIES), (3, "drawn")]  # ranks, and how the stand-ins run
+
+
+@pytest.fixture(scope="session")
+def registered(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped kernels, for the stand-in."""
+    return kernels.build(tmp_path_factory.mktemp("registered"), libraries)
+
+
+@pytest.fixture
+def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
+    """Starts a program of allreduce_programs.py on ranks."""
+
+    def begin(size: int, program: str, *rest: str, **settings: object) -> Job:
+        told = (program, str(registered), *rest)
+        return Job(libraries, tmp_path, size, *told, module="allreduce_programs", **{"one_thread": 1, **settings})
+
+    return begin
+
+
+@pytest.mark.parametrize(("size", "policy"), SIZES)
+def test_numbers(size: int, policy: str, ranks: Start) -> None:
+    """Of every dtype and reduction, they are those of host memory."""
+    ranks(size, "numbers", policy=policy).succeeds()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("program", ["factors", "fused", "many", "forgotten", "streams", "hooks", "moved"])
+def test_program(program: str, policy: str, ranks: Start) -> None:
+    """Problems 3, 5, 6, 10, 14 and 26: the programs say what each is."""
+    ranks(2, program, policy=policy).succeeds()
+
+
+@pytest.mark.parametrize(("size", "policy"), SIZES[1:])
+def test_pieces(size: int, policy: str, ranks: Start) -> None:
+    """Problems 9, 12 and 26."""
+    ranks(size, "pieces", policy=policy).succeeds()
+
+
+@pytest.mark.parametrize("program", ["numbers", "fused", "pieces"])
+def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
+    """The schedule that the others are sent is checked before it is run."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        hub = f"127.0.0.1:{free.getsockname()[1]}"
+    ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "s"}).succeeds()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_joins(size: int, ranks: Start) -> None:
+    ranks(size, "joins", linger=5).succeeds()
+
+
+@pytest.mark.parametrize(("size", "policy"), SIZES)
+def test_broadcasts(size: int, policy: str, ranks: Start) -> None:
+    ranks(size, "broadcasts", policy=policy).succeeds()
+
+
+def test_refusals(ranks: Start) -> None:
+    """Problems 14, 15 and 23."""
+    ranks(2, "refusals").succeeds()
+
+
+def test_another_threads_capture_goes_on(ranks: Start) -> None:
+    """Problem 15."""
+    ranks(2, "captures").succeeds()
+
+
+def test_gpu_on_one_rank_alone_is_told(ranks: Start) -> None:
+    for text in ranks(2, "elsewhere").succeeds():
+        assert "refused: RankStalledError" in text
+        assert "rank 0 waits for 'engine.gpu', which rank 1 has not submitted" in text
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "leave"])
+def test_rank_that_is_lost(how: str, ranks: Start) -> None:
+    """Problem 19: the others name it, their devices come to rest, and they go on in a world without it."""
+    job = ranks(3, "lost", how)
+    if how == "stop":
+        until(lambda: all(rank.poll() is not None for rank in job.ranks[:2]), "the others have ended", 60)
+        job.ranks[2].kill()
+    statuses, texts = job.end()
+    assert statuses[:2] == [0, 0], "\n".join(texts)
+
+
+@pytest.mark.parametrize("call", ["cuLaunchKernel", "ncclAllReduce", "cuMemcpyHtoDAsync", "cuStreamWaitEvent"])
+def test_call_that_fails_is_told_on_all_ranks(call: str, ranks: Start) -> None:
+    """Problem 17."""
+    for text in ranks(2, "fails", call).succeeds():
+        assert "refused: RankRaisedError" in text
+        assert call in text
+
+
+def test_call_that_hangs_is_left_alone(ranks: Start) -> None:
+    """Problem 21: the ranks' waits end, and the processes, too."""
+    for text in ranks(2, "hangs").succeeds():
+        assert "rank 1 stalled: ncclAllReduce has not returned for 2 s" in text
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("crowd", "its GPU has not begun 'second' for {} s: what the program computes before it goes on, or hangs"),
+        ("compute", "its GPU has not begun 'second' for {} s: what the program computes before it goes on, or hangs"),
+        (
+            "kernels",
+            "its GPU has not ended 'second' for {} s: NCCL waits there for another rank's GPU, or for the network",
+        ),
+    ],
+)
+def test_work_that_does_not_end_is_told(what: str, said: str, ranks: Start) -> None:
+    """Of the rank whose GPU does not come to it, if there is one; it is enqueued, and no call hangs."""
+    for text in ranks(2, "endless", what).succeeds():
+        pattern = re.escape(said).replace(r"\{\}", r"[\d.]+")
+        assert re.search(
+            f"refused: RankStalledError: {'rank [01]' if what == 'kernels' else 'rank 1'} stalled: {pattern}", text
+        )
+
+
+# ---- what would happen otherwise -------------------------------------------------------------------------------------
+
+KILLERS: dict[str, tuple[str, ...]] = {
+    "marks_not_awaited": ("fused",),
+    "mark_not_recorded": ("fused",),
+    "nccl_not_polled": ("fused",),
+    "groups_not_polled": ("numbers",),
+    "broadcast_not_polled": ("broadcasts",),
+    "done_before_the_work": ("fused",),
+    "caller_does_not_wait": ("fused",),
+    "caller_waits_for_the_last_but_one": ("fused",),
+    "always_passed": ("many",),
+    "passed_without_a_look": ("forgotten",),
+    "tables_used_again_too_early": ("pieces",),
+    "context_not_pushed": ("streams",),
+    "callers_spoil_captures": ("captures",),
+    "newest_item_first": ("many",),
+    "item_not_rung": ("fused",),
+    "gaps_in_a_piece": ("pieces",),
+}
+
+
+def test_every_mutant_has_a_killer() -> None:
+    assert {*KILLERS, *OF_OPENING} == set(MUTANTS)
+
+
+@pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
+@pytest.mark.parametrize("mutant", KILLERS)
+def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
+    """Without one wait, record or look a program fails that succeeds with it."""
+    job = ranks(2, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1)
+    try:
+        statuses, texts = job.end(30)
+    except subprocess.TimeoutExpired:
+        return
+    assert any(statuses), texts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", sorted(set(KILLERS.values())))
+def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
+    """The way in which mutants are run changes nothing."""
+    ranks(2, *program, more=changed("none", tmp_path / "none"), linger=1).succeeds()
