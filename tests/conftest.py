@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from .environments import MPIS, NotToBeHadError, environment_of
+from .ranks import ownerless
 from .shared_jobs import Jobs, parts, rank, ranks, size
 from .time_table import time_table
 
 __all__ = ["parts", "rank", "ranks", "size"]
 
 QUICK = ("checks", "unit")
+SLOW_FIXTURES = {"wheel"}  # who asks for it waits for a whole build
 
 # What a test finds is not for later jobs, and what earlier ones have found not for tests.
 os.environ["ENGINE_AUTOTUNE_CACHE"] = "off"
@@ -31,15 +34,27 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="of the tests, those that `make slow` runs, and no others")
     parser.addoption("--only-ranks", type=int, action="append", help="of the tests on ranks, those on so many")
 
 
+def is_slow(item: pytest.Item) -> bool:
+    return bool(item.get_closest_marker("slow") or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())))
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make quick` runs: the parts in one process, and all that ranks share."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `make quick` runs: the parts in one process, and all that ranks share.
+
+    Leave out the slow tests, or with --slow all others; but not where tests are named.
+    """
     for item in items:
         if item.path.parent.name in QUICK or item.get_closest_marker("on_ranks"):
             item.add_marker("quick")
+    if not any("::" in argument for argument in config.args):
+        wanted = config.getoption("--slow")
+        config.hook.pytest_deselected(items=[item for item in items if is_slow(item) != wanted])
+        items[:] = [item for item in items if is_slow(item) == wanted]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,10 +71,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="module", params=MPIS)
-def mpi(request: pytest.FixtureRequest) -> Path:
-    """The directory of programs of an environment with an MPI and mpi4py."""
+def mpi(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The directory of programs of an environment with an MPI and mpi4py.
+
+    An MPI whose ranks are killed leaves its memory, which is removed at the end.
+    """
+    memory = Path("/dev/shm")
+    before = set(os.listdir(memory))
     try:
-        return environment_of(request.param).make().parent
+        programs = environment_of(request.param).make().parent
     except NotToBeHadError as error:
         print(error)
         pytest.skip(str(error))
+    yield programs
+    left = [name for name in set(os.listdir(memory)) - before if name.startswith(("mpich_shm_", "sm_segment."))]
+    for name in ownerless(set(left)):
+        (memory / name).unlink(missing_ok=True)

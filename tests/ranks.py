@@ -227,9 +227,9 @@ class Job:
             self.kill()
             raise RanksFailed(f"processes are left:\n{lines}\n{finished}") from None
         try:
-            until(lambda: not _ownerless(_shm_entries() - self._shm), "nothing is left in /dev/shm", 10.0)
+            until(lambda: not ownerless(_shm_entries() - self._shm), "nothing is left in /dev/shm", 10.0)
         except NotWithin:
-            raise RanksFailed(f"left in /dev/shm: {_ownerless(_shm_entries() - self._shm)}\n{finished}") from None
+            raise RanksFailed(f"left in /dev/shm: {ownerless(_shm_entries() - self._shm)}\n{finished}") from None
         if check and finished.code != 0:
             raise RanksFailed(str(finished))
         return finished
@@ -312,8 +312,8 @@ def _shm_entries() -> set[str]:
     return {name for name in names if not name.startswith("mpich_shm_")}
 
 
-def _ownerless(names: set[str]) -> list[str]:
-    """Those that no living process has mapped: others use this directory too."""
+def ownerless(names: set[str]) -> list[str]:
+    """Names in /dev/shm that no living process has mapped: others use this directory too."""
     if not names:
         return []
     used = ""

@@ -31,6 +31,7 @@ FEW = ["--autotune", "--autotune-steps-per-sample", "4", "--autotune-bayes-opt-m
 # Jobs
 
 
+@pytest.mark.slow
 def test_a_search_begins_with_what_the_last_one_has_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = tmp_path / "cache"
     options = [*FEW, "--autotune-cache", str(cache), "--log-level", "info"]

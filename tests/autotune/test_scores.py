@@ -54,6 +54,7 @@ def test_without_an_optimizer_periods_of_the_traffic_are_tuned(
     assert "ms/period" in shown and "exposed" in shown and "ms/step" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # several jobs, at most
 def test_of_tensors_without_names_the_busy_time_is_tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log.jsonl"
@@ -74,6 +75,7 @@ def test_of_tensors_without_names_the_busy_time_is_tuned(tmp_path: Path, capsys:
     assert "busy" in shown and "ms/GiB" in shown and "ms/step" not in shown
 
 
+@pytest.mark.slow
 def test_steps_that_come_later_are_tuned_in_a_search_of_their_own(tmp_path: Path) -> None:
     logs = [tmp_path / "log.jsonl", tmp_path / "log.2.jsonl"]
     # So many trials are left when steps begin that enough of them come before the search by traffic is over.
@@ -85,6 +87,7 @@ def test_steps_that_come_later_are_tuned_in_a_search_of_their_own(tmp_path: Path
     assert "from now on the steps of an optimizer count: the search begins anew" in said[0] and len(said) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_whole_alternation_of_two_optimizers_is_a_step(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"

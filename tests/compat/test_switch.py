@@ -244,6 +244,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manual", [False, True], ids=["module", "install"])
 def test_a_main_script_that_imports_horovod_at_its_top_starts_its_own_ranks(tmp_path, manual):
     """With a switch that the ranks inherit, and with one of this process alone."""

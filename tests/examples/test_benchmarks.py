@@ -117,6 +117,7 @@ def test_every_operation_is_measured_and_checked(console: Console) -> None:
     assert collective_report.picture(content) == paths.OUT / "collective.png"
 
 
+@pytest.mark.slow
 def test_sets_are_measured_beside_the_world(console: Console) -> None:
     path = sets.run(sets.Settings(sizes=(4096,), contenders=("engine",), rounds=2, block_seconds=0.0), console)
     content = json.loads(path.read_text())
@@ -134,6 +135,7 @@ def test_sets_are_measured_beside_the_world(console: Console) -> None:
     assert sets.picture(content).exists()
 
 
+@pytest.mark.slow
 def test_hosts_are_measured_beside_bare_sockets(console: Console) -> None:
     if reason := lacking():
         pytest.skip(reason)
@@ -182,6 +184,7 @@ def test_contenders_with_other_settings_have_names_of_their_own() -> None:
         hosts.Settings(sizes=(6,)).check()
 
 
+@pytest.mark.slow
 def test_jobs_are_watched_only_where_it_is_said(console: Console) -> None:
     steps = (("hooks", 2), ("training", 1))
     settings = observing.Settings(workloads=("hooks",), tensors=50, rounds=2, warmup=1, steps=steps)
@@ -192,6 +195,7 @@ def test_jobs_are_watched_only_where_it_is_said(console: Console) -> None:
     assert observing.picture(content).exists()
 
 
+@pytest.mark.slow
 def test_bindings_are_measured_beside_bare_calls_and_steps_alone(console: Console) -> None:
     pytest.importorskip("keras", reason="needs Keras")
     settings = frameworks.Settings(

@@ -53,6 +53,7 @@ def test_ranks_follow_the_curve_of_one_process(name: str, steps: int, size: int,
     assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("name", "needs"), [("tensorflow_digits", "tensorflow"), ("jax_digits", "jax")])
 def test_two_ranks_of_other_frameworks_follow_the_curve_of_one_process(
@@ -68,6 +69,7 @@ def test_two_ranks_of_other_frameworks_follow_the_curve_of_one_process(
     assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax"])
 def test_two_ranks_of_keras_follow_the_curve_of_one_process(
@@ -105,6 +107,7 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_demo_proves_its_point(tmp_path: Path) -> None:
     output = tmp_path / "output"

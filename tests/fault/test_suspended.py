@@ -33,6 +33,7 @@ def passed(seconds: float) -> None:
     until(lambda: time.monotonic() >= end, "time passes", seconds + 5)
 
 
+@pytest.mark.slow
 def test_a_job_suspended_for_longer_than_the_limit_goes_on_and_a_rank_stopped_alone_is_named() -> None:
     with start_ranks(2, suspend_programs.suspended, LIMIT, timeout=90) as job:
         for number in range(3):

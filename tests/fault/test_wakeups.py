@@ -34,6 +34,7 @@ def late_operations(logs: list[Log], seed: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spin", [0, 25])
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_no_wake_up_is_lost(size: int, spin: int) -> None:

@@ -26,6 +26,7 @@ TEXTS = {
 PATIENT = ["--stall-check-shutdown-time-seconds", "0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_each_failure_is_told_at_once_and_an_interrupt_ends_fit(backend: str) -> None:
     with start_ranks(2, keras_programs_called.failures, env=environment(backend), options=PATIENT, timeout=200) as job:

@@ -61,6 +61,7 @@ def test_every_optimizer_takes_the_step_of_one_process(parts: Parts) -> None:
             assert any(np.abs(a - b).max() > 1e-6 for a, b in zip(found, begin, strict=True))
 
 
+@pytest.mark.slow
 def test_and_the_step_of_a_compiled_program(parts: Parts) -> None:
     if toy.BACKEND != "jax":
         pytest.skip("stateless_apply is JAX's")

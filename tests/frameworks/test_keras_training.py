@@ -38,6 +38,7 @@ def test_fit_equals_one_process_with_the_whole_batch(kind: str) -> None:
     toy.check_close(toy.state(trained.optimizer), toy.state(alone.optimizer))
 
 
+@pytest.mark.slow
 @on_op_ranks(1, 3)
 def test_other_numbers_of_ranks() -> None:
     toy.compare_training(lambda: keras.optimizers.Adam(0.05))

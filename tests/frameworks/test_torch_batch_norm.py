@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -328,6 +329,7 @@ def test_what_cannot_be_normalised() -> None:
     layer(torch.ones(4, CHANNELS))
 
 
+@pytest.mark.slow
 def test_with_checkpointing_and_compiled() -> None:
     def model() -> nn.Sequential:
         torch.manual_seed(2)

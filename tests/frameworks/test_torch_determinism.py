@@ -13,6 +13,7 @@ from . import determinism_program
 JOBS = ({}, {"ENGINE_FUSION_THRESHOLD": "0", "ENGINE_CYCLE_TIME_MS": "0", "ENGINE_SPIN_US": "0"})
 
 
+@pytest.mark.slow
 def test_two_trainings_give_the_same_bits() -> None:
     found = [
         run_ranks(3, determinism_program.digests, env={"ENGINE_STALL_LIMIT": "60", **settings}).values

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -324,6 +325,7 @@ def test_compiled_models(wrap: Wrap) -> None:
     toy.check_close(toy.parameters_of(model), toy.parameters_of(alone))
 
 
+@pytest.mark.slow
 def test_compiled_models_keep_the_overlap() -> None:
     """Halfway through backward the last layer's gradients are reduced; compiled in one piece they would not be."""
     alone = toy.mlp()

@@ -29,6 +29,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["torch tensorflow jax", "jax tensorflow torch"])
 def test_bindings_work_beside_each_other_in_any_order(order: str) -> None:
     """Their libraries bring runtimes of their own: symbols and threads must not meet."""

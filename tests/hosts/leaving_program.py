@@ -1,13 +1,15 @@
 """One rank of a job in which somebody leaves early, or is killed while a forked worker lives; and what it is told.
 
 MODE is `set` (rank 2, which speaks for its host, returns while a process set of others works on), `zero` (rank 0
-returns after some steps) or `workers` (every rank has forked a data-loading worker that outlives it). Prints the
+returns after some steps), `workers` (every rank has forked a data-loading worker that outlives it), `last` (ranks
+return as soon as they have what rank 0 gives them) or `fails` (rank 0 fails when it gets a signal). Prints the
 process's number when all are there, and what the rank is told at the end.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import numpy as np
@@ -19,6 +21,7 @@ from ..waiting import linger, until
 OTHERS = [1, 3, 4]
 STEPS = 100
 WORKER = 600.0  # seconds that a worker would live
+LAST = 1 << 19  # elements that rank 0 may have given before others have taken any
 
 
 def main() -> None:
@@ -26,6 +29,8 @@ def main() -> None:
     mode = os.environ["MODE"]
     engine.init()
     others = engine.add_process_set(OTHERS)
+    if mode == "fails" and engine.rank() == 0:
+        signal.signal(signal.SIGUSR2, lambda _number, _frame: engine.abort("as it was told"))
     engine.barrier()
     if mode == "workers" and os.fork() == 0:
         os.close(sys.stdout.fileno())
@@ -39,6 +44,10 @@ def main() -> None:
             return
         if mode == "set" and rank == 0:
             raise until(lambda: engine.runtime.engine().failure, "the world has ended")
+        if mode == "last":
+            got = engine.broadcast(np.full(LAST, rank, np.float32), 0, "last")
+            print("has it" if not got.any() else "has something else", flush=True)
+            return
         for step in range(10_000_000):
             if mode == "set":
                 engine.allreduce(np.ones(1000, np.float32), engine.Sum, "in a set", process_set=others)

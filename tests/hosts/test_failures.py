@@ -78,12 +78,11 @@ def test_who_is_behind_a_cut_cable_is_named(hosts: Hosts, host: int) -> None:
     finally:
         hosts.restore(host)
     for rank, text in told.items():
-        behind = HOST_OF[rank] == host
-        if host == 0 and behind:
-            assert text.startswith(("RankDiedError: rank 2 died: ", "RankDiedError: rank 4 died: ")), (rank, text)
-        else:
-            named = 0 if behind or host == 0 else CREWS[host][0]
-            assert text.startswith(f"RankDiedError: rank {named} died: "), (rank, text)
+        named = (2, 4) if host == 0 else (CREWS[host][0],)
+        if (HOST_OF[rank] == host) != (host == 0):
+            named = (0,)
+        whole = tuple(f"RankLostError: rank {each} cannot be reached: its connection is silent" for each in named)
+        assert text.startswith(whole), (rank, text)
 
 
 def test_who_hears_late_that_rank_0_is_gone_believes_who_has_heard(hosts: Hosts) -> None:
@@ -150,6 +149,30 @@ def test_a_clean_exit_of_rank_0_is_no_death(hosts: Hosts) -> None:
         assert text.removeprefix("works\n").startswith("RankLeftError: rank 0 left"), (rank, text)
 
 
+def test_who_leaves_first_takes_nothing_back_that_is_on_its_way(hosts: Hosts) -> None:
+    """What has left rank 0 and not reached the others, who still send progress, when rank 0 is done."""
+    hosts.slow(0, "20mbit")
+    try:
+        told = Job(hosts, "leaving_program", "last").told()
+    finally:
+        hosts.run(0, "tc", "qdisc", "del", "dev", "eth0", "root")
+    assert told == dict.fromkeys(range(SIZE), "has it")
+
+
+def test_who_cannot_hear_rank_0_is_told_the_cause_by_others(hosts: Hosts) -> None:
+    """And does not take for the cause who ends because of it, and has told it so."""
+    job = Job(hosts, "leaving_program", "fails")
+    assert [job.line(rank) for rank in range(SIZE)] == SIZE * ["works\n"]
+    hosts.part(0, 2)
+    try:
+        hosts.kill(0, job.pids[0], "USR2")
+        told = job.told()
+    finally:
+        hosts.rejoin(0, 2)
+    for rank, text in told.items():
+        assert text.startswith("RankRaisedError: rank 0 failed: as it was told"), (rank, text)
+
+
 def test_no_rank_fails_in_what_all_took_part_in(hosts: Hosts) -> None:
     """Problem 11: rank 0 leaves behind the first barrier, and who is faster than others, and works on, ends the world.
 
@@ -159,6 +182,7 @@ def test_no_rank_fails_in_what_all_took_part_in(hosts: Hosts) -> None:
         assert text == "done", (rank, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [2, 3])
 def test_a_dead_rank_is_named_though_its_workers_hold_its_sockets(hosts: Hosts, victim: int) -> None:
     """Problem 8: the leader of a host, and another rank."""

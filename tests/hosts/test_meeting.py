@@ -151,6 +151,16 @@ def test_a_launcher_that_does_not_count_local_ranks_by_ranks_is_refused() -> Non
     assert "rank 2 says it is the first on" in text and "where rank 1 is too" in text
 
 
+def test_messages_call_a_host_as_the_user_does() -> None:
+    named = [
+        [replace(world, host_name=f"pod-{world.rank}") for world in worlds(crews).values()]
+        for crews in ([[0], [2, 1]], [[0, 1], [2, 3]])
+    ]
+    assert "rank 2 says it is the first on pod-2 (local rank 0)" in texts(meet(named[0])).pop()
+    (text,) = texts(meet(named[1][:3], timeout=2.0))
+    assert "rank 3 did not come within 2 s" in text and f"on {socket.gethostname()}" not in text and "pod-2" in text
+
+
 def test_whoever_does_not_come_is_named_with_the_host_that_waits_for_it() -> None:
     job = worlds([[0, 1], [2, 3], [4]])
     told = texts(meet([job[rank] for rank in (0, 1, 2, 4)], timeout=3.0))
@@ -192,6 +202,19 @@ def test_a_host_name_that_nobody_knows_is_named() -> None:
     os.close(job[0].hub.descriptor)
     told = texts(meet([replace(job[1], hub=replace(job[0].hub, host="no.such.host.invalid"))], timeout=0.3))
     assert "no.such.host.invalid: no such host" in told.pop()
+
+
+def test_a_rank_0_that_is_not_reached_is_told_soon(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leader, "_SOON", 0.2)
+    job = worlds([[0], [1]])
+    assert job[0].hub is not None and job[0].hub.descriptor is not None
+    os.close(job[0].hub.descriptor)
+    meet([replace(job[1], hub=replace(job[0].hub, host="no.such.host.invalid"))], timeout=1.0)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1 and "has not reached rank 0 at no.such.host.invalid" in told[0] and "may take 1 s" in told[0]
+    assert told[0].endswith("\n  no.such.host.invalid: no such host (Name or service not known)")
 
 
 @pytest.mark.parametrize("change", [{"secret": "t"}, {"job": "another"}], ids=["secret", "job"])

@@ -237,6 +237,7 @@ for number in itertools.count():
 """
 
 
+@pytest.mark.slow
 def test_thousands_of_strangers_do_not_keep_hosts_apart(hosts: Hosts) -> None:
     """Problem 21."""
     job = Job(hosts, [[0, 1], [2], [3]]).start(0, 1)

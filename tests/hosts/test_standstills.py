@@ -62,6 +62,7 @@ def busy(job: Job) -> dict[int, float]:
     return {rank: (int(each[11]) + int(each[12])) / os.sysconf("SC_CLK_TCK") for rank, each in fields.items()}
 
 
+@pytest.mark.slow
 def test_ranks_that_are_stopped_for_longer_than_a_silent_host_are_waited_for(hosts: Hosts, tmp_path: Path) -> None:
     """Problems 2 and 7: carriers are stopped inside large entries of several kinds, for a moment and then for long.
 

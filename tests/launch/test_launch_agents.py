@@ -249,6 +249,7 @@ def test_killing_an_agent_leaves_no_process_and_names_its_host(launcher):
     until(lambda: not marked(launcher.mark), "no process left", 10.0)
 
 
+@pytest.mark.slow
 def test_a_stopped_agent_does_not_keep_the_job_from_its_end(launcher):
     """It is given up when the time for its answer is over; its ranks end as soon as it goes on."""
     process = started(launcher, "--grace-period", 0.1)
@@ -470,6 +471,18 @@ def test_pages_of_counters_of_other_hosts_come_to_the_launcher(launcher):
     job = on_hosts(launcher, "--summary", python=program)
     assert job.code == 0, job.err
     assert "enginerun: summary: 4 ranks" in job.err and "nothing was counted" not in job.err, job.err
+
+
+def test_the_summary_compares_ranks_with_the_processors_of_their_host(launcher):
+    """Two hosts of a CPU each, of which one runs more ranks than that."""
+    for rank in range(3):
+        (launcher.home / f"page.{rank}").write_bytes(content(**training(rank)))
+    program = "pathlib.Path(os.environ['ENGINE_COUNTERS']).write_bytes((here / f'page.{rank}').read_bytes())"
+    one_cpu = f"taskset -c {min(os.sched_getaffinity(0))} env STAND_IN={{host}}"
+    job = launcher.run("-H", "a:1,b:2", "--launch-agent", one_cpu, "--summary", python=program)
+    assert job.code == 0, job.err
+    assert "2 ranks share 1 processor on b, and so cannot all compute at once" in job.err, job.err
+    assert len(job.err.split("ranks share")) == 2, job.err
 
 
 def test_metrics_that_cannot_be_published_leave_nothing(launcher):

@@ -12,6 +12,7 @@ import pytest
 
 from engine.compat import switch
 from engine.launch import horovod_options
+from engine.launch.check_build import table
 from engine.launch.cpu_binding import Allotment
 from engine.launch.errors import LaunchError
 from engine.launch.options import parse
@@ -99,6 +100,21 @@ def test_check_build_tells_what_there_is(launcher):
     )
     assert {"NCCL", "MPI", "Gloo", "CUDA", "ROCm", "DDL", "CCL"} <= set(absent)
     assert not set(there) & set(absent)
+
+
+def test_check_build_tells_which_launchers_are_there_and_that_hosts_are_reached(monkeypatch, tmp_path):
+    for name in ("srun", "mpirun"):
+        (tmp_path / name).touch(0o755 if name == "srun" else 0o644)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    lines = [line.strip() for line in table().splitlines()]
+    assert lines[lines.index("Launchers:") + 1 :][:4] == [
+        "[X] enginerun",
+        "[ ] torchrun: not found here",
+        "[ ] mpirun (Open MPI, MPICH): not found here",
+        f"[X] srun (by its variables): {tmp_path}/srun",
+    ]
+    assert lines.count("[X] TCP between hosts") == 2
 
 
 def test_check_build_without_the_extension(launcher):

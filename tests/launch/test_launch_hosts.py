@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from engine.launch import doctor
 from engine.launch.channel import GREETING, ChannelError, Decoder, Message, pack
 from engine.launch.cpu_binding import Allotment
 from engine.launch.errors import LaunchError
-from engine.launch.hosts import Place, lay_out, parse_hosts, read_hostfile
+from engine.launch.hosts import Place, lay_out, parse_hosts, read_hostfile, without_ranks
 from engine.launch.options import parse
 from engine.launch.plan import Crew, Job, plan
 from engine.launch.reach import Reach
 from engine.launch.remote import agent_command
 from engine.launch.remote_files import keep
+from engine.rendezvous.layout import Layout
+
+from .host_jobs import on_hosts
 
 pytestmark = pytest.mark.quick
 
@@ -42,10 +46,25 @@ def test_what_is_no_host_is_refused(text):
 
 
 def test_files_of_hosts_in_the_forms_of_horovod_and_open_mpi():
-    assert read_hostfile("# all\na slots=2 # here\n\nb\n") == "a:2,b"
-    assert read_hostfile("a slots = 4 max_slots=8\nb:3\nfe80::1 slots=2") == "a:4,b:3,[fe80::1]:2"
+    assert read_hostfile("# all\na slots=2 # here\n\nb\na\n") == [("a", 3), ("b", 1)]
+    assert read_hostfile("a slots = 4 max_slots=8\nb:3\nfe80::1 slots=2") == [("a", 4), ("b", 3), ("fe80::1", 2)]
     with pytest.raises(LaunchError, match="line 2 is 'b cores=3'"):
         read_hostfile("a\nb cores=3")
+
+
+@pytest.mark.parametrize(
+    "line", ["b slots=0", "b:0", "b slots=x", "b slots=", "b:2 slots=2", "b,c slots=2", "-o slots=1"]
+)
+def test_a_line_of_a_file_that_is_no_host_is_told_with_its_number(line):
+    with pytest.raises(LaunchError, match=f"--hostfile: line 3 is '{line}', and 'name slots=N' with at least one slot"):
+        read_hostfile(f"a\n\n{line} # here\n")
+
+
+@pytest.mark.parametrize("run", [lambda line: parse([*line, "true"]), doctor.main])
+def test_hosts_are_given_once(run, tmp_path):
+    (tmp_path / "hosts").write_text("a slots=2\n")
+    with pytest.raises(LaunchError, match=r"-H b:1 and --hostfile .*hosts both name the hosts: give one of the two"):
+        run(["-H", "b:1", "--hostfile", str(tmp_path / "hosts")])
 
 
 def test_a_file_without_hosts_is_refused(tmp_path):
@@ -58,6 +77,22 @@ def test_ranks_are_given_to_hosts_in_order():
     hosts = [("a", 2), ("b", 4), ("c", 1)]
     assert lay_out(hosts, 4, set()) == [Place("a", (0, 1), False), Place("b", (2, 3), False)]
     assert [place.ranks for place in lay_out(hosts, 7, set())] == [(0, 1), (2, 3, 4, 5), (6,)]
+
+
+def test_hosts_that_get_no_rank_are_known_by_one_of_their_names():
+    hosts = [("a", 2), ("localhost", 1), ("b", 10**9), ("me", 1), ("c", 1)]
+    assert without_ranks(hosts, 2, {"me"}) == ("localhost", "b", "c")
+    assert without_ranks(hosts, 3, {"me"}) == ("b", "c")
+    assert without_ranks(hosts, 4, {"me"}) == ("c",)
+    assert parse(["-H", "localhost:2,a:1", "-np", "2", "true"]).idle == ("a",)
+    assert parse(["-H", "localhost:2,a:1", "true"]).idle == parse(["-np", "2", "true"]).idle == ()
+
+
+def test_a_host_without_ranks_is_told(launcher):
+    line = "enginerun: no rank runs on b, c: the other hosts have slots for all 2 ranks"
+    told = [on_hosts(launcher, "-np", 2, *quiet, python="pass", hosts="a:2,b:1,c:1") for quiet in ((), ("--quiet",))]
+    assert [job.code for job in told] == [0, 0]
+    assert [line in job.err.splitlines() for job in told] == [True, False]
 
 
 def test_all_names_of_this_machine_are_one_host():
@@ -110,7 +145,7 @@ def test_each_rank_knows_its_place_on_its_host_and_among_hosts():
         hub="a:99",
         interface="eth0",
     )
-    first, second = plan(job, Allotment(None, ((0,), (1,)), ""), {"ENGINE_HUB_FD": "3"}, Crew(1, 2, (1, 4)))
+    first, second = plan(job, Allotment(None, ((0,), (1,)), ""), {"ENGINE_HUB_FD": "3"}, Crew(1, (3, 2), (1, 4)))
     assert (first.rank, second.rank, second.cpus) == (1, 4, (1,))
     expected = {
         "ENGINE_RANK": "4",
@@ -134,6 +169,17 @@ def test_each_rank_knows_its_place_on_its_host_and_among_hosts():
     }
     assert {name: second.environment.get(name) for name in expected} == expected
     assert "ENGINE_HUB_FD" not in second.environment
+
+
+def test_horovods_cross_rank_is_that_of_the_function():
+    """The engine's variable numbers the host; Horovod's is the place among hosts that have such a local rank."""
+    layout = Layout.of([[0], [1, 2, 3], [4, 5]])
+    job = Job(6, "job", "5e" * 32, 1234, Path("/j"), {}, horovod=True)
+    for host, crew in enumerate(layout.crews):
+        for each in plan(job, Allotment(1, None, ""), {}, Crew(host, tuple(map(len, layout.crews)), tuple(crew))):
+            told = [int(each.environment[f"HOROVOD_CROSS_{name}"]) for name in ("RANK", "SIZE")]
+            assert tuple(told) == layout.cross(each.rank)
+            assert [each.environment[f"ENGINE_CROSS_{name}"] for name in ("RANK", "SIZE")] == [str(host), "3"]
 
 
 def test_messages_pass_in_any_pieces_behind_what_a_shell_writes():

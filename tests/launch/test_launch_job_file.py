@@ -295,10 +295,11 @@ def test_workers_run_on_several_hosts_and_wait_for_all_after_each_line(launcher:
     text = SMALL.format(workers="{count: 3, processes: 2}", resources="{gpus: 2, cpus: 2}")
     wrote(launcher.home, text.replace("  run: python train.py", f"  run:\n{lines}"))
     launcher.environment["CUDA_VISIBLE_DEVICES"] = "4,5,7,8"
-    hosts = ["-H", "a:4,b:2", "--launch-agent", "env STAND_IN={host}", "--no-binding"]
+    hosts = ["-H", "a:4,b:2,c:2", "--launch-agent", "env STAND_IN={host}", "--no-binding"]
     check = launcher.run("job", "--check", *hosts)
     assert check.code == 0, check.err
     assert check.out.splitlines()[1:3] == ["a: workers 0, 1 (ranks 0-3)", "b: worker 2 (ranks 4, 5)"]
+    assert check.out.splitlines()[3] == "no rank runs on c: the other hosts have slots for all 6 ranks"
     assert "this machine runs them all" not in check.out
     done = launcher.run("job", "--output-dir", "out", *hosts)
     assert done.code == 0, done.err
@@ -306,7 +307,7 @@ def test_workers_run_on_several_hosts_and_wait_for_all_after_each_line(launcher:
     assert first == [f"{rank} {rank % 4} {rank // 4} {'a 4,5,7,8' if rank < 4 else 'b 4,5'}" for rank in range(6)]
     assert [done.lines(rank)[1] for rank in range(6)] == [" ".join(f"done.{rank}" for rank in range(6))] * 6
     assert (launcher.home / "out/line.2/rank.5/stdout").exists()
-    assert "enginerun: b: worker 2 (ranks 4, 5)" in done.err
+    assert "enginerun: b: worker 2 (ranks 4, 5)" in done.err and done.err.count("no rank runs on c") == 1
     split = launcher.run("job", "-H", "a:3,b:3", *hosts[2:])
     assert split.code == 2
     assert (

@@ -43,6 +43,7 @@ def scrape(where: str) -> dict[str, str]:
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
 
+@pytest.mark.slow
 def test_ranks_are_up_until_they_have_ended(launcher):
     process = launcher.start(
         *("-np", 2, "--grace-period", 60, "--metrics-port", 0, "--metrics-file-sd", "sd", "--run-name", "a b"),

@@ -371,6 +371,11 @@ def test_old_directories_of_jobs_are_cleared_and_nothing_else(launcher, tmp_path
         return home
 
     directory("enginerun-forgotten")
+    directory("engine-forgotten")  # of a rank without enginerun
+    others = directory("engine-others")  # of another program, by what is in it
+    (others / "model").touch()
+    for path in (others / "model", others):
+        os.utime(path, (month_ago, month_ago))
     kept = {directory("enginerun-new", old=False), directory("other-old"), directory("enginerun-open", mode=0o755)}
     written = directory("enginerun-written")  # its directories are old, and a rank writes
     os.utime(written / "rank.0/stdout")
@@ -379,7 +384,7 @@ def test_old_directories_of_jobs_are_cleared_and_nothing_else(launcher, tmp_path
     link = launcher.temporary / "enginerun-link"
     link.symlink_to(target)
     os.utime(link, (month_ago, month_ago), follow_symlinks=False)
-    kept |= {written, held, target, link}
+    kept |= {written, held, target, link, others, directory("engine-new", old=False)}
     if os.geteuid() == 0:
         foreign = directory("enginerun-foreign")
         os.chown(foreign, 65534, 65534)

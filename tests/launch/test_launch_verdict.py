@@ -218,3 +218,82 @@ def test_a_rank_that_was_lost_with_its_host_is_told_so(tmp_path: Path) -> None:
     *_, last = failure_lines(verdict, ends, tmp_path, 1.0, {0: "a", 1: "b"})
     assert last.startswith("first failure: rank 1 on b: lost with its host, whose agent ended (exit code 255), 10.0 s")
     assert last.endswith("; nothing of its stderr had come")
+
+
+def test_a_rank_that_did_not_come_is_the_first_failure_and_not_who_waited(tmp_path: Path) -> None:
+    told = "engine_ext.errors.RendezvousError: ranks 1, 2 did not come within 4 s (ENGINE_START_TIMEOUT)"
+    waited = "\n".join(trace(f"{told}\n  a (rank 0): rank 0 came\n  nobody from b has called\nenginerun: x"))
+    job(tmp_path, r0=waited, r1="loading\n", r2="")
+    ends = [End(0, 1, 5.0), End(1, -15, 10.0, by_launcher=True), End(2, 0, 1.0)]
+    verdict = investigate(ends, tmp_path)
+    assert verdict is not None and (verdict.culprit, verdict.exit_code, verdict.blames) == (1, 1, {0: 1})
+    *others, first, quoted = failure_lines(verdict, ends, tmp_path, 1.0, {0: "a", 1: "b", 2: "b"})
+    reason = told.partition(": ")[2]
+    assert first.startswith(
+        "first failure: rank 1 on b: did not come to engine.init; the launcher ended it 9.0 s after the start "
+        f"(rank 0: {reason}); the end of its stderr"
+    )
+    assert others[-2:] == ["rank 0: a (rank 0): rank 0 came", "rank 0: nobody from b has called"]
+    assert quoted == "  | loading"
+
+
+def test_who_waits_for_the_first_of_its_own_host_is_not_to_blame(tmp_path: Path) -> None:
+    """It knows that one by its place on the host alone."""
+    told = "RendezvousError: rank 2: local rank 0 did not come within 3 s. Is it running, on this host, as this user"
+    waits = "RendezvousError: ranks 1, 2 did not come within 3 s (ENGINE_START_TIMEOUT)"
+    job(tmp_path, r0="\n".join(trace(waits)), r1="", r2="\n".join(trace(told)))
+    ends = [End(0, 1, 5.1), End(1, -15, 10.0, by_launcher=True), End(2, 1, 5.0)]
+    verdict = investigate(ends, tmp_path)
+    assert verdict is not None and verdict.culprit == 1 and verdict.blames == {0: 1, 2: None}
+
+
+def test_of_a_start_that_was_tried_again_the_last_error_counts() -> None:
+    first = trace("RendezvousError: rank 2 did not come within 3 s (ENGINE_START_TIMEOUT)")
+    lines = [*first, "", "During handling of the above exception, another exception occurred:", ""]
+    claim = claim_of(0, [*lines, *trace("RankDiedError: rank 1 died")[1:]], 1.0)
+    assert claim is not None and (claim.culprit, claim.cause) == (1, "died")
+
+
+def test_a_rank_that_ended_well_before_init_is_the_first_failure(tmp_path: Path) -> None:
+    ends = [End(0, 0, 1.5), End(1, 1, 5.0)]
+    job(tmp_path, r0="", r1="\n".join(trace("RendezvousError: rank 1: rank 0 did not come within 3 s. Is it running")))
+    verdict = investigate(ends, tmp_path)
+    assert verdict is not None and (verdict.culprit, verdict.exit_code) == (0, 1)
+    *_, last = failure_lines(verdict, ends, tmp_path, 1.0)
+    assert "did not come to engine.init; exit code 0, 0.5 s after the start (rank 1: rank 0 did not come" in last
+
+
+def test_hosts_that_do_not_reach_rank_0_are_those_that_did_not_come(tmp_path: Path) -> None:
+    """Both wait for the other: the address at which rank 0 is not reached is what the user sees last."""
+    no_way = "RendezvousError: rank 0 did not come within 3 s: rank 1 on b did not reach it at n:5\n  n: no such host"
+    job(tmp_path, r0="\n".join(trace("RendezvousError: rank 1 did not come within 3 s")), r1="\n".join(trace(no_way)))
+    for ends in ([End(0, 1, 5.0), End(1, 1, 5.1)], [End(0, 1, 5.1), End(1, 1, 5.0)]):
+        verdict = investigate(ends, tmp_path)
+        assert verdict is not None and verdict.culprit == 1
+        lines = failure_lines(verdict, ends, tmp_path, 1.0)
+        assert lines[-2:] == [
+            "  | RendezvousError: " + no_way.partition(": ")[2].split("\n")[0],
+            "  |   n: no such host",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "ending"),
+    [
+        ([End(0, 1, 12.0), End(1, 1, 11.0)], "exit code 1,"),
+        ([End(0, 1, 10.0), End(1, -15, 11.0, by_launcher=True)], "the launcher ended it"),
+    ],
+)
+def test_a_rank_that_was_out_of_reach_and_ran_on_has_not_died(tmp_path: Path, ends: list[End], ending: str) -> None:
+    for rank in (0, 1):
+        message = f"rank {1 - rank} cannot be reached: its connection is silent (rank {rank} noticed it first)"
+        said = {"rank": 1 - rank, "cause": "lost", "message": message, "time": 10.0 - rank}
+        (tmp_path / f"rank.{rank}").mkdir()
+        (tmp_path / f"rank.{rank}" / "failure.json").write_text(json.dumps(said))
+    verdict = investigate(ends, tmp_path)
+    assert verdict is not None
+    *_, last = failure_lines(verdict, ends, tmp_path, 1.0, {0: "a", 1: "b"})
+    assert last.startswith(
+        f"first failure: rank 1 on b: could not be reached by rank 0, and ran on; {ending} 10.0 s after the start "
+        "(rank 0: its connection is silent)"
+    )

@@ -38,6 +38,7 @@ def test_each_alert_has_a_case_for_firing_and_one_for_staying_silent() -> None:
     assert {alert["alert"] for alert in alerts()} == fires == silent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -83,6 +83,7 @@ def run(prometheus: Programs, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Run(server, job, targets)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(450)
 def test_file_sd_leads_to_every_rank(run: Run) -> None:
     run.until_is(lambda: len(run.server.query(f'engine_rank_up{{run="{NAME}"}} == 1')) == 4, "four ranks are up", 120.0)
@@ -129,6 +130,7 @@ def test_every_rule_works_and_no_alert_fires(run: Run) -> None:
     run.until_is(lambda: not run.server.query(f'ALERTS{{alertstate="firing", run="{NAME}"}}'), "no alert fires")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_the_slowed_rank_is_the_straggler_and_no_other(run: Run) -> None:
     (run.job.directory / "slow.2").touch()

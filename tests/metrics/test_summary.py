@@ -113,6 +113,17 @@ def test_knobs_of_a_trial_are_not_called_the_best() -> None:
     assert "its choice" not in shown
 
 
+def test_ranks_are_compared_with_the_processors_of_their_own_host() -> None:
+    def crowded(**hosts: tuple[int, int]) -> str | None:
+        run = replace(run_of(sum(ranks for ranks, _ in hosts.values()), 1), hosts=hosts)
+        return advice.crowded(figures({0: rank(0), 1: rank(1)}, run))
+
+    assert crowded(a=(1, 1), b=(4, 4)) is None
+    few = crowded(a=(1, 1), b=(4, 2), c=(3, 1))
+    assert few is not None and few.startswith("4 ranks share 2 processors on b; 3 ranks share 1 processor on c, and so")
+    assert few.endswith("start fewer ranks there")
+
+
 def test_hosts_and_what_the_network_costs_are_told() -> None:
     """Problem 17: a host whose data comes late is named, and no rank is called late for it."""
     far = {"hosts": 3, "network_sent": 3 << 30, "lag_ns": 0}

@@ -43,7 +43,7 @@ def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist's files: what is built from them shows that the sdist holds all that a build needs."""
     directory = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
-        archive.extractall(directory, filter="data")
+        archive.extractall(directory, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from 3.11.4
     (root,) = directory.iterdir()
     return root
 

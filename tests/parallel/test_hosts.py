@@ -605,6 +605,7 @@ def raises(rank: int, native: core.Engine) -> None:
     native.abort(f"rank {rank} raised this")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1), (0, 1, 2, 1, 2), (0, 1, 2, 3, 3, 2, 1), MANY])
 def test_of_failures_in_the_same_moment_one_is_told_everywhere(hosts: tuple[int, ...]) -> None:
     """Problem 9: all ranks raise at a barrier, and one text is what all are told."""
@@ -648,13 +649,20 @@ WRONG_REQUESTS = [
 ]  # fmt: skip
 
 
+# The same of words of a rank's page: the place, the length and the value (rank_page).
+WRONG_WORDS = [
+    (20, 4, 1), (16, 8, 1 << 40), (16, 4, 0), (28, 4, 0), (40, 4, 1), (48, 4, 1), (48, 4, 1 << 31), (48, 8, 1),
+    (64, 4, 1), (128, 4, 1), (136, 8, 1), (240, 8, 5), (240, 8, 8 << 56), (244, 4, 0), (512, 4, 1), (1 << 31, 8, 1),
+]  # fmt: skip
+
+
 def frames_forged(kind: int, change: Callable[[bytearray], bool]) -> list[str]:
     """What ranks are told when the first frame of that type that `change` takes is changed, once the world works."""
     works = threading.Event()
     done = threading.Event()
 
     def forge(head: list[int], payload: bytearray) -> None:
-        if works.is_set() and head[1] == kind and not done.is_set() and change(payload):
+        if works.is_set() and head[1] == kind and head[3] >= 0 and not done.is_set() and change(payload):
             done.set()
 
     told = told_after((0, 1, 1), lambda ends: works.set(), forge=forge)
@@ -687,6 +695,18 @@ def test_a_malformed_request_ends_the_connection_before_anybody_reads_it(at: int
         return True
 
     for text in frames_forged(REQUESTS, change):
+        assert "its connection failed: Protocol error" in text or "its connection ended" in text, text
+
+
+@pytest.mark.parametrize(("at", "length", "value"), WRONG_WORDS)
+def test_a_malformed_word_ends_the_connection_before_anybody_reads_it(at: int, length: int, value: int) -> None:
+    """Problem 5: half a word, one that its rank does not tell, or what is used as an index or a length."""
+
+    def change(payload: bytearray) -> bool:
+        struct.pack_into("=IIQ", payload, 0, at, length, value)
+        return True
+
+    for text in frames_forged(WORDS, change):
         assert "its connection failed: Protocol error" in text or "its connection ended" in text, text
 
 

@@ -289,6 +289,21 @@ def test_the_table_the_json_and_the_picture_say_the_same(tmp_path: Path, capsys:
     assert told["hosts"][1]["step"] == pytest.approx(0.1 + 2e-4 + 8 * 300 / 1e9)
 
 
+def test_a_directory_of_timelines_and_rows_that_cannot_be_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        write(tmp_path / f"t.rank{rank}.json", timeline(rank))
+    note = "more than 256 ranks are what the model gives: no job has so many"
+    options = ["--bandwidth", "1G", "--latency", "100us"]
+    for hosts, beyond in (("2,128", False), ("2,129", True)):
+        assert main([str(tmp_path), "--hosts", hosts, *options]) == 0
+        shown = capsys.readouterr().out
+        assert (note in shown) is beyond and "each rank keeps its batch" in shown
+        assert main([str(tmp_path), "--hosts", hosts, *options, "--json"]) == 0
+        assert any(note in each for each in json.loads(capsys.readouterr().out)["recorded"]["notes"]) is beyond
+
+
 def test_other_knobs_than_those_of_the_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "t.json", timeline(0))
     options = ["--fusion-threshold", "1M", "--cycle-time-ms", "2", "--chunk-bytes", "4K", "--json"]

@@ -513,6 +513,7 @@ def test_flushing_of_denormals_stays_with_the_user(library: ctypes.CDLL, kernels
         assert after & flushing == flushing
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(SANITIZED in os.environ, reason="this is the sanitized run")
 @pytest.mark.timeout(900)
 def test_sanitizers_find_nothing() -> None:

@@ -287,7 +287,7 @@ def test_an_error_of_the_start_shows_where_the_program_called_and_what_is_wrong(
         "START_TIMEOUT": "0.2",
         "JOB": uuid.uuid4().hex,
     }
-    program = [sys.executable, "-c", "import engine\ndef main():\n    engine.init()\nmain()"]
+    program = [sys.executable, "-P", "-c", "import engine\ndef main():\n    engine.init()\nmain()"]
     environ = {**os.environ, **{f"ENGINE_{name}": value for name, value in alone.items()}}
     said = subprocess.run(program, env=environ, capture_output=True, text=True, check=False, timeout=60).stderr
     assert "RendezvousError: rank 1: rank 0 did not come" in said and "in main" in said, said

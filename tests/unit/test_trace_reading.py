@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,20 @@ def test_files_that_do_not_belong_together_are_refused(
 
 def test_a_missing_file_and_an_empty_directory_are_said(tmp_path: Path) -> None:
     assert main(["summary", str(tmp_path / "none.json")]) == 2
-    with pytest.raises(TraceError, match=r"no rank.N.trace.json in it"):
+    with pytest.raises(TraceError, match=r"no rank.N.trace.json and no NAME.rankN.json in it"):
+        files_of([tmp_path])
+
+
+@pytest.mark.parametrize("form", ["rank.{}.trace.json", "t.rank{}.json", "a.b.rank{}.json"])
+def test_a_directory_stands_for_the_timelines_of_one_job(tmp_path: Path, form: str) -> None:
+    files = [write(tmp_path / form.format(rank), a_rank(rank)) for rank in range(2)]
+    for other in ("merged.json", "t.rankx.json", "t.rank0.json.old"):
+        (tmp_path / other).touch()
+    assert files_of([tmp_path]) == files
+    assert summarize(read([tmp_path], [])) == summarize(read(files, []))
+    write(tmp_path / "u.rank0.json", a_rank(0))
+    names = ", ".join(sorted((form.format("*"), "u.rank*.json")))
+    with pytest.raises(TraceError, match=re.escape(f"timelines of several names ({names}): give one, as {tmp_path}/")):
         files_of([tmp_path])
 
 

@@ -221,6 +221,11 @@ def test_a_launcher_that_does_not_say_where_rank_0_is_needs_the_hub(source: str)
         detect(environ)
 
 
+def test_a_host_is_called_as_the_user_has_told() -> None:
+    environ = {**HOSTS["torchrun"], "ENGINE_SECRET": "s"}
+    assert [detect(environ | name).host_name for name in ({"ENGINE_HOST_NAME": "pod-0"}, {})] == ["pod-0", ""]
+
+
 @pytest.mark.parametrize(
     ("text", "host", "port"),
     [("node1:4711", "node1", 4711), ("10.0.0.1:1", "10.0.0.1", 1), ("[fd00::1]:65535", "fd00::1", 65535)],
