@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import config, logs
+from .device import Device
 from .errors import ConfigError, RendezvousError
 from .host import linux, stacks
 from .host.machine import cpu_quota
@@ -51,6 +52,20 @@ class Running:
     timeline: Timeline | None = None
     tuning: Tuning | None = None
     serving: InProcess | None = None
+    device: Device | None = None
+
+    def let_go(self) -> None:
+        """Let go of all that watches the engine, which has been closed or could not be."""
+        try:
+            if self.device is not None:
+                self.device.close()
+        finally:
+            self.watch.report_failure()
+            self.watch.stop(self.settings.shutdown_timeout)
+            if self.timeline is not None:
+                self.timeline.stop()
+            if self.serving is not None:
+                self.serving.stop()
 
 
 def start(world: World, given: dict[str, Any], generation: int, environ: Mapping[str, str]) -> Running:
@@ -116,6 +131,7 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
     stacks.enable(settings.output_dir, world.rank)
     crew = {rank: gathered.pids[rank] for rank in gathered.crew}
     running = Running(engine, world, settings, watch, sets, os.getpid(), crew, gathered.layout, generation, timeline)
+    running.device = Device(engine, crew, settings)
     if timeline is not None:
         timeline.start(engine, sets, len(gathered.layout.crews))
     if world.rank == 0:

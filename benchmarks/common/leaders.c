@@ -165,7 +165,9 @@ static void execute(uint64_t tail) {
     const engine_entry *entry = (const engine_entry *)&words[taken % RING_WORDS];
     if (entry->words == 0) fail("an entry without words");
     if (entry->type == ENTRY_DEFINE) {
-      int k = atoi((const char *)(entry + 1) + 7);
+      char number[16] = "";              /* behind "tensor."; a name ends without a zero */
+      memcpy(number, (const char *)(entry + 1) + 7, (size_t)entry->name_bytes - 7);
+      int k = atoi(number);
       id_of[k] = entry->id, by_id[entry->id] = 1 + (uint64_t)k;
     } else if (entry->type == ENTRY_BATCH || entry->type == ENTRY_SKIP) {
       executed += entry->items;

@@ -20,11 +20,13 @@ from .picture import draw
 from .recorded import Recorded, recorded
 
 MOST_HOSTS = 1 << 16
+MOST_RANKS = 256  # of a job that can be started: a control segment has room for so many (engine_ext/shared/layout.h)
 BAR = 30  # columns of a step of the longest row
 ASSUMPTIONS = (
     "assumed: H hosts like the recorded one, of L ranks and one link each; S bytes summed by a direct exchange",
     "((L+1) S (H-1)/H each way, two trips), or along a chain of hosts (2 S, two hosts S, 2 H - 2 trips), as the engine",
-    "chooses; overlapped with computation; no loss, no other traffic, no late hosts.",
+    "chooses; overlapped with computation; each rank keeps its batch, and the job's grows (weak scaling);",
+    "no loss, no other traffic, no late hosts.",
 )
 
 
@@ -146,7 +148,7 @@ def text(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) ->
         f"recorded: {readable.count(told.ranks, 'rank')} on one host, {share}, {1e3 * step:.2f} ms each, "
         f"of which the program of rank {told.rank} waited {1e3 * waited:.2f} ms",
         f"network: {about(rules, network)}: {entries:.1f} entries a step, recorded {told.entries:.1f}",
-        *(f"note: {note}" for note in told.notes),
+        *(f"note: {note}" for note in notes_on(told, rows)),
         "",
         "hosts   ranks        step  efficiency     added  link busy   host sends",
     ]
@@ -158,6 +160,13 @@ def text(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) ->
             f"{1e3 * row.added:6.2f} ms {readable.share(row.busy):>10} {readable.size(row.nbytes):>12}  {bar}"
         )
     return "\n".join([*lines, "", "#: the recorded step; +: what the network adds", *ASSUMPTIONS])
+
+
+def notes_on(told: Recorded, rows: Sequence[Row]) -> tuple[str, ...]:
+    """What the user should know of the recording and of rows."""
+    if max(row.ranks for row in rows) <= MOST_RANKS:
+        return told.notes
+    return (*told.notes, f"rows with more than {MOST_RANKS} ranks are what the model gives: no job has so many")
 
 
 def _title(told: Recorded) -> str:
@@ -173,7 +182,7 @@ def _json(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -
             "of": told.of,
             "step": fmean(step.seconds for step in told.steps),
             "entries": told.entries,
-            "notes": told.notes,
+            "notes": notes_on(told, rows),
         },
         "rules": vars(rules),
         "network": vars(network),

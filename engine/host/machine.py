@@ -176,3 +176,11 @@ def free_port(address: str = "127.0.0.1") -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
+
+
+def boot() -> str:
+    """What is equal for processes of one machine while it is up, in whatever containers; empty if it tells nothing."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -55,7 +55,7 @@ class Agent:
         head = order.head
         self.channel = channel
         self.job = Job(**head["job"] | {"directory": Path(head["job"]["directory"])})
-        self.crew = Crew(head["host"], head["hosts"], tuple(head["ranks"]), head["name"])
+        self.crew = Crew(head["host"], tuple(head["sizes"]), tuple(head["ranks"]), head["name"])
         self.head = head
         self.command = [str(word) for word in head["command"]]
         self.hub: socket.socket | None = None
@@ -104,6 +104,7 @@ class Agent:
             port=machine.free_port(""),
             address=address,
             summary=self.allotment.summary,
+            processors=machine.facts().usable,
         )
 
     def run(self, head: dict[str, Any]) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
 from ..compat import builds
 from ..frameworks.table import BOUND
+
+# Launchers of others under which ranks find each other, and what is to be known of them.
+OTHERS = {"torchrun": "", "mpirun": " (Open MPI, MPICH)", "srun": " (by its variables)"}
 
 
 def table() -> str:
@@ -15,13 +21,16 @@ def table() -> str:
     memory = f"shared memory, with kernels {', '.join(kernels)}" if kernels else f"shared memory: {problem}"
     sections: dict[str, list[tuple[bool, str]]] = {
         "Frameworks": list(_frameworks()),
+        "Launchers": list(_launchers()),
         "Controllers": [
             (bool(kernels), "shared memory"),
+            (bool(kernels), "TCP between hosts"),
             (builds.mpi_built(), "MPI"),
             (builds.gloo_built(), "Gloo"),
         ],
         "Operations": [
             (bool(kernels), memory),
+            (bool(kernels), "TCP between hosts"),
             (bool(builds.nccl_built()), "NCCL"),
             (builds.ddl_built(), "DDL"),
             (builds.ccl_built(), "CCL"),
@@ -34,6 +43,15 @@ def table() -> str:
     for title, rows in sections.items():
         lines += ["", f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for there, name in rows)]
     return "\n".join(lines)
+
+
+def _launchers() -> Iterator[tuple[bool, str]]:
+    """What starts ranks, and whether it is on the PATH or beside this Python."""
+    places = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+    yield True, "enginerun"
+    for command, about in OTHERS.items():
+        found = shutil.which(command, path=places)
+        yield found is not None, f"{command}{about}: {found or 'not found here'}"
 
 
 def _frameworks() -> Iterator[tuple[bool, str]]:

@@ -123,6 +123,11 @@ class Conductor:
         """By rank, the seconds by which the launcher's clock is ahead of its host's."""
         return {rank: host.ahead for rank, host in self._by_rank.items()}
 
+    @property
+    def shares(self) -> dict[str, tuple[int, int]]:
+        """By name, the ranks of each host and the processors that its agent has found, once agents are ready."""
+        return {host.name: (len(host.place.ranks), int(self._ready[host.number]["processors"])) for host in self._hosts}
+
     def runs(self, rank: int) -> bool:
         """Whether a rank has been started and has not ended."""
         return self._started and rank not in self._ends
@@ -196,7 +201,7 @@ class Conductor:
             job=asdict(job) | {"directory": str(job.directory), "settings": dict(job.settings)},
             host=host.number,
             name=host.name,
-            hosts=len(options.places),
+            sizes=[len(place.ranks) for place in options.places],
             ranks=host.place.ranks,
             hub=host.number == 0 and len(options.places) > 1,
             cwd=str(Path.cwd()) if host.place.local or reach.directory is None else reach.directory,

@@ -59,47 +59,58 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
     """
     hosts: dict[str, int] = {}
     for part in text.split(","):
-        found = _PART.fullmatch(part.strip())
-        slots = int(found["slots"] or 1) if found else 0
-        if found is None or slots < 1:
+        found = _part(part)
+        if found is None:
             raise LaunchError(f"--hosts: {part!r} is not 'name:slots' with at least one slot, as in 'localhost:4'")
-        name = found["name"].strip("[]")
+        name, slots = found
         if not _NAME.fullmatch(name):
             raise LaunchError(f"--hosts: {name!r} is no name or address of a host")
         hosts[name] = hosts.get(name, 0) + slots
     return list(hosts.items())
 
 
-def read_hostfile(text: str) -> str:
-    """Turn a host file into what `--hosts` takes.
+def _part(text: str) -> tuple[str, int] | None:
+    """Name and slots of `name:slots`; None if it is not of that form. Whether the name can be one is not looked at."""
+    found = _PART.fullmatch(text.strip())
+    slots = int(found["slots"] or 1) if found else 0
+    return None if found is None or slots < 1 else (found["name"].strip("[]"), slots)
+
+
+def read_hostfile(text: str) -> list[tuple[str, int]]:
+    """Read a host file.
 
     Parameters
     ----------
     text : str
-        The file's content: lines of `name slots=N`, as Horovod and Open MPI write them, or of `name:N`. `#` begins a
-        comment. What Open MPI has beside the slots, such as `max_slots=8`, is passed over.
+        The file's content: lines of `name slots=N`, as Horovod and Open MPI write them, or of `name:N`; a name without
+        slots has one. `#` begins a comment. What Open MPI has beside the slots, such as `max_slots=8`, is passed over.
 
     Returns
     -------
-    str
-        `name:slots,name:slots`.
+    list of (str, int)
+        As of `parse_hosts`.
 
     Raises
     ------
     LaunchError
         A line that is neither.
     """
-    hosts = []
+    hosts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        fields = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
+        told = line.partition("#")[0].strip()
+        fields = re.sub(r"\s*=\s*", "=", told).split()
         if not fields:
             continue
         settings = dict(field.partition("=")[::2] for field in fields[1:])
-        if not set(settings) <= {"slots", "max_slots", "max-slots"}:
-            raise LaunchError(f"--hostfile: line {number} is {line.strip()!r}, and 'name slots=N' is expected")
         name = f"[{fields[0]}]" if fields[0].count(":") > 1 and not fields[0].startswith("[") else fields[0]
-        hosts.append(f"{name}:{settings['slots']}" if "slots" in settings else name)
-    return ",".join(hosts)
+        found = _part(f"{name}:{settings['slots']}" if "slots" in settings else name)
+        known = set(settings) <= {"slots", "max_slots", "max-slots"}
+        if found is None or not known or not _NAME.fullmatch(found[0]):
+            raise LaunchError(
+                f"--hostfile: line {number} is {told!r}, and 'name slots=N' with at least one slot is expected"
+            )
+        hosts[found[0]] = hosts.get(found[0], 0) + found[1]
+    return list(hosts.items())
 
 
 def is_here(name: str, names: Collection[str]) -> bool:
@@ -167,3 +178,18 @@ def lay_out(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] 
             ranks.setdefault(known, []).extend(given)
         first += slots
     return [Place(name, tuple(numbers), name == here) for name, numbers in ranks.items()]
+
+
+def without_ranks(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] | None) -> tuple[str, ...]:
+    """The hosts to which `lay_out` gives no rank. Parameters as there."""
+    having = {place.name for place in lay_out(hosts, size, names)}
+    every = lay_out([(name, 1) for name, _ in hosts], len(hosts), names)
+    return tuple(place.name for place in every if place.name not in having)
+
+
+def told_idle(idle: Sequence[str], size: int) -> list[str]:
+    """The line on hosts that get no rank; none if there are no such hosts."""
+    if not idle:
+        return []
+    ranks = "the rank" if size == 1 else f"all {size} ranks"
+    return [f"no rank runs on {', '.join(idle)}: the other hosts have slots for {ranks}"]

@@ -28,6 +28,7 @@ from .devices import devices_here, share_devices
 from .errors import LaunchError
 from .guardian import Guardian
 from .horovod_options import without_effect
+from .hosts import told_idle
 from .metrics import Metrics
 from .options import Options, load
 from .output import Display, Stream
@@ -72,6 +73,7 @@ class JobRun:
         self._err = Console(2)
         self._displays: list[Display] = []
         self._clocks: dict[int, float] = {}
+        self._shares: dict[str, tuple[int, int]] = {}
         self._keep = True
 
     def run(self) -> int:
@@ -101,6 +103,8 @@ class JobRun:
             self._say(hidden)
         if options.ignored:
             self._say(without_effect(options.ignored))
+        for line in [] if options.quiet else told_idle(options.idle, options.size):
+            self._say(line)
         with Metrics(options, chosen, os.environ, self._say) as metrics, self._directory() as directory:
             job = Job(
                 size=options.size,
@@ -193,7 +197,7 @@ class JobRun:
         metrics.stop()
         self._displays.extend(conductor.displays.values())
         self.problems = conductor.problems
-        self.hosts, self._clocks = conductor.hosts, conductor.clocks
+        self.hosts, self._clocks, self._shares = conductor.hosts, conductor.clocks, conductor.shares
         return outcome
 
     def _supervise(
@@ -293,6 +297,7 @@ class JobRun:
             unix_offset=unix_offset,
             tuner_log=None if log is None else str(log),
             ended_by=None if signum is None else processes.signal_name(signum),
+            hosts=self._shares,
         )
         return report({rank: look_into(descriptor) for rank, descriptor in enumerate(pages)}, run)
 

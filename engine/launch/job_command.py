@@ -14,7 +14,7 @@ from ..host import machine
 from .check_build import installed
 from .devices import devices_here, share_devices
 from .errors import LaunchError
-from .hosts import Place
+from .hosts import Place, told_idle
 from .job import JobRun
 from .options import MEBIBYTE, Options, parse
 from .riseml import FRAMEWORKS, Description, command_of, describe
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     jobs = [_options(description, bounds, line, rest) for line in description.run]
     places = jobs[0].places
     devices = () if places else devices_of(description, devices_here(os.environ.get("CUDA_VISIBLE_DEVICES")))
-    lines = said(path, description, bounds, devices, places, hosts_given=_hosts_given(rest))
+    lines = said(path, description, bounds, devices, places, jobs[0].idle, hosts_given=_hosts_given(rest))
     for line in lines:
         if check:
             print(line)
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         for number, job in enumerate(jobs, 1):
             print(f"line {number} of {len(jobs)}: {shlex.join(_arguments(description, bounds, rest, job.command))}")
         return 0
-    return _run(jobs, description.run)
+    return _run([replace(job, idle=()) for job in jobs], description.run)
 
 
 def _run(jobs: Sequence[Options], lines: Sequence[str]) -> int:
@@ -222,6 +222,7 @@ def said(
     bounds: Bounds,
     devices: Sequence[str] = (),
     places: Sequence[Place] = (),
+    idle: Sequence[str] = (),
     hosts_given: bool = False,
 ) -> list[str]:
     """What the user is told before anything is started, in a line each."""
@@ -235,6 +236,7 @@ def said(
         workers = dict.fromkeys(rank // description.processes for rank in place.ranks)
         names = f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
         lines.append(f"{place.name}: {names} ({readable.ranks(place.ranks)})")
+    lines += told_idle(idle, description.size)
     found = installed(FRAMEWORKS[description.framework])
     if found is None:
         lines.append(f"{description.framework} is not installed here, and nothing is installed by this")

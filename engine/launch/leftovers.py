@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
 import time
 from pathlib import Path
 
 from ..host import stacks
+from ..trace import flight
 
 PREFIX = "enginerun-"  # prefix of the names of jobs' temporary directories
 RESULT, ERROR = "call-result", "call-error"  # files that a rank of `engine.run` leaves: one of them
 # Files that a rank leaves about its job.
 RECORDS = ("failure.json", "flight.json", "traceback.txt", stacks.NAME, RESULT, ERROR)
 KEPT = 7 * 24 * 3600.0  # seconds for which a temporary directory is kept
+_OF_RANK = re.compile(r"rank\.\d+")
 CLEARED = 20  # most directories that one job clears, so that it does not start late
 
 
@@ -83,6 +86,7 @@ def lock(directory: Path, flags: int = 0) -> int:
 def clear_old(temporary: Path) -> None:
     """Remove temporary directories of this user's jobs in which nothing has changed for `KEPT` seconds.
 
+    They are those of `enginerun`, and those of records that ranks without it have written (`engine.trace.flight`).
     A job holds its directory by a lock, so that one in use is never removed, however long it says nothing. No link is
     followed: what is looked at is what was opened. What cannot be looked at or removed is left to the next job.
 
@@ -93,7 +97,7 @@ def clear_old(temporary: Path) -> None:
     """
     cleared = 0
     try:
-        names = [name for name in os.listdir(temporary) if name.startswith(PREFIX)]
+        names = [name for name in os.listdir(temporary) if name.startswith((PREFIX, flight.PREFIX))]
     except OSError:
         return  # making the job's own directory there will say what is wrong
     for name in names:
@@ -102,13 +106,20 @@ def clear_old(temporary: Path) -> None:
                 continue  # not even for a moment is a new one held, which its job is about to hold
             descriptor = lock(temporary / name, os.O_NOFOLLOW)
             try:
-                if _is_abandoned(descriptor):
+                ours = name.startswith(PREFIX) or _holds_records_alone(descriptor)
+                if ours and _is_abandoned(descriptor):
                     shutil.rmtree(temporary / name)  # follows no link, either
                     cleared += 1
             finally:
                 os.close(descriptor)
         if cleared == CLEARED:
             return
+
+
+def _holds_records_alone(descriptor: int) -> bool:
+    """Whether a directory is one of ranks' records by what is in it: others may have named theirs alike."""
+    names = os.listdir(descriptor)
+    return bool(names) and all(_OF_RANK.fullmatch(name) for name in names)
 
 
 def _is_old(about: os.stat_result) -> bool:

@@ -20,7 +20,7 @@ from .check_build import table
 from .errors import LaunchError
 from .hosts import Place
 from .plan import PUBLISHING
-from .reach import NO_OPTIONS, Ignored, Reach, add_reach, hosts_of, places_of, reach_of
+from .reach import NO_OPTIONS, Ignored, Reach, add_reach, hosts_of, idle_of, places_of, reach_of
 
 COUNT = Whole(1)
 MEBIBYTE = 1 << 20
@@ -65,6 +65,8 @@ class Options:
         Hosts, each with an agent that starts its ranks; empty: all ranks are here, and the launcher starts them.
     reach : Reach
         Of hosts with agents.
+    idle : tuple of str
+        Hosts that were given and get no rank.
     """
 
     size: int
@@ -86,6 +88,7 @@ class Options:
     enclosed: bytes = b""
     places: tuple[Place, ...] = ()
     reach: Reach = NO_OPTIONS
+    idle: tuple[str, ...] = ()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -200,6 +203,7 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
         ignored=tuple(name for name in given.ignored if not places or name not in horovod_options.FAR),
         places=places,
         reach=reach_of(given),
+        idle=idle_of(given, hosts, size),
     )
 
 

@@ -29,8 +29,8 @@ class Crew:
     ----------
     host : int
         Number of the host; hosts are numbered by their lowest ranks.
-    hosts : int
-        How many there are.
+    sizes : tuple of int
+        By host, how many ranks it has.
     ranks : tuple of int
         In ascending order.
     name : str
@@ -38,9 +38,14 @@ class Crew:
     """
 
     host: int
-    hosts: int
+    sizes: tuple[int, ...]
     ranks: tuple[int, ...]
     name: str = ""
+
+    def cross(self, local_rank: int) -> tuple[int, int]:
+        """The number of this host among those that have a rank of this local rank, and how many these are."""
+        having = [host for host, size in enumerate(self.sizes) if size > local_rank]
+        return having.index(self.host), len(having)
 
 
 @dataclass(frozen=True)
@@ -195,7 +200,7 @@ def _place(job: Job, rank: int, local_rank: int, crew: Crew | None) -> dict[str,
         "ENGINE_OUTPUT_DIR": str(job.directory),
     }
     if crew is not None:
-        place |= {"ENGINE_CROSS_RANK": str(crew.host), "ENGINE_CROSS_SIZE": str(crew.hosts)}
+        place |= {"ENGINE_CROSS_RANK": str(crew.host), "ENGINE_CROSS_SIZE": str(len(crew.sizes))}
         place |= {"ENGINE_HOST_NAME": crew.name} if crew.name else {}
     if job.hub:
         place["ENGINE_HUB"] = job.hub
@@ -209,12 +214,13 @@ def _place(job: Job, rank: int, local_rank: int, crew: Crew | None) -> dict[str,
     if job.counters:
         place["ENGINE_COUNTERS"] = job.counters[local_rank]
     if job.horovod:
+        cross_rank, cross_size = (0, 1) if crew is None else crew.cross(local_rank)
         place |= {
             "HOROVOD_RANK": number,
             "HOROVOD_SIZE": size,
             "HOROVOD_LOCAL_RANK": local,
             "HOROVOD_LOCAL_SIZE": crew_size,
-            "HOROVOD_CROSS_RANK": "0" if crew is None else str(crew.host),
-            "HOROVOD_CROSS_SIZE": "1" if crew is None else str(crew.hosts),
+            "HOROVOD_CROSS_RANK": str(cross_rank),
+            "HOROVOD_CROSS_SIZE": str(cross_size),
         }
     return place

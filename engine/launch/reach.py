@@ -11,7 +11,7 @@ from typing import Any
 from ..forms import Whole, argument
 from ..host import network
 from .errors import LaunchError
-from .hosts import Place, lay_out, own_names, parse_hosts, read_hostfile
+from .hosts import Place, lay_out, own_names, parse_hosts, read_hostfile, without_ranks
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,17 @@ def add_reach(parser: argparse.ArgumentParser) -> None:
 
 def hosts_of(given: argparse.Namespace) -> list[tuple[str, int]] | None:
     """The hosts and their slots, if any are given."""
-    hosts: str | None = given.hosts
-    if given.hostfile is not None:
-        try:
-            hosts = read_hostfile(given.hostfile.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise LaunchError(f"--hostfile: cannot read {str(given.hostfile)!r}: {error}") from error
-        if not hosts:
-            raise LaunchError(f"--hostfile: {str(given.hostfile)!r} names no host")
-    return None if hosts is None else parse_hosts(hosts)
+    if given.hostfile is None:
+        return None if given.hosts is None else parse_hosts(given.hosts)
+    if given.hosts is not None:
+        raise LaunchError(f"-H {given.hosts} and --hostfile {given.hostfile} both name the hosts: give one of the two")
+    try:
+        hosts = read_hostfile(given.hostfile.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"--hostfile: cannot read {str(given.hostfile)!r}: {error}") from error
+    if not hosts:
+        raise LaunchError(f"--hostfile: {str(given.hostfile)!r} names no host")
+    return hosts
 
 
 def places_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None, size: int) -> tuple[Place, ...]:
@@ -125,8 +127,18 @@ def places_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None
                 "--launch-agent starts agents on the hosts of --hosts, and none are given: add -H a:4,b:4"
             )
         return ()
-    places = lay_out(hosts, size, None if given.launch_agent is not None else own_names())
+    places = lay_out(hosts, size, _names_here(given))
     return () if all(place.local for place in places) else tuple(places)
+
+
+def idle_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None, size: int) -> tuple[str, ...]:
+    """The hosts that get no rank."""
+    return () if hosts is None else without_ranks(hosts, size, _names_here(given))
+
+
+def _names_here(given: argparse.Namespace) -> set[str] | None:
+    """The names of this machine; None: with `--launch-agent` no host is this machine."""
+    return None if given.launch_agent is not None else own_names()
 
 
 def _words(option: str, text: str | None) -> tuple[str, ...]:

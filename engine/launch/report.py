@@ -14,7 +14,7 @@ from pathlib import Path
 from .. import readable
 from ..errors import BY_CAUSE
 from ..host import stacks
-from .verdict import Claim, End, Verdict, claim_of, describe, judge, traceback_span
+from .verdict import ABSENT, Claim, End, Verdict, claim_of, describe, judge, traceback_span
 
 QUOTE = "  | "
 TAIL_LINES = 20
@@ -157,6 +157,8 @@ def failure_lines(
     end = by_rank[verdict.culprit]
     lines = [f"other ranks: {text}" for text in _others(verdict, ends)]
     lines += _where(verdict, end, directory / f"rank.{end.rank}" / stacks.NAME)
+    if verdict.claim is not None and verdict.claim.cause == ABSENT:
+        lines += [f"rank {verdict.claim.source}: {line}" for line in verdict.claim.message.split("\n")[1:]]
     path = directory / f"rank.{end.rank}" / "stderr"
     tail = read_tail(path)
     extract = _extract(tail)
@@ -212,15 +214,19 @@ def _cause(verdict: Verdict, end: End, started: float) -> str:
     """Say in one line what the culprit did."""
     after = f"{max(0.0, end.time - started):.1f} s after the start"
     claim = verdict.claim
-    said = "" if claim is None or claim.source == end.rank else _FRAME.sub("", claim.message)
+    said = "" if claim is None or claim.source == end.rank else _FRAME.sub("", claim.message).partition("\n")[0]
     word = f" (rank {claim.source}: {said})" if claim is not None and said else ""
     if end.lost:
         return f"lost with its host, whose agent {end.lost}, {after}"
+    ending = "the launcher ended it" if end.by_launcher else f"{describe(end.code)},"
+    if claim is not None and claim.cause == "lost" and (end.code >= 0 or end.by_launcher):
+        return f"could not be reached by rank {claim.source}, and ran on; {ending} {after}{word}"
     if end.failed:
         hint = " (from outside; the kernel does this when memory runs out)" if end.code == -signal.SIGKILL else ""
         return f"{describe(end.code)}{hint}, {after}"
+    if claim is not None and claim.cause == ABSENT:
+        return f"did not come to engine.init; {ending} {after}{word}"
     if claim is not None and claim.cause == "stalled":
-        ending = "the launcher ended it" if end.by_launcher else describe(end.code)
         return f"stood still; {ending} {after}{word}"
     if claim is not None and claim.cause == "left":
         return f"left while others needed it, {describe(end.code)}, {after}{word}"

@@ -12,6 +12,7 @@ A blamed rank may have ended well (it left while others needed it) or not at all
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,13 @@ from ..errors import BY_CAUSE
 from ..host.processes import signal_name
 
 CAUSES = {kind.__name__: cause for cause, kind in BY_CAUSE.items()}
+ABSENT = "absent"  # of a rank that has not come while the others gathered
+UNREACHED = ("died", "lost", ABSENT)  # what ranks say of each other that are cut off
 _EXCEPTION = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(CAUSES)}|WorldError)\b:?\s*(.*)")
 _RANK = re.compile(r"\brank (\d+)\b")
+_ABSENCE = re.compile(
+    r"^(?:[\w.]+\.)?RendezvousError: (?:rank \d+: )?((local rank|ranks?) (\d+)[^:]* did not come within .*)"
+)
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 _TRACEBACK = re.compile(r"^(?:  [+|] )?(?:Exception Group )?Traceback \(most recent call last\):")
 
@@ -71,8 +77,9 @@ class Claim:
     culprit : int or None
         The rank that it blames, maybe itself; None if it only says that it is not to blame.
     cause : str
-        `died`, `raised`, `left`, `stalled`; empty if it does not say.
+        `died`, `raised`, `left`, `stalled`, `lost`, `absent`; empty if it does not say.
     message : str
+        Of an absence with the lines that say more.
     time : float
         Seconds, CLOCK_REALTIME.
     """
@@ -131,9 +138,9 @@ def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
         if claim.culprit != claim.source:
             blames.setdefault(claim.source, claim.culprit)
     own = {end.rank: end for end in failures}
-    # Rank 0's host judges what hosts claim; only one that has lost it says, of its own, that rank 0 died.
+    # Rank 0's host judges what hosts claim; only one that has lost it says, of its own, that rank 0 is gone.
     if blames.get(0) is not None and not (0 in own and own[0].code < 0):
-        claims = [claim for claim in claims if claim.culprit != 0 or claim.cause != "died"]
+        claims = [claim for claim in claims if claim.culprit != 0 or claim.cause not in UNREACHED]
     since = {end.rank: end.time for end in failures if end.rank not in blames}
     for claim in claims:
         if claim.culprit is not None:
@@ -188,15 +195,24 @@ def claim_of(rank: int, stderr: Sequence[str], time: float) -> Claim | None:
     span = traceback_span(stderr)
     if span is None:
         return None
-    last = None
-    for line in stderr[span[0] :]:
-        if match := _EXCEPTION.match(line):
-            last = match
-    if last is None:
+    found = [
+        (at, match)
+        for at in range(span[0], len(stderr))
+        if (match := _ABSENCE.match(stderr[at]) or _EXCEPTION.match(stderr[at]))
+    ]
+    if not found:
         return None
+    at, last = found[-1]
+    if last.re is _ABSENCE:
+        more = itertools.takewhile(lambda line: line.startswith("  "), stderr[at + 1 :])
+        culprit = None if last[2] == "local rank" else int(last[3])  # by its place on the host: rank 0 says who it is
+        return _claim(rank, culprit, ABSENT, "\n".join((last[1], *map(str.strip, more))), time)
     named = _RANK.search(last[2])
-    culprit = int(named[1]) if named else None
-    return None if culprit == rank else Claim(rank, culprit, CAUSES.get(last[1], ""), last[2], time)
+    return _claim(rank, int(named[1]) if named else None, CAUSES.get(last[1], ""), last[2], time)
+
+
+def _claim(source: int, culprit: int | None, cause: str, message: str, time: float) -> Claim | None:
+    return None if culprit == source else Claim(source, culprit, cause, message, time)
 
 
 def traceback_span(lines: Sequence[str]) -> tuple[int, int] | None:

@@ -6,9 +6,9 @@ A page tells its own names (`Snapshot.names`). A test compares these with `engin
 from __future__ import annotations
 
 STATES = ("new", "running", "ended", "failed")
-CAUSES = ("none", "died", "raised", "left", "stalled")
+CAUSES = ("none", "died", "raised", "left", "stalled", "lost")
 OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter")
-ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum", "chain", "ring", "mpi")
+ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum", "chain", "ring", "mpi", "device")
 REASONS = ("full", "whole_step", "awaited", "cycle_time")  # why a batch was closed
 STORES = ("cached", "streaming", "auto")
 BETWEEN_HOSTS = ("auto", "direct", "chain", "ring", "mpi")

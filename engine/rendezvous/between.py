@@ -187,7 +187,7 @@ class Between:
         self.patience = patience
         self.timeout = timeout
         self.key = world.proof(generation)
-        self.name = socket.gethostname()
+        self.name = world.host_name or socket.gethostname()
         self.talks = Talks()
         self.door: Door | None = None
         self.terms: Terms | None = None

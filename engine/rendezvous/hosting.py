@@ -246,8 +246,9 @@ class Hosting:
             )
         if hello.rank < leader:
             self._enter(visitor, -hello.pid)
+            host = self.world.host_name or socket.gethostname()
             raise RendezvousError(
-                f"rank {leader} says it is the first on {socket.gethostname()} (local rank 0), where rank {hello.rank} "
+                f"rank {leader} says it is the first on {host} (local rank 0), where rank {hello.rank} "
                 "is too: local ranks must be in the order of ranks; start the processes so, or mend their variables"
             )
         other = self.members.get(hello.rank)

@@ -9,6 +9,7 @@ from ..errors import RendezvousError
 from ..host import network
 from ..host.network import Address
 from ..host.patience import Patience
+from ..logs import logger
 from ..world import World
 from .between import FAREWELL, STRANGERS, Between, Door, Terms, refused
 from .links import Link, Unproven, call
@@ -16,6 +17,7 @@ from .messages import GRACE, Hello, readable
 from .talks import Steps, Wait
 
 _TRIED = 4  # addresses of the hub that a message names
+_SOON = 5.0  # seconds after which a leader that has not reached the hub says so
 
 
 class Leader(Between):
@@ -65,9 +67,7 @@ class Leader(Between):
             self.talks.end(self.calling)
         if self.link is not None:
             return RendezvousError(f"rank 0 on {self.hub_name} fell silent while the ranks were gathering")
-        tried = [f"{address}: {what}" for address, what in list(self.tried.items())[:_TRIED]]
-        if any("loopback" in each for each in tried):
-            tried.append("an address of the loopback never leads to another host: see /etc/hosts, or set ENGINE_HUB")
+        tried = self._told_tries()
         text = (
             f"rank 0 did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT): rank {self.world.rank} on "
             f"{self.name} did not reach it at {self.address}"
@@ -75,6 +75,12 @@ class Leader(Between):
         if absent:
             tried.append(f"of {self.name} itself, {absent} of {self.world.local_size} processes did not come either")
         return RendezvousError("\n  ".join([text, *tried]))
+
+    def _told_tries(self) -> list[str]:
+        tried = [f"{address}: {what}" for address, what in list(self.tried.items())[:_TRIED]]
+        if any("loopback" in each for each in tried):
+            tried.append("an address of the loopback never leads to another host: see /etc/hosts, or set ENGINE_HUB")
+        return tried
 
     def refuse(self, error: RendezvousError) -> None:
         """Tell the hub why this start fails; if it is about to answer, when it has."""
@@ -120,6 +126,8 @@ class Leader(Between):
             "name": self.name,
         }
         pause = 0.01
+        soon = Patience(_SOON)
+        said = False
         while True:
             for address in self._addresses():
                 kind = ", on the loopback of this host" if network.is_loopback(address.host) else ""
@@ -133,6 +141,16 @@ class Leader(Between):
                     ) from None
                 except (OSError, ValueError) as error:
                     self.tried[f"{address}{kind}"] = _text(error)
+            if not said and not soon.left():
+                said = True
+                logger.warning(
+                    "rank %d on %s has not reached rank 0 at %s yet; it may take %g s (ENGINE_START_TIMEOUT):\n  %s",
+                    world.rank,
+                    self.name,
+                    self.address,
+                    self.timeout,
+                    "\n  ".join(self._told_tries()),
+                )
             yield Wait(Patience(pause))
             pause = min(pause * 1.5, 0.25)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..native import core
 
+PREFIX = "engine-"  # prefix of the names of temporary directories of ranks to which nobody has given one
+
 
 class Recorder:
     """Where one rank writes. The directory is made when there is something to write.
@@ -45,7 +47,7 @@ class Recorder:
             Where it is.
         """
         if self._directory is None:
-            self._directory = Path(tempfile.mkdtemp(prefix="engine-"))
+            self._directory = Path(tempfile.mkdtemp(prefix=PREFIX))
         home = self._directory / f"rank.{self._rank}"
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = home / name

@@ -272,7 +272,8 @@ def stuck_in_entry(flights: dict[int, Flight]) -> tuple[list[int], int, dict[str
 def _how(ranks: list[int], blamed: Failure | None, seconds: float) -> str:
     """The fate of the ranks that others wait for in an entry."""
     if blamed is not None and blamed.rank in ranks:
-        return {"died": "died", "raised": "failed", "left": "left"}.get(blamed.cause, "stopped")
+        fates = {"died": "died", "raised": "failed", "left": "left", "lost": "cannot be reached"}
+        return fates.get(blamed.cause, "stopped")
     return "stopped" if seconds >= STANDSTILL else f"{'is' if len(ranks) == 1 else 'are'} the last"
 
 

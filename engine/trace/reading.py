@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from .. import readable
 from .timeline import HEAD, KNOBS, ROWS, SET, TOTALS, VERSION
 
 STEPS, WAITS, ENTRIES, FUSE, REDUCE, UNPACK, CYCLES = ROWS
+_NAMED = re.compile(r"(?:rank\.\d+\.trace|(?P<name>.+)\.rank\d+)\.json")
 STAGES = {FUSE: "fuse", REDUCE: "reduce", UNPACK: "unpack"}
 
 
@@ -96,20 +98,33 @@ class Recording:
 
 
 def files_of(paths: Iterable[str | Path]) -> list[Path]:
-    """The files meant: a directory stands for the timelines in it.
+    """The files meant: a directory stands for the timelines in it, which are those of one job.
 
     Raises
     ------
     TraceError
-        Nothing is there.
+        Nothing is there, or timelines that were written under several names.
     """
     found: list[Path] = []
     for path in map(Path, paths):
-        inside = sorted(path.glob("rank.*.trace.json")) if path.is_dir() else [path]
-        if not inside:
-            raise TraceError(f"{path}: no rank.N.trace.json in it")
-        found += inside
+        found += _inside(path) if path.is_dir() else [path]
     return found
+
+
+def _inside(directory: Path) -> list[Path]:
+    """The timelines in a directory, as `engine.trace.timeline.path_of` names them."""
+    sets: dict[str, list[Path]] = {}
+    for path in sorted(directory.iterdir()):
+        if (named := _NAMED.fullmatch(path.name)) is not None:
+            name = named["name"]
+            sets.setdefault("rank.*.trace.json" if name is None else f"{name}.rank*.json", []).append(path)
+    if not sets:
+        raise TraceError(f"{directory}: no rank.N.trace.json and no NAME.rankN.json in it")
+    if len(sets) > 1:
+        first = directory / min(sets)
+        raise TraceError(f"{directory}: timelines of several names ({', '.join(sorted(sets))}): give one, as {first}")
+    (only,) = sets.values()
+    return only
 
 
 def events_of(path: Path, notes: list[str]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import readable
+from ..host.machine import boot
 from ..logs import logger
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ class Timeline:
 
     def _clock(self, track: _Track) -> str:
         """A text that is equal for files that share a clock."""
-        return self._world if self._world and track.tracer.clocked else _boot()
+        return self._world if self._world and track.tracer.clocked else boot()
 
     def _totals(self, track: _Track) -> None:
         if not track.named:
@@ -325,11 +326,3 @@ def _hold(descriptor: int) -> None:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             raise BlockingIOError(error.errno, error.strerror) from None
-
-
-def _boot() -> str:
-    """A text that is equal for processes that share a clock."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

@@ -79,11 +79,17 @@ def stalled(told: Figures) -> str | None:
 
 
 def crowded(told: Figures) -> str | None:
-    """There are more ranks than processors."""
-    if told.run.size <= told.run.processors:
+    """A host has more ranks than processors."""
+    hosts = {f" on {readable.plain(name)}": share for name, share in told.run.hosts.items()}
+    shares = [
+        f"{ranks} ranks share {readable.count(processors, 'processor')}{where}"
+        for where, (ranks, processors) in (hosts or {"": (told.run.size, told.run.processors)}).items()
+        if ranks > processors
+    ]
+    if not shares:
         return None
-    processors = readable.count(told.run.processors, "processor")
-    return f"{told.run.size} ranks share {processors}, and so cannot all compute at once: start fewer ranks"
+    there = " there" if hosts else ""
+    return f"{'; '.join(shares)}, and so cannot all compute at once: start fewer ranks{there}"
 
 
 def late(told: Figures) -> str | None:

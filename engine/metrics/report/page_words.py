@@ -32,5 +32,11 @@ def _knob(gauge: Gauge, page: Snapshot) -> str:
 def failure(page: Snapshot) -> str:
     """The cause of a failure, by a failed rank's page: `rank 2 died`."""
     who = f"rank {page['culprit'] - 1}" if page["culprit"] else "a rank"
-    verbs = {"died": "died", "raised": "raised an error", "left": "left", "stalled": "stood still"}
+    verbs = {
+        "died": "died",
+        "raised": "raised an error",
+        "left": "left",
+        "stalled": "stood still",
+        "lost": "cannot be reached",
+    }
     return f"{who} {verbs.get(page.word('causes', 'cause'), 'failed')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ... import readable
 from ..names import PHASES
@@ -26,13 +26,16 @@ class Run:
     size : int
         Number of ranks.
     processors : int
-        That its ranks could keep busy at once.
+        That its ranks could keep busy at once, where they are all on the launcher's host.
     unix_offset : float
         Unix time less CLOCK_MONOTONIC when the ranks were started, in seconds.
     tuner_log : str or None
         Where the tuner's log is, if that is known.
     ended_by : str or None
         The signal by which the user ended it, such as `SIGINT`; what ranks say of failures then is a consequence.
+    hosts : mapping of str to (int, int)
+        By name, the ranks of each host with an agent, and the processors that they could keep busy at once; empty: all
+        ranks are on the launcher's host.
     """
 
     seconds: float
@@ -41,6 +44,7 @@ class Run:
     unix_offset: float
     tuner_log: str | None = None
     ended_by: str | None = None
+    hosts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
