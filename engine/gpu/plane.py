@@ -33,9 +33,7 @@ from .libraries import Libraries, load
 NAME = "engine.gpu"  # of what ranks tell each other
 TICK = 0.05  # seconds between two looks at whether the world is well
 GRACE = 9.0  # seconds beyond the limit in which ranks hear how the others fared
-RETURN = (
-    7.0  # of these: in which a lane that is told to give up comes back; it waits 4 for its device
-)
+RETURN = 7.0  # of these: in which a lane that is told to give up comes back; it waits 4 for its device
 SLAB = 64 << 20  # bytes of the buffer in which tensors travel together; an entry that is larger goes in pieces
 TABLES = 4 << 20  # bytes of the ring that tells kernels where tensors lie
 CLOSING = 20.0  # seconds that a close may take; the lane waits at most 10 in it, and for an abort
