@@ -40,7 +40,7 @@ class Device:
         self._settings = settings
         self._lock = threading.RLock()
         self._plane: Plane | None = None
-        self._opening = self._closed = False
+        self._opening = self._used = self._closed = False
         engine.opener = self.open
 
     def open(self, ordinal: int) -> None:
@@ -66,7 +66,9 @@ class Device:
                     self._plane = Plane.open(self._engine, ordinal, self._settings)
                 finally:
                     self._opening = False
+            if not self._used:  # Nor is it after an interrupt right behind the opening.
                 self._engine.use(self._plane.lane)
+                self._used = True
                 if self._engine.rank == 0:
                     logger.warning(
                         "tensors on GPUs are reduced by NCCL; this has been tried with stand-ins for CUDA and NCCL, "

@@ -56,11 +56,11 @@ class Running:
 
     def let_go(self) -> None:
         """Let go of all that watches the engine, which has been closed or could not be."""
+        self.watch.report_failure()  # A device may take long, and the launcher has little patience with a failed rank.
         try:
             if self.device is not None:
                 self.device.close()
         finally:
-            self.watch.report_failure()
             self.watch.stop(self.settings.shutdown_timeout)
             if self.timeline is not None:
                 self.timeline.stop()

@@ -6,6 +6,7 @@ Nothing links to them, and no header of theirs is needed: functions are found by
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -123,9 +124,9 @@ def _address(library: ctypes.CDLL, name: str, mine: str, mend: str) -> int:
 
 
 def _place(library: ctypes.CDLL, name: str) -> str:
-    """The file in which a function of a library is, as the kernel knows it."""
+    """The file in which a function of a library is, as the kernel knows it; else by what it was loaded."""
     address = _address(library, name, str(library._name), "it is another library")
-    with open("/proc/self/maps") as file:
+    with contextlib.suppress(OSError), open("/proc/self/maps", errors="surrogateescape") as file:
         for line in file:
             fields = line.split(maxsplit=5)
             low, _, high = fields[0].partition("-")

@@ -201,7 +201,7 @@ class _Opening:
         finally:
             if not lane.wait(0):
                 lane.cancel()
-                if not lane.wait(RETURN):
+                if not _has_ended(lane, RETURN):
                     _stuck.append(lane)
         if self.engine.failure is not None:
             raise self.engine.failure
@@ -285,15 +285,21 @@ def _expect_no_fork() -> None:
         )
 
 
+def _has_ended(lane: Lane, seconds: float) -> bool:
+    """Wait for a lane's job, at most so long; signals do not shorten that."""
+    patience = Patience(seconds)
+    while not lane.wait(TICK):
+        if not patience.left():
+            return False
+    return True
+
+
 def _close(lane: Lane, rank: int) -> None:
     """End a lane, or leave it alone if it does not end."""
     if lane.pending:
         lane.cancel()
     lane.begin("close")
-    patience = Patience(CLOSING)
-    while not lane.wait(TICK) and patience.left():
-        pass
-    if not lane.wait(0):
+    if not _has_ended(lane, CLOSING):
         _stuck.append(lane)
         logger.error("rank %d: %s", rank, texts.stuck(lane.call, CLOSING))
     else:

@@ -118,8 +118,17 @@ def clear_old(temporary: Path) -> None:
 
 def _holds_records_alone(descriptor: int) -> bool:
     """Whether a directory is one of ranks' records by what is in it: others may have named theirs alike."""
-    names = os.listdir(descriptor)
-    return bool(names) and all(_OF_RANK.fullmatch(name) for name in names)
+    ranks = os.listdir(descriptor)
+    return bool(ranks) and all(_OF_RANK.fullmatch(rank) and _is_of_records(rank, descriptor) for rank in ranks)
+
+
+def _is_of_records(rank: str, descriptor: int) -> bool:
+    """Whether a directory within another has records, or drafts of such, and nothing else."""
+    inside = os.open(rank, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+    try:
+        return all(name.startswith((*RECORDS, *(f".{record}." for record in RECORDS))) for name in os.listdir(inside))
+    finally:
+        os.close(inside)
 
 
 def _is_old(about: os.stat_result) -> bool:

@@ -42,7 +42,7 @@ from .talks import Steps, Talks, Wait
 STRANGERS = 128  # connections that may be unproven at once; of more, the oldest goes
 _NOTED = 8  # addresses of strangers that a message names
 FAREWELL = 2.0  # seconds in which the other side takes a refusal
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Welcome = Callable[[Link, dict[str, Any]], Steps[None] | None]
 
@@ -84,7 +84,7 @@ class Door:
             try:
                 connection, name = self._listener.accept()
             except OSError as error:
-                if error.errno in _EXHAUSTED:
+                if error.errno in EXHAUSTED:
                     raise RendezvousError(f"no other host can be heard: {error.strerror}") from None
                 continue  # It went before it was let in.
             if len(self._strangers) >= STRANGERS:

@@ -18,7 +18,7 @@ from .. import readable
 from ..errors import RendezvousError
 from ..host.patience import Patience
 from ..world import World
-from .between import Between, kind_of
+from .between import EXHAUSTED, Between, kind_of
 from .hub import Hub
 from .leader import Leader
 from .messages import (
@@ -179,6 +179,10 @@ class Hosting:
             connection, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+            raise RendezvousError(f"rank {self.world.rank} can hear no other rank: {error.strerror}") from None
         if peer_uid(connection) != os.getuid():
             connection.close()
             return
@@ -238,7 +242,10 @@ class Hosting:
             raise ValueError("no pidfd")
         visitor.hello = hello
         leader = self.world.rank
-        if hello.size != self.world.size or not 0 <= hello.rank < self.world.size or hello.rank == leader:
+        if hello.size == self.world.size and hello.rank == leader:
+            self._enter(visitor, -hello.pid)
+            raise RendezvousError(f"two processes say they are rank {leader}: pid {os.getpid()} and pid {hello.pid}")
+        if hello.size != self.world.size or not 0 <= hello.rank < self.world.size:
             self._enter(visitor, -hello.pid)
             raise RendezvousError(
                 f"a process (pid {hello.pid}) says it is rank {hello.rank} of {hello.size}, but rank {leader} "

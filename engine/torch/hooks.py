@@ -70,7 +70,7 @@ class TorchReducer(Reducer):
 
     def room_for(self, index: int) -> torch.Tensor:
         parameter = self._parameters[index]
-        return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+        return torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
 
     def full_like(self, parameter: torch.Tensor, value: float) -> torch.Tensor:
         return torch.full_like(parameter, value)

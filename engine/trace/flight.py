@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..native import core
 
-PREFIX = "engine-"  # prefix of the names of temporary directories of ranks to which nobody has given one
+PREFIX = "engine-records-"  # prefix of the names of temporary directories of ranks to which nobody has given one
 
 
 class Recorder:

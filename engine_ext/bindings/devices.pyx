@@ -5,8 +5,9 @@ the operation lets the current stream wait on the device, and goes on at once.
 """
 from libc.stdint cimport uint64_t
 
-from engine_ext.bindings.refusals cimport world_error
+from engine_ext.bindings.refusals cimport expect_open, world_error
 from engine_ext.bindings.view cimport HOST
+from engine_ext.control.driver cimport driver_answer
 from engine_ext.control.verdict cimport verdict_await, verdict_outwait
 from engine_ext.gpu.device cimport DEVICE_WHY, device
 from engine_ext.operations.op cimport CurrentStream
@@ -96,6 +97,8 @@ cdef int follow(State* e, uint64_t ticket, CurrentStream stream_of, Op* op) exce
     cdef void* stream
     if ticket == 0 or d == NULL:
         return 0
+    if e.alive[0] != 1:
+        expect_open(e)              # a forked child calls nothing of CUDA's
     stream = current_stream(stream_of, d.ordinal)
     if d.wait(d, stream, ticket, why) != 0:
         if load_acquire(e.segment.abort):
@@ -123,14 +126,23 @@ cdef inline bint has_failed(const State* e) noexcept nogil:
     return load_acquire(e.segment.claim) != 0 or load_acquire(e.segment.abort) != 0
 
 
+cdef uint64_t longest_rest(const State* e, uint64_t ns) noexcept nogil:
+    """How long to wait for the device: `ns`, unless it has come to its work and waits there for other ranks' GPUs. Then a rank
+    is late, which `stall_limit` is for and device_watch tells of."""
+    if load_acquire(&e.device.begun) <= load_acquire(&e.device.passed):        # pairs with lane_look
+        return ns
+    return max(ns, e.stall_limit_ns) if e.stall_limit_ns else ALL
+
+
 cdef bint come_to_rest(State* e, uint64_t ticket, uint64_t ns, bint failed) noexcept nogil:
     """Wait, at most so long, until the device has passed a ticket, and its lane has ended all; or, unless it has `failed` before,
     the world fails."""
     cdef device* d = e.device
     cdef uint64_t begun = patience_look(e.clock)
     while not d.has_passed(d, ticket) or load_acquire(&d.ended) < d.pushed:
-        if age_ns(patience_look(e.clock), begun) >= ns or (has_failed(e) and not failed):
+        if age_ns(patience_look(e.clock), begun) >= (ns if failed else longest_rest(e, ns)) or (has_failed(e) and not failed):
             return False
+        driver_answer(e)
         door_sleep(&e.stop, load32_acquire(&e.stop), LOOK_NS)
     return True
 

@@ -29,7 +29,7 @@ cdef void describe(State* e, const char* whose, uint64_t ticket, uint64_t ns, bi
     pthread_mutex_lock(&e.lock)
     memcpy(name, e.device.names[(ticket - 1) % DEVICE_OUTSTANDING], DEVICE_NAME)
     pthread_mutex_unlock(&e.lock)
-    snprintf(text, TEXT_BYTES, "%s GPU has not %s %s for %.3g s: %s", whose,
+    snprintf(text, TEXT_BYTES, "%s GPU has not %s %s for %.1f s: %s", whose,
              <const char*>b"ended" if begun else <const char*>b"begun", <const char*>name, <double>ns / 1e9,
              <const char*>b"NCCL waits there for another rank's GPU, or for the network" if begun else
              <const char*>b"what the program computes before it goes on, or hangs")

@@ -214,6 +214,11 @@ cdef void driver_stop(State* e) noexcept nogil:
     store32_release(&e.role, Role.ENGINE_ASLEEP)
 
 
+cdef void driver_answer(State* e) noexcept nogil:
+    """Nobody drives any more, and the rank has not left yet: answer a roll call, as one does who sleeps again."""
+    store32_release(&e.segment.mine.asleep, SLEEP_ENGINE | door_count(&e.segment.mine.door[DOOR_ENGINE]) << SLEEP_COUNT_SHIFT)
+
+
 # ---- submitting -------------------------------------------------------------------------------------------------------------
 
 cdef void driver_count_unnamed(State* e, int kind, uint64_t count) noexcept nogil:

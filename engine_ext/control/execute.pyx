@@ -201,6 +201,9 @@ cdef bint apply(State* e, engine_entry* entry, bint collected) noexcept nogil:
     """Execute `entry`, or begin to; `collected`: its operations are in `batch`. False: it cannot be left yet."""
     cdef int status = Status.OK
     if entry.type == ENTRY_BATCH:
+        if collected and entry.meta.device and e.world.device == NULL:
+            abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"an entry of tensors on GPUs came, and its GPU is not open")
+            return False
         if collected and entry.meta.device and hand_over(e, entry):
             return True
         if entry.meta.device or not (collected and begin(e, entry)):

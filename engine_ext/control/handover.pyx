@@ -146,8 +146,6 @@ cdef bint hand_over(State* e, const engine_entry* entry) noexcept nogil:
     cdef device_item* item
     cdef device* d = e.world.device
     cdef int32_t i
-    if d == NULL:
-        return False            # a defect of ours: ranks open their GPUs together, before the first submission
     item = make_item(e, entry)
     if item == NULL:
         return False

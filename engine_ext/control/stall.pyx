@@ -362,7 +362,7 @@ cdef void accuse_lane(State* e) noexcept nogil:
     """The GPU's lane has not come back with an item within the stall limit: this rank tells so of itself."""
     cdef char[TEXT_BYTES] text
     cdef const char* call = <const char*>load_pointer(&e.world.device.call)
-    snprintf(text, TEXT_BYTES, "%s has not returned for %.3g s: the driver or the GPU hangs, or NCCL waits for another rank",
+    snprintf(text, TEXT_BYTES, "%s has not returned for %g s: the driver or the GPU hangs, or NCCL waits for another rank",
              call if call != NULL else <const char*>b"the GPU's thread", <double>e.stall_limit_ns / 1e9)
     stall_accuse(e, e.segment.rank, text, False)
 

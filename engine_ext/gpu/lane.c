@@ -68,8 +68,9 @@ int lane_drain(lane *l, uint64_t limit) {
 int lane_settle(lane *l, const char *call) {
   for (;;) {
     ncclResult_t state = ncclInProgress;
-    NCCL_STEP(ncclCommGetAsyncError, l->comm, &state);
+    STEP(lane_cancelled(l, call) || NCCL(ncclCommGetAsyncError, l->comm, &state));
     if (state != ncclInProgress) return lane_after_nccl(l, call, state);
+    store_pointer(&l->d.call, (void *)call); /* that is what has not returned */
     lane_nap();
   }
 }
@@ -90,13 +91,16 @@ static void take(lane *l) {
   l->last = newest;
 }
 
+/* Errors that a kernel may have left to whatever is called next. */
+enum { OF_A_KERNEL = 700 };
+
 /* Why an item has ended without being enqueued. */
 static const char *why_not(lane *l, char *text, size_t size) {
   const lane_failure *f = &l->failure;
+  const char *whose = f->code >= OF_A_KERNEL ? ": it may be the fault of a kernel that ran before" : "";
   const char *what = f->text[0] != 0 ? f->text : f->name;
   if (f->code == LANE_CANCELLED) snprintf(text, size, "%s was given up%s%.400s", f->call, what[0] != 0 ? ": " : "", what);
-  else if (f->name[0] != 0)
-    snprintf(text, size, "%s returned %s, %.300s: it may be the fault of a kernel that ran before", f->call, f->name, what);
+  else if (f->name[0] != 0) snprintf(text, size, "%s returned %s, %.300s%s", f->call, f->name, what, whose);
   else snprintf(text, size, "%s failed, %.400s", f->call, what);
   return text;
 }
@@ -130,7 +134,7 @@ static void *run(void *argument) {
       end_first(l);
     } else if (job != LANE_NOTHING) {
       lane_work(l, job);
-      store32_release(&l->job, LANE_NOTHING); /* pairs with lane_wait */
+      cas32(&l->job, job, LANE_NOTHING); /* pairs with lane_wait; a close that came meanwhile stays */
       door_ring(&l->ended, DOOR_EVERYBODY);
       if (job == LANE_CLOSE) return NULL;
     } else if (l->connected && !l->quiet && (l->failure.call != NULL || load32_acquire(&l->cancelled))) {

@@ -99,7 +99,8 @@ static int run_over(lane *l, const move *m, int kernel, uint64_t *identity, doub
   uint64_t most = l->table_bytes / 4 / sizeof(device_row), slab = m->slab, count = 0, end = 0;
   for (int r = m->part->begin; r < m->part->end;) {
     CUdeviceptr table;
-    device_row *rows = reserve(l, lesser(most, (uint64_t)(m->part->end - r)) * sizeof *rows, &table);
+    uint64_t room = lesser(most, (uint64_t)(m->part->end - r));
+    device_row *rows = reserve(l, room * sizeof *rows, &table);
     if (rows == NULL) return -1;
     for (count = 0; r < m->part->end && count < most; r++) {
       const device_row *row = &m->rows[r];
@@ -115,6 +116,7 @@ static int run_over(lane *l, const move *m, int kernel, uint64_t *identity, doub
       rows[count++].bytes = last - first;
       end = row->offset + last - m->low;
     }
+    l->table_head -= (room - count) * sizeof *rows; /* most rows may be of other pieces */
     if (count == 0) continue;
     CUDA_STEP(cuMemcpyHtoDAsync_v2, table, rows, count * sizeof *rows, l->stream);
     void *with_identity[] = {&table, &count, &slab, identity, divisor, factor}, *without[] = {&table, &count, &slab, divisor, factor};

@@ -26,25 +26,26 @@ static int refused(lane *l, const char *call, CUresult code, char *why) {
 
 /* The device's context, for the calling thread, and a capture mode that spoils nothing. */
 typedef struct visit {
-  CUcontext theirs;
+  int pushed;
   CUstreamCaptureMode mode;
 } visit;
 
 static int take_context(lane *l, visit *v, char *why) {
+  CUcontext context;
   v->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  TRY(cuCtxGetCurrent, &v->theirs);
-  if (v->theirs != l->context) TRY(cuCtxPushCurrent_v2, l->context);
+  TRY(cuCtxGetCurrent, &context);
+  v->pushed = context != l->context;
+  if (v->pushed) TRY(cuCtxPushCurrent_v2, l->context);
   CUresult code = l->f.cuThreadExchangeStreamCaptureMode(&v->mode);
   if (code == CUDA_SUCCESS) return 0;
-  CUcontext ours;
-  if (v->theirs != l->context) l->f.cuCtxPopCurrent_v2(&ours);
+  if (v->pushed) l->f.cuCtxPopCurrent_v2(&context);
   return refused(l, "cuThreadExchangeStreamCaptureMode", code, why);
 }
 
 static void leave(lane *l, visit *v) {
   CUcontext ours;
   l->f.cuThreadExchangeStreamCaptureMode(&v->mode);
-  if (v->theirs != l->context) l->f.cuCtxPopCurrent_v2(&ours);
+  if (v->pushed) l->f.cuCtxPopCurrent_v2(&ours);
   add32(&l->visitors, (uint32_t)-1); /* pairs with see_visitors_out */
 }
 

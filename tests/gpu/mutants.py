@@ -24,7 +24,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "init_not_polled": (LANE, "if (state != ncclInProgress) return", "return"),
     "poll_not_given_up": (
         LANE,
-        "NCCL_STEP(ncclCommGetAsyncError, l->comm, &state);",
+        "STEP(lane_cancelled(l, call) || NCCL(ncclCommGetAsyncError, l->comm, &state));",
         "STEP(NCCL(ncclCommGetAsyncError, l->comm, &state));",
     ),
     "calls_not_given_up": (LANE, "return load32_acquire(&l->cancelled) ? lane_failed", "return 0 ? lane_failed"),
@@ -49,7 +49,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "communicator_not_finished": (OPENING, "if (whole && well) finish_communicator(l);", ""),
     "failure_not_looked_at": (PLANE, " and self.engine.failure is None:", ":"),
     "lane_without_limit": (PLANE, "not lane.wait(TICK) and self.patience.left() and", "not lane.wait(TICK) and"),
-    "return_without_limit": (PLANE, "if not lane.wait(RETURN):", "while not lane.wait(RETURN):"),
+    "return_without_limit": (PLANE, "if not _has_ended(lane, RETURN):", "while not _has_ended(lane, RETURN):"),
     "exchange_without_limit": (PLANE, "if not patience.left():", "if False:"),
     "stuck_is_closed": (PLANE, "if self.lane is not None and self.lane not in _stuck:", "if self.lane is not None:"),
     "marks_not_awaited": (

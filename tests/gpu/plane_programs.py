@@ -9,6 +9,7 @@ import ctypes
 import faulthandler
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -230,7 +231,7 @@ def codes(me: Rank) -> None:
                 me.fail("ncclCommInitRankConfig", 1, code)
             text = me.refusal(start_timeout=0.5)
             assert hint in text and "failed by order of the test" in text, text
-            assert "rank 0: the wait for ncclCommGetAsyncError was given up" in text, text
+            assert "rank 0: the wait for ncclCommInitRankConfig was given up" in text, text
     assert me.reports() == []
 
 
@@ -402,6 +403,25 @@ def rings(me: Rank) -> None:
     assert not lane.wait(0.5)
     assert time.monotonic() - begun > 0.4, "a wait that does not wait"
     assert lane.call == "cuInit"
+
+
+def signalled(me: Rank) -> None:
+    """Signals come while a call, which takes longer than the limit, is waited for: the lane comes back all the same."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    with me.world("signalled"):
+        signal.signal(signal.SIGALRM, lambda number, frame: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        assert "was given up" in me.refusal(start_timeout=0.3)
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)  # behind the limit, and before the call's end
+        with pytest.raises(KeyboardInterrupt):
+            me.open(start_timeout=0.3)
+        assert planes._stuck == []
+        me.open().close()
+    assert me.reports() == []
 
 
 if __name__ == "__main__":

@@ -136,6 +136,8 @@ def test_work_that_does_not_end_is_told(what: str, said: str, ranks: Start) -> N
     """Of the rank whose GPU does not come to it, if there is one; it is enqueued, and no call hangs."""
     for text in ranks(2, "endless", what).succeeds():
         pattern = re.escape(said).replace(r"\{\}", r"[\d.]+")
+        if what == "crowd":  # in which order they travel depends on when each rank submitted them
+            pattern = pattern.replace("'second'", r"'(second|another \d+)'")
         assert re.search(
             f"refused: RankStalledError: {'rank [01]' if what == 'kernels' else 'rank 1'} stalled: {pattern}", text
         )

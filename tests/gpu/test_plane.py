@@ -256,6 +256,10 @@ def test_each_call_that_fails_is_told_on_all_ranks(ranks: Start) -> None:
     ranks(2, "failing").succeeds(100)
 
 
+def test_signals_do_not_lose_the_lane(ranks: Start) -> None:
+    ranks(1, "signalled", linger=800).succeeds()
+
+
 def test_each_code_of_nccl_has_a_text(ranks: Start) -> None:
     """Problem 24; and the rank that waits for the other gives up in time."""
     ranks(2, "codes").succeeds()

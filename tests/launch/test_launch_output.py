@@ -361,18 +361,18 @@ def test_records_of_more_ranks_of_an_earlier_job_are_not_taken_for_this_ones(lau
 def test_old_directories_of_jobs_are_cleared_and_nothing_else(launcher, tmp_path):
     month_ago = time.time() - 31 * 24 * 3600
 
-    def directory(name, *, old=True, mode=0o700):
+    def directory(name, *, old=True, mode=0o700, file="stdout"):
         home = launcher.temporary / name
         (home / "rank.0").mkdir(parents=True)
-        (home / "rank.0/stdout").write_text("text")
+        (home / "rank.0" / file).write_text("text")
         home.chmod(mode)
-        for path in (home / "rank.0/stdout", home / "rank.0", home) if old else ():
+        for path in (home / "rank.0" / file, home / "rank.0", home) if old else ():
             os.utime(path, (month_ago, month_ago))
         return home
 
     directory("enginerun-forgotten")
-    directory("engine-forgotten")  # of a rank without enginerun
-    others = directory("engine-others")  # of another program, by what is in it
+    directory("engine-records-forgotten", file="flight.json")  # of a rank without enginerun
+    others = directory("engine-records-others", file="flight.json")  # of another program, by what is in it
     (others / "model").touch()
     for path in (others / "model", others):
         os.utime(path, (month_ago, month_ago))
@@ -384,7 +384,8 @@ def test_old_directories_of_jobs_are_cleared_and_nothing_else(launcher, tmp_path
     link = launcher.temporary / "enginerun-link"
     link.symlink_to(target)
     os.utime(link, (month_ago, month_ago), follow_symlinks=False)
-    kept |= {written, held, target, link, others, directory("engine-new", old=False)}
+    kept |= {written, held, target, link, others, directory("engine-records-new", old=False, file="flight.json")}
+    kept |= {directory("engine-experiment"), directory("engine-records-of-a-user")}  # of somebody's --output-dir
     if os.geteuid() == 0:
         foreign = directory("enginerun-foreign")
         os.chown(foreign, 65534, 65534)
