@@ -1,11 +1,12 @@
 """Which GPU a rank has, and whether the GPUs of all ranks can work together.
 
 A GPU is known by its UUID: numbers depend on CUDA_VISIBLE_DEVICES, and slices of one GPU (MIG) share its place on the
-bus, but not the UUID. NCCL takes one slice of a GPU.
+bus, but not the UUID. NCCL takes one slice of a GPU, and one rank on it, unless it is told otherwise (`SHARING`).
 """
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from ..host.machine import boot
 from .libraries import Libraries, nccl_text
 
 FAILED = "failed"  # what a rank tells instead, with the reason
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # of the environment; 1: ranks may have one GPU, slowly, for tests
+OLDEST_SHARING = 23000  # the first NCCL that knows it
 
 
 def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries) -> dict[str, Any]:
@@ -36,7 +39,13 @@ def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries
         "ordinal": ordinal,
         "nccl": nccl_text(libraries.nccl_version),
         "nccl_library": libraries.nccl,
+        "shares": shares(libraries.nccl_version),
     }
+
+
+def shares(nccl_version: int) -> bool:
+    """Whether NCCL lets ranks have one GPU: its version knows how, and the environment asks for it."""
+    return nccl_version >= OLDEST_SHARING and os.environ.get(SHARING) == "1"
 
 
 def refuse_failed(told: Sequence[Mapping[str, Any]]) -> None:
@@ -68,7 +77,7 @@ def compare(told: Sequence[Mapping[str, Any]]) -> None:
     for rank, each in enumerate(told):
         by_uuid.setdefault(each["uuid"], []).append(rank)
     for number, ranks in by_uuid.items():
-        if len(ranks) > 1:
+        if len(ranks) > 1 and not all(told[rank]["shares"] for rank in ranks):
             known = told[ranks[0]]
             each_as = ", ".join(f"rank {rank} as {_numbered(told[rank])}" for rank in ranks)
             lines.append(

@@ -179,6 +179,19 @@ def test_one_gpu_for_two_ranks_is_refused(ranks: Start) -> None:
         assert text.count("have the same GPU") == 1
 
 
+@pytest.mark.parametrize(
+    ("version", "asked", "program"),
+    [(23007, "1", "accepted"), (22907, "1", "refused"), (23007, "0", "refused"), (23007, "", "refused")],
+)
+def test_one_gpu_for_two_ranks_where_nccl_is_told_so(version: int, asked: str, program: str, tmp_path: Path) -> None:
+    """Problem 23: NCCL 2.30 takes them, for tests, if the environment asks for it."""
+    made = build(tmp_path / "nccl", version)
+    more = {"NCCL_MULTI_RANK_GPU_ENABLE": asked} if asked else {}
+    job = Job(made, tmp_path, 2, program, devices=["0", "0"], module="plane_programs", more=more, one_thread=1)
+    for text in job.succeeds():
+        assert ("have the same GPU" in text) == (program == "refused")
+
+
 def test_gpus_in_other_orders(ranks: Start) -> None:
     """Problem 23: equal numbers are no obstacle, nor several GPUs in a process."""
     texts = ranks(2, "accepted", "1", devices=["0,1,2", "1,0"]).succeeds()

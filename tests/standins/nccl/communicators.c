@@ -170,6 +170,12 @@ static ncclResult_t attach(opening *o) {
   return c->common->nonce == nonce ? ncclSuccess : refuse(c, ncclInvalidArgument, "an old id");
 }
 
+/* From 2.30 on ranks may have one device, if the environment says so. */
+static int shares_devices(void) {
+  const char *setting = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return STAND_NCCL_VERSION >= 23000 && setting != NULL && !strcmp(setting, "1");
+}
+
 static ncclResult_t meet(struct ncclComm *c) {
   struct rank_page *self = &c->common->ranks[c->rank];
   CUuuid uuid;
@@ -198,7 +204,7 @@ static ncclResult_t meet(struct ncclComm *c) {
     if (p->n_ranks != self->n_ranks)
       return refuse(c, ncclInvalidArgument, "rank %d expects %d ranks, not %d", r, p->n_ranks, c->n);
     for (int other = 0; other < r; other++)
-      if (!memcmp(p->device, c->common->ranks[other].device, 16))
+      if (!shares_devices() && !memcmp(p->device, c->common->ranks[other].device, 16))
         return refuse(c, ncclInvalidUsage, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %d", other,
                       r, c->device);
   }
