@@ -53,13 +53,18 @@ class Plane:
         The GPU's number among those that the process sees.
     gpus : list of dict
         By rank, what `identity.described` gives.
+    seconds : dict of str to float
+        How long this rank's part of each step of the opening took.
     """
 
-    def __init__(self, lane: Lane, rank: int, ordinal: int, gpus: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, lane: Lane, rank: int, ordinal: int, gpus: list[dict[str, Any]], seconds: dict[str, float]
+    ) -> None:
         self.lane = lane
         self.rank = rank
         self.ordinal = ordinal
         self.gpus = gpus
+        self.seconds = seconds
         self._pid = os.getpid()
         self._open = True
 
@@ -118,6 +123,7 @@ class _Opening:
         self.settings = settings
         self.patience = Patience(settings.start_timeout)
         self.lane: Lane | None = None
+        self.seconds: dict[str, float] = {}
 
     def run(self) -> Plane:
         """Returns when all ranks are ready."""
@@ -139,7 +145,7 @@ class _Opening:
         logger.debug(
             "GPU %s of rank %d is open, with NCCL %s", gpus[self.engine.rank]["uuid"], self.engine.rank, gpus[0]["nccl"]
         )
-        return Plane(self.lane, self.engine.rank, self.ordinal, gpus)
+        return Plane(self.lane, self.engine.rank, self.ordinal, gpus, self.seconds)
 
     # ---- what this rank does
 
@@ -223,6 +229,7 @@ class _Opening:
             A rank died, or stands still.
         """
         failure: Exception | None = None
+        begun = time.perf_counter()
         try:
             own = work()
         except WorldError:
@@ -231,6 +238,7 @@ class _Opening:
             own = {FAILED: str(error)}
         except Exception as error:  # A defect, or no memory: the others must hear of it.
             own, failure = {FAILED: f"{type(error).__name__}: {error}"}, error
+        self.seconds[step] = time.perf_counter() - begun
         told = self._exchange(step, json.dumps(own).encode())
         if failure is not None:
             raise failure
