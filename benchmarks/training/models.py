@@ -99,7 +99,7 @@ class GPT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map token numbers [n, tokens] to scores [n, tokens, vocabulary]."""
-        hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+        hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         return functional.linear(self.norm(self.blocks(hidden)), self.tokens.weight)
 
 

@@ -25,14 +25,16 @@ BATCHES = 8
 
 
 class Variant:
-    """A model, how its gradients are combined, and where it is in the data."""
+    """A model, how its gradients are combined, and where it is in the data; all on one device of torch."""
 
-    def __init__(self, name: str, workload: Workload, batches: list[tuple[Tensor, Tensor]]) -> None:
+    def __init__(
+        self, name: str, workload: Workload, batches: list[tuple[Tensor, Tensor]], device: str = "cpu"
+    ) -> None:
         torch.manual_seed(0)
         self._workload = workload
         self._batches = batches
         self._steps = 0
-        self.plain = workload.model()
+        self.plain = workload.model().to(device)
         self._model: nn.Module = self.plain
         self._optimizer: Any = workload.optimizer(self.plain)
         self._zero: dict[str, bool] = {}
@@ -44,16 +46,29 @@ class Variant:
                 self._optimizer,
                 named_parameters=[(f"{name}.{key}", value) for key, value in self.plain.named_parameters()],
                 gradient_as_bucket_view=name.startswith("engine_view"),
+                **({"compression": importlib.import_module("engine").Compression.fp16} if "fp16" in name else {}),
             )
             if name == "engine_view_kept":
                 self._zero = {"set_to_none": False}
 
     def step(self) -> None:
         """Take one training step."""
+        self.backward(self.forward())
+        self.update()
+
+    def forward(self) -> Tensor:
+        """The loss of the next batch, without gradients of the last one."""
         batch = self._batches[self._steps % len(self._batches)]
         self._steps += 1
         self._optimizer.zero_grad(**self._zero)
-        torch.autograd.backward(self._workload.loss(self._model, batch))
+        return self._workload.loss(self._model, batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Make the gradients, and combine them."""
+        torch.autograd.backward(loss)
+
+    def update(self) -> None:
+        """Take the optimizer's step."""
         self._optimizer.step()
 
 
