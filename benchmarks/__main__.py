@@ -25,6 +25,8 @@ from benchmarks.common.processes import RankError, termination_as_interrupt
 from benchmarks.common.tables import Table
 from benchmarks.frameworks import report as frameworks_report
 from benchmarks.frameworks import run as frameworks
+from benchmarks.gpu import command as gpu
+from benchmarks.gpu import report as gpu_report
 from benchmarks.hosts import report as hosts_report
 from benchmarks.hosts import run as hosts
 from benchmarks.hosts.contenders import NAMES as HOST_CONTENDERS
@@ -74,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--ranks", type=int)
     add("--rounds", type=int, help="rounds in which everything takes turns")
     add("--merge", action="store_true", help="keep what the last run has, and is not measured now")
+
+    gpu.add_options(command("gpu", gpu.HELP))
 
     add = command("hosts", "allreduce, training and idleness on hosts that are namespaces of this machine; needs root")
     add("--quick", action="store_true", help="about three minutes: fewer sizes and rounds")
@@ -303,6 +307,7 @@ REPORTS: dict[str, Any] = {
     "collective": collective_report,
     "training": training_report,
     "hosts": hosts_report,
+    "gpu": gpu_report,
     "start": start,
     "sets": sets,
     "observing": observing,
@@ -354,40 +359,35 @@ def _show(console: Console, tables: list[Table], path: Path, picture: Path | Non
     console.print(f"written: {path}" + (f", {picture}" if picture else ""), soft_wrap=True)
 
 
+COMMANDS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
+    "collective": _collective,
+    "training": _training,
+    "sets": _sets,
+    "start": _start,
+    "frameworks": _frameworks,
+    "observing": _observing,
+    "autotune": _autotune,
+    "autotune-jobs": _jobs,
+    "gpu": gpu.execute,
+    "hosts": _hosts,
+    "compression": _compression,
+    "hub": _hub,
+    "scaling": _scaling,
+    "report": _report,
+}
+ALL = ("collective", "training", "report")
+
+
 def main() -> None:
     """Run one command. Ctrl-C and SIGTERM end all ranks first."""
     options = _parser().parse_args()
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     try:
         with termination_as_interrupt():
-            if options.command in ("collective", "all"):
-                _collective(options, console)
-            if options.command in ("training", "all"):
-                _training(options, console)
-            if options.command == "sets":
-                _sets(options, console)
-            if options.command == "start":
-                _start(options, console)
-            if options.command == "frameworks":
-                _frameworks(options, console)
-            if options.command == "observing":
-                _observing(options, console)
-            if options.command == "autotune":
-                _autotune(options, console)
-            if options.command == "autotune-jobs":
-                _jobs(options, console)
-            if options.command == "hosts":
-                _hosts(options, console)
-            if options.command == "compression":
-                _compression(options, console)
-            if options.command == "hub":
-                _hub(options, console)
-            if options.command == "scaling":
-                _scaling(options, console)
             if options.command == "all":
                 options.write, options.markdown, options.only = None, False, None
-            if options.command in ("report", "all"):
-                _report(options, console)
+            for name in ALL if options.command == "all" else (options.command,):
+                COMMANDS[name](options, console)
     except RankError as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..standins import ROOT, build, build_program, start
+from ..standins import ROOT, build, build_program, kernels, start
 
 LITMUS = ROOT / "benchmarks/gpu/litmus"
 SECONDS = 60
@@ -17,6 +17,12 @@ SECONDS = 60
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with both stand-ins."""
     return build(tmp_path_factory.mktemp("standins"))
+
+
+@pytest.fixture(scope="session")
+def registered(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped kernels, for the stand-in."""
+    return kernels.build(tmp_path_factory.mktemp("registered"), libraries)
 
 
 @pytest.fixture(scope="session")

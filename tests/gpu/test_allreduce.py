@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ..standins import POLICIES, kernels
+from ..standins import POLICIES
 from ..waiting import until
 from .jobs import Job
 from .mutants import MUTANTS, changed
@@ -24,12 +24,6 @@ from .test_plane import KILLERS as OF_OPENING
 
 Start = Callable[..., Job]
 SIZES = [(1, "eager"), *((2, policy) for policy in POLICIES), (3, "drawn")]  # ranks, and how the stand-ins run
-
-
-@pytest.fixture(scope="session")
-def registered(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped kernels, for the stand-in."""
-    return kernels.build(tmp_path_factory.mktemp("registered"), libraries)
 
 
 @pytest.fixture

@@ -197,7 +197,8 @@ CUcontext second_context(void) {
 /* ---- start ---- */
 
 static void load(void) {
-  library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  const char *chosen = getenv("ENGINE_CUDA_LIBRARY"); /* as for the engine */
+  library = dlopen(chosen != NULL && *chosen != 0 ? chosen : "libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
   if (!library) skip(dlerror());
 #define X(name, parameters)                                                    \
   if (!(cu.name = (CUresult(*) parameters)(uintptr_t)dlsym(library, #name))) { \

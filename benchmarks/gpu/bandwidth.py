@@ -1,0 +1,208 @@
+"""Part `bandwidth`: how fast the shipped kernels pack tensors into a slab and unpack them, beside a plain copy.
+
+Tensors lie as a framework's allocator puts them, at multiples of 512 bytes, or 4 bytes beside. Each kernel goes round
+several sets of tensors and slabs, more than a cache holds, and so does the copy; all of a sample is enqueued while the
+device fills memory, so that it waits for no launch. A bandwidth counts bytes read and written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.driver import BFLOAT16, Driver
+from benchmarks.gpu.part import Task
+from benchmarks.gpu.reference import rounded, wide
+
+AIM = 0.9
+TILE, BLOCKS, THREADS = 16384, 1024, 256
+"""As the engine launches them (engine_ext/gpu/launching.c)."""
+SPACING, BESIDE = 512, 4
+ROUNDS = 4  # through the sets in a sample
+PAUSE = 1 << 30
+"""Bytes that the device fills first: some tenths of a millisecond."""
+FLOAT = 4
+WIRES = {
+    "float32": ("pack_bytes", "unpack_bytes", "float32"),
+    "float32, with a factor": ("pack_float32_float32", "unpack_float32_float32", "float32"),
+    "float32 as float16": ("pack_float32_float16", "unpack_float32_float16", "float16"),
+    "float32 as bfloat16": ("pack_float32_bfloat16", "unpack_float32_bfloat16", BFLOAT16),
+}
+"""By what travels: the kernels, and the dtype in the slab."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """So many tensors of so many float32 numbers."""
+
+    rows: int
+    count: int
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        from engine import readable
+
+        return f"{self.rows} tensors of {readable.size(FLOAT * self.count)}"
+
+
+LAYOUTS = (Layout(4, 4 << 20), Layout(32768, 512), Layout(2000, 256))
+SMALL = (Layout(2, 5000), Layout(60, 50))  # for the stand-in, which runs each thread of a kernel on this processor
+
+
+def measure(task: Task) -> dict[str, Any]:
+    """Measure all.
+
+    Returns
+    -------
+    dict
+        `copies`: by layout, bytes and bandwidth of cuMemcpyDtoDAsync, in bytes a second. `rows`: a dict each, with
+        `layout`, `aligned`, `what`, `direction`, `bandwidth` and `share` of the copy's; `aim`: the share that is aimed
+        at, None on the stand-in; `problems`: wrong results.
+    """
+    device = Driver()
+    aim = None if task.here["stand_in"] else AIM
+    found: dict[str, Any] = {"copies": {}, "rows": [], "aim": aim, "problems": []}
+    sets = 2 if task.here["stand_in"] else 4
+    bench = Bench(device, sets, task.pick(3, 15), 4096 if task.here["stand_in"] else PAUSE)
+    for layout in SMALL if task.here["stand_in"] else LAYOUTS:
+        copied = bench.copy(layout)
+        found["copies"][layout.title] = {"bytes": FLOAT * layout.rows * layout.count, "bandwidth": copied}
+        for beside in (0, BESIDE):
+            for what, (pack, unpack, dtype) in WIRES.items():
+                if task.left < 0:
+                    found["problems"].append("not all was measured: the time was over")
+                    return found
+                for direction, bandwidth in bench.kernels(layout, beside, pack, unpack, dtype).items():
+                    known = {"layout": layout.title, "aligned": not beside, "what": what, "direction": direction}
+                    found["rows"].append(known | {"bandwidth": bandwidth, "share": bandwidth / copied})
+                if bench.wrong:
+                    found["problems"].append(f"{what}, {layout.title}, {beside} bytes beside: {bench.wrong}")
+                task.tell(found)
+    found["problems"] += device.reports()
+    return found
+
+
+class Bench:
+    """Launches kernels, and times them by events of the device."""
+
+    def __init__(self, device: Driver, sets: int, samples: int, pause: int) -> None:
+        self.device, self.module, self.sets, self.samples = device, device.module(), sets, samples
+        self.pause, self.pause_bytes = device.allocate(pause), pause
+        self.begin, self.end = ctypes.c_void_p(), ctypes.c_void_p()
+        for event in (self.begin, self.end):
+            device.call("cuEventCreate", ctypes.byref(event), 0)
+        self.wrong = ""
+
+    def copy(self, layout: Layout) -> float:
+        """The bandwidth of a copy of as many bytes."""
+        nbytes = FLOAT * layout.rows * layout.count
+        memory = [self.device.allocate(nbytes) for _ in range(2 * self.sets)]
+        for at in memory:
+            self.device.call("cuMemsetD8Async", ctypes.c_uint64(at), 0, ctypes.c_size_t(nbytes), self.device.stream)
+
+        def once(turn: int) -> None:
+            source, target = (ctypes.c_uint64(at) for at in memory[2 * turn : 2 * turn + 2])
+            self.device.call("cuMemcpyDtoDAsync_v2", target, source, ctypes.c_size_t(nbytes), self.device.stream)
+
+        seconds = self.time(once)
+        for at in memory:
+            self.device.free(at)
+        return 2 * nbytes / seconds
+
+    def kernels(self, layout: Layout, beside: int, pack: str, unpack: str, dtype: str) -> dict[str, float]:
+        """The bandwidths of a pair of kernels; what they make is looked at once, and `wrong` says what is wrong."""
+        sets = [Set(self.device, layout, beside, dtype) for _ in range(self.sets)]
+        moved = layout.rows * layout.count * (FLOAT + sets[0].item)
+        packing, unpacking = (self.device.function(self.module, name) for name in (pack, unpack))
+        plain = pack == "pack_bytes"
+        packed = self.time(lambda turn: sets[turn].launch(packing, sets[turn].sources, plain, True))
+        unpacked = self.time(lambda turn: sets[turn].launch(unpacking, sets[turn].targets, plain, False))
+        self.wrong = sets[-1].wrong()
+        for each in sets:
+            each.free()
+        return {"pack": moved / packed, "unpack": moved / unpacked}
+
+    def time(self, once: Any) -> float:
+        """Seconds of one turn, of which several are enqueued at a time, each with a set of its own: the median."""
+        seconds = []
+        for sample in range(self.samples + 1):  # the first one is not counted
+            pause, nbytes = ctypes.c_uint64(self.pause), ctypes.c_size_t(self.pause_bytes)
+            self.device.call("cuMemsetD8Async", pause, 0, nbytes, self.device.stream)
+            self.device.call("cuEventRecord", self.begin, self.device.stream)
+            for turn in range(ROUNDS * self.sets):
+                once(turn % self.sets)
+            self.device.call("cuEventRecord", self.end, self.device.stream)
+            self.device.synchronize()
+            milliseconds = ctypes.c_float()
+            self.device.call("cuEventElapsedTime", ctypes.byref(milliseconds), self.begin, self.end)
+            if sample:
+                seconds.append(max(milliseconds.value, 1e-6) / 1e3 / (ROUNDS * self.sets))  # the stand-in may say 0
+        return float(np.median(seconds))
+
+
+class Set:
+    """Tensors to pack, a slab, and tensors to unpack it to; with tables of both, as the engine's kernels read them."""
+
+    def __init__(self, device: Driver, layout: Layout, beside: int, dtype: str) -> None:
+        self.device, self.layout, self.beside, self.dtype = device, layout, beside, dtype
+        self.item = 2 if dtype in ("float16", BFLOAT16) else FLOAT
+        each = self.item * layout.count
+        self.stride = (FLOAT * layout.count + beside + SPACING - 1) // SPACING * SPACING
+        self.step = (each + 15) // 16 * 16
+        self.slab_bytes = self.step * (layout.rows - 1) + each
+        self.slab = device.allocate(self.slab_bytes)
+        self.memory = [device.allocate(self.stride * layout.rows) for _ in range(2)]
+        self.values = (np.arange(layout.rows * layout.count) % 251 - 100).astype(np.float32).reshape(layout.rows, -1)
+        held = np.zeros((layout.rows, self.stride), np.uint8)
+        device.put(self.memory[1], held)
+        held[:, beside : beside + FLOAT * layout.count] = self.values.view(np.uint8).reshape(layout.rows, -1)
+        device.put(self.memory[0], held)
+        self.sources, self.targets = (self._table(at) for at in self.memory)
+
+    def _table(self, memory: int) -> int:
+        rows = np.zeros(
+            (self.layout.rows, 3), np.uint64
+        )  # address, offset in the slab, bytes there (`row`, kernels.cu)
+        number = np.arange(self.layout.rows, dtype=np.uint64)
+        rows[:, 0] = np.uint64(memory + self.beside) + number * np.uint64(self.stride)
+        rows[:, 1] = number * np.uint64(self.step)
+        rows[:, 2] = self.item * self.layout.count
+        at = self.device.allocate(rows.nbytes)
+        self.device.put(at, rows)
+        return at
+
+    def launch(self, kernel: ctypes.c_void_p, table: int, plain: bool, packs: bool) -> None:
+        """Enqueue a kernel as the engine does."""
+        words = [ctypes.c_uint64(each) for each in (table, self.layout.rows, self.slab, *([0] if packs else []))]
+        factors = [] if plain else [ctypes.c_double(1.0), ctypes.c_double(1.0)]
+        given = [ctypes.cast(ctypes.pointer(each), ctypes.c_void_p) for each in (*words, *factors)]
+        parameters = (ctypes.c_void_p * len(given))(*given)
+        blocks = min((self.slab_bytes + TILE - 1) // TILE, BLOCKS)
+        shape = (blocks, 1, 1, THREADS, 1, 1, 0)
+        self.device.call("cuLaunchKernel", kernel, *shape, self.device.stream, parameters, None)
+
+    def wrong(self) -> str:
+        """What the kernels have made that they should not have; the numbers are such that a half holds them exactly."""
+        kind = np.dtype(np.uint16 if self.dtype == BFLOAT16 else self.dtype)
+        slab = self.device.get(self.slab, np.empty(self.slab_bytes, np.uint8))
+        held = np.zeros(self.step * self.layout.rows, np.uint8)
+        held[: self.slab_bytes] = slab
+        packed = held.reshape(self.layout.rows, -1)[:, : self.item * self.layout.count].copy().view(kind)
+        if not np.array_equal(wide(packed, self.dtype), wide(rounded(self.values, self.dtype), self.dtype)):
+            return "what was packed is wrong"
+        got = self.device.get(self.memory[1], np.empty((self.layout.rows, self.stride), np.uint8))
+        inside = got[:, self.beside : self.beside + FLOAT * self.layout.count].copy().view(np.float32)
+        if not np.array_equal(inside, self.values):
+            return "what was unpacked is wrong"
+        got[:, self.beside : self.beside + FLOAT * self.layout.count] = 0
+        return "bytes beside the tensors were written" if got.any() else ""
+
+    def free(self) -> None:
+        """Free all. Nothing of it is in use."""
+        self.device.synchronize()
+        for at in (self.slab, *self.memory, self.sources, self.targets):
+            self.device.free(at)

@@ -1,0 +1,133 @@
+"""What the GPU plane was designed by, and nobody had measured: each belief beside what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.common.tables import duration
+
+Parts = Mapping[str, Mapping[str, Any]]
+TENSORS = 2000
+
+
+@dataclass(frozen=True)
+class Belief:
+    """A belief: what it is about, what was believed, and what the results of the parts say of it."""
+
+    what: str
+    believed: str
+    measured: Callable[[Parts], str]
+
+
+def result(parts: Parts, part: str) -> Mapping[str, Any] | str:
+    """The results of a part; or a text, why there are none."""
+    found = parts.get(part)
+    if found is None:
+        return "not run"
+    if found["outcome"] == "skipped":
+        return f"skipped: {found['why']}"
+    return found
+
+
+def cost(parts: Parts, group: str, name: str) -> float | str:
+    """The median of a row of `costs`, of a group that begins so; or a text, why there is none."""
+    found = result(parts, "costs")
+    if isinstance(found, str):
+        return found
+    for title, rows in found.get("groups", {}).items():
+        if title.startswith(group):
+            if isinstance(rows, str):
+                return f"skipped: {rows}"
+            return next((float(row["median"]) for row in rows if row["name"] == name), "not measured")
+    return f"not measured: {found['why'] or 'the part did not come to it'}"
+
+
+def _cost(group: str, name: str, times: int = 1) -> Callable[[Parts], str]:
+    def measured(parts: Parts) -> str:
+        found = cost(parts, group, name)
+        return found if isinstance(found, str) else duration(times * found)
+
+    return measured
+
+
+def _entry(parts: Parts) -> str:
+    """A call of a communicator that does not block, of two ranks, beside one of a communicator that does."""
+    what = "non-blocking: allreduce of 1 KiB, until it is enqueued, looked at all the time"
+    told = []
+    for size in ("2 ranks", "1 rank"):
+        found, peer = cost(parts, f"NCCL, {size}", what), cost(parts, f"NCCL, {size}", "blocking: allreduce of 1 KiB")
+        if isinstance(found, str) or isinstance(peer, str):
+            told.append(f"{size}: {found if isinstance(found, str) else peer}")
+        else:
+            told.append(f"{size}: {duration(found)}, blocking {duration(peer)}")
+    return "; ".join(told)
+
+
+def _bandwidth(parts: Parts) -> str:
+    found = result(parts, "bandwidth")
+    if isinstance(found, str):
+        return found
+    if not found.get("rows"):
+        return f"not measured: {found['why']}"
+    worst = min(found["rows"], key=lambda row: row["share"])
+    reached = sum(row["share"] >= (found["aim"] or 0) for row in found["rows"])
+    return f"{reached} of {len(found['rows'])} cases; least {worst['share']:.2f}: {worst['what']}, {worst['direction']}"
+
+
+def _steps(parts: Parts) -> str:
+    found = result(parts, "steps")
+    if isinstance(found, str):
+        return found
+    ratios = [f"{each['title']}: {each['ratio']['value']:.3f}" for each in found.get("workloads", {}).values()]
+    return "ratio to DDP's step, " + "; ".join(ratios) if ratios else f"not measured: {found['why']}"
+
+
+def _rest(parts: Parts) -> str:
+    found = result(parts, "failure")
+    if isinstance(found, str):
+        return found
+    lost = found.get("lost") or {"skipped": found["why"]}
+    return f"skipped: {lost['skipped']}" if "skipped" in lost else duration(lost.get("rest"))
+
+
+def _never(why: str) -> Callable[[Parts], str]:
+    return lambda parts: why
+
+
+BELIEFS = (
+    Belief(
+        "DLPack's current_work_stream, from C",
+        "some 10 ns",
+        _cost("torch", "current_work_stream of DLPack's exchange table, from C"),
+    ),
+    Belief(
+        "torch._C._cuda_getCurrentRawStream",
+        "about 0.1 us",
+        _cost("torch", "torch._C._cuda_getCurrentRawStream, from Python"),
+    ),
+    Belief("torch.cuda.current_stream", "1 to 2 us", _cost("torch", "torch.cuda.current_stream, from Python")),
+    Belief("cuEventRecord in a hook", "about 1 us", _cost("driver", "cuEventRecord, stream idle")),
+    Belief(
+        f"a mark for each of {TENSORS} gradients",
+        "2 ms a step",
+        _cost("driver", "a mark, as a submission makes it", TENSORS),
+    ),
+    Belief("a wake of the lane", "15 to 22 us", _cost("lane", "a ring of the lane's door, until the lane runs")),
+    Belief("an entry's call of a communicator that does not block", "20 to 60 us; of one rank less", _entry),
+    Belief("pack and unpack, of a copy's bandwidth", "0.9 and more", _bandwidth),
+    Belief("a step with the engine, in a world of one rank", "below DDP's", _steps),
+    Belief("a rank's death, until the survivor's device is at rest", "2 s and less", _rest),
+    Belief("fusion threshold of device tensors", "32 MiB", _never("needs several GPUs")),
+    Belief(
+        "TensorFlow's TF_GetStream is for pluggable devices alone",
+        "so its tensors go by host memory",
+        _never("no figure: a question to TensorFlow's sources; no binding gives the engine its device tensors"),
+    ),
+    Belief(
+        "JAX's call to foreign functions gives the stream",
+        "so its arrays could be marked",
+        _never("no figure: the binding of JAX gives the engine no device arrays yet"),
+    ),
+)

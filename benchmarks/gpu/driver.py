@@ -1,0 +1,245 @@
+"""The CUDA driver by ctypes, and arrays in its memory that the engine takes as it takes those of a framework.
+
+No framework is needed: an array offers DLPack's exchange table, by which the engine learns its address and the stream
+that works on it. So what is measured here also runs where PyTorch has no CUDA, and on the stand-ins of the tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import paths
+from engine import config
+
+PTX = paths.ROOT / "engine_ext/gpu/kernels.ptx"
+KERNELS = "BENCHMARK_GPU_KERNELS"
+"""The variable that names a library with the engine's kernels for the stand-in, which runs no PTX."""
+CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+BFLOAT16 = "bfloat16"
+"""NumPy has no such dtype: values are uint16 with its bits."""
+
+
+class DriverError(RuntimeError):
+    """A call of the driver did not succeed."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Load the driver's library, which the setting `cuda_library` names, as for the engine."""
+    chosen = config.load(config.environment()).cuda_library
+    loaded = ctypes.CDLL(str(chosen or "libcuda.so.1"), mode=os.RTLD_NOW)
+    if is_stand_in(loaded) and KERNELS in os.environ:
+        ctypes.CDLL(os.environ[KERNELS])
+    return loaded
+
+
+def is_stand_in(loaded: ctypes.CDLL) -> bool:
+    """Whether a library is the tests' stand-in: it tells what it has found, which no driver does."""
+    return hasattr(loaded, "stand_report")
+
+
+class Driver:
+    """A device, whose primary context is current in this thread, and a stream that does not wait for stream 0."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.ordinal = ordinal
+        self.library = library()
+        self.context, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
+        device = ctypes.c_int()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
+        self.call("cuCtxSetCurrent", self.context)
+        self.call("cuStreamCreateWithPriority", ctypes.byref(self.stream), 1, 0)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function.
+
+        Raises
+        ------
+        DriverError
+            With the name of the function, and of the code that it returned.
+        """
+        if code := getattr(self.library, name)(*arguments):
+            raise DriverError(f"{name} returned {code_name(self.library, code)}")
+
+    def number(self, name: str, *arguments: Any) -> int:
+        """Call a function that writes an int, and return it."""
+        found = ctypes.c_int()
+        self.call(name, ctypes.byref(found), *arguments)
+        return found.value
+
+    def allocate(self, nbytes: int) -> int:
+        """Allocate memory of the device."""
+        at = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(max(nbytes, 1)))
+        return at.value
+
+    def free(self, at: int) -> None:
+        """Free it. Nothing uses it any more."""
+        self.call("cuMemFree_v2", ctypes.c_uint64(at))
+
+    def put(self, at: int, values: NDArray[Any]) -> None:
+        """Copy values to the device; they are there when this returns."""
+        source = np.ascontiguousarray(values)
+        size, pointer = ctypes.c_size_t(source.nbytes), ctypes.c_void_p(source.ctypes.data)
+        if source.nbytes:
+            self.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(at), pointer, size, self.stream)
+        self.synchronize()
+
+    def get(self, at: int, like: NDArray[Any]) -> NDArray[Any]:
+        """Copy values of that shape and dtype from the device, after all that the stream was given."""
+        values = np.empty_like(like)
+        size, pointer = ctypes.c_size_t(values.nbytes), ctypes.c_void_p(values.ctypes.data)
+        if values.nbytes:
+            self.call("cuMemcpyDtoHAsync_v2", pointer, ctypes.c_uint64(at), size, self.stream)
+        self.synchronize()
+        return values
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        self.call("cuStreamSynchronize", self.stream)
+
+    def rest(self) -> None:
+        """Wait until nothing of this process runs on the device."""
+        self.call("cuCtxSynchronize")
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the device that nobody uses, and all that it has."""
+        unused, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(unused), ctypes.byref(total))
+        return unused.value, total.value
+
+    def module(self) -> ctypes.c_void_p:
+        """Load the engine's kernels, which the driver compiles."""
+        made = ctypes.c_void_p()
+        self.call("cuModuleLoadDataEx", ctypes.byref(made), image(), 0, None, None)
+        return made
+
+    def function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
+        """Find a kernel."""
+        found = ctypes.c_void_p()
+        self.call("cuModuleGetFunction", ctypes.byref(found), module, name.encode())
+        return found
+
+    def reports(self) -> list[str]:
+        """What the stand-in has found wrong; a driver tells nothing."""
+        if not is_stand_in(self.library):
+            return []
+        self.library.stand_report.restype = ctypes.c_size_t
+        text = ctypes.create_string_buffer(1 << 16)
+        self.library.stand_report(text, ctypes.c_size_t(len(text)))
+        return [f"the stand-in has found: {line}" for line in text.value.decode().splitlines()]
+
+
+@functools.cache
+def image() -> bytes:
+    """The engine's kernels, as they are shipped."""
+    return Path(PTX).read_bytes()
+
+
+def kernel_names() -> list[str]:
+    """The names of the engine's kernels."""
+    return [name.decode() for name in re.findall(rb"\.entry (\w+)", image())]
+
+
+def code_name(loaded: ctypes.CDLL, code: int) -> str:
+    """What a code of the driver is called."""
+    name = ctypes.c_char_p()
+    if loaded.cuGetErrorName(code, ctypes.byref(name)) == 0 and name.value:
+        return f"{name.value.decode()} ({code})"
+    return str(code)
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+
+class DlTensor(ctypes.Structure):
+    """`DLTensor` of dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+BORROW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(DlTensor))
+STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+class ExchangeTable(ctypes.Structure):
+    """`DLPackExchangeAPI` of dlpack.h 1.3."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        *((name, ctypes.c_void_p) for name in ("previous", "allocate", "managed_from", "managed_to")),
+        ("borrow", BORROW),
+        ("current_stream", STREAM),
+    )
+
+
+class Array:
+    """Values in the memory of a device. All arrays of a process work on the stream of one `Driver`."""
+
+    __dlpack_c_exchange_api__: ClassVar[Any]
+    stream: ClassVar[int | None] = None
+
+    def __init__(self, driver: Driver, values: NDArray[Any], dtype: str = "") -> None:
+        """Copy values to the device. `dtype` is that of `values`, unless it is said to be "bfloat16"."""
+        self.driver = driver
+        self.like = np.ascontiguousarray(values)
+        self.code = 4 if dtype == BFLOAT16 else CODES[self.like.dtype.kind]
+        self.shape = (ctypes.c_int64 * 1)(self.like.size)
+        self.at = driver.allocate(self.like.nbytes)
+        self.device = f"cuda:{driver.ordinal}"
+        Array.stream = driver.stream.value
+        driver.put(self.at, self.like)
+
+    def numpy(self) -> NDArray[Any]:
+        """The values, after all that the stream was given."""
+        return self.driver.get(self.at, self.like)
+
+    def free(self) -> None:
+        """Free the memory when the stream has come to its end."""
+        self.driver.synchronize()
+        self.driver.free(self.at)
+
+
+@BORROW
+def _borrow(array: Array, out: Any) -> int:
+    told, kind = out[0], array.like.dtype
+    told.data, told.device_type, told.device_id = array.at, 2, array.driver.ordinal
+    told.ndim, told.shape, told.strides, told.byte_offset = 1, array.shape, None, 0
+    told.code, told.bits, told.lanes = array.code, 8 * kind.itemsize, 1
+    return 0
+
+
+@STREAM
+def _current_stream(_type: int, _ordinal: int, out: Any) -> int:
+    out[0] = Array.stream
+    return 0
+
+
+_table = ExchangeTable(1, 3, None, None, None, None, _borrow, _current_stream)
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.restype = ctypes.py_object
+_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_NAME = b"dlpack_exchange_api"  # a capsule keeps the pointer
+Array.__dlpack_c_exchange_api__ = _capsule(ctypes.addressof(_table), _NAME, None)

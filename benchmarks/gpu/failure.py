@@ -1,0 +1,155 @@
+"""Part `failure`: worlds one after the other in a process, and a rank that is killed, which the other one survives.
+
+`python -m benchmarks.gpu.failure again|lost DIRECTORY HERE TURNS` is a rank. Rank 1, if it is told `lost`, kills
+itself among its allreduces; rank 0 notes when it hears of it, when its device is at rest, and when it goes on alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu import ranks
+from benchmarks.gpu.driver import Array, Driver
+from benchmarks.gpu.part import Skipped, Task
+
+COUNT = 1 << 18
+BEFORE = 20  # allreduces of both ranks, before one of them dies
+SETTLED = 1  # worlds after which a driver has allocated what it keeps
+ALLOWED = 1 << 20
+"""Bytes of the device by which worlds may differ: another process may have allocated."""
+MODULE = "benchmarks.gpu.failure"
+
+
+def measure(task: Task) -> dict[str, Any]:
+    """Measure both.
+
+    Returns
+    -------
+    dict
+        `again`: of each world of one rank seconds of `init`, `first` (an allreduce, which opens the GPU) and
+        `shutdown`, and `used`, bytes of the device afterwards; `growth`, bytes from the second world to the last.
+        `lost`: seconds from the death of rank 1 until rank 0 `heard` of it, its device was at `rest`, and it had
+        reduced `alone`; or `skipped`.
+    """
+    found: dict[str, Any] = {"problems": []}
+    with _job(task, "again", 1, {}, task.pick(4, 12), 0.5) as told:
+        found["again"] = told["worlds"]
+        found["problems"] += told["problems"]
+    used = [each["used"] for each in found["again"]][SETTLED:]
+    found["growth"] = used[-1] - used[0]
+    if found["growth"] > ALLOWED:
+        found["problems"].append(f"the device's memory that is in use has grown by {found['growth']} bytes")
+    task.tell(found)
+    found["lost"] = {}
+    try:
+        where, variables = ranks.together(task.here)
+        with _job(task, "lost", 2, variables, 1, 0.9, killed=(1,)) as told:
+            found["lost"] = {"where": where, **told["seconds"], "said": told["said"]}
+            found["problems"] += told["problems"]
+    except Skipped as error:
+        found["lost"] = {"skipped": str(error)}
+    return found
+
+
+@contextlib.contextmanager
+def _job(
+    task: Task, what: str, size: int, variables: dict[str, str], turns: int, share: float, killed: tuple[int, ...] = ()
+) -> Any:
+    """What rank 0 of a job tells."""
+    with tempfile.TemporaryDirectory() as scratch:
+        (known := Path(scratch, "here.json")).write_text(json.dumps(task.here), encoding="utf-8")
+        arguments = [what, scratch, str(known), str(turns)]
+        with ranks.Ranks(MODULE, size, arguments, variables) as job:
+            job.end(share * task.left, killed)
+        yield json.loads(Path(scratch, "0.json").read_text(encoding="utf-8"))
+
+
+# ---- a rank ----------------------------------------------------------------------------------------------------------
+
+
+def again(device: Driver, turns: int) -> dict[str, Any]:
+    """Worlds one after the other."""
+    import engine
+
+    worlds, problems = [], []
+    for turn in range(turns):
+        times, begun = {}, time.perf_counter()
+        engine.init()
+        times["init"], begun = time.perf_counter() - begun, time.perf_counter()
+        array = Array(device, np.ones(COUNT, np.float32))
+        ranks.allreduce(array, array, "first", postscale=2.0).wait()
+        right = bool((array.numpy() == 2).all())
+        times["first"] = time.perf_counter() - begun
+        array.free()
+        begun = time.perf_counter()
+        engine.shutdown()
+        times["shutdown"] = time.perf_counter() - begun
+        device.rest()
+        free, total = device.memory()
+        worlds.append(times | {"used": total - free})
+        if not right:
+            problems.append(f"world {turn}: the allreduce was wrong")
+    return {"worlds": worlds, "problems": problems}
+
+
+def lost(device: Driver, where: Path) -> dict[str, Any]:
+    """Both ranks reduce, until one dies."""
+    import engine
+    from engine.errors import WorldError
+
+    rank = int(os.environ["RANK"])
+    death, problems, seconds, said = where / "death", [], {}, ""
+    engine.init()
+    array = Array(device, np.ones(COUNT, np.float32))
+    try:
+        for turn in range(10**9):
+            if rank == 1 and turn == BEFORE:
+                death.write_text(str(time.monotonic()), encoding="utf-8")
+                os.kill(os.getpid(), signal.SIGKILL)
+            ranks.allreduce(array, array, "both", op="average").wait()
+            device.synchronize()
+    except WorldError as error:
+        heard, said = time.monotonic(), str(error)
+        if error.rank != 1:
+            problems.append(f"it was not rank 1 that the survivor named: {error}")
+        died = float(death.read_text(encoding="utf-8"))
+        seconds["heard"] = heard - died
+        engine.shutdown()
+        device.rest()
+        seconds["rest"] = time.monotonic() - died
+        os.environ.update(ranks.world(f"{os.environ['ENGINE_JOB']}-alone", 0, 1))
+        engine.init()
+        alone = Array(device, np.ones(COUNT, np.float32))
+        ranks.allreduce(alone, alone, "alone", postscale=3.0).wait()
+        if not (alone.numpy() == 3).all():
+            problems.append("the survivor's own allreduce was wrong")
+        seconds["alone"] = time.monotonic() - died
+        engine.shutdown()
+    return {"seconds": seconds, "said": said, "problems": problems}
+
+
+def main() -> None:
+    """Be a rank."""
+    what, where, known, turns = sys.argv[1:]
+    here = json.loads(Path(known).read_text(encoding="utf-8"))
+    rank = int(os.environ["RANK"])
+    device = Driver(ranks.ordinal(rank, here))
+    told = again(device, int(turns)) if what == "again" else lost(device, Path(where))
+    told["problems"] += device.reports()
+    Path(where, f"{rank}.json").write_text(json.dumps(told), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

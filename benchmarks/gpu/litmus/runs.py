@@ -1,0 +1,64 @@
+"""Builds the litmus programs, and runs each of them several times."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SKIPPED = 77
+HUNG = 30.0  # seconds; a program ends itself after 20, unless it is stuck in the driver
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a program went.
+
+    Attributes
+    ----------
+    outcome : str
+        "ok", "skipped" (this machine lacks what it needs) or "failed".
+    text : str
+        Of what was expected and is not so; or what is lacking.
+    """
+
+    name: str
+    outcome: str
+    text: str
+
+
+def build(where: Path) -> Path:
+    """Compile the programs into one binary."""
+    binary = where / "litmus"
+    options = ["-D_GNU_SOURCE", "-std=gnu11", "-O1", "-pthread", f"-I{HERE.parents[2]}"]
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    subprocess.run([*compiler, *options, *sorted(HERE.glob("*.c")), "-ldl", "-o", binary], check=True)
+    return binary
+
+
+def names(binary: Path) -> list[str]:
+    """The programs that it has."""
+    return subprocess.run([binary, "--list"], check=True, text=True, capture_output=True).stdout.split()
+
+
+def each(binary: Path, times: int) -> Iterator[Run]:
+    """Run all, each so often, and tell of each how it went."""
+    for name in names(binary):
+        runs = [_once(binary, name) for _ in range(times)]
+        failed = [text for status, text in runs if status not in (0, SKIPPED)]
+        status, text = runs[0]
+        outcome = "failed" if failed else "skipped" if status == SKIPPED else "ok"
+        yield Run(name, outcome, (failed[0] if failed else text).strip().removeprefix("skipped: "))
+
+
+def _once(binary: Path, name: str) -> tuple[int, str]:
+    try:
+        run = subprocess.run([binary, name], text=True, stderr=subprocess.PIPE, timeout=HUNG)
+    except subprocess.TimeoutExpired:
+        return 1, f"it has not ended within {HUNG:.0f} s"
+    # What is killed by its alarm says nothing.
+    return run.returncode, run.stderr or (f"it ended with status {run.returncode}" if run.returncode else "")

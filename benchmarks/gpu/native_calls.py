@@ -1,0 +1,89 @@
+"""calls.c from Python: what calls of the driver and of NCCL cost, in seconds."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import native, paths
+from benchmarks.common.stats import Summary
+from benchmarks.gpu.driver import Driver, DriverError
+
+WHY = 512
+WITHOUT_WORK = "pack_bytes"  # a kernel that is given no rows
+Samples = NDArray[np.float64]
+
+
+class NcclCalls(ctypes.Structure):
+    """`nccl_calls` of calls.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("all_reduce", "group_start", "group_end", "async_error")),
+        *((name, ctypes.c_void_p) for name in ("communicator", "source", "target")),
+        ("count", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+        ("grouped", ctypes.c_int),
+        ("polled", ctypes.c_int),
+        ("nap_ns", ctypes.c_long),
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The compiled calls.c."""
+    source = str(paths.ROOT / "benchmarks/gpu/calls.c")
+    loaded = ctypes.CDLL(str(native.build(source, shared=True, include=[paths.ROOT])))
+    loaded.calls_name.restype = ctypes.c_char_p
+    loaded.calls_current_stream.restype = ctypes.c_double
+    return loaded
+
+
+def row(name: str, samples: Samples) -> dict[str, Any]:
+    """One line of a table of costs."""
+    return {"name": name, **Summary.of(samples.tolist()).record()}
+
+
+class Calls:
+    """The functions, on a device."""
+
+    def __init__(self, device: Driver) -> None:
+        self.device = device
+        kernel = device.function(device.module(), WITHOUT_WORK)
+        self._checked("calls_open", ctypes.c_void_p(device.library._handle), kernel)
+
+    def names(self) -> list[str]:
+        """What `driver` measures, by number."""
+        return [library().calls_name(which).decode() for which in range(library().calls_count())]
+
+    def driver(self, which: int, batch: int, samples: int) -> Samples:
+        """Seconds of a call; each sample is the mean of a batch."""
+        seconds = np.empty(samples)
+        self._checked("calls_measure", which, batch, _pointer(seconds), samples)
+        return seconds
+
+    def wake(self, samples: int) -> tuple[Samples, Samples]:
+        """Seconds until a sleeping thread runs that is rung for, and those of the ring."""
+        woken, rung = np.empty(samples), np.empty(samples)
+        if code := library().calls_wake(_pointer(woken), _pointer(rung), samples):
+            raise OSError(code, "a thread cannot be started")
+        return woken, rung
+
+    def nccl(self, calls: NcclCalls, samples: int) -> tuple[Samples, Samples]:
+        """Seconds until an allreduce has returned, and until it is enqueued."""
+        returned, enqueued = np.empty(samples), np.empty(samples)
+        if code := library().calls_nccl(ctypes.byref(calls), _pointer(returned), _pointer(enqueued), samples):
+            raise DriverError(f"ncclAllReduce: {'the driver has failed' if code < 0 else f'code {code}'}")
+        return returned, enqueued
+
+    def _checked(self, name: str, *arguments: Any) -> None:
+        why = ctypes.create_string_buffer(WHY)
+        if getattr(library(), name)(*arguments, why, ctypes.c_size_t(WHY)):
+            raise DriverError(why.value.decode())
+
+
+def _pointer(values: Samples) -> ctypes.c_void_p:
+    return ctypes.c_void_p(values.ctypes.data)

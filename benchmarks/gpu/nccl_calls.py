@@ -1,0 +1,146 @@
+"""What a call of NCCL costs the thread that makes it, with communicators that block and that do not.
+
+`python -m benchmarks.gpu.nccl_calls DIRECTORY HERE SAMPLES` is a rank; rank 0's file has what the table shows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu import ranks
+from benchmarks.gpu.driver import Driver
+from benchmarks.gpu.native_calls import Calls, NcclCalls, row
+
+COUNT = 256
+LANE_NAP_NS = 20_000
+"""The nap between two looks of the engine's lane (`NAP_NS`, engine_ext/gpu/lane.c)."""
+IN_PROGRESS, UNDEFINED, ID_BYTES = 7, -(2**31), 128
+WAIT = 60.0
+
+
+class Config(ctypes.Structure):
+    """`ncclConfig_t` of 2.17, as the engine gives it (engine_ext/gpu/nccl.h)."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        *((name, ctypes.c_uint) for name in ("magic", "version")),
+        *((name, ctypes.c_int) for name in ("blocking", "cgaClusterSize", "minCTAs", "maxCTAs")),
+        ("netName", ctypes.c_char_p),
+        ("splitShare", ctypes.c_int),
+    )
+
+
+class Id(ctypes.Structure):
+    """`ncclUniqueId`."""
+
+    _fields_ = (("bytes", ctypes.c_ubyte * ID_BYTES),)
+
+
+class NcclError(RuntimeError):
+    """A call of NCCL did not succeed."""
+
+
+class Rank:
+    """This process: NCCL, and its place in the world."""
+
+    def __init__(self, where: Path, here: dict[str, Any]) -> None:
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.device = Driver(ranks.ordinal(self.rank, here))
+        self.nccl = ctypes.CDLL(here["nccl_library"], mode=os.RTLD_NOW)
+        self.nccl.ncclGetLastError.restype = ctypes.c_char_p
+        self.where = where
+        self.calls = Calls(self.device)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function; with a communicator that does not block, it may not have ended yet."""
+        if (code := getattr(self.nccl, name)(*arguments)) not in (0, IN_PROGRESS):
+            raise NcclError(f"{name} returned {code}: {(self.nccl.ncclGetLastError(None) or b'').decode()}")
+
+    def name(self, turn: int) -> Id:
+        """What all ranks know a communicator by; rank 0 tells it in a file."""
+        made, file = Id(), self.where / f"id{turn}"
+        if self.rank == 0:
+            self.call("ncclGetUniqueId", ctypes.byref(made))
+            partial = file.with_suffix(".partial")
+            partial.write_bytes(bytes(made))
+            partial.replace(file)
+        deadline = time.monotonic() + WAIT
+        while not file.exists():
+            if time.monotonic() > deadline:
+                raise NcclError("rank 0 has told no id")
+            time.sleep(0.005)
+        return Id.from_buffer_copy(file.read_bytes())
+
+    def open(self, turn: int, blocking: bool) -> ctypes.c_void_p:
+        """Open a communicator over all ranks."""
+        made = ctypes.c_void_p()
+        undefined = (UNDEFINED, UNDEFINED, UNDEFINED, None, UNDEFINED)
+        config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21700, int(blocking), *undefined)
+        known = ctypes.byref(config)
+        self.call("ncclCommInitRankConfig", ctypes.byref(made), self.size, self.name(turn), self.rank, known)
+        state, deadline = ctypes.c_uint(IN_PROGRESS), time.monotonic() + WAIT
+        while state.value == IN_PROGRESS:
+            self.call("ncclCommGetAsyncError", made, ctypes.byref(state))
+            if time.monotonic() > deadline:
+                raise NcclError("a communicator has not opened")
+            time.sleep(0.001)
+        if state.value:
+            raise NcclError(f"a communicator did not open: {state.value}")
+        return made
+
+    def measure(self, turn: int, samples: int) -> list[dict[str, Any]]:
+        """Rows for a communicator of a kind: turn 0 blocks, 1 does not."""
+        blocking = turn == 0
+        begun = time.perf_counter()
+        communicator = self.open(turn, blocking)
+        opened = time.perf_counter() - begun
+        source, target = (self.device.allocate(4 * COUNT) for _ in range(2))
+        self.device.put(source, np.zeros(COUNT, np.float32))
+        kind = "blocking" if blocking else "non-blocking"
+        rows = [row(f"{kind}: communicator opened", np.array([opened]))]
+        addresses = [ctypes.cast(getattr(self.nccl, name), ctypes.c_void_p).value for name in FUNCTIONS]
+        for grouped in (0, 1):
+            for nap in (0,) if blocking else (0, LANE_NAP_NS):
+                given = (communicator.value, source, target, COUNT, self.device.stream.value)
+                calls = NcclCalls(*addresses, *given, grouped, int(not blocking), nap)
+                self.calls.nccl(calls, 3)  # connects
+                returned, enqueued = self.calls.nccl(calls, samples)
+                what = f"{kind}: {'group of two allreduces' if grouped else 'allreduce'} of 1 KiB"
+                if blocking:
+                    rows.append(row(what, returned))
+                    continue
+                how = "looked at every 20 us, as the lane does" if nap else "looked at all the time"
+                if not nap:
+                    rows.append(row(f"{what}, the call alone", returned))
+                rows.append(row(f"{what}, until it is enqueued, {how}", enqueued))
+        self.device.synchronize()
+        self.call("ncclCommAbort", communicator)
+        for at in (source, target):
+            self.device.free(at)
+        return rows
+
+
+FUNCTIONS = ("ncclAllReduce", "ncclGroupStart", "ncclGroupEnd", "ncclCommGetAsyncError")
+
+
+def main() -> None:
+    """Measure both kinds of communicators."""
+    where, known, samples = sys.argv[1:]
+    me = Rank(Path(where), json.loads(Path(known).read_text(encoding="utf-8")))
+    rows = [each for turn in (0, 1) for each in me.measure(turn, int(samples))]
+    told = {"rows": rows, "problems": me.device.reports()}
+    Path(where, f"{me.rank}.json").write_text(json.dumps(told), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""One part, in a process of its own: `python -m benchmarks.gpu.part NAME --out FILE ...`, started by `run.py`.
+
+A part that crashes or hangs loses no other part's results, and of its own no more than what it has not told yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib
+import json
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class Skipped(Exception):
+    """A part, or a piece of one, cannot be measured here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a part is to do.
+
+    Attributes
+    ----------
+    here : dict
+        What `here.look` has found.
+    end : float
+        By `time.monotonic`, when the part should have ended: it is killed somewhat later.
+    quick : bool
+        Few samples, small sizes.
+    tell : callable
+        Keeps what has been found so far: a dict, all of it each time.
+    """
+
+    here: dict[str, Any]
+    end: float
+    quick: bool
+    tell: Callable[[dict[str, Any]], None]
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.end - time.monotonic()
+
+    def pick(self, quick: int, whole: int) -> int:
+        """How much to measure. On the stand-in times mean nothing, so the least."""
+        return quick if self.quick or self.here["stand_in"] else whole
+
+
+def write(file: Path, content: dict[str, Any]) -> None:
+    """Put a record in the place of the one before, whole or not at all."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(content), encoding="utf-8")
+    partial.replace(file)
+
+
+def measure(name: str, task: Task) -> dict[str, Any]:
+    """Run a part to its end: its `outcome`, what it found, and in `problems` what it found wrong."""
+    kept: dict[str, Any] = {}
+
+    def tell(found: dict[str, Any]) -> None:
+        kept.update(found)
+        task.tell(kept)
+
+    try:
+        module = importlib.import_module(f"benchmarks.gpu.{name}")
+        kept.update(module.measure(Task(task.here, task.end, task.quick, tell)))
+    except Skipped as error:
+        return kept | {"outcome": "skipped", "why": str(error)}
+    except Exception as error:
+        text = traceback.format_exc()
+        return kept | {"outcome": "failed", "why": f"{type(error).__name__}: {error}", "traceback": text}
+    problems = kept.get("problems") or []
+    return kept | {"outcome": "failed" if problems else "ok", "why": problems[0] if problems else ""}
+
+
+def main() -> None:
+    """Measure the part that the command line names."""
+    faulthandler.enable()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--here", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    here = json.loads(options.here.read_text(encoding="utf-8"))
+
+    def tell(found: dict[str, Any]) -> None:
+        write(options.out, found | {"outcome": "unfinished", "why": ""})
+
+    task = Task(here, time.monotonic() + options.seconds, options.quick, tell)
+    write(options.out, measure(options.name, task))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Processes that are the ranks of a world, which parts start and end; and where two ranks can be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.gpu.part import Skipped
+
+OPS = {"sum": 0, "average": 1, "min": 2, "max": 3, "product": 4}
+OLDEST_SHARING = (2, 30)
+"""The first NCCL that takes several ranks on one GPU."""
+SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
+
+
+class RankFailedError(RuntimeError):
+    """A rank did not end as it should."""
+
+
+def allreduce(array: Any, output: Any, name: str | None = None, op: str = "sum", **more: Any) -> Any:
+    """Submit an array of `driver.py` to the engine of this process; its handle.
+
+    `prescale`, `postscale`, `blocking` and `wire` are as for the native engine.
+    """
+    from engine import runtime
+
+    given = {"prescale": 1.0, "postscale": 1.0, "blocking": False, "wire": None} | more
+    return runtime.engine().allreduce(
+        array, output, name, OPS[op], given["prescale"], given["postscale"], given["blocking"], given["wire"]
+    )
+
+
+def ordinal(rank: int, here: Mapping[str, Any]) -> int:
+    """The device of a rank: one of its own, if there are two."""
+    return rank if len(here["cards"]) > 1 else 0
+
+
+def together(here: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Where two ranks can be, and what has to be in their environment.
+
+    Raises
+    ------
+    Skipped
+        Nowhere.
+    """
+    if len(here["cards"]) > 1:
+        return "on two GPUs", {}
+    if here["nccl_version"] // 100 >= OLDEST_SHARING[0] * 100 + OLDEST_SHARING[1]:
+        return "on one GPU", SHARED
+    raise Skipped(f"two ranks need NCCL 2.30 or newer to share the one GPU that is here: NCCL is {here['nccl']}")
+
+
+class Ranks:
+    """Processes of one world on this machine: `python -m module arguments`. They end with the block."""
+
+    def __init__(
+        self, module: str, size: int, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    ) -> None:
+        job = secrets.token_hex(8)
+        self.module = module
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                env=os.environ | world(job, rank, size) | dict(variables or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=5)
+
+    def end(self, seconds: float, killed: Sequence[int] = ()) -> None:
+        """Wait until all have ended well; those that are `killed`, by that.
+
+        Raises
+        ------
+        RankFailedError
+            With the last lines of the rank that did not.
+        """
+        deadline = time.monotonic() + max(seconds, 1.0)
+        for rank, process in enumerate(self.processes):
+            try:
+                said, _ = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                raise RankFailedError(f"{self.module}: rank {rank} has not ended within {seconds:.0f} s") from None
+            if process.returncode != (-signal.SIGKILL if rank in killed else 0):
+                last = "\n".join(said.strip().splitlines()[-15:])
+                raise RankFailedError(f"{self.module}: rank {rank} ended with {process.returncode}\n{last}")
+
+
+def world(job: str, rank: int, size: int) -> dict[str, str]:
+    """The environment of a rank of a world on this machine."""
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return {name: str(value) for name, value in own.items()} | {"ENGINE_JOB": job}

@@ -1,0 +1,204 @@
+"""`python -m benchmarks gpu`: what to measure first on a machine with a GPU. Each part has a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from benchmarks.common import environment, paths, progress, records
+from benchmarks.common.processes import RankError
+from benchmarks.gpu import here as places
+from benchmarks.gpu.driver import KERNELS
+from benchmarks.gpu.parts import PARTS, Part
+
+LOOK = 60.0  # seconds in which the driver says what there is
+GRACE = 0.85  # of a part's limit after which it should end by itself
+REAP = 5.0  # seconds for a killed process to go; one that is stuck in a driver may not
+LAST_LINES = 12
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure, and for how long.
+
+    Attributes
+    ----------
+    only : tuple of str
+        Parts; all of them, if it is empty.
+    minutes : float
+        For all parts together; each gets its share, and what those before it have left.
+    quick : bool
+        Few samples and small sizes.
+    """
+
+    only: tuple[str, ...] = ()
+    minutes: float = 8.0
+    quick: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError for parts that do not exist, and for no time."""
+        if unknown := [name for name in self.only if name not in PARTS]:
+            raise ValueError(f"--only: there is no part {', '.join(unknown)}; parts are {', '.join(PARTS)}")
+        if not self.minutes > 0:
+            raise ValueError("--minutes: a positive number")
+
+
+class NoGpuError(RankError):
+    """There is no GPU, so nothing is measured and nothing written."""
+
+
+def run(settings: Settings, console: Console, merge: bool = False) -> Path:
+    """Measure, and write `out/gpu.json` after each part.
+
+    With `merge` parts of the last run that are not measured now stay in it.
+
+    Raises
+    ------
+    NoGpuError
+    """
+    settings.check()
+    importlib.import_module("engine.native")  # a build in place is brought up to date here, where no limit is on it
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="benchmark-gpu-") as scratch:
+        here = _look(Path(scratch))
+        console.print(Text(places.describe(here), style="bold yellow" if here["stand_in"] else "bold"))
+        before = environment.record()
+        last = records.read("gpu") if merge else None
+        kept = dict(last["parts"]) if last and last["here"]["stand_in"] == here["stand_in"] else {}
+        if here["stand_in"]:
+            _kernels(here)
+        chosen = {name: part for name, part in PARTS.items() if name in (settings.only or PARTS)}
+        end = began + 60 * settings.minutes
+        with progress.bar(console, "GPU", len(chosen)) as advance:
+            for number, (name, part) in enumerate(chosen.items()):
+                limit = share(end - time.monotonic(), [each.weight for each in list(chosen.values())[number:]])
+                found = part_in_process(name, part, here, limit, settings.quick, Path(scratch))
+                found |= {"command": before["command"], "date": before["date"], "revision": before["revision"]}
+                kept[name] = found
+                _say(console, name, part, found)
+                advance(name)
+                results = {"here": here, "parts": {each: kept[each] for each in PARTS if each in kept}}
+                path = records.write(
+                    "gpu", asdict(settings), before, results | {"seconds": round(time.monotonic() - began, 1)}
+                )
+    return path
+
+
+def share(left: float, weights: Sequence[float]) -> float:
+    """The seconds for the first of several parts.
+
+    >>> share(100.0, [1.0, 3.0]), share(-5.0, [1.0])
+    (25.0, 1.0)
+    """
+    return max(left * weights[0] / sum(weights), 1.0)
+
+
+def _look(scratch: Path) -> dict[str, Any]:
+    """What there is, asked in a process of its own."""
+    file = scratch / "here.json"
+    status, said = in_process([sys.executable, "-m", "benchmarks.gpu.here", str(file)], LOOK, scratch / "look.log")
+    if not file.exists():
+        raise NoGpuError(f"no GPU: the driver could not be asked what there is: it {_ended(status)}\n{_tail(said)}")
+    here: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if "none" in here:
+        raise NoGpuError(here["none"])
+    return here
+
+
+def _kernels(here: dict[str, Any]) -> None:
+    """Give the stand-in the engine's kernels, which it cannot compile: their PTX is translated to C."""
+    if KERNELS in os.environ or not here.get("cuda_library"):
+        return
+    from tests.standins import kernels
+
+    where = paths.out("build/stand-in/kernels.c").parent
+    os.environ[KERNELS] = str(kernels.build(where, Path(here["cuda_library"]).parent))
+
+
+def part_in_process(
+    name: str, part: Part, here: dict[str, Any], limit: float, quick: bool, scratch: Path
+) -> dict[str, Any]:
+    """Measure one part within `limit` seconds, whatever it does: its `outcome`, `why`, `seconds`, and what it found."""
+    began = time.monotonic()
+    if why := part.lacks(here):
+        return {"outcome": "skipped", "why": why, "seconds": 0.0}
+    file, known = scratch / f"{name}.json", scratch / "here.json"
+    known.write_text(json.dumps(here), encoding="utf-8")
+    command = [sys.executable, "-m", "benchmarks.gpu.part", part.module, "--out", str(file), "--here", str(known)]
+    command += ["--seconds", str(GRACE * limit), *(["--quick"] if quick else [])]
+    status, said = in_process(command, limit, paths.out(f"logs/gpu-{name}.log"))
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if status is None:
+        found |= {"outcome": "hung", "why": f"it has not ended within {limit:.0f} s, and was killed", "said": said}
+    elif status != 0 or found.get("outcome") in (None, "unfinished"):
+        last = said.splitlines()[-1] if said else ""
+        found |= {"outcome": "crashed", "why": f"it {_ended(status)}{': ' if last else ''}{last}", "said": said}
+    return found | {"seconds": round(time.monotonic() - began, 1), "limit": round(limit, 1)}
+
+
+def in_process(command: Sequence[str], limit: float, log: Path) -> tuple[int | None, str]:
+    """Run a command and all that it starts: its status, None if it took too long and was killed; and its last lines."""
+    places_of_modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(paths.ROOT))))
+    variables = {"PYTHONPATH": places_of_modules, "PYTHONSAFEPATH": "1"}
+    variables["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "lo")
+    with log.open("w+b") as output:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        status: int | None
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also ranks that it has left behind
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(REAP)
+        output.seek(0)
+        return status, _tail(output.read().decode(errors="replace"))
+
+
+def _tail(said: str) -> str:
+    return "\n".join(said.strip().splitlines()[-LAST_LINES:])
+
+
+def _ended(status: int | None) -> str:
+    """How a process ended, after "it"."""
+    if status is None:
+        return "did not end in time, and was killed"
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+def _say(console: Console, name: str, part: Part, found: dict[str, Any]) -> None:
+    """Tell at once how a part went; of the driver that is not as the tests take it to be, first and loudly."""
+    if name == "litmus" and found["outcome"] not in ("ok", "skipped"):
+        console.rule(Text("THE DRIVER IS NOT AS THE TESTS TAKE IT TO BE", style="bold red"), style="red")
+        for problem in found.get("problems") or [found["why"]]:
+            console.print(Text(problem, style="bold red"), soft_wrap=True)
+        console.rule(style="red")
+    styles = {"ok": "green", "skipped": "yellow"}
+    why = f": {found['why']}" if found["why"] else ""
+    line = f"{name:<10} {found['outcome']:<8} {found['seconds']:5.1f} s  {part.title}{why}"
+    console.print(Text(line, style=styles.get(found["outcome"], "bold red")), soft_wrap=True)

@@ -1,0 +1,41 @@
+"""Part `litmus`: whether the driver keeps the promises that the tests' stand-in keeps. All else relies on that."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.litmus import runs
+from benchmarks.gpu.part import Skipped, Task
+
+
+def measure(task: Task) -> dict[str, Any]:
+    """Run every litmus program.
+
+    Returns
+    -------
+    dict
+        `counts` by outcome, `skipped`: programs and what they lack; `problems`: programs that failed, and where.
+    """
+    times = task.pick(1, 3)
+    counts = {"ok": 0, "skipped": 0, "failed": 0, "not run": 0}
+    found: dict[str, Any] = {"counts": counts, "times": times, "skipped": {}, "problems": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        binary = runs.build(Path(scratch))
+        counts["not run"] = len(runs.names(binary))
+        for run in runs.each(binary, times):
+            counts[run.outcome] += 1
+            counts["not run"] -= 1
+            if run.outcome == "skipped":
+                found["skipped"][run.name] = run.text
+            elif run.outcome == "failed":
+                found["problems"].append(f"{run.name}: {run.text}")
+            task.tell(found)
+            if task.left < 0:
+                break
+    if not counts["ok"] and not counts["failed"]:
+        raise Skipped(next(iter(found["skipped"].values()), "there are no programs"))
+    if counts["not run"]:
+        found["problems"].append(f"{counts['not run']} programs were not run: the time was over")
+    return found

@@ -1,0 +1,125 @@
+"""Part `steps`: what the engine adds to a training step on the GPU, beside DDP over NCCL, in a world of one rank.
+
+`python -m benchmarks.gpu.steps DIRECTORY SECONDS ROUNDS WORKLOAD` is the rank. Of one rank nothing has to be summed:
+what shows is hooks, events, packing, and the order in which it all runs. That DDP's NCCL and the engine are in one
+process does no harm here: of one rank none waits for another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import stats
+from benchmarks.gpu import ranks
+from benchmarks.gpu.part import Task
+
+FLOOR, PEER, OURS = "floor", "ddp", "engine"
+VARIANTS = (FLOOR, PEER, OURS)
+WARMUP = 5
+BLOCK = 0.3  # seconds
+MOST = 60  # steps of a block
+TOLERANCE = 1e-2
+"""By which parameters may differ from DDP's after the warm-up: kernels of the GPU add in no fixed order."""
+
+
+def measure(task: Task) -> dict[str, Any]:
+    """Measure every workload in a process of its own.
+
+    Returns
+    -------
+    dict
+        `workloads`: by name, what `compare` gives; `problems`.
+    """
+    from benchmarks.gpu.training import WORKLOADS
+
+    found: dict[str, Any] = {"workloads": {}, "problems": []}
+    for number, name in enumerate(WORKLOADS):
+        seconds = task.left / (len(WORKLOADS) - number)
+        with tempfile.TemporaryDirectory() as scratch:
+            arguments = [scratch, str(0.6 * seconds), str(task.pick(4, 12)), name]
+            try:
+                with ranks.Ranks("benchmarks.gpu.steps", 1, arguments) as job:
+                    job.end(seconds)
+            except ranks.RankFailedError as error:
+                found["problems"].append(f"{name}: {error}")
+                continue
+            told = json.loads(Path(scratch, "0.json").read_text(encoding="utf-8"))
+        found["workloads"][name] = told
+        if not told["difference"] <= TOLERANCE:
+            off = f"{told['difference']:.2g} of their size"
+            found["problems"].append(f"{name}: after {WARMUP} steps the parameters differ from DDP's by {off}")
+        task.tell(found)
+    return found
+
+
+def compare(block: Callable[[str, int], float], warm: float, rounds: int, end: float) -> dict[str, Any]:
+    """Let the variants take turns, each round beginning with another one.
+
+    Parameters
+    ----------
+    block : callable
+        Seconds of one of so many steps of a variant.
+    warm : float
+        Seconds of a step, by which `steps` of a block are chosen.
+    end : float
+        By `time.monotonic`; after it no round begins but the second.
+
+    Returns
+    -------
+    dict
+        `steps`; `rounds`: by variant, seconds of a step; `ratio` of medians, the engine's to DDP's; and `overheads`
+        over the floor of both, in seconds; all three with their intervals.
+    """
+    steps = int(min(MOST, max(2, BLOCK / warm)))
+    taken: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for number in range(rounds):
+        if number >= 2 and time.monotonic() > end:
+            break
+        for turn in range(len(VARIANTS)):
+            name = VARIANTS[(turn + number) % len(VARIANTS)]
+            block(name, 1)
+            taken[name].append(block(name, steps))
+    return {
+        "steps": steps,
+        "rounds": taken,
+        "ratio": stats.ratio(taken[OURS], taken[PEER]).record(),
+        "overheads": {name: stats.overhead(taken[name], taken[FLOOR]).record() for name in (PEER, OURS)},
+    }
+
+
+def train(name: str, where: Path, rounds: int, seconds: float, device: str = "cuda:0") -> dict[str, Any]:
+    """Measure one workload in this process: what `compare` gives, and what was trained."""
+    from benchmarks.gpu import training
+
+    end = time.monotonic() + seconds
+    engine = training.join(where, device)
+    workload = training.WORKLOADS[name]
+    bench = training.Bench(workload, VARIANTS, device)
+    warm = 0.0
+    for variant in VARIANTS:
+        bench.block(variant, 1)
+        warm = bench.block(variant, WARMUP - 1)
+    difference = bench.difference(OURS, PEER)
+    found = compare(bench.block, warm, rounds, end)
+    engine.shutdown()
+    return {"title": workload.title, **bench.size(), "difference": difference, **found}
+
+
+def main() -> None:
+    """Be the rank."""
+    where, seconds, rounds, name = sys.argv[1:]
+    told = train(name, Path(where), int(rounds), float(seconds))
+    Path(where, "0.json").write_text(json.dumps(told), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
