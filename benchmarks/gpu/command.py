@@ -36,7 +36,7 @@ def execute(options: argparse.Namespace, console: Console) -> None:
         path = run.run(run.Settings(only, options.minutes, options.quick), console, options.merge)
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    content = records.read("gpu") or {}
+    content = records.read(path.stem) or {}
     for table in report.tables(content):
         table.show(console)
     console.print(f"written: {path}", soft_wrap=True)

@@ -62,7 +62,7 @@ class NoGpuError(RankError):
 
 
 def run(settings: Settings, console: Console, merge: bool = False) -> Path:
-    """Measure, and write `out/gpu.json` after each part.
+    """Measure, and write `out/gpu.json` after each part; on the stand-in `out/gpu-stand-in.json`.
 
     With `merge` parts of the last run that are not measured now stay in it.
 
@@ -77,8 +77,8 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
         here = _look(Path(scratch))
         console.print(Text(places.describe(here), style="bold yellow" if here["stand_in"] else "bold"))
         before = environment.record()
-        last = records.read("gpu") if merge else None
-        kept = dict(last["parts"]) if last and last["here"]["stand_in"] == here["stand_in"] else {}
+        record = "gpu-stand-in" if here["stand_in"] else "gpu"
+        kept = dict((records.read(record) or {"parts": {}})["parts"]) if merge else {}
         if here["stand_in"]:
             _kernels(here)
         chosen = {name: part for name, part in PARTS.items() if name in (settings.only or PARTS)}
@@ -93,7 +93,7 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
                 advance(name)
                 results = {"here": here, "parts": {each: kept[each] for each in PARTS if each in kept}}
                 path = records.write(
-                    "gpu", asdict(settings), before, results | {"seconds": round(time.monotonic() - began, 1)}
+                    record, asdict(settings), before, results | {"seconds": round(time.monotonic() - began, 1)}
                 )
     return path
 
