@@ -14,11 +14,15 @@ TENSORS = 2000
 
 @dataclass(frozen=True)
 class Belief:
-    """A belief: what it is about, what was believed, and what the results of the parts say of it."""
+    """A belief: what it is about, what was believed, and what the parts have found of it; or a text, why nothing."""
 
     what: str
     believed: str
-    measured: Callable[[Parts], str]
+    found: Callable[[Parts], str] | str
+
+    def measured(self, parts: Parts, mark: str = "") -> str:
+        """What is known of it; `mark` goes before what was measured."""
+        return self.found if isinstance(self.found, str) else mark + self.found(parts)
 
 
 def result(parts: Parts, part: str) -> Mapping[str, Any] | str:
@@ -92,10 +96,6 @@ def _rest(parts: Parts) -> str:
     return f"skipped: {lost['skipped']}" if "skipped" in lost else duration(lost.get("rest"))
 
 
-def _never(why: str) -> Callable[[Parts], str]:
-    return lambda parts: why
-
-
 BELIEFS = (
     Belief(
         "DLPack's current_work_stream, from C",
@@ -119,15 +119,15 @@ BELIEFS = (
     Belief("pack and unpack, of a copy's bandwidth", "0.9 and more", _bandwidth),
     Belief("a step with the engine, in a world of one rank", "below DDP's", _steps),
     Belief("a rank's death, until the survivor's device is at rest", "2 s and less", _rest),
-    Belief("fusion threshold of device tensors", "32 MiB", _never("needs several GPUs")),
+    Belief("fusion threshold of device tensors", "32 MiB", "needs several GPUs"),
     Belief(
         "TensorFlow's TF_GetStream is for pluggable devices alone",
         "so its tensors go by host memory",
-        _never("no figure: a question to TensorFlow's sources; no binding gives the engine its device tensors"),
+        "no figure: a question to TensorFlow's sources; no binding gives the engine its device tensors",
     ),
     Belief(
         "JAX's call to foreign functions gives the stream",
         "so its arrays could be marked",
-        _never("no figure: the binding of JAX gives the engine no device arrays yet"),
+        "no figure: the binding of JAX gives the engine no device arrays yet",
     ),
 )

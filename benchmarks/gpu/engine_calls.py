@@ -26,9 +26,7 @@ CASES = {
 }
 
 
-def small(
-    device: Driver, samples: int, make: Callable[[], Any], synchronize: Callable[[], None]
-) -> list[dict[str, Any]]:
+def small(samples: int, make: Callable[[], Any], synchronize: Callable[[], None]) -> list[dict[str, Any]]:
     """Rows for one array at a time: until the call returns, `wait` returns, and the device has passed it."""
     rows = []
     for name, factor in CASES.items():
@@ -76,13 +74,13 @@ def main() -> None:
 
     device = Driver()
     engine.init()
-    rows = small(device, samples, lambda: Array(device, np.ones(COUNT, np.float32)), device.synchronize)
+    rows = small(samples, lambda: Array(device, np.ones(COUNT, np.float32)), device.synchronize)
     rows += many(device, max(samples // 5, 3))
     if not here["why_no_torch"]:
         import torch
 
         torch.cuda.set_device(0)
-        of_torch = small(device, samples, lambda: torch.ones(COUNT, device="cuda"), torch.cuda.synchronize)
+        of_torch = small(samples, lambda: torch.ones(COUNT, device="cuda"), torch.cuda.synchronize)
         rows += [each | {"name": f"torch: {each['name']}"} for each in of_torch]
     engine.shutdown()
     told = {"rows": rows, "problems": device.reports()}

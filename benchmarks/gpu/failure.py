@@ -1,7 +1,8 @@
 """Part `failure`: worlds one after the other in a process, and a rank that is killed, which the other one survives.
 
-`python -m benchmarks.gpu.failure again|lost DIRECTORY HERE TURNS` is a rank. Rank 1, if it is told `lost`, kills
-itself among its allreduces; rank 0 notes when it hears of it, when its device is at rest, and when it goes on alone.
+`python -m benchmarks.gpu.failure again|lost DIRECTORY HERE TURNS SECONDS` is a rank. Rank 1, if it is told `lost`,
+kills itself among its allreduces; rank 0 notes when it hears of it, when its device is at rest, and when it goes on
+alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from benchmarks.gpu.part import Skipped, Task
 
 COUNT = 1 << 18
 BEFORE = 20  # allreduces of both ranks, before one of them dies
+LEAST = 4  # worlds, however long they take
 SETTLED = 1  # worlds after which a driver has allocated what it keeps
 ALLOWED = 1 << 20
 """Bytes of the device by which worlds may differ: another process may have allocated."""
@@ -42,13 +44,15 @@ def measure(task: Task) -> dict[str, Any]:
         reduced `alone`; or `skipped`.
     """
     found: dict[str, Any] = {"problems": []}
-    with _job(task, "again", 1, {}, task.pick(4, 12), 0.5) as told:
-        found["again"] = told["worlds"]
-        found["problems"] += told["problems"]
-    used = [each["used"] for each in found["again"]][SETTLED:]
-    found["growth"] = used[-1] - used[0]
-    if found["growth"] > ALLOWED:
-        found["problems"].append(f"the device's memory that is in use has grown by {found['growth']} bytes")
+    try:
+        with _job(task, "again", 1, {}, task.pick(LEAST, 12), 0.6) as told:
+            used = [each["used"] for each in told["worlds"]][SETTLED:]
+            found |= {"again": told["worlds"], "growth": used[-1] - used[0]}
+            found["problems"] += told["problems"]
+        if found["growth"] > ALLOWED:
+            found["problems"].append(f"the device's memory that is in use has grown by {found['growth']} bytes")
+    except ranks.RankFailedError as error:  # the other one is tried nevertheless
+        found["problems"].append(str(error))
     task.tell(found)
     found["lost"] = {}
     try:
@@ -68,21 +72,24 @@ def _job(
     """What rank 0 of a job tells."""
     with tempfile.TemporaryDirectory() as scratch:
         (known := Path(scratch, "here.json")).write_text(json.dumps(task.here), encoding="utf-8")
-        arguments = [what, scratch, str(known), str(turns)]
+        seconds = share * task.left
+        arguments = [what, scratch, str(known), str(turns), str(0.7 * seconds)]
         with ranks.Ranks(MODULE, size, arguments, variables) as job:
-            job.end(share * task.left, killed)
+            job.end(seconds, killed)
         yield json.loads(Path(scratch, "0.json").read_text(encoding="utf-8"))
 
 
 # ---- a rank ----------------------------------------------------------------------------------------------------------
 
 
-def again(device: Driver, turns: int) -> dict[str, Any]:
+def again(device: Driver, turns: int, seconds: float) -> dict[str, Any]:
     """Worlds one after the other."""
     import engine
 
-    worlds, problems = [], []
+    worlds, problems, end = [], [], time.monotonic() + seconds
     for turn in range(turns):
+        if turn >= LEAST and time.monotonic() > end:
+            break
         times, begun = {}, time.perf_counter()
         engine.init()
         times["init"], begun = time.perf_counter() - begun, time.perf_counter()
@@ -140,11 +147,11 @@ def lost(device: Driver, where: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Be a rank."""
-    what, where, known, turns = sys.argv[1:]
+    what, where, known, turns, seconds = sys.argv[1:]
     here = json.loads(Path(known).read_text(encoding="utf-8"))
     rank = int(os.environ["RANK"])
     device = Driver(ranks.ordinal(rank, here))
-    told = again(device, int(turns)) if what == "again" else lost(device, Path(where))
+    told = again(device, int(turns), float(seconds)) if what == "again" else lost(device, Path(where))
     told["problems"] += device.reports()
     Path(where, f"{rank}.json").write_text(json.dumps(told), encoding="utf-8")
     sys.stdout.flush()

@@ -86,15 +86,26 @@ class Rank:
         config = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21700, int(blocking), *undefined)
         known = ctypes.byref(config)
         self.call("ncclCommInitRankConfig", ctypes.byref(made), self.size, self.name(turn), self.rank, known)
+        self.settle(made, "opened")
+        return made
+
+    def settle(self, communicator: ctypes.c_void_p, what: str) -> None:
+        """Wait until nothing is in progress."""
         state, deadline = ctypes.c_uint(IN_PROGRESS), time.monotonic() + WAIT
         while state.value == IN_PROGRESS:
-            self.call("ncclCommGetAsyncError", made, ctypes.byref(state))
+            self.call("ncclCommGetAsyncError", communicator, ctypes.byref(state))
             if time.monotonic() > deadline:
-                raise NcclError("a communicator has not opened")
+                raise NcclError(f"a communicator has not {what}")
             time.sleep(0.001)
         if state.value:
-            raise NcclError(f"a communicator did not open: {state.value}")
-        return made
+            raise NcclError(f"a communicator has not {what}: code {state.value}")
+
+    def close(self, communicator: ctypes.c_void_p) -> None:
+        """End a communicator together with the other rank, whose kernels may read from this one until then."""
+        self.device.synchronize()
+        self.call("ncclCommFinalize", communicator)
+        self.settle(communicator, "ended")
+        self.call("ncclCommDestroy", communicator)
 
     def measure(self, turn: int, samples: int) -> list[dict[str, Any]]:
         """Rows for a communicator of a kind: turn 0 blocks, 1 does not."""
@@ -121,8 +132,7 @@ class Rank:
                 if not nap:
                     rows.append(row(f"{what}, the call alone", returned))
                 rows.append(row(f"{what}, until it is enqueued, {how}", enqueued))
-        self.device.synchronize()
-        self.call("ncclCommAbort", communicator)
+        self.close(communicator)
         for at in (source, target):
             self.device.free(at)
         return rows

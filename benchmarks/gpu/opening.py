@@ -24,7 +24,7 @@ STEPS = {
     "context": "primary context and stream",
     "jit": "kernels compiled and loaded (cuModuleLoadDataEx)",
     "identity": "OPEN: NCCL loaded, GPU identified",
-    "preparation": "OPEN: context, kernels loaded and launched once, slab, events",
+    "preparation": "OPEN: kernels loaded and launched once, slab, events; the context is there",
     "communicator": "OPEN: communicator of NCCL",
     "first": "first allreduce of 4 KiB, after OPEN",
 }

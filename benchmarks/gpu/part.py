@@ -9,6 +9,8 @@ import argparse
 import faulthandler
 import importlib
 import json
+import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -96,6 +98,9 @@ def main() -> None:
 
     task = Task(here, time.monotonic() + options.seconds, options.quick, tell)
     write(options.out, measure(options.name, task))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # how libraries unload is not what is measured
 
 
 if __name__ == "__main__":

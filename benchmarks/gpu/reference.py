@@ -7,7 +7,7 @@ dtype.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ DTYPES = (*FLOATS, *WHOLE)
 OPS = ("sum", "average", "min", "max", "product")
 
 
+@lru_cache(maxsize=4)
 def draw(rank: int, count: int, dtype: str) -> Values:
     """A rank's values, the same in every process: floats of many sizes, whole numbers whose sums and products wrap."""
     generator = np.random.default_rng([rank, count, DTYPES.index(dtype)])

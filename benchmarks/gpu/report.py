@@ -218,7 +218,7 @@ def _signed(seconds: float) -> str:
 
 def _beliefs(parts: Mapping[str, Found], stand_in: bool) -> Table:
     mark = "stand-in: " if stand_in else ""
-    rows: Sequence[list[str]] = [[each.what, each.believed, mark + each.measured(parts)] for each in BELIEFS]
+    rows: Sequence[list[str]] = [[each.what, each.believed, each.measured(parts, mark)] for each in BELIEFS]
     return Table(
         "What was believed, and what was measured",
         ["belief", "believed", "measured"],

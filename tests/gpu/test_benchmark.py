@@ -107,7 +107,7 @@ def test_a_driver_that_breaks_its_promises_is_told_first(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("fault", "weight", "outcome", "why"),
     [
-        ("cuEventElapsedTime:1:hang", 1.0, "hung", "was killed"),
+        ("cuEventElapsedTime:1:hang", 2.3, "hung", "was killed"),
         ("cuEventElapsedTime:3:kill", 50.0, "crashed", "it was ended by SIGKILL"),
         ("cuEventElapsedTime:3:700", 50.0, "failed", "cuEventElapsedTime returned CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
     ],
@@ -119,6 +119,13 @@ def test_a_part_that_goes_wrong_takes_no_other_with_it(
     content, text = bench("bandwidth", "failure", fail=fault)
     assert outcomes(content) == {"bandwidth": outcome, "failure": "ok"}, text
     assert why in content["parts"]["bandwidth"]["why"] and why in text
+
+
+def test_parts_for_which_no_time_is_left_are_not_begun(bench: Bench) -> None:
+    """Whatever the time is, something is written."""
+    content, text = bench("opening", "costs", minutes=1e-3)
+    assert outcomes(content) == {"opening": "skipped", "costs": "skipped"}
+    assert text.count("the time was over") >= 2
 
 
 def test_a_rank_that_fails_is_told(bench: Bench) -> None:
