@@ -198,7 +198,8 @@ CUcontext second_context(void) {
 
 static void load(void) {
   const char *chosen = getenv("ENGINE_CUDA_LIBRARY"); /* as for the engine */
-  library = dlopen(chosen != NULL && *chosen != 0 ? chosen : "libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  if (chosen == NULL || *chosen == 0 || !strcmp(chosen, "auto")) chosen = "libcuda.so.1";
+  library = dlopen(chosen, RTLD_NOW | RTLD_GLOBAL);
   if (!library) skip(dlerror());
 #define X(name, parameters)                                                    \
   if (!(cu.name = (CUresult(*) parameters)(uintptr_t)dlsym(library, #name))) { \
