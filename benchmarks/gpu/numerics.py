@@ -88,7 +88,8 @@ class Rank:
         array, target = Array(self.device, mine, dtype), Array(self.device, np.zeros_like(mine), dtype)
         ranks.allreduce(array, target, op=op, **how).wait()
         result = target.numpy()
-        array.free(), target.free()
+        for each in (array, target):
+            each.free()
         return result
 
     def try_broadcast(self, dtype: str, count: int) -> float:
