@@ -31,7 +31,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "launches_not_awaited": (OPENING, "  return lane_drain(l, 0);", "  return 0;"),
     "drain_does_not_wait": (LANE, "if (code != CUDA_ERROR_NOT_READY) return", "return"),
     "drain_not_given_up": (LANE, 'now_ns() - begun > limit : lane_cancelled(l, "cuStreamQuery")', "0 : 0"),
-    "close_does_not_drain": (OPENING, "  if (l->stream != NULL) lane_drain(l, DRAIN_NS);\n", ""),
+    "close_does_not_drain": (OPENING, "  if (l->stream != NULL && lane_drain(l, DRAIN_NS)) well = 0;\n", ""),
     "end_not_rung": (LANE, "    door_ring(&l->ended, DOOR_EVERYBODY);\n", ""),
     "job_not_rung": (
         LANE,
@@ -94,7 +94,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
         "  while (l->table_head + bytes - l->table_tail > l->table_bytes) {",
         "  while (0) {",
     ),
-    "context_not_pushed": (STREAMS, "if (v->theirs != l->context) TRY(cuCtxPushCurrent_v2, l->context);", ""),
+    "context_not_pushed": (STREAMS, "if (v->pushed) TRY(cuCtxPushCurrent_v2, l->context);", "v->pushed = 0;"),
     "callers_spoil_captures": (
         STREAMS,
         "v->mode = CU_STREAM_CAPTURE_MODE_RELAXED;",

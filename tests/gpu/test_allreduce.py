@@ -163,6 +163,13 @@ def test_every_mutant_has_a_killer() -> None:
     assert {*KILLERS, *OF_OPENING} == set(MUTANTS)
 
 
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_still_find_what_they_change(mutant: str) -> None:
+    path, old, new = MUTANTS[mutant]
+    assert old in path.read_text()
+    assert old != new
+
+
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
