@@ -152,6 +152,14 @@ class Config:
         "What carries large tensors between hosts, equal on all ranks: tcp, or mpi, the MPI of `mpirun` by mpi4py.",
         option=Option(),
     )
+    device_sums: str = setting(
+        "nccl",
+        "",
+        Words("nccl", "ordered"),
+        "How sums and averages of tensors on GPUs are made, equal on all ranks: nccl, in NCCL's order and rounding; "
+        "ordered, rank after rank, with the bits that tensors in the host's memory get.",
+        option=Option(),
+    )
     mathematical_gradients: bool = setting(
         False,
         "",

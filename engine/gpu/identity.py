@@ -14,6 +14,7 @@ from typing import Any
 from .. import readable
 from ..errors import DeviceError
 from ..host.machine import boot
+from ..setting import variable
 from .libraries import Libraries, nccl_text
 
 FAILED = "failed"  # what a rank tells instead, with the reason
@@ -21,7 +22,7 @@ SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # of the environment; 1: ranks may have 
 OLDEST_SHARING = 23000  # the first NCCL that knows it
 
 
-def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries) -> dict[str, Any]:
+def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries, sums: str) -> dict[str, Any]:
     """What a rank tells of its GPU.
 
     Parameters
@@ -31,6 +32,8 @@ def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries
     ordinal : int
         The GPU's number among those that the process sees.
     libraries : Libraries
+    sums : str
+        The setting `device_sums`.
     """
     return {
         **found,
@@ -40,6 +43,7 @@ def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries
         "nccl": nccl_text(libraries.nccl_version),
         "nccl_library": libraries.nccl,
         "shares": shares(libraries.nccl_version),
+        "device_sums": sums,
     }
 
 
@@ -98,6 +102,12 @@ def compare(told: Sequence[Mapping[str, Any]]) -> None:
             lines.append(
                 f"rank {rank} has NCCL {each['nccl']} ({each['nccl_library']}), rank 0 has NCCL {first['nccl']} "
                 f"({first['nccl_library']}): install the same version"
+            )
+        if each["device_sums"] != first["device_sums"]:
+            lines.append(
+                f"rank {rank} has the setting device_sums={each['device_sums']}, rank 0 has "
+                f"device_sums={first['device_sums']}: give all ranks the same, by {variable('device_sums')} or "
+                "enginerun --device-sums"
             )
     if lines:
         raise DeviceError("the ranks' GPUs cannot work together\n  " + "\n  ".join(lines))

@@ -170,9 +170,10 @@ class _Opening:
             kernels,
             slab=SLAB,
             tables=TABLES,
+            ordered=self.settings.device_sums == "ordered",
         )
         self._do("identify")
-        return described(self.lane.identity, self.ordinal, libraries)
+        return described(self.lane.identity, self.ordinal, libraries, self.settings.device_sums)
 
     def _prepare(self) -> dict[str, Any]:
         """All that needs no other rank; and on rank 0, by what the communicator is known."""

@@ -88,6 +88,7 @@ typedef struct lane {
   int n_kernels;
   lane_kernels known;
   int rank, size;          /* of the communicator */
+  int ordered;             /* sums of all dtypes are made in rank order, as host memory's are; 0: by NCCL where it has them */
   uint64_t slab_bytes;     /* a multiple of 32 */
   uint64_t table_bytes;
   ncclUniqueId id;

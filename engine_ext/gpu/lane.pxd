@@ -56,6 +56,7 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
         int n_kernels
         int rank
         int size
+        int ordered
         ncclUniqueId id
         lane_failure failure
         lane_identity identity

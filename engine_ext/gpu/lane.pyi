@@ -19,10 +19,11 @@ class Lane:
         *,
         slab: int,
         tables: int,
+        ordered: bool = False,
     ) -> None:
         """`addresses` of the functions, 0 for one that its library does not have; `ordinal`: the device's number among
         those that this process sees; PTX, and the names of its kernels; bytes of the slab, a multiple of 32, and of the
-        ring of tables.
+        ring of tables; whether all sums are made in the order of the ranks.
         """
     def begin(self, job: str, id: bytes | None = None) -> None:
         """Begin `identify`, `prepare`, `name` (ask for an id), `connect` (to the ranks that have this id) or `close`.

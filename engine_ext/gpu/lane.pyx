@@ -43,7 +43,7 @@ cdef int find_kernels(lane_kernels* known, list kernels) except -1:
 
 cdef class Lane:
     def __init__(self, list addresses, int ordinal, int rank, int size, bytes image, list kernels, *, uint64_t slab,
-                 uint64_t tables):
+                 uint64_t tables, bint ordered=False):
         cdef uintptr_t[LANE_FUNCTIONS] table
         cdef bytes kernel
         cdef int status
@@ -66,7 +66,7 @@ cdef class Lane:
         self.state.image = self.image
         find_kernels(&self.state.known, kernels)
         self.state.d.ordinal, self.state.rank, self.state.size = ordinal, rank, size
-        self.state.slab_bytes, self.state.table_bytes = slab, tables
+        self.state.slab_bytes, self.state.table_bytes, self.state.ordered = slab, tables, ordered
         status = lane_start(self.state)
         if status != 0:
             self.ended = True

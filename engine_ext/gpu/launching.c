@@ -179,18 +179,19 @@ static int reduce_in_order(lane *l, int op, const device_part *part, uint64_t by
   uint64_t elements = stride / (uint64_t)dtype_bytes(part->wire);
   unsigned rank = (unsigned)l->rank, count = (unsigned)l->size, reduction = (unsigned)(op == ENGINE_AVERAGE ? ENGINE_SUM : op);
   void *parameters[] = {&own, &parts, &stride, &own, &rank, &count, &elements, &reduction, &divisor, &factor};
-  STEP(exchange(l, l->slab, parts, stride));
+  if (l->size > 1) STEP(exchange(l, l->slab, parts, stride));
   STEP(launch(l, l->known.reduce[part->wire], stride, parameters));
-  return all_gather(l, stride);
+  return l->size > 1 ? all_gather(l, stride) : 0;
 }
 
 /* ---- an item ---- */
 
 /* What NCCL has not, or would not give as host memory does: its Min and Max lose a NaN, and a sum of integers may wrap
- * before it is divided. */
-static int is_ordered(const lane *l, int op, int wire) {
-  int whole = wire >= ENGINE_INT8;
-  return l->size > 1 && (NCCL_DTYPES[wire] < 0 || (op != ENGINE_SUM && (op != ENGINE_AVERAGE || whole)));
+ * before it is divided. With the setting device_sums=ordered all others, too, which NCCL sums and rounds in an order of its own. */
+static int is_ordered(const lane *l, int op, const device_part *part) {
+  int wire = part->wire, whole = wire >= ENGINE_INT8;
+  if (l->size == 1) return wire != part->dtype; /* the factor behind the sum is rounded as it travels */
+  return (l->ordered || NCCL_DTYPES[wire] < 0 || (op != ENGINE_SUM && (op != ENGINE_AVERAGE || whole)));
 }
 
 /* By what tensors are divided before they are summed and behind. */
@@ -206,7 +207,7 @@ static divisors divisors_of(const lane *l, int op, int wire) {
 
 static int sum_piece(lane *l, const device_item *item, const device_part *part, uint64_t low, uint64_t high) {
   const move in = {part, item->sources, low, high, l->slab}, out = {part, item->targets, low, high, l->slab};
-  if (is_ordered(l, item->op, part->wire)) {
+  if (is_ordered(l, item->op, part)) {
     STEP(pack(l, &in, 1, item->prescale));
     STEP(reduce_in_order(l, item->op, part, high - low, item->op == ENGINE_AVERAGE ? l->size : 1, item->postscale));
     return unpack(l, &out, 1, 1);
@@ -248,7 +249,7 @@ static int spread_part(lane *l, const device_item *item, const device_part *part
 
 static int sum_part(lane *l, const device_item *item, const device_part *part) {
   uint64_t piece = l->slab_bytes;
-  if (is_ordered(l, item->op, part->wire)) piece = l->slab_bytes / 2 / (VECTOR * (uint64_t)l->size) * (VECTOR * (uint64_t)l->size);
+  if (is_ordered(l, item->op, part)) piece = l->slab_bytes / 2 / (VECTOR * (uint64_t)l->size) * (VECTOR * (uint64_t)l->size);
   else if (item->in_place) return sum_in_place(l, item, part);
   for (uint64_t low = 0; low < part->bytes; low += piece)
     STEP(sum_piece(l, item, part, low, lesser(part->bytes, low + piece)));

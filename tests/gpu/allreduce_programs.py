@@ -553,13 +553,18 @@ PROGRAMS = {
 }
 
 
-if __name__ == "__main__":
+def main(programs: dict[str, Any]) -> None:
+    """Run the program that the command line names."""
     faulthandler.enable()
     name, rank, size, kernels, *rest = sys.argv[1:]
     Framework.start()
     me = Rank(int(rank), int(size))
     ctypes.CDLL(kernels)
-    PROGRAMS[name](me, *rest)
+    programs[name](me, *rest)
     if name in ("fails", "hangs", "endless"):
         os._exit(0)  # what has failed, or hangs, is not looked at
     assert me.reports() == [], me.reports()
+
+
+if __name__ == "__main__":
+    main(PROGRAMS)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..standins.libraries import Device
 
-CODES = {"f": 2, "i": 0, "u": 1, "b": 6, "c": 5}
+CODES = {"f": 2, "i": 0, "u": 1, "b": 6, "c": 5, "bfloat16": 4}
 
 
 class DlTensor(ctypes.Structure):
@@ -118,7 +118,7 @@ def _borrow(tensor: DeviceTensor, out: Any) -> int:
     told, kind = out[0], tensor.like.dtype
     told.data = tensor.at.value
     told.device_type, told.device_id, told.ndim = 2, Framework.ordinal, tensor.like.ndim
-    told.code, told.bits, told.lanes = CODES[kind.kind], 8 * kind.itemsize, 1
+    told.code, told.bits, told.lanes = CODES[kind.name if kind.name in CODES else kind.kind], 8 * kind.itemsize, 1
     told.shape, told.strides, told.byte_offset = tensor.shape, None, 0
     return 0
 

@@ -6,7 +6,7 @@
 
 #define API __attribute__((visibility("default")))
 
-/* `known`: the fields of a lane_kernels. `sizes`: bytes of the slab and of the tables. */
+/* `known`: the fields of a lane_kernels. `sizes`: bytes of the slab and of the tables, and whether sums are ordered. */
 API lane *glue_new(const uintptr_t *addresses, int ordinal, int rank, int size, const char *image,
                    const char **names, int n_kernels, const int *known, const uint64_t *sizes) {
   lane *l = calloc(1, sizeof *l);
@@ -14,6 +14,7 @@ API lane *glue_new(const uintptr_t *addresses, int ordinal, int rank, int size, 
   memcpy(&l->known, known, sizeof l->known);
   l->slab_bytes = sizes[0];
   l->table_bytes = sizes[1];
+  l->ordered = (int)sizes[2];
   l->d.ordinal = ordinal;
   l->rank = rank;
   l->size = size;

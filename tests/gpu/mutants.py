@@ -111,6 +111,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
         "rows[count].offset = row->offset + first - m->low;",
         "rows[count].offset = row->offset - m->low;",
     ),
+    "setting_not_looked_at": (LAUNCHING, "return (l->ordered || ", "return ("),
     "forked_child_closes": (PLANE, "if self._open and os.getpid() == self._pid:", "if self._open:"),
 }
 
@@ -213,11 +214,12 @@ class Lane:
         *,
         slab: int,
         tables: int,
+        ordered: bool = False,
     ) -> None:
         self.kept = (ctypes.c_size_t * len(addresses))(*addresses), image, (ctypes.c_char_p * len(kernels))(*kernels)
         table, text, names = self.kept
         known = _numbers(kernels)
-        sizes = (ctypes.c_uint64 * 2)(slab, tables)
+        sizes = (ctypes.c_uint64 * 3)(slab, tables, ordered)
         made = self.glue.glue_new(table, ordinal, rank, size, ctypes.c_char_p(text), names, len(kernels), known, sizes)
         self.state = ctypes.c_void_p(made)
 

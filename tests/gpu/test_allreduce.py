@@ -21,6 +21,7 @@ from .jobs import Job
 from .mutants import MUTANTS, changed
 from .test_plane import EVERY_CALL
 from .test_plane import KILLERS as OF_OPENING
+from .test_sums import KILLERS as OF_SUMS
 
 Start = Callable[..., Job]
 SIZES = [(1, "eager"), *((2, policy) for policy in POLICIES), (3, "drawn")]  # ranks, and how the stand-ins run
@@ -160,7 +161,7 @@ KILLERS: dict[str, tuple[str, ...]] = {
 
 
 def test_every_mutant_has_a_killer() -> None:
-    assert {*KILLERS, *OF_OPENING} == set(MUTANTS)
+    assert {*KILLERS, *OF_OPENING, *OF_SUMS} == set(MUTANTS)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
