@@ -121,6 +121,7 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
         counters=page,
         **_across(gathered),
         mpi=mpi,
+        device_sums=settings.device_sums,
     )
     if page >= 0:
         name = environ.get("ENGINE_HOST_NAME") or platform.node()

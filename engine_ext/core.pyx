@@ -113,7 +113,8 @@ cdef class Engine:
         self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, dict knobs, stall_warning, stall_limit, spin_us,
-                 int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, trunks=None, mpi=None):
+                 int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, trunks=None, mpi=None,
+                 device_sums="nccl"):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -133,6 +134,7 @@ cdef class Engine:
         self.settings = {
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
             "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks, "mpi": mpi,
+            "device_sums": device_sums,
         }
         try:
             self.open(rank, tuple(range(size)), None, 0, calls)
@@ -193,6 +195,7 @@ cdef class Engine:
                                  e.clock) != Status.OK
                 or (rank == COORDINATOR and coordinator_open(&e.coordinator, &e.segment, e.clock, &knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
+        e.coordinator.freezes = rank == COORDINATOR and size > 1 and self.settings["device_sums"] == "nccl"
         observers_open(e, self.page if world is None else world.state.counters_page)
         status = network_start(e) if e.network != NULL else 0
         if status:

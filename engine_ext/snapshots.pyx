@@ -89,7 +89,7 @@ cdef list history_of(State* e):
                 "algorithm": ALGORITHM_NAMES[row.algorithm].decode(), "stores": STORES_NAMES[row.stores].decode(),
                 "tensors": row.items, "bytes": row.nbytes,
                 "compression": WIRE_NAMES[row.wire].decode() if row.type == ENTRY_BATCH else None,
-                "knob_version": row.knob_version, "name": (<bytes>row.name).decode("utf-8", "replace"),
+                "frozen": row.frozen, "knob_version": row.knob_version, "name": (<bytes>row.name).decode("utf-8", "replace"),
                 "started": row.started / 1e9, "ended": row.ended / 1e9 if row.ended else None,
             })
     finally:

@@ -352,6 +352,7 @@ cdef class GradientGroup:
             if may_share(&hook.meta):
                 hook.meta.shared = arena_locate(&self.engine.state.arena, memory.data, memory.nbytes)
         hook.op = new_op()
+        hook.op.optimizer = <uint32_t>self.number + 1
         hook.target.record = driver_pin(self.engine.state, text, <uint32_t>length)
         if hook.target.record == NULL:
             raise MemoryError("no memory for a name")

@@ -22,6 +22,26 @@ cdef struct Request:            # one rank's open request for a name: fields as 
     bint absent                 # whether it was submitted without a tensor
     char* text                  # malloc'ed: the error of a call that failed on that rank; NULL: it did not fail
 
+cdef struct FrozenBatch:        # gradients of one optimizer on GPUs, which travel together or each alone: frozen.pyx
+    FrozenBatch* next           # the optimizer's next one
+    NameState** members         # malloc'ed, in the order in which they travel
+    int32_t count               # number of members
+    int32_t here                # number of those that are ready on all ranks and wait for the others
+    bint broken                 # whether members travel alone until the round's end
+    uint64_t latest             # nanoseconds, monotonic: when the last of those that are here became ready
+
+cdef struct Optimizer:          # one whose gradients are on GPUs
+    Optimizer* next
+    uint32_t number             # engine_request.optimizer
+    uint64_t round              # number of its backward passes that have begun, the first being 1
+    NameState* names            # first of the list of its gradients, in no order
+    FrozenBatch* batches        # in order; NULL before its first round has ended
+    int32_t came                # number of gradients that became ready in this round
+    int32_t frozen              # number of members of all its batches
+    bint stale                  # whether the batches are to be made anew when the round ends
+    uint64_t fusion_threshold   # the knobs for which the batches were made
+    uint8_t compression
+
 cdef struct NameState:          # what the coordinator knows of a name. A round lasts from a name's first submission to its entry
     NameState* chain            # this and the next four as in Named
     char* name
@@ -45,6 +65,13 @@ cdef struct NameState:          # what the coordinator knows of a name. A round 
     uint64_t arrival            # the rank that was last in a recorded round, and its lateness, packed: see lateness.pxd
     uint64_t closed             # nanoseconds, monotonic: when its last recorded entry was closed
     uint64_t earliest           # nanoseconds: earliest submission over ranks in a round that came as requests; else 0
+    uint64_t place              # which of rank 0's new names it was, the first being 1; 0: rank 0 has not requested it yet
+    uint32_t number             # engine_request.optimizer of rank 0: whose gradient it is; 0: nobody's
+    Optimizer* optimizer        # the same, once it was ready on all ranks; NULL: not yet, or it is nobody's
+    NameState* sibling          # the next gradient of that optimizer
+    FrozenBatch* batch          # in which it travels; NULL: alone
+    uint64_t round              # the optimizer's round in which it was ready last; 0: none
+    bint held                   # whether it is ready on all ranks and waits for the others of its batch
 
 cdef struct Coordinator:
     Segment* segment
@@ -82,6 +109,11 @@ cdef struct Coordinator:
     uint64_t step               # number of optimizer steps of the coordinator's rank at the last look
     uint64_t step_items         # tensors scheduled in this step
     uint64_t usual_items        # tensors scheduled in the step before
+    bint freezes                # whether gradients on GPUs travel in frozen batches: their sums depend on what travels together
+    Optimizer* optimizers       # those that have such gradients
+    uint64_t places             # number of new names that rank 0 has requested
+    int32_t held                # number of names that wait in frozen batches
+    uint64_t looked             # nanoseconds, monotonic: when these were last looked at
     const Trace* trace          # the timeline of the coordinator's rank, which says how much to record
     counters_page* counters_page  # that of the coordinator's rank; NULL: nothing is counted
     Budget recorded             # lines that the timeline may still take
@@ -90,6 +122,7 @@ cdef struct Coordinator:
 cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* clock, const engine_knobs* knobs) noexcept nogil
 cdef void coordinator_close(Coordinator* c) noexcept nogil
 cdef bint coordinator_step(Coordinator* c) noexcept nogil
+cdef void open_queue(Coordinator* c, NameState* name) noexcept nogil
 cdef void coordinator_turn(Coordinator* c, const engine_knobs* knobs) noexcept nogil
 cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil
 cdef bint coordinator_unseen(Coordinator* c) noexcept nogil
@@ -108,6 +141,14 @@ cdef inline uint64_t cycle_ns(const Coordinator* c) noexcept nogil:
 cdef inline bint wanted(const NameState* name) noexcept nogil:
     """Whether a rank has requested a name, and may wait for it."""
     return name.brought > name.failures
+
+cdef inline int32_t waiting(const Coordinator* c) noexcept nogil:
+    """How many names are ready on all ranks and not scheduled yet."""
+    return c.queue_count + c.held
+
+cdef inline bint is_frozen(const Coordinator* c, const NameState* name) noexcept nogil:
+    """Whether a name travels in its frozen batch or alone, and never with whatever else is ready."""
+    return name.meta.device and name.number != 0 and c.freezes and operation_of(&name.meta).reduces
 
 cdef inline void stamp(Coordinator* c, engine_entry* entry) noexcept nogil:
     """Write the knobs in force on an entry: all ranks see a change at the same one."""

@@ -9,6 +9,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.control.eviction cimport eviction_begin, eviction_end
+from engine_ext.control.frozen cimport frozen_close, frozen_deadline, frozen_dissolve, frozen_free, frozen_hold
 from engine_ext.control.fusion cimport close_batches
 from engine_ext.control.lateness cimport observe_batch_opens, observe_found, observe_ready
 from engine_ext.control.mismatch cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
@@ -60,6 +61,7 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* cloc
 
 
 cdef void coordinator_close(Coordinator* c) noexcept nogil:
+    frozen_free(c)
     requests_close(c)
     free(c.by_id)
     free(c.free_ids)
@@ -137,6 +139,7 @@ cdef bint settle(Coordinator* c, NameState* name) noexcept nogil:
     if name.id < 0 or memcmp(&meta, &name.meta, sizeof(engine_meta)) != 0:
         if not append_definition(c, name, &meta, id):
             return False
+        frozen_dissolve(c, name)
         if meta.wire == WIRE_TUNED and operation_of(&meta).reduces:
             store_relaxed(&c.tuned, c.tuned + 1)        # the tuner looks
     if first:
@@ -191,15 +194,22 @@ cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
     if operation.optional:
         for r in range(c.segment.size):
             name.absent += absent(c, name, r)
-    if c.queue_count == 0:
-        c.queue_since = now_ns()
-        observe_batch_opens(c)
+    if waiting(c) == 0:
+        observe_batch_opens(c, now_ns())
     observe_ready(c, name, first)
     c.queued[name.id >> 6] |= <uint64_t>1 << (name.id & 63)
+    if not frozen_hold(c, name):
+        open_queue(c, name)
+    return True
+
+
+cdef void open_queue(Coordinator* c, NameState* name) noexcept nogil:
+    """Put a name that is ready on all ranks, and marked so in `queued`, behind the open batch."""
+    if c.queue_count == 0:
+        c.queue_since = now_ns()
     c.queue[c.queue_count] = name.id
     c.queue_count += 1
     c.queue_bytes += name.nbytes
-    return True
 
 
 cdef bint find_ready(Coordinator* c) noexcept nogil:
@@ -344,18 +354,22 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
             name = after
         if wanting:
             eviction_begin(c, wanting)
+    if c.held and not frozen_close(c, changed):
+        c.append_again = True
     if c.queue_count and not close_batches(c):
         c.append_again = True
     # Not before the last failure is told: after a join the numbers of unnamed operations mean others.
-    if (c.joined_count == segment.size and c.queue_count == 0 and c.open == NULL and not c.resume_at
+    if (c.joined_count == segment.size and waiting(c) == 0 and c.open == NULL and not c.resume_at
             and not append_joined(c)):
         c.append_again = True
     return c.writer.tail != tail
 
 
 cdef uint64_t coordinator_deadline(Coordinator* c) noexcept nogil:
-    """When the open batch has to be closed, in nanoseconds; 0: there is none."""
-    return after_ns(c.queue_since, cycle_ns(c)) if c.queue_count else 0
+    """When the open batch has to be closed, or frozen ones looked at, in nanoseconds; 0: there is none."""
+    cdef uint64_t when = after_ns(c.queue_since, cycle_ns(c)) if c.queue_count else 0
+    cdef uint64_t look = frozen_deadline(c)
+    return look if when == 0 or (look and look < when) else when
 
 
 cdef uint64_t coordinator_look_at(const Coordinator* c, uint64_t warning_ns, uint64_t limit_ns) noexcept nogil:

@@ -12,7 +12,9 @@ from libc.stdio cimport snprintf
 from libc.string cimport memset
 
 from engine_ext.control.backlog cimport backlog_add, backlog_submit
-from engine_ext.control.coordinator cimport coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen
+from engine_ext.control.coordinator cimport (
+    coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen, waiting,
+)
 from engine_ext.control.completion cimport wake_waiters
 from engine_ext.control.execute cimport fail_everything, run_schedule
 from engine_ext.control.network cimport network_held, network_relay, network_rest, network_tell_end, network_unseen
@@ -63,7 +65,7 @@ cdef bint drive_once(State* e) noexcept nogil:
     """All that can be done now, without waiting; whether it was anything. The caller holds the role."""
     cdef bint moved = False, stuck, held = network_held(e) != 0
     cdef uint64_t tail, drained
-    cdef int32_t waiting
+    cdef int32_t left
     if load_acquire(e.segment.abort) != 0:          # pairs with the compare-and-swap of abort_world
         network_relay(e)
         if load32_relaxed(&e.failed):
@@ -83,7 +85,7 @@ cdef bint drive_once(State* e) noexcept nogil:
             coordinator_turn(&e.coordinator, &e.wanted)
             store32_relaxed(&e.wanted_new, 0)
             pthread_mutex_unlock(&e.lock)
-        tail, waiting, stuck = e.coordinator.writer.tail, e.coordinator.queue_count, e.coordinator.append_again
+        tail, left, stuck = e.coordinator.writer.tail, waiting(&e.coordinator), e.coordinator.append_again
         coordinator_step(&e.coordinator)
         if e.coordinator.writer.tail != tail:
             wake_others(&e.segment, 0)
@@ -94,7 +96,7 @@ cdef bint drive_once(State* e) noexcept nogil:
         store32_relaxed(&e.segment.coordinator.stuck, e.coordinator.append_again)
         observe_readiness(e)
         # What announce_sleep publishes has changed: announce again before sleeping on it.
-        moved |= e.coordinator.queue_count != waiting or e.coordinator.append_again != stuck
+        moved |= waiting(&e.coordinator) != left or e.coordinator.append_again != stuck
     if backlog_submit(e):                                   # before waiters of Python are told that there is room
         notify_leader(e, -1, 0, True)
         moved = True
@@ -135,7 +137,7 @@ cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
     if coordinates(&e.segment):
         if e.coordinator.append_again:
             asleep |= SLEEP_STUCK
-        if e.coordinator.queue_count:
+        if waiting(&e.coordinator):
             asleep |= SLEEP_CYCLE
     elif relays(&e.segment):
         asleep |= SLEEP_RELAY
@@ -428,7 +430,7 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
 cdef void give_back(State* e) noexcept nogil:
     """Return the role to the sleeping engine thread; wake it only if something is left to do."""
     cdef bint busy = e.entry != NULL or load_pointer(<void**>&e.backlog) != NULL or network_held(e) != 0 or (
-        coordinates(&e.segment) and (e.coordinator.queue_count or e.coordinator.append_again))
+        coordinates(&e.segment) and (waiting(&e.coordinator) or e.coordinator.append_again))
     cdef uint64_t cursor = e.segment.mine.cursor
     cdef uint32_t count = door_count(&e.segment.mine.door[DOOR_ENGINE])
     # The engine thread sleeps at this count, or at an earlier one and then it is on its way. Or at a later one, when a ring

@@ -2,14 +2,15 @@
 
 A batch never mixes what cannot be reduced by one pass: kind, dtype, compression, operation, root, scales, shared or private.
 Where compression is tuned, the knob that is in force when an entry is appended is what its tensors travel as.
-Tensors that no rank submitted are told so in a SKIP entry and move no data.
+Tensors that no rank submitted are told so in a SKIP entry and move no data. Gradients on GPUs have batches of their own
+(frozen.pyx).
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy
 
 from engine_ext.control.mismatch cimport bringer
 from engine_ext.control.lateness cimport observe_append, observe_batch_closes, observed_words
-from engine_ext.control.coordinator cimport Coordinator, NameState, cycle_ns, stamp, wire_now
+from engine_ext.control.coordinator cimport Coordinator, NameState, cycle_ns, is_frozen, stamp, waiting, wire_now
 from engine_ext.control.store_choice cimport stores_choose
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation
@@ -55,7 +56,7 @@ cdef int due(Coordinator* c) noexcept nogil:
     """Why the open batch closes now: one of CLOSED_*, or -1: it does not."""
     if c.queue_bytes >= c.knobs.fusion_threshold or c.queue_count >= BATCH_ITEMS:
         return CLOSED_FULL
-    if c.step_items < c.usual_items <= c.step_items + <uint64_t>c.queue_count:
+    if c.step_items < c.usual_items <= c.step_items + <uint64_t>waiting(c):
         return CLOSED_WHOLE_STEP
     if somebody_waits(c):
         return CLOSED_AWAITED
@@ -73,6 +74,13 @@ cdef bint fuses(Coordinator* c, const NameState* a, const NameState* b) noexcept
     cdef const engine_meta* y = &b.meta
     if x.kind != y.kind or operation_of(x).alone or (a.absent == c.segment.size) != (b.absent == c.segment.size):
         return False
+    if a.absent < c.segment.size and (is_frozen(c, a) or is_frozen(c, b)):
+        return False            # a gradient on a GPU that has no company which is always the same
+    return alike(c, x, y)
+
+
+cdef bint alike(Coordinator* c, const engine_meta* x, const engine_meta* y) noexcept nogil:
+    """Whether one pass reduces, or one call moves, what two descriptions of the same kind say."""
     return (x.dtype == y.dtype and x.device == y.device and wire_now(c, x) == wire_now(c, y) and x.op == y.op and x.root == y.root
             and x.prescale == y.prescale and x.postscale == y.postscale and in_place(c, x) == in_place(c, y)
             ) or not operation_of(x).moves
@@ -100,8 +108,8 @@ cdef uint8_t stores_of(Coordinator* c, const engine_entry* entry) noexcept nogil
     return stores_choose(&c.choosers[entry.meta.wire != 0], entry.bytes)
 
 
-cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nbytes) noexcept nogil:
-    """One entry for `ids`, which fuse. False: the schedule is full."""
+cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nbytes, uint32_t flags) noexcept nogil:
+    """One entry with these flags for `ids`, which fuse. False: the schedule is full."""
     cdef NameState* name = c.by_id[ids[0]]
     cdef const Operation* operation = operation_of(&name.meta)
     cdef uint32_t id_words = <uint32_t>(items + 1) // 2
@@ -114,6 +122,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         return False
     entry.type = ENTRY_SKIP if name.absent == c.segment.size else ENTRY_BATCH
     entry.kind, entry.items, entry.bytes, entry.meta = name.meta.kind, <uint32_t>items, nbytes, name.meta
+    entry.flags = flags
     entry.meta.wire = wire_now(c, &name.meta)
     if not in_place(c, &name.meta):
         entry.meta.shared = -1
@@ -138,7 +147,6 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         c.phase[ids[i] >> 6] ^= <uint64_t>1 << (ids[i] & 63)
         c.queued[ids[i] >> 6] &= ~(<uint64_t>1 << (ids[i] & 63))
     observe_append(c, entry, ids, observed)
-    c.queue_bytes -= nbytes
     c.step_items += <uint64_t>items
     stamp(c, entry)
     schedule_append(&c.writer, entry)
@@ -172,9 +180,10 @@ cdef bint close_batches(Coordinator* c) noexcept nogil:
             else:
                 c.scratch[kept] = c.queue[i]
                 kept += 1
-        if not append(c, c.queue, items, nbytes):
+        if not append(c, c.queue, items, nbytes, 0):
             memcpy(c.queue + items, c.scratch, <size_t>kept * sizeof(int32_t))
             return False
+        c.queue_bytes -= nbytes
         memcpy(c.queue, c.scratch, <size_t>kept * sizeof(int32_t))
         c.queue_count = kept
     observe_batch_closes(c, reason)

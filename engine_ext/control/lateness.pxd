@@ -33,9 +33,9 @@ cdef inline uint64_t arrival_late_us(uint64_t arrival) noexcept nogil:
 
 # ---- hooks ------------------------------------------------------------------------------------------------------------------
 
-cdef inline void observe_batch_opens(Coordinator* c) noexcept nogil:
-    """The first tensor comes into an empty batch. Called by enqueue."""
-    lateness_decide(c, c.queue_since)
+cdef inline void observe_batch_opens(Coordinator* c, uint64_t now) noexcept nogil:
+    """A tensor is ready, and no other one waits. Called by enqueue."""
+    lateness_decide(c, now)
 
 cdef inline void observe_found(Coordinator* c, int32_t id) noexcept nogil:
     """All ranks have toggled the bit of `id`. Called by find_ready, some time before the entry is appended."""
@@ -64,6 +64,6 @@ cdef inline void observe_append(Coordinator* c, engine_entry* entry, const int32
         lateness_count(c, entry, c.by_id[ids[entry.items - 1]])
 
 cdef inline void observe_batch_closes(Coordinator* c, int reason) noexcept nogil:
-    """The open batch has been appended, for a `reason` that is one of CLOSED_*. Called by close_batches."""
+    """A batch has been appended, for a `reason` that is one of CLOSED_*. Called by close_batches and frozen_close."""
     if c.counters_page != NULL:
         tally(&c.counters_page.cycles[reason], 1)

@@ -9,6 +9,7 @@ in lateness.pxd, since the coordinator knows no State.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
+from engine_ext.control.coordinator cimport waiting
 from engine_ext.control.crossing cimport crossing_waited, crossing_waits
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.state cimport State
@@ -112,7 +113,7 @@ cdef inline void observe_wait_ends(State* e, uint32_t recording, uint64_t begun,
 
 cdef inline bint something_ready(const State* e) noexcept nogil:
     """Rank 0: whether a tensor that all ranks have submitted is not done."""
-    return e.coordinator.queue_count != 0 or load_relaxed(&e.segment.mine.cursor) != e.coordinator.writer.tail
+    return waiting(&e.coordinator) != 0 or load_relaxed(&e.segment.mine.cursor) != e.coordinator.writer.tail
 
 cdef inline void observe_readiness(State* e) noexcept nogil:
     """What is ready on all ranks, and not done, may have changed. Called by drive_once, on every rank."""

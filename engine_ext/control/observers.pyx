@@ -13,7 +13,7 @@ from engine_ext.operations.operation cimport Operation
 from engine_ext.platform.atomics cimport now_ns, store32_release, store_relaxed
 from engine_ext.platform.clock cimport after_ns
 from engine_ext.shared.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, counters_step
-from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_SKIP, engine_knobs, entry_ids
+from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, engine_knobs, entry_ids
 from engine_ext.shared.segment cimport time_heard
 
 cdef enum:
@@ -54,6 +54,7 @@ cdef void remember(State* e, const engine_entry* entry) noexcept nogil:
     row.sequence, row.type, row.kind = entry.sequence, entry.type, entry.kind
     row.algorithm, row.stores, row.items, row.nbytes = entry.algorithm, entry.stores, entry.items, entry.bytes
     row.knob_version, row.wire, row.started = entry.knobs.version, entry.meta.wire, e.entry_begun
+    row.frozen = entry.flags & ENTRY_FROZEN != 0
     if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
         record = e.table.by_id[entry_ids(entry)[0]]
         if record != NULL:

@@ -7,10 +7,11 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from engine_ext.control.coordinator cimport Request, wanted
+from engine_ext.control.frozen cimport frozen_forget
 from engine_ext.control.names cimport Named, names_add, names_close, names_find, names_remove
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store_release
 from engine_ext.platform.clock cimport patience_at
-from engine_ext.shared.layout cimport FAULT_CALL, REQUEST_BYTES, engine_request, rank_page
+from engine_ext.shared.layout cimport COORDINATOR, FAULT_CALL, REQUEST_BYTES, engine_request, rank_page
 
 
 cdef NameState* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexcept nogil:
@@ -78,6 +79,9 @@ cdef void requests_drain(Coordinator* c, int rank) noexcept nogil:
         kept = keep_request(request) if name != NULL else NULL
         if kept == NULL:                # out of memory: leave it on the ring, and see next time
             break
+        if rank == COORDINATOR and name.place == 0:
+            c.places += 1
+            name.place, name.number = c.places, request.optimizer
         name.requests[rank] = kept
         if name.brought == 0:
             name.next, c.open, name.listed = c.open, name, True
@@ -100,6 +104,7 @@ cdef void release(void* coordinator, Named* named) noexcept nogil:
 
 cdef void requests_forget(Coordinator* c, NameState* name) noexcept nogil:
     """Take a name without open requests out of the table."""
+    frozen_forget(c, name)
     release(c, <Named*>name)
     names_remove(&c.names, <Named*>name)
 

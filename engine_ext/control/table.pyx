@@ -60,7 +60,7 @@ cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
     request.bytes, request.name_bytes = bytes, <uint16_t>record.name_bytes
     request.absent = op.source == NULL and op.nbytes > 0
     request.rows, request.submitted = op.rows, time_told(table.segment, op.submitted)
-    request.text_bytes, request.meta = text_bytes, op.meta
+    request.text_bytes, request.optimizer, request.meta = text_bytes, op.optimizer, op.meta
     memcpy(<char*>request + sizeof(engine_request), record.name, record.name_bytes)
     if text_bytes:
         memcpy(<char*>request + sizeof(engine_request) + record.name_bytes, op.text, text_bytes)

@@ -53,6 +53,7 @@ cdef struct Op:
     uint64_t since      # when it was submitted: nanoseconds of the time that this process has seen pass (clock.h)
     Finished finished   # of a native call: takes the operation over once it is done and abandoned, and frees it; else NULL
     void* call          # malloc'ed: what `finished` needs to know of the call
+    uint32_t optimizer  # 1 + number of the optimizer whose gradient it is; 0: of none
     int32_t step        # 1 + number of the optimizer whose step ends with this operation; 0: no step does
     device_mark* mark   # of tensors on a GPU: when they are ready; NULL: the lane's item has it
     uint64_t ticket     # of that item; 0: there is none

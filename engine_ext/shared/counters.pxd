@@ -9,7 +9,7 @@ from engine_ext.shared.layout cimport engine_entry
 cdef extern from "engine_ext/shared/counters.h" nogil:
     enum: COUNTERS_BYTES, DURATIONS
     enum: COUNTED_NEW, COUNTED_RUNNING, COUNTED_ENDED, COUNTED_FAILED
-    enum: CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_REASONS
+    enum: CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FROZEN, CLOSED_REASONS
 
     ctypedef struct counters_page:
         uint64_t* state

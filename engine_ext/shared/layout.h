@@ -27,7 +27,7 @@
 SHARED(
 
 enum {
-  ENGINE_PROTOCOL = 14,
+  ENGINE_PROTOCOL = 15,
   MAX_RANKS = 256,
   COORDINATOR = 0,             /* the rank that coordinates, in a world and in every process set */
   MAX_DIMS = 13,
@@ -91,6 +91,7 @@ enum {
   ENTRY_ALIGN = 4,             /* a barrier behind which ranks make their numbers of unnamed operations equal: dims has the
                                 * largest number of each kind. In an ERROR with FAULT_CALL, `root` is 1 + a rank that waits for
                                 * ranks that wait for the operation; 0: none. */
+  ENTRY_FROZEN = 8,            /* a batch of gradients on GPUs that travel together in every pass */
   ENTRY_MEMBERS = 2            /* rank `id` first broadcasts what its groups' tensors are, for ranks that have joined */
 };
 
@@ -117,7 +118,8 @@ typedef struct engine_request {
   uint16_t name_bytes, absent; /* length of the name; 1: submitted without a tensor */
   int64_t rows;                /* of an allgather: rows of this rank; of a barrier: whether ranks align behind it */
   uint64_t submitted;          /* when it was submitted, by the coordinator's clock: nanoseconds, monotonic; 0: not known */
-  uint32_t text_bytes, reserved; /* length of the text of a failed call */
+  uint32_t text_bytes;         /* length of the text of a failed call */
+  uint32_t optimizer;          /* 1 + the number of the optimizer whose gradient this is; 0: of none */
   engine_meta meta;
   /* the name follows; with FAULT_CALL, a text */
 } engine_request;

@@ -15,7 +15,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         BETWEEN_AUTO, BETWEEN_DIRECT, BETWEEN_CHAIN, BETWEEN_RING, BETWEEN_MPI, BETWEENS
         WIRE_NONE, WIRE_FP16, WIRE_BF16, WIRES, WIRE_TUNED
         CAUSE_NONE, CAUSE_DIED, CAUSE_RAISED, CAUSE_LEFT, CAUSE_STALLED, CAUSE_LOST, CAUSES
-        ENTRY_NEEDS_PACK, ENTRY_MEMBERS, ENTRY_ALIGN
+        ENTRY_NEEDS_PACK, ENTRY_MEMBERS, ENTRY_ALIGN, ENTRY_FROZEN
         SLEEP_ENGINE, SLEEP_WAITER, SLEEP_DOORS, SLEEP_IN_ENTRY, SLEEP_CYCLE, SLEEP_STUCK, SLEEP_RELAY, SLEEP_COUNT_SHIFT
     const uint64_t SEGMENT_MAGIC
     const char** KIND_NAMES
@@ -42,7 +42,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         uint16_t name_bytes, absent
         int64_t rows
         uint64_t submitted
-        uint32_t text_bytes
+        uint32_t text_bytes, optimizer
         engine_meta meta
 
     ctypedef struct engine_knobs:

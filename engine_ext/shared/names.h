@@ -75,7 +75,8 @@
   ROW(CLOSED_FULL, "full")                      \
   ROW(CLOSED_WHOLE_STEP, "whole_step")          \
   ROW(CLOSED_AWAITED, "awaited")                \
-  ROW(CLOSED_CYCLE_TIME, "cycle_time")
+  ROW(CLOSED_CYCLE_TIME, "cycle_time")          \
+  ROW(CLOSED_FROZEN, "frozen")
 /* What the tuner does. */
 #define PHASE_LIST(ROW)                         \
   ROW(PHASE_OFF, "off")                         \

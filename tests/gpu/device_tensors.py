@@ -129,9 +129,14 @@ def _current_stream(_type: int, _ordinal: int, out: Any) -> int:
     return 0
 
 
-_table = Table(1, 3, None, None, None, None, _borrow, _current_stream)
+def capsule(table: Table) -> Any:
+    """What a type offers as its exchange table, which stays where it is."""
+    return _capsule(ctypes.addressof(table), _NAME, None)
+
+
 _capsule = ctypes.pythonapi.PyCapsule_New
 _capsule.restype = ctypes.py_object
 _capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _NAME = b"dlpack_exchange_api"
-DeviceTensor.__dlpack_c_exchange_api__ = _capsule(ctypes.addressof(_table), _NAME, None)
+_table = Table(1, 3, None, None, None, None, _borrow, _current_stream)
+DeviceTensor.__dlpack_c_exchange_api__ = capsule(_table)

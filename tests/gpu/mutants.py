@@ -1,15 +1,19 @@
 """The sources of the GPU plane with one thing wrong, and how a process of the tests comes to run them.
 
-Each has a test that fails with it (test_plane.py, test_allreduce.py). In a process with LANE_LIBRARY the lane is that
-of this library, of which one source was changed; with PLANE_SOURCE the module `engine.gpu.plane` is this file.
+Each has a test that fails with it (test_plane.py, test_allreduce.py, test_sums.py, tests/parallel/test_frozen.py). In a
+process with LANE_LIBRARY the lane is that of this library, of which one source was changed; with PLANE_SOURCE the
+module `engine.gpu.plane` is this file; with NATIVE_MODULE a module of `engine_ext` is that library.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import os
+import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,8 @@ from ..standins import LIBRARY, ROOT, compiled
 SOURCES = sorted((ROOT / "engine_ext/gpu").glob("*.c"))
 LANE, LAUNCHING, OPENING, STREAMS = SOURCES
 PLANE = ROOT / "engine/gpu/plane.py"
+CONTROL = ROOT / "engine_ext/control"
+FROZEN, DRIVER, COORDINATOR = (CONTROL / f"{name}.pyx" for name in ("frozen", "driver", "coordinator"))
 
 # By name: the file, what stands there, what it is replaced by.
 MUTANTS: dict[str, tuple[Path, str, str]] = {
@@ -111,14 +117,29 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
         "rows[count].offset = row->offset + first - m->low;",
         "rows[count].offset = row->offset - m->low;",
     ),
+    "awaited_members_are_held": (FROZEN, "(awaited and is_awaited(c, batch))", "False"),
+    "members_that_cannot_come_are_waited_for": (FROZEN, "(changed and cannot_fill(c, batch))", "False"),
+    "batches_are_held_for_ever": (FROZEN, "age_ns(now, batch.latest) >= HOLD_NS", "False"),
+    "batches_are_broken_by_time": (FROZEN, "HOLD_NS = 1000000000", "HOLD_NS = 100000"),
+    "frozen_batches_have_no_deadline": (FROZEN, "if c.held else 0", "if False else 0"),
+    "role_is_given_back_with_what_is_held": (
+        DRIVER,
+        "(waiting(&e.coordinator) or e.coordinator.append_again))",
+        "(e.coordinator.queue_count or e.coordinator.append_again))",
+    ),
+    "broken_batches_take_members_in": (FROZEN, "if batch.broken:", "if False:"),
+    "what_fuses_by_time_takes_gradients_in": (FROZEN, "if not is_frozen(c, name):", "if True:"),
+    "optimizers_share_batches": (FROZEN, "while o != NULL and o.number != name.number:", "while False:"),
+    "batches_outlive_a_change": (COORDINATOR, "        frozen_dissolve(c, name)\n", ""),
+    "batches_are_never_made_anew": (FROZEN, "if not kept and (", "if not kept and o.batches == NULL and ("),
     "setting_not_looked_at": (LAUNCHING, "return (l->ordered || ", "return ("),
     "forked_child_closes": (PLANE, "if self._open and os.getpid() == self._pid:", "if self._open:"),
 }
 
 
-def changed(mutant: str, where: Path) -> dict[str, str]:
-    """Make a mutant, or with `none` what is as it should be: the variables of a process that is to run it."""
-    path, old, new = MUTANTS.get(mutant, (LANE, "", ""))
+def changed(mutant: str, where: Path, source: Path = LANE) -> dict[str, str]:
+    """Make a mutant, or with `none` a source as it should be: the variables of a process that is to run it."""
+    path, old, new = MUTANTS.get(mutant, (source, "", ""))
     text = path.read_text()
     if mutant != "none":
         assert text.count(old) >= 1, f"{mutant}: not in {path.name}: {old}"
@@ -128,9 +149,44 @@ def changed(mutant: str, where: Path) -> dict[str, str]:
         (where / "plane.py").write_text(text)
         return {"PLANE_SOURCE": str(where / "plane.py")}
     (where / path.name).write_text(text)
+    if path.suffix == ".pyx":
+        return _native(path, where)
     sources = [Path(__file__).parent / "lane_glue.c", where / path.name, *(each for each in SOURCES if each != path)]
     options = [f"-I{ROOT / 'engine_ext/gpu'}", "-Wno-unused", "-Wno-unused-parameter", *LIBRARY]
     return {"LANE_LIBRARY": str(compiled(where / "lane.so", sources, *options))}
+
+
+def _native(path: Path, directory: Path) -> dict[str, str]:
+    """Compile a Cython source that is at `path` in the sources, and in `directory` with a change."""
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    library = directory / f"{path.stem}.so"
+    options = [
+        "-Xboundscheck=False",
+        "-Xwraparound=False",
+        "-Xcdivision=True",
+        "-I",
+        str(ROOT),
+        "--module-name",
+        module,
+    ]
+    command = [sys.executable, "-m", "cython", "-3", *options, str(directory / path.name)]
+    run = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    assert run.returncode == 0, run.stderr
+    includes = [f"-I{each}" for each in (ROOT / "engine_ext", sysconfig.get_path("include"))]
+    compiled(library, [directory / f"{path.stem}.c"], *includes, "-fPIC", "-shared", "-w")
+    return {"NATIVE_MODULE": f"{module}={library}"}
+
+
+def take_native_place() -> None:
+    """In a process that is to run a mutant of a Cython source, before anything of the engine is imported."""
+    if "NATIVE_MODULE" not in os.environ:
+        return
+    name, _, library = os.environ["NATIVE_MODULE"].partition("=")
+    importlib.import_module(name.rpartition(".")[0])
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def take_place() -> None:

@@ -6,14 +6,17 @@ python -m tests.gpu.sums_programs NAME RANK SIZE KERNELS ...
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.errors import DeviceError
+from engine.native import gradients
 
-from .allreduce_programs import DTYPES, OPS, allreduce, core, main, on_host
+from ..waiting import be_late
+from .allreduce_programs import DTYPES, OPS, Binding, Parameter, allreduce, core, main, on_host, values
 from .device_tensors import DeviceTensor
 from .plane_programs import Rank, planes
 
@@ -103,5 +106,32 @@ def differs(me: Rank) -> None:
         me.works()
 
 
+def frozen(me: Rank) -> None:
+    """Gradients have their sums, alone in the first pass and in the same batches in all others, whoever is late."""
+    drawn = random.Random(me.rank)
+    counts = list(range(100, 140))
+    with me.world("frozen", cycle_time_ms=1.0, fusion_threshold=8192):
+        parameters = [Parameter(count) for count in counts]
+        group = gradients.GradientGroup(core(), Binding(parameters), OPS["sum"])
+        hooks = [group.add(each, f"gradient {each.count}", None) for each in parameters]
+        passes: list[list[tuple[Any, ...]]] = []
+        seen = 0
+        for _ in range(6):
+            for k in reversed(range(len(counts))):
+                be_late(drawn.random() * 0.002)
+                parameters[k].grad = DeviceTensor(values(me.rank, counts[k], "float32"), late=0.2)
+                hooks[k](parameters[k])
+            group.finish()
+            for parameter in parameters:
+                wanted = sum(values(rank, parameter.count, "float32") for rank in range(me.size))
+                np.testing.assert_array_equal(parameter.grad.numpy(), wanted)
+            rows = [row for row in core().history() if row["algorithm"] == "device" and row["entry"] >= seen]
+            passes.append(sorted((row["name"], row["tensors"], row["bytes"], row["frozen"]) for row in rows))
+            seen = 1 + max(row["entry"] for row in rows)
+        assert len(passes[0]) == len(counts) and not any(row[3] for row in passes[0])
+        assert 2 < len(passes[1]) < len(counts) / 2 and all(row[3] for row in passes[1])
+        assert all(later == passes[1] for later in passes[1:]), passes
+
+
 if __name__ == "__main__":
-    main({program.__name__: program for program in (ordered, differs)})
+    main({program.__name__: program for program in (ordered, differs, frozen)})

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ..parallel.test_frozen import KILLERS as OF_FROZEN
 from ..standins import POLICIES
 from ..waiting import until
 from .jobs import Job
@@ -161,7 +162,7 @@ KILLERS: dict[str, tuple[str, ...]] = {
 
 
 def test_every_mutant_has_a_killer() -> None:
-    assert {*KILLERS, *OF_OPENING, *OF_SUMS} == set(MUTANTS)
+    assert {*KILLERS, *OF_OPENING, *OF_SUMS, *OF_FROZEN} == set(MUTANTS)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

@@ -31,6 +31,11 @@ def test_ordered_sums_have_the_bits_of_host_memory(size: int, ranks: Start) -> N
     ranks(size, "ordered").succeeds(120)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_travel_in_the_same_batches(size: int, ranks: Start) -> None:
+    ranks(size, "frozen").succeeds()
+
+
 def test_differing_setting_is_told(ranks: Start) -> None:
     for text in ranks(3, "differs").succeeds():
         assert "rank 1 has the setting device_sums=ordered, rank 0 has device_sums=nccl" in text

@@ -137,7 +137,7 @@ def training(rank: int = 0, size: int = 4, hosts: int = 1) -> dict[str, int | li
         "steps": 100,
         "step_ns": 100 * 50_000_000,
         "step_durations": [0] * 25 + [90, 10] + [0] * (page.DURATIONS - 27),
-        "cycles": [100, 200, 300, 401],
+        "cycles": [100, 200, 300, 401, 502],
         **(
             {
                 "tuner_phase": names.PHASES.index("searching"),

@@ -133,7 +133,7 @@ class Run:
             self._set("engine_pending_tensors", self.random.randrange(0, 60), **of)
             self._set("engine_last_collective_timestamp_seconds", self.now - self.step_time / 3, **of)
         self._observe("engine_negotiation_duration_seconds", 0.004 + abs(noise(0, 0.0005)), steps * batches, rank=0)
-        for reason, share in zip(REASONS, (0.5, 0.3, 0.0, 0.2), strict=True):
+        for reason, share in zip(REASONS, (0.5, 0.3, 0.0, 0.2, 0.0), strict=True):
             self._add("engine_cycles_total", steps * batches * share, rank=0, reason=reason)
 
     def _tune(self, age: float) -> None:

@@ -128,6 +128,7 @@ def test_what_is_said_of_a_rank_is_what_its_page_says(pages):
     assert value(found, "engine_knob", name="cycle_time_seconds") == 0.005
     assert value(found, "engine_autotune_best_score_seconds") == 0.045
     assert value(found, "engine_cycles_total", reason="cycle_time") == 401
+    assert value(found, "engine_cycles_total", reason="frozen") == 502
     assert value(found, "engine_job_active", run="digits-7") == 1
     assert value(found, "engine_rank_info", rank="1", local_rank="1", pid=str(os.getpid())) == 1
     started, last = (

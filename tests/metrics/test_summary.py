@@ -53,7 +53,7 @@ def rank(number: int = 0, **fields: int | list[int]) -> page.Snapshot:
         "requests": 30,
         "fused_bytes": 4 << 30,
         "fusion_capacity": 8 << 30,
-        "cycles": [5, 80, 10, 5],
+        "cycles": [5, 80, 10, 5, 0],
         "fusion_threshold": 64 << 20,
         "cycle_time_ns": 5 * MS,
         "chunk": 512 << 10,
@@ -161,8 +161,8 @@ def test_a_slow_link_between_two_hosts_is_told(hosts: int, slow: tuple[int, int]
 SLOW = {"blocked_ns": 4000 * MS}  # 20 % of the time
 EXPOSED = SLOW | {"exposed_ns": 3000 * MS}
 SMALL = {"collective_bytes": [100 << 20, 100 << 20]}
-FULL = {"cycles": [80, 5, 10, 5]}
-CLOCK = {"cycles": [5, 10, 5, 80]}
+FULL = {"cycles": [80, 5, 10, 5, 0]}
+CLOCK = {"cycles": [5, 10, 5, 80, 0]}
 CASES: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("the job failed (rank 1 died)", None, {"state": 3, "cause": 1, "culprit": 2}, {"state": 2}),
     ("programs differ", None, {"mismatches": 1}, {"mismatches": 0}),

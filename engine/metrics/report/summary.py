@@ -367,6 +367,8 @@ def _fusion(told: Figures) -> str:
             "awaited": "a caller waited",
             "cycle_time": "the cycle time was over",
         }
+        if told.closed.get("frozen"):
+            names["frozen"] = "a frozen one was whole"
         shares = ", ".join(f"{name} {100 * told.closed[key] / count:.0f} %" for key, name in names.items())
         parts.append(f"batches closed because {shares}")
     return ", ".join(parts)

@@ -1,0 +1,136 @@
+"""GPUs that are none, for ranks that are threads: tensors say that they are on one, and nothing moves.
+
+pretended_gpu.c is the device. What they are for: which gradients travel together, and when, without driver, NCCL and
+stand-ins for them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from engine.native import core, gradients
+
+from ..gpu.device_tensors import BORROW, CODES, STREAM, Table, capsule
+from ..standins import LIBRARY, compiled
+
+ROOM = 1 << 20  # words of a log
+
+
+@cache
+def library() -> Any:
+    """The C library of this process."""
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(__file__).with_suffix(".c")
+        found = ctypes.CDLL(str(compiled(Path(directory) / "pretended_gpu.so", [source], *LIBRARY)))
+    found.pretended_begin.restype = ctypes.c_void_p
+    found.pretended_words.restype = ctypes.c_uint64
+    return found
+
+
+class PretendedTensor:
+    """An array that says it is on cuda:0."""
+
+    __dlpack_c_exchange_api__: ClassVar[Any]
+    device = "cuda:0"
+
+    def __init__(self, count: int, dtype: Any = np.float32) -> None:
+        self.like = np.zeros(count, dtype)
+        self.shape = (ctypes.c_int64 * 1)(count)
+
+
+class PretendedGpu:
+    """The device of an engine, from now on; to be ended when the engine is closed."""
+
+    def __init__(self, engine: core.Engine) -> None:
+        self.log = (ctypes.c_uint64 * ROOM)()
+        self.at = ctypes.c_void_p(library().pretended_begin(self.log, ctypes.c_uint64(ROOM)))
+        self.device = self.at.value  # as a lane has it; `device` is its first member
+        engine.opener = lambda _ordinal: None
+        engine.use(self)  # type: ignore[arg-type]
+
+    def count(self) -> int:
+        """How long the log is, when all that was handed over has ended."""
+        return int(library().pretended_words(self.at))
+
+    def travelled(self, begin: int, end: int) -> list[tuple[int, ...]]:
+        """What travelled together: by entry the elements of its tensors, which are float32."""
+        found = []
+        while begin < end:
+            rows = self.log[begin]
+            found.append(tuple(self.log[begin + 1 + k] // 4 for k in range(rows)))
+            begin += 1 + rows
+        return found
+
+    def end(self) -> None:
+        """Stop its thread."""
+        library().pretended_end(self.at)
+
+
+class Parameter:
+    """Is on the GPU, and has a gradient or none; its number of elements is its name."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.memory = PretendedTensor(count)
+        self.grad: Any = None
+
+
+class Optimizer:
+    """Gradients of parameters with so many elements, which are reduced by hooks."""
+
+    def __init__(self, engine: core.Engine, counts: list[int], number: int = 0) -> None:
+        self.parameters = [Parameter(count) for count in counts]
+        self.group = gradients.GradientGroup(engine, self, 0, number=number)
+        self.hooks = [self.group.add(each, f"gradient{number}.{each.count}", None) for each in self.parameters]
+
+    def bring(self, k: int) -> None:
+        """The backward pass has made a gradient."""
+        self.parameters[k].grad = PretendedTensor(self.parameters[k].count)
+        self.hooks[k](self.parameters[k])
+
+    def finish(self) -> None:
+        """The backward pass is over."""
+        self.group.finish()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def memory_of(self, parameter: Parameter) -> Any:
+        return parameter.memory
+
+    def replace(self, _index: int, _parameter: Parameter, gradient: Any) -> Any:
+        return gradient
+
+    def begin_pass(self) -> None:
+        pass
+
+    def shares_memory(self, _gradient: Any) -> bool:
+        return False
+
+    def room_for(self, index: int) -> PretendedTensor:
+        return PretendedTensor(self.parameters[index].count)
+
+
+@BORROW
+def _borrow(tensor: PretendedTensor, out: Any) -> int:
+    told, kind = out[0], tensor.like.dtype
+    told.data = tensor.like.ctypes.data
+    told.device_type, told.device_id, told.ndim = 2, 0, 1
+    told.code, told.bits, told.lanes = CODES[kind.kind], 8 * kind.itemsize, 1
+    told.shape, told.strides, told.byte_offset = tensor.shape, None, 0
+    return 0
+
+
+@STREAM
+def _current_stream(_type: int, _ordinal: int, out: Any) -> int:
+    out[0] = None
+    return 0
+
+
+_table = Table(1, 3, None, None, None, None, _borrow, _current_stream)
+PretendedTensor.__dlpack_c_exchange_api__ = capsule(_table)
