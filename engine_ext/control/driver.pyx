@@ -574,7 +574,8 @@ cdef void driver_wait_for_all(State* e, bint on) noexcept nogil:
     """Publish that a thread of this rank waits for all that the rank has in flight, or no longer does."""
     cdef rank_page* mine = e.segment.mine
     pthread_mutex_lock(&e.lock)
-    store32_relaxed(&mine.wait_all, mine.wait_all + (1 if on else -1))
+    # Release: who sees it sees all that was submitted before; pairs with cannot_fill, and with tell_up.
+    store32_release(&mine.wait_all, mine.wait_all + (1 if on else -1))
     store_release(&mine.waits, mine.waits + 1)      # pairs with the coordinator's acquire
     pthread_mutex_unlock(&e.lock)
     if on:

@@ -12,7 +12,7 @@ from engine_ext.control.fusion cimport alike, append
 from engine_ext.control.lateness cimport observe_batch_closes
 from engine_ext.control.table cimport bit
 from engine_ext.operations.kinds cimport wire_bytes
-from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
+from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport after_ns, age_ns
 from engine_ext.shared.counters cimport CLOSED_FROZEN
 from engine_ext.shared.layout cimport BATCH_ITEMS, ENTRY_FROZEN
@@ -243,7 +243,8 @@ cdef bint cannot_fill(Coordinator* c, const FrozenBatch* batch) noexcept nogil:
     cdef int32_t k
     cdef int r
     for r in range(c.segment.size):
-        if load32_relaxed(&c.segment.pages[r].wait_all) == 0:
+        # A member that is held was submitted in this pass, so this is no wait of an earlier one. Pairs with driver_wait_for_all.
+        if load32_acquire(&c.segment.pages[r].wait_all) == 0:
             continue
         for k in range(batch.count):
             if not batch.members[k].held and withheld(c, batch.members[k], r):

@@ -189,7 +189,6 @@ cdef void tell_state(Words* words, const rank_page* page, rank_page* told) noexc
     """Words that stand for themselves."""
     cdef int kind
     tell(words, page, &page.steps, &told.steps, load_relaxed(&page.steps))
-    tell32(words, page, &page.wait_all, &told.wait_all, load32_relaxed(&page.wait_all))
     tell32(words, page, &page.wait_requests, &told.wait_requests, load32_relaxed(&page.wait_requests))
     tell32(words, page, &page.blocked, &told.blocked, load32_relaxed(&page.blocked))
     tell32(words, page, &page.blocked_anywhere, &told.blocked_anywhere, load32_relaxed(&page.blocked_anywhere))
@@ -224,6 +223,7 @@ cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     cdef uint64_t cursor = load_acquire(&page.cursor), joined = load_acquire(&page.joined)
     cdef uint64_t joined_at = load_relaxed(&page.joined_at), waits = load_acquire(&page.waits)
     cdef uint64_t arrivals = load_acquire(&page.arrivals), stuck = load_acquire(&page.stuck), head, w
+    cdef uint32_t wait_all
     cdef bint named = arrivals != told.arrivals or waits != told.waits or cursor != told.cursor
     cdef Words words
     memset(&words, 0, sizeof(words))
@@ -231,6 +231,11 @@ cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     for w in range(ID_WORDS if named else 0):
         ready[w] = load_acquire(&page.ready[w])
     head = load_acquire(&page.request_head)
+    wait_all = load32_acquire(&page.wait_all)
+    if load_acquire(&page.waits) != waits:
+        wait_all = 0                # it has begun or ended meanwhile: the bits are not those of who waits. The next look tells it
+    if wait_all == 0:
+        tell32(&words, page, &page.wait_all, &told.wait_all, 0)         # before the bits of whoever waits no longer
     if named:
         tell_names(&words, page, told, ready, load32_relaxed(&relay.segment.coordinator.recording) != 0)
     tell_state(&words, page, told)
@@ -240,6 +245,7 @@ cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
         tell(&words, page, &page.request_head, &told.request_head, head)
     for w in range(ID_WORDS if named else 0):
         tell(&words, page, &page.ready[w], &told.ready[w], ready[w])
+    tell32(&words, page, &page.wait_all, &told.wait_all, wait_all)      # behind all that it has submitted
     tell(&words, page, &page.stuck, &told.stuck, stuck)         # behind numbers and bits: it says that they stay
     tell(&words, page, &page.joined_at, &told.joined_at, joined_at)
     tell(&words, page, &page.joined, &told.joined, joined)

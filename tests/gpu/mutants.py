@@ -23,7 +23,7 @@ SOURCES = sorted((ROOT / "engine_ext/gpu").glob("*.c"))
 LANE, LAUNCHING, OPENING, STREAMS = SOURCES
 PLANE = ROOT / "engine/gpu/plane.py"
 CONTROL = ROOT / "engine_ext/control"
-FROZEN, DRIVER, COORDINATOR = (CONTROL / f"{name}.pyx" for name in ("frozen", "driver", "coordinator"))
+FROZEN, COORDINATOR = CONTROL / "frozen.pyx", CONTROL / "coordinator.pyx"
 
 # By name: the file, what stands there, what it is replaced by.
 MUTANTS: dict[str, tuple[Path, str, str]] = {
@@ -122,11 +122,6 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "batches_are_held_for_ever": (FROZEN, "age_ns(now, batch.latest) >= HOLD_NS", "False"),
     "batches_are_broken_by_time": (FROZEN, "HOLD_NS = 1000000000", "HOLD_NS = 100000"),
     "frozen_batches_have_no_deadline": (FROZEN, "if c.held else 0", "if False else 0"),
-    "role_is_given_back_with_what_is_held": (
-        DRIVER,
-        "(waiting(&e.coordinator) or e.coordinator.append_again))",
-        "(e.coordinator.queue_count or e.coordinator.append_again))",
-    ),
     "broken_batches_take_members_in": (FROZEN, "if batch.broken:", "if False:"),
     "what_fuses_by_time_takes_gradients_in": (FROZEN, "if not is_frozen(c, name):", "if True:"),
     "optimizers_share_batches": (FROZEN, "while o != NULL and o.number != name.number:", "while False:"),

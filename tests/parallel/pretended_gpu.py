@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -82,16 +83,22 @@ class Parameter:
 
 
 class Optimizer:
-    """Gradients of parameters with so many elements, which are reduced by hooks."""
+    """Gradients of parameters with so many elements, but `without` some, which are reduced by hooks."""
 
-    def __init__(self, engine: core.Engine, counts: list[int], number: int = 0) -> None:
+    def __init__(
+        self, engine: core.Engine, counts: list[int], number: int = 0, without: Collection[int] = frozenset()
+    ) -> None:
         self.parameters = [Parameter(count) for count in counts]
         self.group = gradients.GradientGroup(engine, self, 0, number=number)
-        self.hooks = [self.group.add(each, f"gradient{number}.{each.count}", None) for each in self.parameters]
+        self.hooks = {
+            k: self.group.add(each, f"gradient{number}.{each.count}", None)
+            for k, each in enumerate(self.parameters)
+            if k not in without
+        }
 
-    def bring(self, k: int) -> None:
+    def bring(self, k: int, dtype: Any = np.float32) -> None:
         """The backward pass has made a gradient."""
-        self.parameters[k].grad = PretendedTensor(self.parameters[k].count)
+        self.parameters[k].grad = PretendedTensor(self.parameters[k].count, dtype)
         self.hooks[k](self.parameters[k])
 
     def finish(self) -> None:
@@ -113,7 +120,7 @@ class Optimizer:
         return False
 
     def room_for(self, index: int) -> PretendedTensor:
-        return PretendedTensor(self.parameters[index].count)
+        return PretendedTensor(self.parameters[[*self.hooks][index]].count)
 
 
 @BORROW
