@@ -30,7 +30,7 @@ from engine_ext.control.connections cimport (
     Network, connections_close, connections_forked, connections_messages, connections_open, connections_use,
 )
 from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
-from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait
+from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait, driver_wait_for_all
 from engine_ext.control.completion cimport raise_event
 from engine_ext.control.handover cimport use_device
 from engine_ext.control.monitor cimport monitor_wait
@@ -555,6 +555,7 @@ cdef class Engine:
         memset(&goal, 0, sizeof(Goal))
         goal.idle = True
         begun, limit = patience_at(e.clock, now_ns()), seconds_ns(timeout)
+        driver_wait_for_all(e, True)
         try:
             while age_ns(patience_look(e.clock), begun) < limit:
                 with nogil:
@@ -564,6 +565,7 @@ cdef class Engine:
                 PyErr_CheckSignals()
         finally:
             with nogil:
+                driver_wait_for_all(e, False)
                 verdict_outwait(e)
             self.state.closed = True
             with nogil:

@@ -7,7 +7,7 @@ from engine_ext.bindings.failed_calls cimport release_stuck
 from engine_ext.bindings.refusals cimport expect_open, refuse
 from engine_ext.bindings.submit cimport TICK_NS, between_ticks
 from engine_ext.control.driver cimport (
-    Goal, driver_await, driver_count_unnamed, driver_join, driver_note_thread, driver_wait,
+    Goal, driver_await, driver_count_unnamed, driver_join, driver_note_thread, driver_wait, driver_wait_for_all,
 )
 from engine_ext.control.stall cimport stall_join
 from engine_ext.control.state cimport State
@@ -62,16 +62,20 @@ cdef int wait_for_joins(State* e) except -1:
     cdef int status, kind
     memset(&goal, 0, sizeof(Goal))
     goal.idle = True
-    while True:                         # what is in flight first
-        with nogil:
-            status = driver_wait(e, &goal, TICK_NS)
-        if status == Status.OK:
-            status = driver_join(e, &goal.joins)
-        if status == Status.OK:
-            break
-        if status != Status.TICK:
-            refuse(e, status, "join")
-        between_ticks(e, NULL)
+    driver_wait_for_all(e, True)
+    try:
+        while True:                     # what is in flight first
+            with nogil:
+                status = driver_wait(e, &goal, TICK_NS)
+            if status == Status.OK:
+                status = driver_join(e, &goal.joins)
+            if status == Status.OK:
+                break
+            if status != Status.TICK:
+                refuse(e, status, "join")
+            between_ticks(e, NULL)
+    finally:
+        driver_wait_for_all(e, False)
     goal.idle, begun = False, patience_at(e.clock, now_ns())
     with nogil:
         status = driver_wait(e, &goal, TICK_NS)

@@ -20,7 +20,7 @@ from engine_ext.shared.layout cimport BATCH_ITEMS, ENTRY_FROZEN
 cdef enum:
     PARTS = 8                   # batches of an optimizer, or more where the fusion threshold is less
     LEAST_BYTES = 1 << 20       # of a batch, if the fusion threshold allows it: less is not worth a call of NCCL
-    HOLD_NS = 1000000000        # a batch to which no member comes for so long is broken, though nobody waits
+    HOLD_NS = 1000000000        # a batch to which no member comes for so long is broken, if nobody waits
     LOOK_NS = 1000000           # least time between two looks at what is held, while nothing comes
 
 
@@ -252,6 +252,15 @@ cdef bint cannot_fill(Coordinator* c, const FrozenBatch* batch) noexcept nogil:
     return False
 
 
+cdef bint has_ended_pass(const Coordinator* c) noexcept nogil:
+    """Whether a rank waits for all that it has submitted: that brings, or breaks, what is held."""
+    cdef int r
+    for r in range(c.segment.size):
+        if load32_acquire(&c.segment.pages[r].wait_all):        # pairs with driver_wait_for_all
+            return True
+    return False
+
+
 cdef bint anything_awaited(const Coordinator* c) noexcept nogil:
     """Whether a thread of any rank waits for anything that is ready on all ranks and not scheduled."""
     cdef int32_t w
@@ -261,6 +270,15 @@ cdef bint anything_awaited(const Coordinator* c) noexcept nogil:
             if c.queued[w] & load_relaxed(&c.segment.pages[r].awaited[w]):
                 return True
     return False
+
+
+cdef bint is_over(Coordinator* c, const FrozenBatch* batch, uint64_t now, bint changed, bint awaited) noexcept nogil:
+    """Whether a batch of which some members are here is not to be held any longer. `awaited`: something is."""
+    if awaited and is_awaited(c, batch):
+        return True
+    if changed and cannot_fill(c, batch):
+        return True
+    return age_ns(now, batch.latest) >= HOLD_NS and not has_ended_pass(c)
 
 
 cdef bint frozen_close(Coordinator* c, bint changed) noexcept nogil:
@@ -276,8 +294,7 @@ cdef bint frozen_close(Coordinator* c, bint changed) noexcept nogil:
         while batch != NULL:
             if batch.here == batch.count and not turned:
                 room = room and send(c, batch)
-            elif batch.here and (turned or age_ns(now, batch.latest) >= HOLD_NS or (awaited and is_awaited(c, batch))
-                                 or (changed and cannot_fill(c, batch))):
+            elif batch.here and (turned or is_over(c, batch, now, changed, awaited)):
                 let_go(c, batch)
             batch = batch.next
         o = o.next

@@ -313,6 +313,45 @@ def test_who_waits_leaves_what_is_held_to_the_engines_thread() -> None:
         each.run(program)
 
 
+def test_rank_that_is_late_for_seconds_breaks_no_batch() -> None:
+    """The others wait for its gradients anyway."""
+
+    def program(rank: int, native: Any, gpu: PretendedGpu) -> list[Entry]:
+        optimizer = Optimizer(native, COUNTS)
+        for _ in range(2):
+            backward(optimizer, range(len(COUNTS)), lambda: 0.0)
+        begin = gpu.count()
+        for k in range(len(COUNTS)):
+            if rank == 1 and k == 20:
+                be_late(2.0)
+            optimizer.bring(k)
+        optimizer.finish()
+        return gpu.travelled(begin, gpu.count())
+
+    with world((0, 0), fusion_threshold=64 << 20) as each:
+        assert each.run(program) == [[tuple(COUNTS)]] * 2
+
+
+def test_join_in_the_middle_of_a_pass_waits_for_no_gradient() -> None:
+    """On every rank the pass has raised; nothing is left in flight."""
+
+    def program(_rank: int, native: Any, _gpu: PretendedGpu) -> float:
+        optimizer = Optimizer(native, COUNTS)
+        for _ in range(2):
+            backward(optimizer, range(len(COUNTS)), lambda: 0.0)
+        for k in range(10):
+            optimizer.bring(k)
+        since = time.monotonic()
+        native.join()
+        return time.monotonic() - since
+
+    def measure() -> None:
+        with world((0, 0), cycle_time_ms=NEVER, fusion_threshold=64 << 20) as each:
+            assert max(each.run(program)) < SOON
+
+    measured(measure)
+
+
 def test_rank_that_has_joined_breaks_no_batch() -> None:
     def program(rank: int, native: Any, gpu: PretendedGpu) -> Passes:
         optimizer = Optimizer(native, COUNTS)
@@ -485,6 +524,7 @@ KILLERS = {
     "members_that_cannot_come_are_waited_for": "test_set_that_has_changed_is_not_waited_for",
     "batches_are_held_for_ever": "test_what_nobody_waits_for_is_not_held_for_ever",
     "batches_are_broken_by_time": "test_batches_recur_whoever_is_late",
+    "late_ranks_break_batches": "test_rank_that_is_late_for_seconds_breaks_no_batch",
     "frozen_batches_have_no_deadline": "test_what_nobody_waits_for_is_not_held_for_ever",
     "broken_batches_take_members_in": "test_what_nobody_waits_for_is_not_held_for_ever",
     "what_fuses_by_time_takes_gradients_in": "test_batches_recur_whoever_is_late",
