@@ -41,6 +41,7 @@ class Device:
         self._lock = threading.RLock()
         self._plane: Plane | None = None
         self._opening = self._used = self._closed = False
+        self._rooms: threading.Thread | None = None
         engine.opener = self.open
 
     def open(self, ordinal: int) -> None:
@@ -69,6 +70,9 @@ class Device:
             if not self._used:  # Nor is it after an interrupt right behind the opening.
                 self._engine.use(self._plane.lane)
                 self._used = True
+                # A thread of its own, as it waits for the framework's allocator, and that, at times, for the GPU.
+                self._rooms = threading.Thread(target=self._engine.make_rooms, name="engine-rooms", daemon=True)
+                self._rooms.start()
                 if self._engine.rank == 0:
                     logger.warning(
                         "tensors on GPUs are reduced by NCCL; this has been tried with stand-ins for CUDA and NCCL, "
@@ -87,6 +91,9 @@ class Device:
             self._closed = True
         if self._plane is None:
             return
+        self._engine.close_rooms()
+        if self._rooms is not None:
+            self._rooms.join(LEAVING)
         patience = Patience(LEAVING)
         while patience.left() and not self._all_have_left():
             time.sleep(0.005)

@@ -101,19 +101,32 @@ class Engine:
         wire: str | None = None,
     ) -> Handle: ...
     def broadcast(self, tensor: Any, output: Any, name: str | None, root: int, blocking: bool = False) -> Handle: ...
-    def allgather(self, tensor: Any, name: str | None, blocking: bool = False) -> Handle: ...
+    def allgather(
+        self, tensor: Any, name: str | None, blocking: bool = False, room: Callable[[list[int]], list[Any]] | None = None
+    ) -> Handle:
+        """`room`, of a tensor on a GPU: makes tensors for results of so many bytes each, on the stream that was current when it
+        was made; called by the thread of `make_rooms`. It keeps that stream alive.
+        """
     def allgather_group(
         self,
         tensors: list[Any],
         name: str | None,
         blocking: bool = False,
         sparse: tuple[Sequence[int], int, float, float, tuple[int, int, int] | None] | None = None,
+        room: Callable[[list[int]], list[Any]] | None = None,
     ) -> Handle:
         """`sparse`: the tensors are indices (int64, a row for each value) and values of a sparse tensor; its shape, the
         operation, prescale and postscale are compared, and left to the caller. Last comes what is wrong with it (kind,
         dimension, number), for which all ranks refuse it.
         """
-    def alltoall(self, tensor: Any, splits: Iterable[int], name: str | None, blocking: bool = False) -> Handle: ...
+    def alltoall(
+        self,
+        tensor: Any,
+        splits: Iterable[int],
+        name: str | None,
+        blocking: bool = False,
+        room: Callable[[list[int]], list[Any]] | None = None,
+    ) -> Handle: ...
     def reducescatter(
         self,
         tensor: Any,
@@ -229,6 +242,10 @@ class Engine:
 
     def use(self, lane: Lane) -> None:
         """Work on the GPU of this lane, which the opener has opened."""
+    def make_rooms(self) -> None:
+        """Make room for results on the GPU whose size only their entry tells, until `close_rooms`; for a thread of its own."""
+    def close_rooms(self) -> None:
+        """End `make_rooms`."""
     def bury(self) -> None:
         """Free operations that nobody holds, and whose tensors nobody uses any more."""
     def reclaim(self) -> None:

@@ -24,6 +24,7 @@ from engine_ext.bindings.marking cimport mark_step, mark_traffic, record_steps
 from engine_ext.bindings.memory cimport Part, grow_arena, map_region, part_of
 from engine_ext.bindings.ownership cimport bury
 from engine_ext.bindings.refusals cimport expect_open, world_error
+from engine_ext.bindings.rooms cimport close_rooms, make_rooms
 from engine_ext.bindings.submit cimport TICK_NS
 from engine_ext.bindings.waiting cimport wait_for_joins
 from engine_ext.control.connections cimport (
@@ -261,6 +262,12 @@ cdef class Engine:
         self.lane = lane
         use_device(self.state, <device*><size_t>lane.device)
 
+    def make_rooms(self):
+        make_rooms(self.state)
+
+    def close_rooms(self):
+        close_rooms(self.state)
+
     def bury(self):
         bury(self.state)
 
@@ -340,6 +347,7 @@ cdef class Engine:
         free(e.peers)
         free(e.batch)
         free(e.member_shapes)
+        free(e.told)
         observers_close(e)
         free(e)
         self.state = NULL
@@ -388,17 +396,17 @@ cdef class Engine:
         expect_open(self.state)
         return self.start(broadcast_op(self.state, tensor, output, root), name, blocking, output)
 
-    def allgather(self, tensor, name, bint blocking=False):
+    def allgather(self, tensor, name, bint blocking=False, room=None):
         expect_open(self.state)
-        return self.start(allgather_op(self.state, tensor), name, blocking, None)
+        return self.start(allgather_op(self.state, tensor, room), name, blocking, None)
 
-    def allgather_group(self, list tensors, name, bint blocking=False, sparse=None):
+    def allgather_group(self, list tensors, name, bint blocking=False, sparse=None, room=None):
         expect_open(self.state)
-        return self.start(allgather_group_op(self.state, tensors, sparse), name, blocking, None)
+        return self.start(allgather_group_op(self.state, tensors, sparse, room), name, blocking, None)
 
-    def alltoall(self, tensor, splits, name, bint blocking=False):
+    def alltoall(self, tensor, splits, name, bint blocking=False, room=None):
         expect_open(self.state)
-        return self.start(alltoall_op(self.state, tensor, splits), name, blocking, None)
+        return self.start(alltoall_op(self.state, tensor, splits, room), name, blocking, None)
 
     def barrier(self, name, bint blocking=False):
         expect_open(self.state)

@@ -13,7 +13,8 @@ from engine_ext.bindings.groups cimport group_add, group_expect_apart, group_gat
 from engine_ext.bindings.devices cimport expect_same_device, mark_ready
 from engine_ext.bindings.ownership cimport keep_alive
 from engine_ext.bindings.refusals cimport set_text
-from engine_ext.bindings.view cimport HOST, View, expect_dense, view_anywhere, view_of
+from engine_ext.bindings.rooms cimport expect_room
+from engine_ext.bindings.view cimport HOST, View, expect_dense, view_anywhere
 from engine_ext.control.driver cimport driver_note_thread
 from engine_ext.control.state cimport State
 from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_FLOAT32, ENGINE_FLOAT64
@@ -80,10 +81,12 @@ cdef Op* allreduce_op(State* e, object tensor, object output, int op, double pre
     return brought
 
 
-cdef int get_ready(State* e, Op* brought, object tensor, const View* view) except -1:
-    """Of an operation on a GPU's tensors: mark when they are ready."""
+cdef int get_ready(State* e, Op* brought, object tensor, const View* view, object room=None, bint makes_room=False) except -1:
+    """Of an operation on a GPU's tensors: mark when they are ready. `room`: what makes room for its result, if it `makes_room`."""
     try:
-        if brought.meta.op == ENGINE_ADASUM:
+        if makes_room:
+            expect_room(brought, room, view)
+        elif brought.meta.op == ENGINE_ADASUM:
             raise UnsupportedTensorError(
                 f"Adasum takes tensors in the host's memory, and this one is on cuda:{view.device - 1}; move it with .cpu()"
             )
@@ -99,13 +102,15 @@ cdef Op* reducescatter_op(State* e, object tensor, object output, int op, double
     cdef View source, target
     cdef Op* brought
     cdef int chosen = wire_number(wire, op)
-    cdef object keeper = view_of(tensor, &source), kept
+    cdef object keeper = view_anywhere(tensor, &source), kept
     expect_rows(tensor, &source, "a reduce-scatter divides")
     expect_reduction(True, &source, op, prescale, postscale, e.segment.size)
     kept = same_shape(tensor, &source, output, &target, own_rows(e, source.dims[0]))
     brought = tensor_op(KIND_REDUCESCATTER, &source, &target, (tensor, output, keeper, kept))
     fill_reduction(brought, op, prescale, postscale)
     brought.meta.wire, brought.row_bytes = wire_of(chosen, source.dtype), row_bytes(&source)
+    if source.device != HOST:
+        get_ready(e, brought, tensor, &source)
     return brought
 
 
@@ -125,7 +130,7 @@ cdef Op* reduce_group_op(State* e, int kind, list tensors, list outputs, int op,
     try:
         group_open(brought, kind, count)
         for k in range(count):
-            keepers.append(group_add(brought, k, tensors[k], &source, kind == KIND_ALLREDUCE))
+            keepers.append(group_add(brought, k, tensors[k], &source))
             if k == 0:
                 first = source
             expect_same_device(tensors[k], &source, &first, f"tensor {k} of the group")
@@ -176,30 +181,37 @@ cdef int expect_root(State* e, Py_ssize_t root) except -1:
     raise ArgumentError(f"root rank {root} is not in {where}")
 
 
-cdef Op* allgather_op(State* e, object tensor) except NULL:
+cdef Op* allgather_op(State* e, object tensor, object room) except NULL:
+    """`room`, of a tensor on a GPU: a function that makes tensors for results of given sizes, on the stream that is current now."""
     cdef View source
     cdef Op* brought
-    cdef object keeper = view_of(tensor, &source)
+    cdef object keeper = view_anywhere(tensor, &source)
     expect_rows(tensor, &source, "an allgather joins")
-    brought = tensor_op(KIND_ALLGATHER, &source, NULL, (tensor, keeper))
+    brought = tensor_op(KIND_ALLGATHER, &source, NULL, (tensor, keeper, room))
     brought.meta.dims[0] = 0
     brought.rows, brought.row_bytes = source.dims[0], row_bytes(&source)
+    if source.device != HOST:
+        get_ready(e, brought, tensor, &source, room, True)
     return brought
 
 
-cdef Op* allgather_group_op(State* e, list tensors, object sparse) except NULL:
-    """`sparse`: shape, operation, factors and fault of the sparse tensor whose indices and values the two tensors are."""
-    cdef View source
+cdef Op* allgather_group_op(State* e, list tensors, object sparse, object room) except NULL:
+    """`sparse`: shape, operation, factors and fault of the sparse tensor whose indices and values the two tensors are. `room` as
+    for `allgather_op`."""
+    cdef View first, source
     cdef Op* brought
     cdef list keepers = []
     cdef Py_ssize_t k, count = len(tensors)
     cdef int op
     brought = new_op()
-    keep_alive(brought, (tensors, keepers))
+    keep_alive(brought, (tensors, keepers, room))
     try:
         group_open(brought, KIND_ALLGATHER, count)
         for k in range(count):
-            keepers.append(group_add(brought, k, tensors[k], &source, False))
+            keepers.append(group_add(brought, k, tensors[k], &source))
+            if k == 0:
+                first = source
+            expect_same_device(tensors[k], &source, &first, f"tensor {k} of the group")
             expect_rows(tensors[k], &source, "an allgather joins")
         group_gather(brought)
         if sparse is not None:
@@ -211,21 +223,24 @@ cdef Op* allgather_group_op(State* e, list tensors, object sparse) except NULL:
     except BaseException:
         free_op(brought)
         raise
+    if first.device != HOST:
+        get_ready(e, brought, tensors[0], &first, room, True)
     return brought
 
 
-cdef Op* alltoall_op(State* e, object tensor, object splits) except NULL:
+cdef Op* alltoall_op(State* e, object tensor, object splits, object room) except NULL:
+    """`room` as for `allgather_op`."""
     cdef View source
     cdef Op* brought
     cdef int r, size = e.segment.size
-    cdef object keeper = view_of(tensor, &source)
+    cdef object keeper = view_anywhere(tensor, &source)
     expect_rows(tensor, &source, "an all-to-all sends")
     counts = [index(each) for each in splits]
     if len(counts) != size:
         raise ArgumentError(f"splits says how many rows go to each of {size} ranks, but has {len(counts)} numbers")
     if min(counts) < 0 or sum(counts) > source.dims[0]:
         raise ArgumentError(f"splits {counts} cannot be taken from the {source.dims[0]} rows of the tensor")
-    brought = tensor_op(KIND_ALLTOALL, &source, NULL, (tensor, keeper))
+    brought = tensor_op(KIND_ALLTOALL, &source, NULL, (tensor, keeper, room))
     brought.meta.dims[0] = 0
     brought.row_bytes = row_bytes(&source)
     brought.splits = <int64_t*>malloc(<size_t>size * sizeof(int64_t))
@@ -234,6 +249,8 @@ cdef Op* alltoall_op(State* e, object tensor, object splits) except NULL:
         raise MemoryError("no memory for splits")
     for r in range(size):
         brought.splits[r] = counts[r]       # fits: none is negative, and their sum is a number of rows
+    if source.device != HOST:
+        get_ready(e, brought, tensor, &source, room, True)
     return brought
 
 

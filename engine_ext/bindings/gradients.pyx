@@ -189,7 +189,7 @@ cdef class GradientHook:
         try:
             group_open(op, KIND_ALLGATHER, 2)
             for k in range(2):
-                keepers.append(group_add(op, k, parts[k], &view, False))
+                keepers.append(group_add(op, k, parts[k], &view))
             group_gather(op)
             group_sparse(op, parts[2], parts[3])
         except BaseException:

@@ -8,7 +8,7 @@ cdef enum:
     MAX_GROUP = 1 << 20         # most tensors of a group
 
 cdef int group_open(Op* op, int kind, Py_ssize_t count) except -1
-cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view, bint anywhere)
+cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view)
 cdef bint group_begin(Op* op, int kind, Py_ssize_t count) noexcept nogil
 cdef void group_count(Op* op, Py_ssize_t k, const View* view) noexcept nogil
 cdef bint group_payload(Op* op) noexcept nogil

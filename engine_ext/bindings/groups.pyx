@@ -9,7 +9,7 @@ from libc.string cimport memcpy
 
 from engine_ext.bindings.extents cimport Extent, first_overlap
 from engine_ext.bindings.memory cimport Memory
-from engine_ext.bindings.view cimport View, expect_dense, view_anywhere, view_of
+from engine_ext.bindings.view cimport View, expect_dense, view_anywhere
 from engine_ext.data.plan cimport PIECE_ALIGNMENT
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport Member, Op
@@ -44,9 +44,9 @@ cdef bint group_begin(Op* op, int kind, Py_ssize_t count) noexcept nogil:
     return True
 
 
-cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view, bint anywhere):
-    """View member `k`, which may be on a GPU if `anywhere`; what keeps its memory in place."""
-    cdef object keeper = view_anywhere(tensor, view) if anywhere else view_of(tensor, view)
+cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view):
+    """View member `k`; what keeps its memory in place."""
+    cdef object keeper = view_anywhere(tensor, view)
     expect_dense(tensor, view, f"tensor {k} of the group")
     group_count(op, k, view)
     return keeper

@@ -17,5 +17,6 @@ cdef class Handle:
     cdef CurrentStream stream_of
 
     cdef int conclude(self, Op* op) except -1
+    cdef int take_from_room(self, Op* op) except -1
 
 cdef Handle begin(object engine, State* e, Op* op, object name, bint blocking, object output)

@@ -14,10 +14,12 @@ class Handle:
     def output(self) -> Any:
         """The tensor that holds, or will hold, the result; None for allgather and barrier."""
     @property
-    def gathered(self) -> tuple[memoryview, tuple[int, ...]]:
-        """Allgather, after `wait`: the bytes, writable and owned, and the rows of each rank."""
+    def gathered(self) -> tuple[Any, tuple[int, ...]]:
+        """Allgather, after `wait`: the bytes, writable and owned, and the rows of each rank. The bytes are a memoryview; of a
+        tensor on a GPU what `room` has made for them.
+        """
     @property
-    def gathered_group(self) -> list[tuple[memoryview, tuple[int, ...], int]]:
+    def gathered_group(self) -> list[tuple[Any, tuple[int, ...], int]]:
         """Allgather of a group, after `wait`: of each tensor the bytes, writable and owned, the rows of each rank, and
         the bytes of a row.
         """

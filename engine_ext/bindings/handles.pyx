@@ -3,10 +3,11 @@ cimport cython
 
 from engine_ext.bindings.failed_calls cimport catch_up, release
 from engine_ext.bindings.groups cimport group_parts
-from engine_ext.bindings.memory cimport take_memory
+from engine_ext.bindings.memory cimport Memory, take_memory
 from engine_ext.bindings.devices cimport follow, has_passed
 from engine_ext.bindings.ownership cimport abandon, let_go
 from engine_ext.bindings.refusals cimport disagreement, refuse
+from engine_ext.bindings.rooms cimport parts_in_rooms
 from engine_ext.bindings.submit cimport submit
 from engine_ext.bindings.waiting cimport wait_for
 from engine_ext.operations.kinds cimport operation_of
@@ -38,7 +39,7 @@ cdef class Handle:
     def gathered(self):
         if self.memory is None:
             raise EngineError(f"'{self.name}' has nothing gathered: call wait() first")
-        return memoryview(self.memory), self.rows
+        return memoryview(self.memory) if isinstance(self.memory, Memory) else self.memory, self.rows
 
     @property
     def gathered_group(self):
@@ -74,13 +75,26 @@ cdef class Handle:
         if op.ticket:
             self.ticket, self.stream_of = op.ticket, op.stream_of
             follow(e, op.ticket, op.stream_of, op)
-        if op.memory != NULL and op.meta.group:
+        if op.result != NULL:
+            self.take_from_room(op)
+        elif op.memory != NULL and op.meta.group:
             self.parts = self.parts or group_parts(op.memory, op.row_counts, e.segment.size, op.meta.group)
         elif op.memory != NULL:
             self.rows = tuple([op.row_counts[r] for r in range(e.segment.size)])
             self.memory = take_memory(op)
         elif op.rows and operation_of(&op.meta).says == SAYS_ALIGNED:       # others, of the engine's own, agree on a size there
             catch_up(e, op.meta.dims)
+        return 0
+
+
+    cdef int take_from_room(self, Op* op) except -1:
+        """The result is in tensors of the framework's, which the operation keeps as long as the device may write to them."""
+        cdef State* e = self.state
+        if op.meta.group:
+            self.parts = parts_in_rooms(op, e.segment.size, <int>op.meta.group)
+        else:
+            self.rows = tuple([op.row_counts[r] for r in range(e.segment.size)])
+            self.memory = (<list>op.result)[0]
         return 0
 
 

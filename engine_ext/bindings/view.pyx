@@ -276,8 +276,8 @@ cdef object view_of(object tensor, View* view):
     """Fill `view` of a tensor in host memory; returns what must be kept alive beside the tensor itself, or None."""
     cdef object keeper = view_anywhere(tensor, view)
     if view.device != HOST:
-        refuse(tensor, f"it is on device {getattr(tensor, 'device', f'cuda:{view.device - 1}')}, where allreduce and broadcast "
-                       "work, and nothing else does yet; move it with .cpu()")
+        refuse(tensor, f"it is on device {getattr(tensor, 'device', f'cuda:{view.device - 1}')}, and this "
+                       "is done with memory of the host alone; move it with .cpu()")
     return keeper
 
 

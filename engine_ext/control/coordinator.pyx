@@ -191,7 +191,7 @@ cdef bint enqueue(Coordinator* c, NameState* name, bint first) noexcept nogil:
         name.aligns = c.joined_count == 0
         for r in range(c.segment.size if name.aligns else 0):
             name.aligns &= said(c, name, r, first) != 0
-    if operation.optional:
+    if operation.optional or name.meta.device:      # on GPUs whoever has joined needs memory for what comes
         for r in range(c.segment.size):
             name.absent += absent(c, name, r)
     if waiting(c) == 0:

@@ -7,6 +7,7 @@ from engine_ext.control.backlog cimport backlog_take
 from engine_ext.control.completion cimport complete, raise_event, wake_waiters
 from engine_ext.control.handover cimport hand_over, stop_device
 from engine_ext.control.joined_groups cimport members_heard, members_tell
+from engine_ext.control.parcels cimport numbers_tell, tells_numbers
 from engine_ext.control.observers cimport (
     observe_completions, observe_entry_begins, observe_entry_ends, observe_entry_looks, observe_entry_waits, observe_failure,
     observe_mismatch, observe_submission, observes_stages,
@@ -57,6 +58,7 @@ cdef void fail_everything(State* e) noexcept nogil:
         for door in range(1, DOORS):
             door_ring(&part.segment.mine.door[door], DOOR_EVERYBODY)
         part = part.next_set
+    e.roomless = e.finding_room = NULL  # whoever makes room touches no operation any more
     pthread_mutex_unlock(&e.lock)
     if word:
         stop_device(e)
@@ -98,10 +100,25 @@ cdef int place_of(const Segment* segment, int number) noexcept nogil:
     return -1
 
 
+cdef inline bint is_told_first(const State* e, const engine_entry* entry) noexcept nogil:
+    """Whether ranks tell each other something before an entry of tensors on a GPU is handed over."""
+    return entry.flags & ENTRY_MEMBERS != 0 or tells_numbers(e, entry)
+
+
 cdef bint begin(State* e, engine_entry* entry) noexcept nogil:
     """Start a BATCH whose operations are in `batch`. False when memory is missing."""
     e.sending_members = entry.flags & ENTRY_MEMBERS != 0
-    return members_tell(e, entry) if e.sending_members else plan_batch(e, entry)
+    if e.sending_members:
+        return members_tell(e, entry)
+    return numbers_tell(e, entry) if entry.meta.device else plan_batch(e, entry)
+
+
+cdef bint go_on(State* e, const engine_entry* entry) noexcept nogil:
+    """What is told first has been told: start the operation of a BATCH, or hand it over. False without memory."""
+    if e.sending_members and not members_heard(e, entry):
+        return False
+    e.sending_members = False
+    return hand_over(e, entry) if entry.meta.device else plan_batch(e, entry)
 
 
 cdef bint plan_batch(State* e, const engine_entry* entry) noexcept nogil:
@@ -204,9 +221,11 @@ cdef bint apply(State* e, engine_entry* entry, bint collected) noexcept nogil:
         if collected and entry.meta.device and e.world.device == NULL:
             abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"an entry of tensors on GPUs came, and its GPU is not open")
             return False
-        if collected and entry.meta.device and hand_over(e, entry):
-            return True
-        if entry.meta.device or not (collected and begin(e, entry)):
+        if entry.meta.device and not is_told_first(e, entry):
+            if collected and hand_over(e, entry):
+                return True
+            collected = False
+        if not (collected and begin(e, entry)):
             abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for a result, or an operation is missing")
         return False
     if entry.type == ENTRY_SKIP:
@@ -242,12 +261,14 @@ cdef bint run_schedule(State* e) noexcept nogil:
                 observe_entry_waits(e)
                 return moved
             entry = e.entry
-            if e.sending_members:
-                e.sending_members, moved = False, True
-                if members_heard(e, entry) and plan_batch(e, entry):
-                    continue
-                abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for a group of tensors")
-                return moved
+            if e.sending_members or entry.meta.device:
+                moved = True
+                if not go_on(e, entry):
+                    abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for a group of tensors, or its result")
+                    return moved
+                if entry.meta.device:
+                    leave(e, entry)
+                continue
             failure = end_batch(e, entry)
             if failure != NULL:
                 abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, failure)

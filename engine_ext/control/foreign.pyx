@@ -64,7 +64,7 @@ cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept n
     if entry.type == ENTRY_SKIP or not operation.moves:
         return True
     return (entry.algorithm < ALGORITHMS and entry.stores <= STORES_AUTO
-            and (entry.algorithm in (ALGORITHM_SHARED, ALGORITHM_DEVICE) or 0 < entry.chunk <= SLOT_BYTES)
+            and (entry.algorithm == ALGORITHM_SHARED or 0 < entry.chunk <= SLOT_BYTES)
             and (entry.algorithm == ALGORITHM_DEVICE) == (entry.meta.device != 0)
             and (entry.algorithm != ALGORITHM_DEVICE or segment.world == segment)
             and (entry.algorithm != ALGORITHM_MPI or segment.crews.summing)

@@ -20,7 +20,7 @@ from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSE
 from engine_ext.shared.layout cimport (
     ALGORITHM_DEVICE, ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_ALIGN, ENTRY_BATCH,
     ENTRY_MEMBERS,
-    ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, entry_ids, entry_rows,
+    ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, entry_ids, entry_rows,
     rank_page,
 )
 from engine_ext.shared.schedule cimport schedule_append, schedule_reserve
@@ -130,7 +130,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
     if row_words:
         memcpy(<void*>entry_rows(entry), name.rows, row_words * sizeof(int64_t))
     if entry.meta.device:
-        entry.algorithm = ALGORITHM_DEVICE
+        entry.algorithm, entry.chunk = ALGORITHM_DEVICE, SLOT_BYTES     # of what ranks tell each other first
     else:
         operation.choose(entry, &c.knobs, &c.segment.crews)
     entry.stores = stores_of(c, entry)

@@ -11,14 +11,20 @@ from libc.stdlib cimport calloc, free
 
 from engine_ext.control.completion cimport complete, wake_any_waiter
 from engine_ext.control.observers cimport observe_completions
+from engine_ext.control.parcels cimport add_parcels
 from engine_ext.control.table cimport table_dismiss, table_finish
-from engine_ext.gpu.device cimport DEVICE_NAME, DEVICE_OUTSTANDING, device, device_item, device_mark, device_part, device_row
+from engine_ext.gpu.device cimport (
+    DEVICE_EXCHANGE, DEVICE_GATHER, DEVICE_NAME, DEVICE_OUTSTANDING, DEVICE_REDUCE, DEVICE_SCATTER, device, device_item,
+    device_mark, device_part, device_row,
+)
 from engine_ext.kernels.identity cimport fill_identity
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES, ENGINE_SUM, ENGINE_UINT8, dtype_bytes
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, Member, Op, Record
+from engine_ext.operations.operation cimport Operation
 from engine_ext.platform.atomics cimport load32_relaxed, now_ns, or32, store_pointer
 from engine_ext.platform.clock cimport patience_at
+from engine_ext.platform.doors cimport door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport CAUSE_RAISED, ENTRY_NEEDS_PACK, Status, wire_dtype
 from engine_ext.shared.segment cimport abort_world
@@ -30,6 +36,7 @@ cdef enum:
 # ---- an item ----------------------------------------------------------------------------------------------------------------
 
 cdef void free_item(device_item* item) noexcept nogil:
+    free(item.parcels)
     free(item.parts)
     free(item.sources)
     free(item.targets)
@@ -41,6 +48,7 @@ cdef void free_item(device_item* item) noexcept nogil:
 cdef device_item* make_item(const State* e, const engine_entry* entry) noexcept nogil:
     """An item with room for the operations in `batch`; NULL without memory."""
     cdef device_item* item = <device_item*>calloc(1, sizeof(device_item))
+    cdef const Operation* operation = operation_of(&entry.meta)
     cdef size_t rows = 0, i
     cdef Op* op
     if item == NULL:
@@ -48,10 +56,13 @@ cdef device_item* make_item(const State* e, const engine_entry* entry) noexcept 
     for i in range(entry.items):
         op = e.batch[i]
         rows += op.meta.group + <size_t>ENGINE_DTYPES if op.meta.group else 1
+    rows *= <size_t>e.segment.size if operation.parts else 1
+    # Of one rank alone it is the whole that it gets.
+    item.work = DEVICE_REDUCE if operation.parts and e.segment.size == 1 else operation.work
     item.parts = <device_part*>calloc(rows, sizeof(device_part))
     item.sources = <device_row*>calloc(rows, sizeof(device_row))
     item.targets = <device_row*>calloc(rows, sizeof(device_row))
-    item.ready = <device_mark**>calloc(entry.items, sizeof(device_mark*))
+    item.ready = <device_mark**>calloc(entry.items + 1, sizeof(device_mark*))       # and that of a result's room
     item.ops = <void**>calloc(entry.items, sizeof(void*))
     if item.parts == NULL or item.sources == NULL or item.targets == NULL or item.ready == NULL or item.ops == NULL:
         free_item(item)
@@ -96,27 +107,70 @@ cdef void add_group(device_item* item, const Op* op, int entry_wire) noexcept no
                 add_row(item, part, member.source, member.target, member.nbytes)
 
 
+cdef void add_share(const State* e, device_item* item, device_part* part, const Member* member, int rank) noexcept nogil:
+    """The rows of a tensor that a rank gets."""
+    cdef uint64_t rows = <uint64_t>member.rows, size = <uint64_t>e.segment.size, r = <uint64_t>rank
+    cdef uint64_t first = r * (rows // size) + min(r, rows % size), last = (r + 1) * (rows // size) + min(r + 1, rows % size)
+    cdef const char* source = member.source + first * member.row_bytes if member.source != NULL else NULL
+    if last > first and member.row_bytes:
+        add_row(item, part, source, member.target if rank == e.segment.rank else NULL, (last - first) * member.row_bytes)
+
+
+cdef void fill_scatter(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:
+    """Of each dtype a part for every rank: its rows of every tensor."""
+    cdef const Op* op = e.batch[0]
+    cdef const Member* members = op.members
+    cdef device_part* part
+    cdef Member one
+    cdef uint32_t k
+    cdef int d, r
+    if entry.meta.group == 0:
+        one.source, one.target, one.row_bytes, one.rows = op.source, op.target, op.row_bytes, entry.meta.dims[0]
+        one.dtype, members = op.meta.dtype, &one
+    for d in range(ENGINE_DTYPES):
+        if (entry.meta.dims[d] == 0) if entry.meta.group else (one.dtype != d):
+            continue
+        for r in range(e.segment.size):
+            part = add_part(item, d, wire_dtype(entry.meta.wire, d), entry.meta.op)
+            for k in range(max(entry.meta.group, <uint32_t>1)):
+                if members[k].dtype == d:
+                    add_share(e, item, part, &members[k], r)
+
+
 cdef void fill_item(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:
     """The plan of the operations in `batch`: the same on every rank but for addresses."""
     cdef device_part* part = NULL
     cdef Op* op
     cdef int32_t i
-    item.op, item.prescale, item.postscale = entry.meta.op, entry.meta.prescale, entry.meta.postscale
-    item.root = entry.meta.root if operation_of(&entry.meta).rooted else -1     # of the world: its number is its place
     for i in range(<int32_t>entry.items):
         op = e.batch[i]
         if op.meta.group:
             add_group(item, op, entry.meta.wire)
             part = NULL
             continue
-        if part == NULL and item.root < 0:
+        if part == NULL and item.work == DEVICE_REDUCE:
             part = add_part(item, op.meta.dtype, wire_dtype(entry.meta.wire, op.meta.dtype), entry.meta.op)
         elif part == NULL:
             part = add_part(item, ENGINE_UINT8, ENGINE_UINT8, ENGINE_SUM)       # what is broadcast are bytes
         part.bytes = (part.bytes + ALIGNMENT - 1) & ~<uint64_t>(ALIGNMENT - 1)
         add_row(item, part, op.source, op.target, op.nbytes)
-    item.in_place = (item.n_rows == 1 and item.parts[0].dtype == item.parts[0].wire and not entry.meta.group
-                     and not entry.flags & ENTRY_NEEDS_PACK)
+
+
+cdef bint plan_item(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:
+    """What is done with the operations in `batch`. False without memory."""
+    item.op, item.prescale, item.postscale = entry.meta.op, entry.meta.prescale, entry.meta.postscale
+    item.root = entry.meta.root                     # of the world: its number is its place
+    item.lacking = entry.flags & ENTRY_NEEDS_PACK != 0
+    if item.work == DEVICE_GATHER or item.work == DEVICE_EXCHANGE:
+        item.roomless = not load32_relaxed(&e.batch[0].flags) & OP_STAND_IN
+        return add_parcels(e, item, entry)
+    if item.work == DEVICE_SCATTER:
+        fill_scatter(e, item, entry)
+    else:
+        fill_item(e, item, entry)
+    item.in_place = (entry.items == 1 and item.n_parts > 0 and item.parts[0].dtype == item.parts[0].wire and not entry.meta.group
+                     and not item.lacking)
+    return True
 
 
 cdef void take(State* e, device_item* item, const engine_entry* entry) noexcept nogil:
@@ -149,7 +203,9 @@ cdef bint hand_over(State* e, const engine_entry* entry) noexcept nogil:
     item = make_item(e, entry)
     if item == NULL:
         return False
-    fill_item(e, item, entry)
+    if not plan_item(e, item, entry):
+        free_item(item)
+        return False
     item.owner, item.ended = e, ended
     pthread_mutex_lock(&e.lock)
     observe_completions(e, entry)
@@ -158,6 +214,8 @@ cdef bint hand_over(State* e, const engine_entry* entry) noexcept nogil:
     for i in range(<int32_t>entry.items):
         if e.batch[i] != NULL:
             e.batch[i].ticket = d.pushed
+    if load32_relaxed(&item.roomless):      # the lane waits for it, and ends it under the lock
+        want_room(e, item)
     pthread_mutex_unlock(&e.lock)
     return True
 
@@ -173,6 +231,28 @@ cdef void stop_device(State* e) noexcept nogil:
     """The world has failed: nothing that is not enqueued yet will be."""
     if e.device != NULL and e.device.stop != NULL:
         e.device.stop(e.device)
+
+
+# ---- items whose results have no room yet: their sizes were not known before ------------------------------------------------
+
+cdef void want_room(State* e, device_item* item) noexcept nogil:
+    """Have somebody make room (`bindings/rooms.pyx`). The caller holds the lock."""
+    cdef device_item** last = &e.roomless
+    while last[0] != NULL:
+        last = &last[0].next_roomless
+    last[0] = item
+    door_ring(&e.rooms_door, 1)
+
+
+cdef void want_no_room(State* e, const device_item* item) noexcept nogil:
+    """The lane ends an item, with its room or without. The caller holds the lock."""
+    cdef device_item** at = &e.roomless
+    if e.finding_room == item:
+        e.finding_room = NULL
+    while at[0] != NULL and at[0] != item:
+        at = &at[0].next_roomless
+    if at[0] != NULL:
+        at[0] = at[0].next_roomless
 
 
 # ---- the lane's thread --------------------------------------------------------------------------------------------------------
@@ -208,6 +288,7 @@ cdef void ended(device_item* item, const char* why) noexcept nogil:
         abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, why)
     return_marks(e.world.device, item)
     pthread_mutex_lock(&e.lock)
+    want_no_room(e, item)
     if not load32_relaxed(&e.failed):
         name_ticket(e, item)
     complete_them = why == NULL and not load32_relaxed(&e.failed)

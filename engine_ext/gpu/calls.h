@@ -18,6 +18,8 @@ int lane_drain(lane *l, uint64_t limit);
 /* A communicator that does not block: ask until nothing is in progress, whatever `call` has returned. */
 int lane_settle(lane *l, const char *call);
 
+static inline uint64_t lesser(uint64_t x, uint64_t y) { return x < y ? x : y; }
+
 /* A call, while others see which one it is; what it returned. */
 #define IN_CALL(name, ...) (store_pointer(&l->d.call, (void *)#name), l->f.name(__VA_ARGS__))
 /* Whether it failed, which is kept. */
@@ -38,6 +40,9 @@ void lane_quieten(lane *l);
 int lane_warm_up(lane *l);
 /* Enqueue an item: 0, or -1 with a failure that is kept. */
 int lane_launch(lane *l, const device_item *item);
+/* Enqueue what parcels bring (moving.c), and use once what that uses. */
+int lane_move(lane *l, const device_item *item);
+int lane_warm_up_moves(lane *l);
 /* Look which tickets the device has passed. */
 int lane_look(lane *l);
 /* ---- what other threads call (streams.c) ---- */

@@ -37,19 +37,39 @@ typedef struct device_part {
   uint64_t identity; /* of the reduction in `wire`, repeated to eight bytes: what a rank without a tensor contributes */
 } device_part;
 
-/* An allreduce or a broadcast of one entry of the schedule. Whoever makes one pushes it, and gets it back through `ended`. */
+/* A tensor of which ranks get rows as they are, one rank's behind the other's. */
+typedef struct device_parcel {
+  uint64_t source, target;   /* addresses; 0: this rank has none, and does not want what comes */
+  uint64_t *sent, *received; /* bytes by rank; of an allgather, which sends the same to all, `sent` is not looked at */
+} device_parcel;
+
+/* What an item does. */
+enum {
+  DEVICE_REDUCE,   /* every rank gets the reduction of what all have */
+  DEVICE_SPREAD,   /* every rank gets the tensors of `root` */
+  DEVICE_SCATTER,  /* every rank gets its part of the reduction: there is a part for each rank, of each dtype in turn */
+  DEVICE_GATHER,   /* every rank gets what all have: parcels */
+  DEVICE_EXCHANGE  /* every rank gets what each has for it: one parcel */
+};
+
+/* What is done for one entry of the schedule. Whoever makes one pushes it, and gets it back through `ended`. */
 typedef struct device_item {
   struct device_item *next;
   uint64_t ticket;  /* given by `push`: 1 for the device's first item */
-  int root;         /* the rank whose tensors a broadcast gives to all; -1: it is an allreduce */
+  int work;         /* DEVICE_* */
+  int root;         /* of DEVICE_SPREAD */
   int op;           /* enum engine_op */
   int in_place;     /* there is one row, which every rank has, and which travels as it is: it needs no slab */
+  int lacking;      /* some rank has no tensors, and no memory for what parcels bring: what comes there goes to its slab */
+  uint32_t roomless; /* 1 until `give_room`: parcels have no targets yet; atomic */
   double prescale, postscale;
   device_part *parts;
   device_row *sources, *targets; /* by row; `tensor` may differ, the rest does not */
+  device_parcel *parcels;
   device_mark **ready;           /* for which the device waits first */
-  int n_parts, n_rows, n_ready, n_ops;
-  void **ops; /* the owner's */
+  int n_parts, n_rows, n_parcels, n_ready, n_ops;
+  void **ops; /* the owner's, as the next two */
+  struct device_item *next_roomless;
   void *owner;
   /* Called by the lane once: all is enqueued, or `why` not. It frees the item. */
   void (*ended)(struct device_item *item, const char *why);
@@ -69,6 +89,8 @@ struct device {
   int (*mark)(device *d, void *stream, device_mark **made, char *why);
   void (*unmark)(device *d, device_mark *mark); /* nobody will wait for it */
   void (*push)(device *d, device_item *item);
+  /* Parcels have their targets now, and `ready` what makes these usable. */
+  void (*give_room)(device *d, device_item *item);
   /* Let what is enqueued on `stream` from now on wait until the device has passed a ticket, which is enqueued. */
   int (*wait)(device *d, void *stream, uint64_t ticket, char *why);
   int (*has_passed)(device *d, uint64_t ticket); /* 1 or 0; also 0 when the device does not tell */

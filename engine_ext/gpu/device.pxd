@@ -24,23 +24,42 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         uint64_t bytes
         uint64_t identity
 
+    ctypedef struct device_parcel:
+        uint64_t source
+        uint64_t target
+        uint64_t* sent
+        uint64_t* received
+
+    enum:
+        DEVICE_REDUCE
+        DEVICE_SPREAD
+        DEVICE_SCATTER
+        DEVICE_GATHER
+        DEVICE_EXCHANGE
+
     ctypedef struct device_item:
         device_item* next
         uint64_t ticket
+        int work
         int root
         int op
         int in_place
+        int lacking
+        uint32_t roomless
         double prescale
         double postscale
         device_part* parts
         device_row* sources
         device_row* targets
+        device_parcel* parcels
         device_mark** ready
         int n_parts
         int n_rows
+        int n_parcels
         int n_ready
         int n_ops
         void** ops
+        device_item* next_roomless
         void* owner
         void (*ended)(device_item* item, const char* why) noexcept nogil
 
@@ -56,6 +75,7 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         int (*mark)(device* d, void* stream, device_mark** made, char* why) noexcept nogil
         void (*unmark)(device* d, device_mark* mark) noexcept nogil
         void (*push)(device* d, device_item* item) noexcept nogil
+        void (*give_room)(device* d, device_item* item) noexcept nogil
         int (*wait)(device* d, void* stream, uint64_t ticket, char* why) noexcept nogil
         bint (*has_passed)(device* d, uint64_t ticket) noexcept nogil
         void (*stop)(device* d) noexcept nogil

@@ -105,22 +105,38 @@ static const char *why_not(lane *l, char *text, size_t size) {
   return text;
 }
 
-/* Enqueue the oldest item, or let it go if something has failed. */
-static void end_first(lane *l) {
-  char text[DEVICE_WHY];
-  device_item *item = l->first;
-  uint64_t ticket = item->ticket;
-  int failed = l->failure.call != NULL || !l->connected || lane_launch(l, item);
-  l->first = item->next;
-  item->ended(item, failed ? why_not(l, text, sizeof text) : NULL);
-  store_release(&l->d.ended, ticket); /* pairs with whoever waits until the lane is done with all */
-}
-
 /* What the device has passed, and whether NCCL has found an error since: a connection that broke, for one. */
 static void look_around(lane *l) {
   ncclResult_t state = ncclSuccess;
   if (lane_look(l) || NCCL(ncclCommGetAsyncError, l->comm, &state)) return;
   lane_after_nccl(l, "ncclCommGetAsyncError", state);
+}
+
+/* A result whose size only its entry knew: a thread with the framework's allocator is making room for it. */
+static int await_room(lane *l, const device_item *item) {
+  static const char *const what = "the framework's allocator";
+  for (;;) {
+    uint32_t count = door_count(&l->door);
+    if (!load32_acquire(&item->roomless)) break; /* pairs with give_room: the targets are there */
+    STEP(lane_cancelled(l, what));
+    store_pointer(&l->d.call, (void *)what);
+    door_sleep(&l->door, count, TICK_NS);
+    look_around(l);
+    STEP(l->failure.call != NULL);
+  }
+  store_pointer(&l->d.call, NULL);
+  return 0;
+}
+
+/* Enqueue the oldest item, or let it go if something has failed. */
+static void end_first(lane *l) {
+  char text[DEVICE_WHY];
+  device_item *item = l->first;
+  uint64_t ticket = item->ticket;
+  int failed = l->failure.call != NULL || !l->connected || await_room(l, item) || lane_launch(l, item);
+  l->first = item->next;
+  item->ended(item, failed ? why_not(l, text, sizeof text) : NULL);
+  store_release(&l->d.ended, ticket); /* pairs with whoever waits until the lane is done with all */
 }
 
 /* ---- the thread ---- */

@@ -21,7 +21,6 @@ static const int NCCL_DTYPES[ENGINE_DTYPES] = {
     [ENGINE_INT64] = ncclInt64,     [ENGINE_BOOL] = -1,
 };
 
-static inline uint64_t lesser(uint64_t x, uint64_t y) { return x < y ? x : y; }
 static inline uint64_t up_to(uint64_t x, uint64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 /* ---- what the device has passed ---- */
@@ -151,6 +150,12 @@ static int broadcast(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, 
   return lane_settle(l, "ncclBroadcast");
 }
 
+static int reduce_scatter(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int wire) {
+  NCCL_STEP(ncclReduceScatter, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes / (uint64_t)dtype_bytes(wire),
+            (ncclDataType_t)NCCL_DTYPES[wire], ncclSum, l->comm, l->stream);
+  return lane_settle(l, "ncclReduceScatter");
+}
+
 static int exchange(lane *l, CUdeviceptr slab, CUdeviceptr parts, uint64_t stride) {
   NCCL_STEP(ncclGroupStart);
   for (int r = 0; r < l->size; r++) {
@@ -171,16 +176,20 @@ static int all_gather(lane *l, uint64_t stride) {
   return lane_settle(l, "ncclAllGather");
 }
 
-/* A reduction in rank order: each rank gets its part of the slab from all others, reduces it, and gives the result to all. The parts of
- * the others lie behind the slab's first half. */
-static int reduce_in_order(lane *l, int op, const device_part *part, uint64_t bytes, double divisor, double factor) {
-  uint64_t stride = up_to((bytes + (uint64_t)l->size - 1) / (uint64_t)l->size, VECTOR);
+/* A reduction in rank order: each rank gets its part of the slab from all others, and reduces it. The parts of the others lie behind the
+ * slab's first half. */
+static int reduce_own(lane *l, int op, const device_part *part, uint64_t stride, double divisor, double factor) {
   uint64_t own = l->slab + (uint64_t)l->rank * stride, parts = l->slab + l->slab_bytes / 2;
   uint64_t elements = stride / (uint64_t)dtype_bytes(part->wire);
   unsigned rank = (unsigned)l->rank, count = (unsigned)l->size, reduction = (unsigned)(op == ENGINE_AVERAGE ? ENGINE_SUM : op);
   void *parameters[] = {&own, &parts, &stride, &own, &rank, &count, &elements, &reduction, &divisor, &factor};
   if (l->size > 1) STEP(exchange(l, l->slab, parts, stride));
-  STEP(launch(l, l->known.reduce[part->wire], stride, parameters));
+  return launch(l, l->known.reduce[part->wire], stride, parameters);
+}
+
+static int reduce_in_order(lane *l, int op, const device_part *part, uint64_t bytes, double divisor, double factor) {
+  uint64_t stride = up_to((bytes + (uint64_t)l->size - 1) / (uint64_t)l->size, VECTOR);
+  STEP(reduce_own(l, op, part, stride, divisor, factor));
   return l->size > 1 ? all_gather(l, stride) : 0;
 }
 
@@ -256,9 +265,56 @@ static int sum_part(lane *l, const device_item *item, const device_part *part) {
   return 0;
 }
 
+/* A piece of each rank's part, each in a window of its own. What lies behind a part that is shorter does not matter. */
+static int scatter_piece(lane *l, const device_item *item, const device_part *parts, uint64_t low, uint64_t high) {
+  uint64_t stride = up_to(high - low, VECTOR), own = l->slab + (uint64_t)l->rank * stride;
+  const move out = {parts + l->rank, item->targets, low, high, own};
+  int wire = parts->wire, ordered = is_ordered(l, item->op, wire);
+  divisors by = divisors_of(l, item->op, wire);
+  for (int r = 0; r < l->size; r++) {
+    const move in = {parts + r, item->sources, low, high, l->slab + (uint64_t)r * stride};
+    STEP(pack(l, &in, ordered ? 1 : by.before, item->prescale));
+  }
+  if (ordered) {
+    STEP(reduce_own(l, item->op, parts, stride, item->op == ENGINE_AVERAGE ? l->size : 1, item->postscale));
+    return unpack(l, &out, 1, 1);
+  }
+  STEP(reduce_scatter(l, l->slab, own, stride, wire));
+  return unpack(l, &out, by.behind, item->postscale);
+}
+
+/* One tensor, whose parts are equal, is its own slab. */
+static int scatter_in_place(lane *l, const device_item *item, const device_part *parts, double behind) {
+  const device_row *target = &item->targets[parts[l->rank].begin];
+  const move out = {parts + l->rank, item->targets, 0, parts->bytes, target->tensor};
+  STEP(reduce_scatter(l, item->sources[parts->begin].tensor, target->tensor, parts->bytes, parts->wire));
+  return behind != 1 || item->postscale != 1 ? unpack(l, &out, behind, item->postscale) : 0;
+}
+
+/* The parts of all ranks, of one dtype. That of rank 0 is the longest. */
+static int scatter_parts(lane *l, const device_item *item, const device_part *parts) {
+  int ordered = is_ordered(l, item->op, parts->wire);
+  uint64_t room = ordered ? l->slab_bytes / 2 : l->slab_bytes, most = room / (VECTOR * (uint64_t)l->size) * VECTOR;
+  divisors by = divisors_of(l, item->op, parts->wire);
+  if (parts->bytes == 0) return 0;
+  if (item->in_place && !ordered && by.before == 1 && item->prescale == 1 && parts[l->size - 1].bytes == parts->bytes)
+    return scatter_in_place(l, item, parts, by.behind);
+  for (uint64_t low = 0; low < parts->bytes; low += most)
+    STEP(scatter_piece(l, item, parts, low, lesser(parts->bytes, low + most)));
+  return 0;
+}
+
 static int run_part(lane *l, const device_item *item, const device_part *part) {
   if (part->bytes == 0) return 0;
-  return item->root < 0 ? sum_part(l, item, part) : spread_part(l, item, part);
+  return item->work == DEVICE_REDUCE ? sum_part(l, item, part) : spread_part(l, item, part);
+}
+
+static int run(lane *l, const device_item *item) {
+  int scatters = item->work == DEVICE_SCATTER;
+  if (item->n_parcels != 0) return lane_move(l, item);
+  for (int k = 0; k < item->n_parts; k += scatters ? l->size : 1)
+    STEP(scatters ? scatter_parts(l, item, &item->parts[k]) : run_part(l, item, &item->parts[k]));
+  return 0;
 }
 
 /* A network that does not work shows only while the first kernels run, which then do not end: NCCL says so. */
@@ -285,6 +341,9 @@ int lane_warm_up(lane *l) {
   STEP(exchange(l, l->slab, l->slab + l->slab_bytes / 2, stride));
   STEP(all_gather(l, VECTOR));
   STEP(all_gather(l, stride));
+  for (uint64_t bytes = VECTOR; bytes < stride; bytes *= 64)
+    STEP(reduce_scatter(l, l->slab, l->slab + (uint64_t)l->rank * bytes, bytes, ENGINE_FLOAT32));
+  STEP(lane_warm_up_moves(l));
   return await_connections(l);
 }
 
@@ -294,7 +353,7 @@ int lane_launch(lane *l, const device_item *item) {
   if (item->ticket > DEVICE_OUTSTANDING) STEP(await(l, item->ticket - DEVICE_OUTSTANDING));
   for (int k = 0; k < item->n_ready; k++) CUDA_STEP(cuStreamWaitEvent, l->stream, item->ready[k]->event, 0);
   CUDA_STEP(cuEventRecord, l->begun[turn], l->stream);
-  for (int k = 0; k < item->n_parts; k++) STEP(run_part(l, item, &item->parts[k]));
+  STEP(run(l, item));
   l->table_ends[turn] = l->table_head;
   CUDA_STEP(cuEventRecord, l->done[turn], l->stream);
   store_release(&l->d.enqueued, item->ticket); /* pairs with has_passed: the event is recorded */

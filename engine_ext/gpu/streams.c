@@ -183,10 +183,16 @@ static void push(device *d, device_item *item) {
 
 static void stop(device *d) { lane_cancel(lane_of(d)); }
 
+static void give_room(device *d, device_item *item) {
+  store32_release(&item->roomless, 0); /* pairs with await_room. The lane may free it from now on. */
+  door_ring(&lane_of(d)->door, 1);
+}
+
 void lane_serve(device *d) {
   d->mark = mark_stream;
   d->unmark = unmark;
   d->push = push;
+  d->give_room = give_room;
   d->wait = wait_for;
   d->has_passed = has_passed;
   d->stop = stop;

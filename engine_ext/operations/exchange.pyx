@@ -10,9 +10,10 @@ from libc.string cimport memcpy, memset
 
 from engine_ext.data.executor cimport Executor, Steps, executor_start, offer, slot
 from engine_ext.data.pieces cimport compartment, in_compartment, place
+from engine_ext.gpu.device cimport DEVICE_EXCHANGE
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport bytes_of_row, choose_scatter, plan_bytes, stand_in_rows
-from engine_ext.shared.layout cimport engine_entry
+from engine_ext.shared.layout cimport engine_entry, engine_meta
 from engine_ext.transport.transport cimport Stage
 
 cdef extern from "platform/memory.h" nogil:
@@ -27,7 +28,13 @@ cdef Operation exchange_row() noexcept:
     row.moves = row.alone = row.uneven = True
     row.bytes, row.choose, row.stand_in = bytes_of_row, choose_scatter, stand_in
     row.plan, row.finish = plan, finish
+    row.work, row.told = DEVICE_EXCHANGE, told
     return row
+
+
+cdef int64_t told(const engine_meta* meta, int size) noexcept nogil:
+    """How many rows go to each rank."""
+    return size
 
 
 cdef void stand_in(Op* op, int size) noexcept nogil:

@@ -11,9 +11,11 @@ from libc.string cimport memcpy, memset
 
 from engine_ext.data.executor cimport Executor, Steps, executor_start, offer, slot
 from engine_ext.data.pieces cimport chunk_end, pack_range
+from engine_ext.data.plan cimport plan_clear
+from engine_ext.gpu.device cimport DEVICE_GATHER
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport SAYS_ROWS, bytes_of_row, choose_two_shot, plan_bytes, stand_in_rows
-from engine_ext.shared.layout cimport engine_entry, entry_rows
+from engine_ext.shared.layout cimport engine_entry, engine_meta, entry_rows
 from engine_ext.transport.transport cimport Stage
 
 cdef extern from "platform/memory.h" nogil:
@@ -28,7 +30,28 @@ cdef Operation gather_row() noexcept:
     row.says = SAYS_ROWS
     row.moves = row.alone = row.uneven = True
     row.bytes, row.choose, row.stand_in, row.plan = bytes_of_row, choose_two_shot, stand_in_rows, plan
+    row.work, row.told = DEVICE_GATHER, told
     return row
+
+
+cdef int64_t told(const engine_meta* meta, int size) noexcept nogil:
+    """Of each tensor of a group, rows and the bytes of one; of a single one the entry tells."""
+    return 2 * <int64_t>meta.group
+
+
+cdef bint gather_memory(Executor* x, uint64_t chunk, char* own, uint64_t nbytes, char* all) noexcept nogil:
+    """Gather memory of the engine's own, equally long on all ranks, before what an entry is about. False without memory."""
+    cdef int r
+    plan_clear(&x.plan)
+    x.streaming = x.needs_pack = x.timed = False
+    x.root, x.chunk, x.gathered = -1, chunk, all
+    x.reduction.prescale = 1.0
+    for r in range(x.size):
+        x.gather_bytes[r], x.gather_start[r] = nbytes, <uint64_t>r * nbytes
+    if not plan_bytes(x, own, NULL, nbytes):
+        return False
+    executor_start(x, &STEPS, (nbytes + chunk - 1) // chunk)
+    return True
 
 
 cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:

@@ -58,7 +58,9 @@ cdef struct Op:
     device_mark* mark   # of tensors on a GPU: when they are ready; NULL: the lane's item has it
     uint64_t ticket     # of that item; 0: there is none
     uint64_t taken      # when the lane was given it: as `since`
-    void* stream        # the stream on which they were submitted: compared, never used
+    void* stream        # the stream on which they were submitted: compared, and used only by who knows that `room` keeps it
+    void* room          # a Python function that makes room for results of given sizes on that stream: `owner` keeps it
+    void* result        # a Python reference to what it has made, a list of tensors; NULL: there is none
     bint released       # that stream waits for them
     CurrentStream stream_of  # which stream is the current one now, for whoever waits
 

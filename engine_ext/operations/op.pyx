@@ -25,6 +25,7 @@ cdef Op* new_op() except NULL:
 cdef void free_op(Op* op) noexcept:
     """The GIL is held and the engine has let go of `op`."""
     Py_XDECREF(<PyObject*>op.owner)
+    Py_XDECREF(<PyObject*>op.result)
     free_parts(op)
 
 

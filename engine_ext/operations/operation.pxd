@@ -25,11 +25,15 @@ cdef struct Operation:
     bint parts              # each rank receives its part of the rows
     bint tells_members      # ranks that have joined have to know the tensors of a group one by one
     Says says
+    int work                # DEVICE_*: what an item does with its tensors on GPUs
 
     # The coordinator's. Bytes of the tensor, or of all tensors of a group; of one row where the rows may differ.
     int64_t (*bytes)(const engine_meta* meta) noexcept nogil
     # By which algorithm `entry`, whose bytes are known, travels among the ranks, and in which chunks.
     void (*choose)(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
+
+    # Of tensors on GPUs: how many numbers (int64, in `splits`) each rank tells all others before the entry is handed over. NULL: none.
+    int64_t (*told)(const engine_meta* meta, int size) noexcept nogil
 
     # Every rank's. Fill the operation that a rank that has joined contributes: all fields beside `meta`, without a tensor.
     void (*stand_in)(Op* op, int size) noexcept nogil

@@ -10,6 +10,7 @@ from libc.string cimport memset
 from engine_ext.data.executor cimport Executor, Steps, executor_start, offer
 from engine_ext.data.pieces cimport compartment, identity_of_absent, in_compartment, pack_range, place, reduce_range
 from engine_ext.data.plan cimport plan_add
+from engine_ext.gpu.device cimport DEVICE_SCATTER
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
 from engine_ext.operations.operation cimport bytes_of_all, choose_scatter
 from engine_ext.platform.atomics cimport load32_relaxed
@@ -23,6 +24,7 @@ cdef Operation scatter_row() noexcept:
     cdef Operation row
     memset(&row, 0, sizeof(row))
     row.reduces = row.moves = row.alone = row.parts = row.tells_members = True
+    row.work = DEVICE_SCATTER
     row.bytes, row.choose, row.stand_in, row.plan = bytes_of_all, choose_scatter, stand_in, plan
     return row
 

@@ -69,6 +69,7 @@ class DeviceTensor:
     """An array on the device."""
 
     __dlpack_c_exchange_api__: ClassVar[Any]
+    whole: DeviceTensor | None = None  # whose memory it is
 
     def __init__(self, values: np.ndarray, late: float = 0.0) -> None:
         """The values are there when the framework's stream has come so far: after `late` milliseconds."""
@@ -101,10 +102,42 @@ class DeviceTensor:
         assert cuda.cuStreamSynchronize(Framework.stream) == 0
         return target
 
+    def slice(self, first: int, last: int) -> DeviceTensor:
+        """Rows of a tensor, in its memory."""
+        part = object.__new__(DeviceTensor)
+        part.like, part.stream, part.device, part.whole = self.like[first:last], self.stream, self.device, self
+        part.shape = (ctypes.c_int64 * part.like.ndim)(*part.like.shape)
+        part.at = ctypes.c_void_p(self.at.value + first * self.like[:1].nbytes)
+        return part
+
     def __del__(self) -> None:
+        if self.whole is not None:
+            return
         # As a caching allocator does: whoever gets the memory next uses it on the stream that it was allocated on.
         work = (Access * 1)(Access(self.at.value, self.like.nbytes, 1))
         Framework.device.cuda.stand_compute(self.stream, work, 1, ctypes.c_double(0), b"whoever gets the memory next")
+
+
+class Room:
+    """Makes tensors of so many bytes each, as a caching allocator does on the stream that is current now.
+
+    Whoever had the memory before is still at work there for `late` milliseconds.
+    """
+
+    def __init__(self, late: float = 0.5) -> None:
+        self.stream = Framework.stream
+        self.late = late
+
+    def __call__(self, sizes: list[int]) -> list[DeviceTensor]:
+        cuda = Framework.device.cuda
+        assert cuda.cuCtxSetCurrent(Framework.device.context) == 0
+        made = [DeviceTensor(np.zeros(size, np.uint8)) for size in sizes]
+        for tensor in made:
+            tensor.stream = self.stream
+            if tensor.like.nbytes:
+                work = (Access * 1)(Access(tensor.at.value, tensor.like.nbytes, 1))
+                assert cuda.stand_compute(self.stream, work, 1, ctypes.c_double(self.late), b"had the memory before") == 0
+        return made
 
 
 class Access(ctypes.Structure):

@@ -20,7 +20,7 @@ from typing import Any
 from ..standins import LIBRARY, ROOT, compiled
 
 SOURCES = sorted((ROOT / "engine_ext/gpu").glob("*.c"))
-LANE, LAUNCHING, OPENING, STREAMS = SOURCES
+LANE, LAUNCHING, MOVING, OPENING, STREAMS = SOURCES
 PLANE = ROOT / "engine/gpu/plane.py"
 CONTROL = ROOT / "engine_ext/control"
 FROZEN, COORDINATOR = CONTROL / "frozen.pyx", CONTROL / "coordinator.pyx"
@@ -69,10 +69,10 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "broadcast_not_polled": (LAUNCHING, 'return lane_settle(l, "ncclBroadcast");', "return 0;"),
     "done_before_the_work": (
         LAUNCHING,
-        "STEP(run_part(l, item, &item->parts[k]));\n  l->table_ends[turn] = l->table_head;\n"
+        "  STEP(run(l, item));\n  l->table_ends[turn] = l->table_head;\n"
         "  CUDA_STEP(cuEventRecord, l->done[turn], l->stream);\n",
-        "if (k == 0 && CUDA(cuEventRecord, l->done[turn], l->stream)) return -1;\n"
-        "  else STEP(run_part(l, item, &item->parts[k]));\n"
+        "  CUDA_STEP(cuEventRecord, l->done[turn], l->stream);\n"
+        "  STEP(run(l, item));\n"
         "  l->table_ends[turn] = l->table_head;\n",
     ),
     "caller_does_not_wait": (

@@ -200,6 +200,7 @@ CALLS = {
     "ncclRecv": 3,
     "ncclGroupEnd": 3,
     "ncclAllGather": 3,
+    "ncclReduceScatter": 3,
 }
 
 

@@ -1,0 +1,380 @@
+"""What ranks do in tests of allgather, alltoall and reducescatter on GPUs, which are the stand-ins.
+
+python -m tests.gpu.moving_programs NAME RANK SIZE KERNELS ...
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import EngineError, UnsupportedTensorError, WorldError
+
+from ..waiting import until
+from .allreduce_programs import DTYPES, OPS, compare, core, values
+from .device_tensors import DeviceTensor, Framework, Room
+from .plane_programs import Rank, planes
+
+MOVED = ("float16", "bool", "float32", "complex64")
+Results = list[np.ndarray]
+
+
+def seen(tensor: Any, dtype: Any) -> np.ndarray:
+    """The bytes of a result on the device, or in the host's memory, as numbers."""
+    data = tensor.numpy() if isinstance(tensor, DeviceTensor) else np.frombuffer(tensor, np.uint8)
+    return data.view(dtype)
+
+
+def drawn(rank: int, rows: int, dtype: Any, *more: int) -> np.ndarray:
+    """Rows that only this rank has."""
+    return values(rank, rows * int(np.prod(more, initial=1)), str(dtype)).reshape(rows, *more)
+
+
+class Submitted:
+    """An operation on the device, and the same in the host's memory, by which it is judged.
+
+    `submit(place, name)` submits tensors that `place` has put where they belong, and says what is to be compared when
+    the handle has been waited for.
+    """
+
+    def __init__(self, name: str, submit: Callable[[Callable[..., Any], str], tuple[Any, Callable[[], Results]]]) -> None:
+        self.name = name
+        self.handle, self.results = submit(lambda array: DeviceTensor(array, late=1.0 if array.nbytes else 0.0), name)
+        self.host, self.wanted = submit(lambda array: array, f"{name} on the host")
+
+    def check(self, op: str = "sum", wire: str | None = None) -> None:
+        """Wait for both and compare."""
+        self.host.wait()
+        self.handle.wait()
+        for got, wanted in zip(self.results(), self.wanted(), strict=True):
+            if op == "average" and wire == "bfloat16":  # which is divided behind the way, and so not rounded again
+                np.testing.assert_allclose(got, wanted, rtol=1e-2, atol=1e-2, err_msg=self.name)
+            else:
+                compare(got, wanted, self.name, op, wire)
+
+
+def gather(name: str, mine: np.ndarray) -> Submitted:
+    """An allgather of one tensor."""
+
+    def submit(place: Any, name: str) -> Any:
+        handle = core().allgather(place(mine), name, False, Room())
+        return handle, lambda: [seen(handle.gathered[0], mine.dtype), np.array(handle.gathered[1])]
+
+    return Submitted(name, submit)
+
+
+def gather_group(name: str, mine: list[np.ndarray]) -> Submitted:
+    """An allgather of a group."""
+
+    def submit(place: Any, name: str) -> Any:
+        handle = core().allgather_group([place(each) for each in mine], name, False, None, Room())
+
+        def results() -> Results:
+            parts = handle.gathered_group
+            found = [seen(part, each.dtype) for (part, _, _), each in zip(parts, mine, strict=True)]
+            return [*found, *(np.array(rows) for _, rows, _ in parts)]
+
+        return handle, results
+
+    return Submitted(name, submit)
+
+
+def exchange(name: str, mine: np.ndarray, splits: list[int]) -> Submitted:
+    """An all-to-all."""
+
+    def submit(place: Any, name: str) -> Any:
+        handle = core().alltoall(place(mine), splits, name, False, Room())
+        return handle, lambda: [seen(handle.gathered[0], mine.dtype), np.array(handle.gathered[1])]
+
+    return Submitted(name, submit)
+
+
+def own_rows(me: Rank, rows: int) -> int:
+    """How many of so many rows a reduce-scatter gives to this rank."""
+    return rows // me.size + (me.rank < rows % me.size)
+
+
+def scatter(me: Rank, name: str, mine: list[np.ndarray], op: str, **how: Any) -> Submitted:
+    """A reduce-scatter, of a group if there are several tensors."""
+    factors = how.get("prescale", 1.0), how.get("postscale", 1.0), False, how.get("wire")
+
+    def submit(place: Any, name: str) -> Any:
+        given = [place(each) for each in mine]
+        outputs = [place(np.zeros((own_rows(me, len(each)), *each.shape[1:]), each.dtype)) for each in mine]
+        if len(mine) == 1:
+            handle = core().reducescatter(given[0], outputs[0], name, OPS[op], *factors)
+        else:
+            handle = core().reducescatter_group(given, outputs, name, OPS[op], *factors)
+        return handle, lambda: [each.numpy() if isinstance(each, DeviceTensor) else each for each in outputs]
+
+    return Submitted(name, submit)
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def numbers(me: Rank) -> None:
+    """Of everything, they are those of host memory."""
+    with me.world("numbers"):
+        gathers(me)
+        exchanges(me)
+        scatters(me)
+
+
+def gathers(me: Rank) -> None:
+    """Equal and uneven rows, none on some ranks or on all, alone and in groups."""
+    for dtype, more in zip(MOVED, ((), (3,), (2, 2), (0,)), strict=True):
+        for k, rows in enumerate((5, 1 + 2 * me.rank, 4 * (me.rank == me.size - 1), 0)):
+            gather(f"{dtype} {more} {k}", drawn(me.rank, rows, dtype, *more)).check()
+    for turn in range(2):
+        group = [drawn(me.rank, (7 * me.rank + 3 * k + turn) % 5, dtype, *[2] * (k % 3)) for k, dtype in enumerate(MOVED)]
+        gather_group(f"group {turn}", [*group, drawn(me.rank, 6, "int8")]).check()
+    whole = DeviceTensor(drawn(me.rank, 40, "uint8"), late=1.0)
+    handle = core().allgather(whole.slice(3, 20 + me.rank), "where it lies", False, Room())
+    handle.wait()
+    wanted = np.concatenate([drawn(rank, 40, "uint8")[3 : 20 + rank] for rank in range(me.size)])
+    np.testing.assert_array_equal(handle.gathered[0].numpy(), wanted)
+
+
+def exchanges(me: Rank) -> None:
+    """Equal and uneven parts, none for some ranks, rows that go nowhere."""
+    for k, dtype in enumerate(("float32", "bool", "complex64", "int16", "float16")):
+        splits = np.random.default_rng([me.rank, k]).integers(0, 4, me.size)
+        splits = [[2] * me.size, splits, [0] * me.size, [me.rank] * me.size, splits * (np.arange(me.size) == 0)][k]
+        for more in ((), (3,)):
+            rows = drawn(me.rank, sum(splits) + k % 2, dtype, *more)
+            exchange(f"to each {dtype} {more}", rows, [int(each) for each in splits]).check()
+
+
+def scatters(me: Rank) -> None:
+    """Every dtype and reduction, with rows that divide and rows that do not, and groups; factors and compression."""
+    for dtype, op in itertools.product(DTYPES, OPS):
+        if op != "average" or dtype != "bool":
+            scatter(me, f"{dtype} {op}", [drawn(me.rank, 7, dtype, 2)], op).check(op)
+    for rows, op in itertools.product((6, 1, 0), ("sum", "min")):
+        scatter(me, f"{rows} rows {op}", [drawn(me.rank, rows, "float32", 3)], op).check(op)
+    for op in ("sum", "average", "max"):
+        group = [drawn(me.rank, 3 + k, dtype, *[2] * (k % 2)) for k, dtype in enumerate(DTYPES[:-1])]
+        scatter(me, f"group {op}", [*group, *group[:3]], op).check(op)
+        for dtype, wire in (("float32", None), ("float32", "bfloat16"), ("float32", "float16"), ("float16", None)):
+            how = {"wire": wire, "prescale": 0.5, "postscale": 3.0}
+            for rows in (6, 7):
+                scatter(me, f"{dtype} {op} {wire} {rows}", [drawn(me.rank, rows, dtype, 3)], op, **how).check(op, wire)
+        scatter(me, f"{op} in place", [drawn(me.rank, 6, "float32", 3)], op).check(op)
+
+
+def slabs(me: Rank) -> None:
+    """What is larger than the slab goes in pieces."""
+    planes.SLAB, planes.TABLES = 1 << 16, 1 << 12
+    with me.world("slabs"):
+        for op in ("sum", "max"):
+            scatter(me, f"long {op}", [drawn(me.rank, 20001, "float32", 3)], op).check(op)
+            scatter(me, f"long {op} compressed", [drawn(me.rank, 20000, "float32", 3)], op, wire="float16").check(op, "float16")
+            group = [drawn(me.rank, 300 + k, "float64") for k in range(200)]
+            scatter(me, f"many {op}", group, op).check(op)
+        gather("long", drawn(me.rank, 30000 * me.rank + 1, "float32")).check()
+        exchange("long to each", drawn(me.rank, 60000, "float32"), [60000 // me.size] * me.size).check()
+
+
+def joins(me: Rank) -> None:
+    """A rank that has joined gives nothing and gets nothing, whatever the others send it."""
+    planes.SLAB, planes.TABLES = 1 << 16, 1 << 12
+    with me.world("joins"):
+        for turn in range(2):
+            gone = (turn + me.size - 1) % me.size
+            gather("first", drawn(me.rank, 3, "float32")).check()
+            if me.rank == gone:
+                core().join()
+                continue
+            gather(f"rows {turn}", drawn(me.rank, 5, "float32", 3)).check()
+            gather(f"many rows {turn}", drawn(me.rank, 30000 + me.rank, "float32")).check()
+            gather_group(f"group {turn}", [drawn(me.rank, 2 + k + me.rank, "int16") for k in range(4)]).check()
+            exchange(f"to each {turn}", drawn(me.rank, 40000 * me.size, "int16"), [40000] * me.size).check()
+            for op in ("sum", "average", "min"):
+                scatter(me, f"part {op} {turn}", [drawn(me.rank, 2 * me.size, "float32", 3)], op).check(op)
+                group = [drawn(me.rank, 4 + k, "int32" if k % 2 else "float32", 2) for k in range(5)]
+                scatter(me, f"parts {op} {turn}", group, op).check(op)
+            core().join()
+        gather("last", drawn(me.rank, 3, "float32")).check()
+
+
+# ---- order, memory, and who waits ------------------------------------------------------------------------------------
+
+
+def released() -> bool:
+    """Whether no tensor is alive, after the engine has let go of what it can."""
+    core().bury()
+    return not any(isinstance(each, DeviceTensor) for each in gc.get_objects())
+
+
+def mixed(me: Rank) -> None:
+    """Drawn operations, many under way at once, waited for in any order; some are given up."""
+    draw, own = np.random.default_rng(7), np.random.default_rng([8, me.rank])
+    me.cuda.stand_hosts_are_one(1)  # that the lane has seen the device pass is told by a word that the stand-in does not see
+    with me.world("mixed", cycle_time_ms=1.0):
+        for turn in range(4):
+            pending = []
+            for k in range(12):
+                kind, dtype = draw.integers(5), str(draw.choice(["float32", "int32", "float64"]))
+                rows, width = int(own.integers(0, 9)), int(draw.integers(1, 40))
+                name = f"{kind} {turn} {k}"
+                if kind == 0:
+                    pending.append((gather(name, drawn(me.rank, rows, dtype, width)), "sum"))
+                elif kind == 1:
+                    count = int(draw.integers(1, 4))
+                    pending.append((gather_group(name, [drawn(me.rank, rows + each, dtype) for each in range(count)]), "sum"))
+                elif kind == 2:
+                    splits = [int(each) for each in own.integers(0, 5, me.size)]
+                    pending.append((exchange(name, drawn(me.rank, sum(splits), dtype, width), splits), "sum"))
+                else:
+                    op = str(draw.choice(["sum", "max", "average"]))
+                    pending.append((scatter(me, name, [drawn(me.rank, int(draw.integers(0, 9)), dtype, width)], op), op))
+            for k in own.permutation(len(pending)):
+                submitted, op = pending[k]
+                pending[k] = None  # type: ignore[call-overload]
+                if own.integers(4):
+                    submitted.check(op)
+                del submitted
+        until(released, "what was given up is freed")
+
+
+def forgotten(me: Rank) -> None:
+    """Problem 10: results and handles go before the device has come so far, or another stream has waited."""
+    me.cuda.stand_hosts_are_one(1)
+    with me.world("forgotten"):
+        for turn in range(12):
+            tensor = DeviceTensor(drawn(me.rank, 100 + me.rank, "float32"), late=10.0 if turn % 3 == 0 else 1.0)
+            handle = core().allgather(tensor, f"tensor {turn % 5}", False, Room())
+            if turn % 3 == 0:
+                ours, Framework.stream = Framework.stream, Framework.device.new_stream()
+                handle.wait()
+                Framework.stream = ours
+            elif turn % 3 == 1:
+                handle.wait()
+                handle.gathered[0].numpy()
+            del tensor, handle
+        until(released, "what was given up is freed")
+
+
+def alone(me: Rank) -> None:
+    """Nobody waits and nobody calls: what was submitted goes on, and the other ranks' GPUs do not wait for it."""
+    with me.world("alone"):
+        handle = core().allgather(DeviceTensor(drawn(me.rank, 3 + me.rank, "float32")), "rows", False, Room())
+        if me.rank == 0:
+            until(lambda: os.path.exists("read"), "the other has its result")
+        else:
+            handle.wait()
+            handle.gathered[0].numpy()
+            open("read", "w").close()
+        handle.wait()
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+def refusals(me: Rank) -> None:
+    """What cannot be done is refused, and the world goes on."""
+    with me.world("refusals"):
+        tensor, host = DeviceTensor(drawn(me.rank, 4, "float32")), drawn(me.rank, 4, "float32")
+        gather("first", host).check()
+        for call in (lambda: core().allgather(tensor, "a"), lambda: core().alltoall(tensor, [1] * me.size, "a")):
+            with pytest.raises(UnsupportedTensorError, match="makes no room for results"):
+                call()
+        with pytest.raises(UnsupportedTensorError, match="all its tensors on one device"):
+            core().allgather_group([tensor, host], "group", False, None, Room())
+        with pytest.raises(UnsupportedTensorError, match="all its tensors on one device"):
+            core().reducescatter(tensor, host[: own_rows(me, 4)], "part", 0, 1.0, 1.0)
+        with pytest.raises(EngineError, match="use allreduce"):
+            core().reducescatter(tensor, tensor.slice(0, own_rows(me, 4)), "part", 5, 1.0, 1.0)
+        gather("last", host).check()
+
+
+def noroom(me: Rank) -> None:
+    """The framework of one rank has no memory for a result: all ranks are told."""
+
+    def none(sizes: list[int]) -> list[DeviceTensor]:
+        raise MemoryError(f"the GPU is full, and {sum(sizes)} bytes are wanted")
+
+    try:
+        with me.world("noroom"):
+            gather("first", drawn(me.rank, 3, "float32")).check()
+            tensor = DeviceTensor(drawn(me.rank, 3, "float32"))
+            core().allgather(tensor, "second", False, none if me.rank == 1 else Room()).wait()
+            core().allgather(tensor, "third", False, Room()).wait()
+            core().barrier("all").wait()
+    except EngineError as error:
+        print(f"refused: {type(error).__name__}: {error}")
+
+
+def fails(me: Rank, call: str) -> None:
+    """A call of rank 1's lane fails."""
+    try:
+        with me.world("fails"):
+            gather("first", drawn(me.rank, 3, "float32")).check()
+            core().barrier("ready").wait()
+            if me.rank == 1:
+                me.fail(call, 1, 1 if call.startswith("nccl") else 700)
+            core().barrier("armed").wait()
+            pending = [
+                gather("rows", drawn(me.rank, 3, "float32")),
+                gather("uneven", drawn(me.rank, 3 + me.rank, "float32")),
+                exchange("to each", drawn(me.rank, 2 * me.size, "float32"), [2] * me.size),
+                scatter(me, "part", [drawn(me.rank, 2 * me.size, "float32")], "sum"),
+            ]
+            for submitted in pending:
+                submitted.handle.wait()
+            core().barrier("all").wait()
+    except EngineError as error:
+        print(f"refused: {type(error).__name__}: {error}")
+
+
+def lost(me: Rank, how: str) -> None:
+    """The last rank goes while an operation is under way."""
+    told, last = None, me.rank == me.size - 1
+    try:
+        with me.world("lost", stall_limit=2.0):
+            gather("first", drawn(me.rank, 3, "float32")).check()
+            tensor = DeviceTensor(drawn(me.rank, 3 + me.rank, "float32"), late=5.0)
+            handle = core().alltoall(tensor, [1] * me.size, "second", False, Room())
+            if last:
+                if how == "leave":
+                    return
+                os.kill(os.getpid(), signal.SIGKILL)
+            handle.wait()
+            core().allgather(tensor, "third", False, Room()).wait()
+    except WorldError as error:
+        told = error
+    assert told is not None and told.rank == me.size - 1, told
+    with me.world("again", size=me.size - 1):
+        core().allgather(DeviceTensor(drawn(me.rank, 3, "float32")), "rows", False, Room()).wait()
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        *(numbers, slabs, joins, mixed, forgotten, alone),
+        *(refusals, noroom, fails, lost),
+    )
+}
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    name, rank, size, kernels, *rest = sys.argv[1:]
+    Framework.start()
+    me = Rank(int(rank), int(size))
+    ctypes.CDLL(kernels)
+    PROGRAMS[name](me, *rest)
+    if name in ("fails", "noroom"):
+        os._exit(0)  # what has failed is not looked at
+    assert me.reports() == [], me.reports()
