@@ -7,7 +7,7 @@ framework's package registers its own, and is imported when its first tensor com
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,8 +37,13 @@ class Adapter(Protocol):
     def rows(self, tensor: Any) -> Any:
         """As `input`, with at least one dimension."""
 
-    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
-        """The bytes of an allgather, as a tensor of `rows` rows like those of `tensor`."""
+    def room(self, tensor: Any) -> Callable[[list[int]], list[Any]] | None:
+        """Of a tensor on a GPU, what makes tensors for results of so many bytes, on the stream that is current now, in
+        whatever thread. None: results of unknown size lie in memory of the engine's."""
+
+    def gathered(self, tensor: Any, data: Any, rows: int) -> Any:
+        """The bytes of an allgather, as a tensor of `rows` rows like those of `tensor`. `data` is a memoryview, or what
+        `room` has made."""
 
     def counts(self, rows: Sequence[int]) -> Any:
         """Numbers of rows, as a tensor of int32."""
@@ -76,6 +81,9 @@ class NumpyAdapter:
 
     def rows(self, tensor: Any) -> Any:
         return np.atleast_1d(self.input(tensor))
+
+    def room(self, tensor: Any) -> Callable[[list[int]], list[Any]] | None:
+        return None
 
     def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
         return np.ndarray((rows, *np.shape(tensor)[1:]), np.asarray(tensor).dtype, data)

@@ -409,7 +409,7 @@ def _spread_in_place(tensor: Any, root: int, name: str | None, process_set: Proc
 def _gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     try:
         adapter = adapter_of(tensor)
-        native = process_set.engine.allgather(adapter.rows(tensor), name, blocking)
+        native = process_set.engine.allgather(adapter.rows(tensor), name, blocking, adapter.room(tensor))
     except Exception as error:
         announce(process_set, "allgather", name, error)
         raise
@@ -432,9 +432,9 @@ def _exchange(tensor: Any, splits: Any, name: str | None, process_set: ProcessSe
                 raise ArgumentError(
                     f"{len(source)} rows cannot be divided equally among {engine.size} ranks; give splits"
                 )
-            native = engine.alltoall(source, [rows] * engine.size, name, blocking)
+            native = engine.alltoall(source, [rows] * engine.size, name, blocking, adapter.room(tensor))
         else:
-            native = engine.alltoall(source, splits, name, blocking)
+            native = engine.alltoall(source, splits, name, blocking, adapter.room(tensor))
     except Exception as error:
         announce(process_set, "alltoall", name, error)
         raise

@@ -256,7 +256,8 @@ def _gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, b
     try:
         adapters = [adapter_of(tensor) for tensor in tensors]
         sources = [adapter.rows(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
-        native = process_set.engine.allgather_group(sources, name, blocking)
+        room = adapters[0].room(tensors[0]) if adapters else None
+        native = process_set.engine.allgather_group(sources, name, blocking, None, room)
     except Exception as error:
         announce(process_set, "allgather", name, error)
         raise

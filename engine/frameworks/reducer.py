@@ -186,6 +186,10 @@ class Reducer(ABC):
         """A flat tensor on a GPU for the other ranks' gradient of a parameter, which has none here."""
         raise UnsupportedTensorError("this framework's gradients cannot be reduced on a GPU")
 
+    def rooms_for(self, index: int) -> Any:
+        """As `Adapter.room`, for the parts of all ranks' sparse gradients of a parameter that is on a GPU."""
+        raise UnsupportedTensorError("this framework's gradients cannot be reduced on a GPU")
+
     @abstractmethod
     def separate(self, parameter: Parameter, gradient: Tensor) -> Tensor:
         """Give a parameter a gradient of its own, with the same values."""

@@ -63,6 +63,9 @@ class TensorAdapter:
         source = self.input(tensor)
         return source if source.ndim else _Lent(tf.reshape(source.tensor, [1]))
 
+    def room(self, tensor: Any) -> None:
+        return None
+
     def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
         shape = (rows, *tensor.shape[1:])
         dtype = tf.as_dtype(tensor.dtype)

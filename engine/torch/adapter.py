@@ -61,11 +61,14 @@ class TorchAdapter:
         source = self.input(tensor)
         return source if source.dim() else source.view(1)
 
-    def gathered(self, tensor: torch.Tensor, data: memoryview, rows: int) -> torch.Tensor:
+    def room(self, tensor: torch.Tensor) -> Room | None:
+        return Room(tensor.device) if tensor.is_cuda else None
+
+    def gathered(self, tensor: torch.Tensor, data: Any, rows: int) -> torch.Tensor:
         shape = (rows, *tensor.shape[1:])
-        if not data.nbytes:  # frombuffer refuses it.
-            return torch.empty(shape, dtype=tensor.dtype)
-        flat = torch.frombuffer(data, dtype=tensor.dtype)
+        flat = flat_over(data, tensor.dtype)
+        if not flat.numel():
+            return flat.new_empty(shape)
         return flat.view(shape) if len(shape) > 1 else flat  # a view costs more than the rest
 
     def counts(self, rows: Sequence[int]) -> torch.Tensor:
@@ -77,10 +80,39 @@ class TorchAdapter:
         return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype), tensor.dtype
 
 
+class Room:
+    """Makes flat tensors of bytes on a GPU, for the stream that is current when this is made; which lives as long as it.
+
+    Parameters
+    ----------
+    device : torch.device
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.current_stream(device)
+
+    def __call__(self, sizes: list[int]) -> list[torch.Tensor]:
+        """Tensors of so many bytes; called by a thread of the engine's."""
+        with torch.cuda.stream(self.stream):
+            return [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
+
+
+def flat_over(memory: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Gathered bytes as a flat tensor: a buffer, or what a `Room` has made, whose result the current stream waits for."""
+    if isinstance(memory, torch.Tensor):
+        if memory.is_cuda:  # and may be used on another stream than that of the room: torch gives it out later then
+            memory.record_stream(torch.cuda.current_stream(memory.device))
+        return memory.view(dtype)
+    if not memory.nbytes:  # frombuffer refuses it.
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
 def tensor_over(memory: Any, like: torch.Tensor) -> torch.Tensor:
     """A tensor that lies in `memory` (a flat tensor or a buffer), with the dtype, shape and memory format of `like`."""
     if not like.numel():
-        return torch.empty(like.shape, dtype=like.dtype)
+        return torch.empty_like(like)
     flat = (
         memory if isinstance(memory, torch.Tensor) else torch.frombuffer(memory, dtype=like.dtype, count=like.numel())
     )

@@ -197,7 +197,7 @@ class Broadcast(torch.autograd.Function):
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         total = _combined(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
         if runtime.rank() != ctx.root_rank:  # Zeros with a graph: every rank goes the same way back, a second time too.
-            total = total.masked_fill(torch.ones((), dtype=torch.bool), 0)
+            total = total.masked_fill(torch.ones((), dtype=torch.bool, device=total.device), 0)
         return total, None, None, None
 
 

@@ -13,7 +13,7 @@ from ..errors import EngineError, UnsupportedTensorError
 from ..frameworks.reducer import Reducer
 from ..native import gradients
 from . import sparse
-from .adapter import check, tensor_over
+from .adapter import Room, check, tensor_over
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
 NO_PASS = -1  # torch's number of the running backward pass when there is none
@@ -71,6 +71,9 @@ class TorchReducer(Reducer):
     def room_for(self, index: int) -> torch.Tensor:
         parameter = self._parameters[index]
         return torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+
+    def rooms_for(self, index: int) -> Room:
+        return Room(self._parameters[index].device)
 
     def full_like(self, parameter: torch.Tensor, value: float) -> torch.Tensor:
         return torch.full_like(parameter, value)

@@ -24,9 +24,9 @@ from ..handles import Handle
 from ..native import core
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Average, Op, Sum
-from .adapter import check_device
+from .adapter import Room, check_device, flat_over
 
-Parts = Sequence[tuple[memoryview, tuple[int, ...], int]]
+Parts = Sequence[tuple[Any, tuple[int, ...], int]]
 Fault = tuple[int, int, int]
 Brought = tuple[torch.Tensor, torch.Tensor, list[int], Fault | None]
 
@@ -59,7 +59,7 @@ def sparse_allreduce(
     Parameters
     ----------
     tensor : torch.Tensor
-        Of layout `torch.sparse_coo`, in main memory, with at most 10 dimensions; coalesced or not. Which entries there
+        Of layout `torch.sparse_coo`, in main memory or on a CUDA device, with at most 10 dimensions; coalesced or not. Which entries there
         are, and how many, may differ by rank; dtype, shape and the number of sparse dimensions may not. The dtypes of
         `engine.allreduce`.
     name : str, optional
@@ -104,7 +104,9 @@ def start(
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
         indices, values, shape, fault = bring(tensor, op, "a tensor")
-        native = engine.allgather_group([indices, values], name, blocking, (shape, int(op), prescale, postscale, fault))
+        room = Room(tensor.device) if tensor.is_cuda else None
+        asked = shape, int(op), prescale, postscale, fault
+        native = engine.allgather_group([indices, values], name, blocking, asked, room)
     except Exception as error:
         announce(engine, "allgather", name, error)
         raise
@@ -140,8 +142,8 @@ def bring(tensor: torch.Tensor, op: Op, what: str) -> Brought:
     fault = fault_of(tensor)
     if fault is not None:  # Not even torch may look at such entries.
         return (
-            torch.empty(0, sparse, dtype=torch.int64),
-            torch.empty([0, *shape[sparse:]], dtype=tensor.dtype),
+            torch.empty(0, sparse, dtype=torch.int64, device=tensor.device),
+            torch.empty([0, *shape[sparse:]], dtype=tensor.dtype, device=tensor.device),
             shape,
             fault,
         )
@@ -188,7 +190,8 @@ def add_up(
     (index_memory, counts, index_bytes), (value_memory, _, _) = parts
     total, sparse = sum(counts), index_bytes // 8
     rest = list(shape[sparse:])
-    places, values = _over(index_memory, torch.int64, [total, sparse]), _over(value_memory, dtype, [total, *rest])
+    places = flat_over(index_memory, torch.int64).view([total, sparse])
+    values = flat_over(value_memory, dtype).view([total, *rest])
     keys, slots = torch.unique(_keys(places.t(), shape), sorted=True, return_inverse=True)
     if total and not 0 <= int(keys[0]) <= int(keys[-1]) < math.prod(shape[:sparse]):
         # Every rank looks at its own entries: this one was not what it is when it was looked at.
@@ -196,7 +199,7 @@ def add_up(
             f"a rank has changed a sparse tensor of shape {list(shape)} before it was sent: see to its indices"
         )
     wide = _WIDE[dtype]
-    result = torch.zeros([len(keys), *rest], dtype=wide)
+    result = torch.zeros([len(keys), *rest], dtype=wide, device=values.device)
     # No rank has an index twice, so each of these additions touches an entry once: the order is that of the ranks.
     for slot, value in zip(torch.split(slots, list(counts)), torch.split(values, list(counts)), strict=True):
         if prescale != 1.0:
@@ -206,7 +209,7 @@ def add_up(
         result = _divided(result, len(counts))
     if postscale != 1.0:
         result = result * postscale
-    indices = torch.empty(sparse, len(keys), dtype=torch.int64)
+    indices = torch.empty(sparse, len(keys), dtype=torch.int64, device=values.device)
     for column in reversed(range(sparse)):
         indices[column] = keys % max(shape[column], 1)
         keys = keys // max(shape[column], 1)
@@ -216,17 +219,11 @@ def add_up(
 def _keys(columns: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """A number for each place, in row-major order. `columns`: a row of indices for each sparse dimension."""
     if not len(columns):
-        return torch.zeros(columns.shape[1], dtype=torch.int64)
+        return torch.zeros(columns.shape[1], dtype=torch.int64, device=columns.device)
     keys = columns[0]
     for column, length in zip(columns[1:], shape[1:], strict=False):
         keys = (keys * length).add_(column)
     return keys
-
-
-def _over(memory: memoryview, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-    if not memory.nbytes:  # frombuffer refuses it.
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _divided(total: torch.Tensor, size: int) -> torch.Tensor:

@@ -236,7 +236,7 @@ class _Normalise(torch.autograd.Function):
 def _joint_statistics(x: torch.Tensor, name: str, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Means and sums of squared deviations over all ranks, [C] float64, and the number of values per channel."""
     channels = x.shape[1]
-    row = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64)
+    row = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64, device=x.device)
     if x.numel():
         dims, mine = _all_but_channels(x), x.numel() // channels
         mean = x.mean(dims, dtype=_wide(x.dtype))

@@ -24,6 +24,9 @@ class Binding(Protocol):
     def room_for(self, index: int, /) -> Any:
         """A flat tensor for the elements of the gradient of a parameter that is on a GPU, and has none here: the other
         ranks' result is written there."""
+    def rooms_for(self, index: int, /) -> Any:
+        """What makes room on a GPU for the indices and values that all ranks have of a sparse gradient: as `room` of
+        `Engine.allgather`."""
     def separate(self, parameter: Any, gradient: Any, /) -> Any:
         """Give a parameter a gradient of its own instead of one that shares memory, in every pass from then on."""
 

@@ -5,6 +5,7 @@ registered. Calling it costs a view of the gradient, a comparison and a bit.
 """
 cimport cython
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -18,6 +19,7 @@ from engine_ext.bindings.marking cimport mark_step
 from engine_ext.bindings.memory cimport take_memory
 from engine_ext.bindings.ownership cimport abandon, keep_alive
 from engine_ext.bindings.refusals cimport disagreement, expect_open, refuse
+from engine_ext.bindings.rooms cimport expect_room, parts_in_rooms
 from engine_ext.bindings.submit cimport make_room
 from engine_ext.bindings.torch_parameter cimport HookPlace, give_gradient, gradient_of, hook_place, prefetch_place
 from engine_ext.bindings.view cimport HOST, View, expect_dense, expect_reducible, view_anywhere, view_of
@@ -183,6 +185,7 @@ cdef class GradientHook:
         cdef View view
         cdef Py_ssize_t k
         cdef list keepers = []
+        cdef object room = None
         cdef Op* op = self.op
         self.drop_parts()
         op.meta, op.agreed, self.usual, op.nbytes = self.meta, 0, False, 0
@@ -192,10 +195,17 @@ cdef class GradientHook:
                 keepers.append(group_add(op, k, parts[k], &view))
             group_gather(op)
             group_sparse(op, parts[2], parts[3])
+            op.meta.device = view.device != HOST
+            if view.device != HOST:
+                self.group.expect_device(self.label, self.view)
+                room = self.group.binding.rooms_for(self.index)
+                expect_room(op, room, &view)
         except BaseException:
             self.drop_parts()
             raise
-        keep_alive(op, (parts, keepers))
+        keep_alive(op, (parts, keepers, room))
+        if view.device != HOST:
+            self.get_ready(parts[1], &view)
         self.sparse = True
         return self.submit()
 
@@ -203,7 +213,10 @@ cdef class GradientHook:
         """What all ranks have submitted of a sparse gradient: indices and values; None of a dense one."""
         cdef list parts = None
         if self.op.status == Status.OK and self.op.row_counts != NULL:
-            parts = group_parts(self.op.memory, self.op.row_counts, self.engine.state.segment.size, 2)
+            if self.op.result != NULL:
+                parts = parts_in_rooms(self.op, self.engine.state.segment.size, 2)
+            else:
+                parts = group_parts(self.op.memory, self.op.row_counts, self.engine.state.segment.size, 2)
         self.drop_parts()
         return parts
 
@@ -215,7 +228,8 @@ cdef class GradientHook:
             free(op.splits)
             free(op.row_counts)
             free(op.memory)
-            op.members, op.splits, op.row_counts, op.memory = NULL, NULL, NULL, NULL
+            Py_XDECREF(<PyObject*>op.result)
+            op.members, op.splits, op.row_counts, op.memory, op.result = NULL, NULL, NULL, NULL, NULL
             op.rows, op.row_bytes = 0, 0
         self.sparse = False
 
@@ -255,7 +269,9 @@ cdef class GradientHook:
         view_anywhere(self.room, &view)
         if view.nbytes != self.nbytes or view.dtype != self.meta.dtype or view.layout != LAYOUT_ROWS or view.device == HOST:
             raise EngineError(f"there is no room on the GPU for the gradient of '{self.label}'")     # a defect of the binding
-        keep_alive(self.op, self.room)
+        rooms = self.group.binding.rooms_for(self.index)    # if theirs is sparse
+        expect_room(self.op, rooms, &view)
+        keep_alive(self.op, (self.room, rooms))
         self.op.target = view.data
         return self.get_ready(self.room, &view)
 
@@ -396,7 +412,8 @@ cdef class GradientGroup:
             self.held = [(ticket, owner) for ticket, owner in self.held if not is_known_passed(e, ticket)]
         for hook in self.hooks:
             if hook.op != NULL and hook.op.ticket and not hook.op.released and hook.op.owner != NULL:
-                self.held.append((hook.op.ticket, <object>hook.op.owner))
+                result = <object>hook.op.result if hook.op.result != NULL else None
+                self.held.append((hook.op.ticket, (<object>hook.op.owner, result)))
         return 0
 
     cdef int expect_apart(self) except -1:

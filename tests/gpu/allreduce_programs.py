@@ -23,7 +23,7 @@ from engine.errors import DeviceError, EngineError, MismatchError, UnsupportedTe
 from engine.native import gradients
 
 from ..waiting import until
-from .device_tensors import DeviceTensor, Framework
+from .device_tensors import DeviceTensor, Framework, Room
 from .plane_programs import Rank, planes
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
@@ -289,6 +289,9 @@ class Binding:
 
     def shares_memory(self, _gradient: DeviceTensor) -> bool:
         return False
+
+    def rooms_for(self, _index: int) -> Room:
+        return Room()
 
     def room_for(self, index: int) -> DeviceTensor:
         return DeviceTensor(np.zeros(self.parameters[index].count, np.float32))

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError, UnsupportedTensorError, WorldError
+from engine.native import gradients
 
 from ..waiting import until
-from .allreduce_programs import DTYPES, OPS, compare, core, values
+from .allreduce_programs import DTYPES, OPS, Binding, Parameter, compare, core, values
 from .device_tensors import DeviceTensor, Framework, Room
 from .plane_programs import Rank, planes
 
@@ -208,6 +209,53 @@ def joins(me: Rank) -> None:
         gather("last", drawn(me.rank, 3, "float32")).check()
 
 
+class Sparse:
+    """A sparse gradient: numbers of rows, and the rows, in either memory."""
+
+    def __init__(self, me: Rank, k: int, place: Any) -> None:
+        count = (me.rank + k) % 4
+        self.indices = place(np.arange(count, dtype=np.int64).reshape(count, 1) * 2)
+        self.values = place(drawn(me.rank, count, "float32", 3))
+
+
+class SparseBinding(Binding):
+    """What is sparse is replaced by its parts."""
+
+    def replace(self, _index: int, _parameter: Parameter, gradient: Any) -> Any:
+        return (gradient.indices, gradient.values, [10, 3], None) if isinstance(gradient, Sparse) else gradient
+
+
+def sparse(me: Rank) -> None:
+    """Gradients that are sparse, on some ranks absent, and dense in the next pass; and sparse tensors by themselves."""
+    with me.world("sparse"):
+        parameters = [Parameter(30) for _ in range(4)]
+        for parameter in parameters:
+            parameter.memory = DeviceTensor(np.zeros((10, 3), np.float32))
+        group = gradients.GradientGroup(core(), SparseBinding(parameters), OPS["average"])
+        native = [group.add(parameter, f"parameter {k}", None) for k, parameter in enumerate(parameters)]
+        for step in range(4):
+            for k, parameter in enumerate(parameters):
+                parameter.grad = None
+                if k == 3 and me.rank == step % me.size:  # which lacks it
+                    continue
+                dense = k == 1 or (k == 2 and step % 2)
+                mine = drawn(me.rank, 10, "float32", 3)
+                parameter.grad = DeviceTensor(mine, late=1.0) if dense else Sparse(me, k, DeviceTensor)
+                native[k](parameter)
+            found = dict(group.finish())
+            for k in (0, 3) if step % 2 else (0, 2, 3):
+                ranks = [rank for rank in range(me.size) if k != 3 or rank != step % me.size]
+                (indices, rows, length), (rest, _, row) = found[k]
+                counts = [(rank + k) % 4 if rank in ranks else 0 for rank in range(me.size)]
+                assert (list(rows), length if any(counts) else 8, row if any(counts) else 12) == (counts, 8, 12)
+                wanted = [2 * each for count in counts for each in range(count)]
+                np.testing.assert_array_equal(seen(indices, np.int64), wanted)
+                parts = [drawn(rank, count, "float32", 3).ravel() for rank, count in enumerate(counts)]
+                np.testing.assert_array_equal(seen(rest, np.float32), np.concatenate(parts))
+            total = np.add.reduce([drawn(rank, 10, "float32", 3) for rank in range(me.size)])
+            compare(parameters[1].grad.numpy(), total / np.float32(me.size), f"step {step}")
+
+
 # ---- order, memory, and who waits ------------------------------------------------------------------------------------
 
 
@@ -362,7 +410,7 @@ def lost(me: Rank, how: str) -> None:
 PROGRAMS = {
     program.__name__: program
     for program in (
-        *(numbers, slabs, joins, mixed, forgotten, alone),
+        *(numbers, sparse, slabs, joins, mixed, forgotten, alone),
         *(refusals, noroom, fails, lost),
     )
 }

@@ -41,7 +41,7 @@ def test_many_at_once(policy: str, ranks: Start) -> None:
     ranks(2, "mixed", policy=policy).succeeds()
 
 
-@pytest.mark.parametrize("program", ["slabs", "forgotten", "alone", "refusals"])
+@pytest.mark.parametrize("program", ["sparse", "slabs", "forgotten", "alone", "refusals"])
 def test_program(program: str, ranks: Start) -> None:
     """Problems 9, 10, 12 and 26: the programs say what each is."""
     ranks(2, program).succeeds()
