@@ -81,7 +81,7 @@ class TorchAdapter:
 
 
 class Room:
-    """Makes flat tensors of bytes on a GPU, for the stream that is current when this is made; which lives as long as it.
+    """Makes flat tensors of bytes on a GPU, for the stream that is current now, and keeps that stream.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class Room:
 
 
 def flat_over(memory: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Gathered bytes as a flat tensor: a buffer, or what a `Room` has made, whose result the current stream waits for."""
+    """Gathered bytes as a flat tensor: those of a buffer, or what a `Room` has made, when the current stream waits for it."""
     if isinstance(memory, torch.Tensor):
         if memory.is_cuda:  # and may be used on another stream than that of the room: torch gives it out later then
             memory.record_stream(torch.cuda.current_stream(memory.device))

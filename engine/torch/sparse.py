@@ -59,9 +59,9 @@ def sparse_allreduce(
     Parameters
     ----------
     tensor : torch.Tensor
-        Of layout `torch.sparse_coo`, in main memory or on a CUDA device, with at most 10 dimensions; coalesced or not. Which entries there
-        are, and how many, may differ by rank; dtype, shape and the number of sparse dimensions may not. The dtypes of
-        `engine.allreduce`.
+        Of layout `torch.sparse_coo`, in main memory or on a CUDA device, with at most 10 dimensions; coalesced or not.
+        Which entries there are, and how many, may differ by rank; dtype, shape and the number of sparse dimensions may
+        not. The dtypes of `engine.allreduce`.
     name : str, optional
         Equal on all ranks.
     op : Op, optional

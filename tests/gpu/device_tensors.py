@@ -136,7 +136,9 @@ class Room:
             tensor.stream = self.stream
             if tensor.like.nbytes:
                 work = (Access * 1)(Access(tensor.at.value, tensor.like.nbytes, 1))
-                assert cuda.stand_compute(self.stream, work, 1, ctypes.c_double(self.late), b"had the memory before") == 0
+                assert (
+                    cuda.stand_compute(self.stream, work, 1, ctypes.c_double(self.late), b"had the memory before") == 0
+                )
         return made
 
 

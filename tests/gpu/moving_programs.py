@@ -1,6 +1,6 @@
 """What ranks do in tests of allgather, alltoall and reducescatter on GPUs, which are the stand-ins.
 
-python -m tests.gpu.moving_programs NAME RANK SIZE KERNELS ...
+python -m tests.gpu.moving_programs NAME+NAME+... RANK SIZE KERNELS ...
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 from engine.errors import EngineError, UnsupportedTensorError, WorldError
 from engine.native import gradients
 
-from ..waiting import until
+from ..waiting import let_pass, until
 from .allreduce_programs import DTYPES, OPS, Binding, Parameter, compare, core, values
 from .device_tensors import DeviceTensor, Framework, Room
 from .plane_programs import Rank, planes
@@ -48,7 +49,9 @@ class Submitted:
     the handle has been waited for.
     """
 
-    def __init__(self, name: str, submit: Callable[[Callable[..., Any], str], tuple[Any, Callable[[], Results]]]) -> None:
+    def __init__(
+        self, name: str, submit: Callable[[Callable[..., Any], str], tuple[Any, Callable[[], Results]]]
+    ) -> None:
         self.name = name
         self.handle, self.results = submit(lambda array: DeviceTensor(array, late=1.0 if array.nbytes else 0.0), name)
         self.host, self.wanted = submit(lambda array: array, f"{name} on the host")
@@ -138,7 +141,9 @@ def gathers(me: Rank) -> None:
         for k, rows in enumerate((5, 1 + 2 * me.rank, 4 * (me.rank == me.size - 1), 0)):
             gather(f"{dtype} {more} {k}", drawn(me.rank, rows, dtype, *more)).check()
     for turn in range(2):
-        group = [drawn(me.rank, (7 * me.rank + 3 * k + turn) % 5, dtype, *[2] * (k % 3)) for k, dtype in enumerate(MOVED)]
+        group = [
+            drawn(me.rank, (7 * me.rank + 3 * k + turn) % 5, dtype, *[2] * (k % 3)) for k, dtype in enumerate(MOVED)
+        ]
         gather_group(f"group {turn}", [*group, drawn(me.rank, 6, "int8")]).check()
     whole = DeviceTensor(drawn(me.rank, 40, "uint8"), late=1.0)
     handle = core().allgather(whole.slice(3, 20 + me.rank), "where it lies", False, Room())
@@ -180,7 +185,9 @@ def slabs(me: Rank) -> None:
     with me.world("slabs"):
         for op in ("sum", "max"):
             scatter(me, f"long {op}", [drawn(me.rank, 20001, "float32", 3)], op).check(op)
-            scatter(me, f"long {op} compressed", [drawn(me.rank, 20000, "float32", 3)], op, wire="float16").check(op, "float16")
+            scatter(me, f"long {op} compressed", [drawn(me.rank, 20000, "float32", 3)], op, wire="float16").check(
+                op, "float16"
+            )
             group = [drawn(me.rank, 300 + k, "float64") for k in range(200)]
             scatter(me, f"many {op}", group, op).check(op)
         gather("long", drawn(me.rank, 30000 * me.rank + 1, "float32")).check()
@@ -268,7 +275,9 @@ def released() -> bool:
 def mixed(me: Rank) -> None:
     """Drawn operations, many under way at once, waited for in any order; some are given up."""
     draw, own = np.random.default_rng(7), np.random.default_rng([8, me.rank])
-    me.cuda.stand_hosts_are_one(1)  # that the lane has seen the device pass is told by a word that the stand-in does not see
+    me.cuda.stand_hosts_are_one(
+        1
+    )  # that the lane has seen the device pass is told by a word that the stand-in does not see
     with me.world("mixed", cycle_time_ms=1.0):
         for turn in range(4):
             pending = []
@@ -280,13 +289,17 @@ def mixed(me: Rank) -> None:
                     pending.append((gather(name, drawn(me.rank, rows, dtype, width)), "sum"))
                 elif kind == 1:
                     count = int(draw.integers(1, 4))
-                    pending.append((gather_group(name, [drawn(me.rank, rows + each, dtype) for each in range(count)]), "sum"))
+                    pending.append(
+                        (gather_group(name, [drawn(me.rank, rows + each, dtype) for each in range(count)]), "sum")
+                    )
                 elif kind == 2:
                     splits = [int(each) for each in own.integers(0, 5, me.size)]
                     pending.append((exchange(name, drawn(me.rank, sum(splits), dtype, width), splits), "sum"))
                 else:
                     op = str(draw.choice(["sum", "max", "average"]))
-                    pending.append((scatter(me, name, [drawn(me.rank, int(draw.integers(0, 9)), dtype, width)], op), op))
+                    pending.append(
+                        (scatter(me, name, [drawn(me.rank, int(draw.integers(0, 9)), dtype, width)], op), op)
+                    )
             for k in own.permutation(len(pending)):
                 submitted, op = pending[k]
                 pending[k] = None  # type: ignore[call-overload]
@@ -327,6 +340,22 @@ def alone(me: Rank) -> None:
         handle.wait()
 
 
+def prompt(me: Rank) -> None:
+    """Whoever has waited for room goes on when it is there, and not with its next look."""
+
+    def late(sizes: list[int]) -> list[DeviceTensor]:
+        let_pass(0.05)  # in which the lane has come, and sleeps
+        return Room(0.0)(sizes)
+
+    with me.world("prompt"):
+        took = []
+        for turn in range(12):
+            tensor, begun = DeviceTensor(drawn(me.rank, 3, "float32")), time.monotonic()
+            core().allgather(tensor, f"rows {turn}", True, late).wait()
+            took.append(time.monotonic() - begun)
+        assert min(took) < 0.09, took  # it looks every 0.1 s
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -353,6 +382,7 @@ def noroom(me: Rank) -> None:
     def none(sizes: list[int]) -> list[DeviceTensor]:
         raise MemoryError(f"the GPU is full, and {sum(sizes)} bytes are wanted")
 
+    begun = time.monotonic()
     try:
         with me.world("noroom"):
             gather("first", drawn(me.rank, 3, "float32")).check()
@@ -362,6 +392,28 @@ def noroom(me: Rank) -> None:
             core().barrier("all").wait()
     except EngineError as error:
         print(f"refused: {type(error).__name__}: {error}")
+    assert time.monotonic() - begun < planes.CLOSING, "the lane still waits for room"
+
+
+def slowroom(me: Rank) -> None:
+    """While rank 1's lane waits for the framework's memory, it sees that NCCL has failed."""
+
+    def late(sizes: list[int]) -> list[DeviceTensor]:
+        me.fail("ncclCommGetAsyncError", 1, 2)
+        until(lambda: core().failure is not None, "the failure is seen", 20)
+        return Room()(sizes)
+
+    with me.world("slowroom"):
+        gather("first", drawn(me.rank, 3, "float32")).check()
+        tensor = DeviceTensor(drawn(me.rank, 3, "float32"))
+
+        def again() -> None:
+            while True:
+                core().allgather(tensor, "second", False, late if me.rank == 1 else Room()).wait()
+                core().barrier("all").wait()
+
+        with pytest.raises(EngineError, match="rank 1 failed: ncclCommGetAsyncError failed"):
+            again()
 
 
 def fails(me: Rank, call: str) -> None:
@@ -386,8 +438,8 @@ def fails(me: Rank, call: str) -> None:
         print(f"refused: {type(error).__name__}: {error}")
 
 
-def lost(me: Rank, how: str) -> None:
-    """The last rank goes while an operation is under way."""
+def lost(me: Rank) -> None:
+    """The last rank is killed while an operation is under way."""
     told, last = None, me.rank == me.size - 1
     try:
         with me.world("lost", stall_limit=2.0):
@@ -395,8 +447,6 @@ def lost(me: Rank, how: str) -> None:
             tensor = DeviceTensor(drawn(me.rank, 3 + me.rank, "float32"), late=5.0)
             handle = core().alltoall(tensor, [1] * me.size, "second", False, Room())
             if last:
-                if how == "leave":
-                    return
                 os.kill(os.getpid(), signal.SIGKILL)
             handle.wait()
             core().allgather(tensor, "third", False, Room()).wait()
@@ -411,7 +461,7 @@ PROGRAMS = {
     program.__name__: program
     for program in (
         *(numbers, sparse, slabs, joins, mixed, forgotten, alone),
-        *(refusals, noroom, fails, lost),
+        *(prompt, refusals, noroom, slowroom, fails, lost),
     )
 }
 
@@ -422,7 +472,8 @@ if __name__ == "__main__":
     Framework.start()
     me = Rank(int(rank), int(size))
     ctypes.CDLL(kernels)
-    PROGRAMS[name](me, *rest)
-    if name in ("fails", "noroom"):
+    for each in name.split("+"):
+        PROGRAMS[each](me, *rest)
+    if name in ("fails", "noroom", "slowroom"):
         os._exit(0)  # what has failed is not looked at
     assert me.reports() == [], me.reports()

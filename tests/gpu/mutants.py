@@ -129,13 +129,33 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "batches_outlive_a_change": (COORDINATOR, "        frozen_dissolve(c, name)\n", ""),
     "batches_are_never_made_anew": (FROZEN, "if not kept and (", "if not kept and o.batches == NULL and ("),
     "setting_not_looked_at": (LAUNCHING, "return (l->ordered || ", "return ("),
+    "scatter_not_polled": (LAUNCHING, 'return lane_settle(l, "ncclReduceScatter");', "return 0;"),
+    "moves_not_polled": (MOVING, 'return lane_settle(l, "ncclGroupEnd");', "return 0;"),
+    "slab_overrun_of_who_has_joined": (MOVING, "item->lacking ? l->slab_bytes : LARGEST", "LARGEST"),
+    "windows_overlap": (LAUNCHING, "l->slab + (uint64_t)r * stride};", "l->slab + (uint64_t)r * (stride - VECTOR)};"),
+    "room_not_awaited": (LANE, "if (!load32_acquire(&item->roomless)) break;", "break;"),
+    "room_awaited_for_ever": (LANE, "    STEP(lane_cancelled(l, what));\n", ""),
+    "failure_while_room_is_awaited": (LANE, "    look_around(l);\n    STEP(l->failure.call != NULL);\n", ""),
+    "room_not_rung": (STREAMS, "  door_ring(&lane_of(d)->door, 1);\n", "  (void)d;\n"),
+    "room_used_too_early": (LAUNCHING, "k < item->n_ready; k++", "k < item->n_ready && k < 1; k++"),
     "forked_child_closes": (PLANE, "if self._open and os.getpid() == self._pid:", "if self._open:"),
+}
+
+
+# The same for what is as good, and shows more.
+VARIANTS: dict[str, tuple[Path, str, str]] = {
+    "calls_of_4_kib_in_threes": (
+        MOVING,
+        "enum { CALLS = 1024 };                             /* of one group of NCCL's, which takes 2048 */\n"
+        "static const uint64_t LARGEST = (uint64_t)1 << 30;",
+        "enum { CALLS = 3 };\nstatic const uint64_t LARGEST = 4096;",
+    ),
 }
 
 
 def changed(mutant: str, where: Path, source: Path = LANE) -> dict[str, str]:
     """Make a mutant, or with `none` a source as it should be: the variables of a process that is to run it."""
-    path, old, new = MUTANTS.get(mutant, (source, "", ""))
+    path, old, new = {**MUTANTS, **VARIANTS}.get(mutant, (source, "", ""))
     text = path.read_text()
     if mutant != "none":
         assert text.count(old) >= 1, f"{mutant}: not in {path.name}: {old}"

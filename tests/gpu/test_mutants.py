@@ -1,0 +1,23 @@
+"""Mutants of the GPU plane: each has a test that fails with it, in the file of what it breaks (`make gpu-faults`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..parallel.test_frozen import KILLERS as OF_FROZEN
+from .mutants import MUTANTS, VARIANTS
+from .test_allreduce import KILLERS as OF_REDUCING
+from .test_moving import KILLERS as OF_MOVING
+from .test_plane import KILLERS as OF_OPENING
+from .test_sums import KILLERS as OF_SUMS
+
+
+def test_every_mutant_has_a_killer() -> None:
+    assert {*OF_OPENING, *OF_REDUCING, *OF_MOVING, *OF_SUMS, *OF_FROZEN} == set(MUTANTS)
+
+
+@pytest.mark.parametrize("name", {**MUTANTS, **VARIANTS})
+def test_what_is_changed_is_there(name: str) -> None:
+    path, old, new = {**MUTANTS, **VARIANTS}[name]
+    assert old in path.read_text()
+    assert old != new

@@ -1,0 +1,76 @@
+"""What the binding of torch makes lies where the tensors lie that it is made for: no GPU is needed to see that.
+
+A tensor that is made without a device would be in the host's memory, beside others on the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.overrides import TorchFunctionMode  # noqa: E402
+
+from engine.torch import adapter, sparse  # noqa: E402
+from engine.torch import sync_batch_norm as norm  # noqa: E402
+from engine.types import Average  # noqa: E402
+
+MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.arange, torch.tensor, torch.rand, torch.frombuffer)
+
+
+class Placed(TorchFunctionMode):
+    """Refuses to make a tensor without a word about its device."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert function not in MAKERS or (kwargs or {}).get("device") is not None, f"{function.__name__} has no device"
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def placed() -> Iterator[None]:
+    """Within this, tensors are made on a device that is named."""
+    with Placed():
+        yield
+
+
+def test_a_tensor_without_a_device_is_seen() -> None:
+    with placed(), pytest.raises(AssertionError, match="zeros has no device"):
+        torch.zeros(3)
+
+
+@pytest.mark.parametrize("entries", [0, 3])
+def test_parts_of_sparse_tensors_and_their_sum(entries: int) -> None:
+    whole = torch.sparse_coo_tensor(torch.arange(entries).view(1, -1), torch.ones(entries, 2), (5, 2))
+    wrong = torch.sparse_coo_tensor(torch.full((1, 3), 7), torch.ones(3, 2), (5, 2), check_invariants=False)
+    with placed():
+        indices, values, shape, fault = sparse.bring(whole, Average, "it")
+        assert fault is None
+        assert sparse.bring(wrong, Average, "it")[3] is not None
+        parts = [
+            (each.reshape(-1).view(torch.uint8), (entries,), length) for each, length in ((indices, 8), (values, 8))
+        ]
+        total = sparse.add_up(parts, torch.float32, shape, Average)
+    assert torch.equal(total.to_dense(), whole.to_dense())
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_gathered_tensors(rows: int) -> None:
+    like = torch.arange(12, dtype=torch.float64).view(4, 3)
+    with placed():
+        got = adapter.TorchAdapter().gathered(like, like[:rows].reshape(-1).view(torch.uint8), rows)
+        assert adapter.tensor_over(like.new_empty(0), like[:0]).shape == (0, 3)
+    assert torch.equal(got, like[:rows])
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_statistics_of_a_batch(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = torch.tensor([[2.0, *[0.5] * 3, *[1.0] * 3]], dtype=torch.float64)
+    monkeypatch.setattr(norm.collectives, "allgather", lambda row, *_: torch.cat([row, other]))
+    batch = torch.arange(12, dtype=torch.float32).view(4, 3)[:rows]
+    with placed():
+        mean, square, count = norm._joint_statistics(batch, "layer", norm.global_process_set)
+    assert (count, len(mean), len(square)) == (rows + 2, 3, 3)
