@@ -102,10 +102,14 @@ class Engine:
     ) -> Handle: ...
     def broadcast(self, tensor: Any, output: Any, name: str | None, root: int, blocking: bool = False) -> Handle: ...
     def allgather(
-        self, tensor: Any, name: str | None, blocking: bool = False, room: Callable[[list[int]], list[Any]] | None = None
+        self,
+        tensor: Any,
+        name: str | None,
+        blocking: bool = False,
+        room: Callable[[list[int]], list[Any]] | None = None,
     ) -> Handle:
-        """`room`, of a tensor on a GPU: makes tensors for results of so many bytes each, on the stream that was current when it
-        was made; called by the thread of `make_rooms`. It keeps that stream alive.
+        """`room`, of a tensor on a GPU: makes tensors for results of so many bytes each, on the stream that was current
+        when it was made, and keeps that stream alive. The thread of `make_rooms` calls it.
         """
     def allgather_group(
         self,
@@ -243,7 +247,8 @@ class Engine:
     def use(self, lane: Lane) -> None:
         """Work on the GPU of this lane, which the opener has opened."""
     def make_rooms(self) -> None:
-        """Make room for results on the GPU whose size only their entry tells, until `close_rooms`; for a thread of its own."""
+        """Make room for results on the GPU whose size only their entry tells, until `close_rooms`. For a thread of its
+        own."""
     def close_rooms(self) -> None:
         """End `make_rooms`."""
     def bury(self) -> None:

@@ -99,7 +99,7 @@ class Room:
 
 
 def flat_over(memory: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Gathered bytes as a flat tensor: those of a buffer, or what a `Room` has made, when the current stream waits for it."""
+    """Gathered bytes as a flat tensor: of a buffer, or of what a `Room` made, when the current stream waits for it."""
     if isinstance(memory, torch.Tensor):
         if memory.is_cuda:  # and may be used on another stream than that of the room: torch gives it out later then
             memory.record_stream(torch.cuda.current_stream(memory.device))

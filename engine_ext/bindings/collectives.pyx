@@ -81,8 +81,10 @@ cdef Op* allreduce_op(State* e, object tensor, object output, int op, double pre
     return brought
 
 
-cdef int get_ready(State* e, Op* brought, object tensor, const View* view, object room=None, bint makes_room=False) except -1:
-    """Of an operation on a GPU's tensors: mark when they are ready. `room`: what makes room for its result, if it `makes_room`."""
+cdef int get_ready(State* e, Op* brought, object tensor, const View* view, object room=None,
+                   bint makes_room=False) except -1:
+    """Of an operation on a GPU's tensors: mark when they are ready. `room`: what makes room for its result, if it
+    `makes_room`."""
     try:
         if makes_room:
             expect_room(brought, room, view)
@@ -182,7 +184,8 @@ cdef int expect_root(State* e, Py_ssize_t root) except -1:
 
 
 cdef Op* allgather_op(State* e, object tensor, object room) except NULL:
-    """`room`, of a tensor on a GPU: a function that makes tensors for results of given sizes, on the stream that is current now."""
+    """`room`, of a tensor on a GPU: a function that makes tensors for results of given sizes, on the stream that is current
+    now."""
     cdef View source
     cdef Op* brought
     cdef object keeper = view_anywhere(tensor, &source)

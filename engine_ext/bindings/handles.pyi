@@ -15,8 +15,9 @@ class Handle:
         """The tensor that holds, or will hold, the result; None for allgather and barrier."""
     @property
     def gathered(self) -> tuple[Any, tuple[int, ...]]:
-        """Allgather, after `wait`: the bytes, writable and owned, and the rows of each rank. The bytes are a memoryview; of a
-        tensor on a GPU what `room` has made for them.
+        """Allgather, after `wait`: the bytes, writable and owned, and the rows of each rank.
+
+        The bytes are a memoryview; of a tensor on a GPU what `room` has made for them.
         """
     @property
     def gathered_group(self) -> list[tuple[Any, tuple[int, ...], int]]:

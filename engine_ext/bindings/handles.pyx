@@ -86,7 +86,6 @@ cdef class Handle:
             catch_up(e, op.meta.dims)
         return 0
 
-
     cdef int take_from_room(self, Op* op) except -1:
         """The result is in tensors of the framework's, which the operation keeps as long as the device may write to them."""
         cdef State* e = self.state

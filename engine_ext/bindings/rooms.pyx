@@ -1,10 +1,10 @@
 """Room for results on a GPU whose size only their entry tells: of an allgather and an all-to-all.
 
-Memory of a GPU is its framework's to give, which takes the GIL, and may wait for the GPU. So neither whoever drives nor the lane asks
-for it: a thread of its own does (`engine/device.py`), by the function that came with the operation. What was freed on the stream of
-the operation may still be in use there, so the lane waits for a mark that is recorded behind the allocation. An item for which room
-is being made is the state's `finding_room` until its lane or a failure ends it: looked at under the lock, it tells whether the item
-and its operation are still there.
+Memory of a GPU is its framework's to give, which takes the GIL, and may wait for the GPU. So neither whoever drives nor the lane
+asks for it: a thread of its own does (`engine/device.py`), by the function that came with the operation. What was freed on the
+stream of the operation may still be in use there, so the lane waits for a mark that is recorded behind the allocation. An item
+for which room is being made is the state's `finding_room` until its lane or a failure ends it: looked at under the lock, it tells
+whether the item and its operation are still there.
 """
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t
@@ -27,8 +27,8 @@ cdef int expect_room(Op* op, object room, const View* view) except -1:
     """Give an operation what makes room for its result, and has to be kept by its owner."""
     if room is None:
         raise UnsupportedTensorError(
-            f"a tensor on cuda:{view.device - 1}, whose framework's binding makes no room for results of unknown size; move it with "
-            ".cpu()"
+            f"a tensor on cuda:{view.device - 1}, whose framework's binding makes no room for results of unknown size; move it "
+            "with .cpu()"
         )
     op.room = <void*>room
     return 0

@@ -1,9 +1,9 @@
 """Items that only move: what each rank gets of every tensor on a GPU.
 
-The lane needs to know how many bytes come from each rank. Of an allgather of one tensor the entry tells how many rows each rank has.
-Before an all-to-all, or an allgather of a group, ranks tell each other by a small allgather of host memory: how many rows go to
-each, or how many rows each tensor has and how long one is. Results are as long as that, so a thread with the framework's allocator
-makes room for them (`bindings/rooms.pyx`) when the item has been handed over.
+The lane needs to know how many bytes come from each rank. Of an allgather of one tensor the entry tells how many rows each rank
+has. Before an all-to-all, or an allgather of a group, ranks tell each other by a small allgather of host memory: how many rows go
+to each, or how many rows each tensor has and how long one is. Results are as long as that, so a thread with the framework's
+allocator makes room for them (`bindings/rooms.pyx`) when the item has been handed over.
 
 `row_counts` of the operation is what its caller is told: of each tensor the rows of all ranks; of a group's, the bytes of a row
 behind them.

@@ -90,7 +90,7 @@ cdef struct State:
     bint sending_members        # it is broadcasting `member_shapes`; the operation itself follows
     member_shape* member_shapes  # malloc'ed: of every tensor of its groups, in order
     uint64_t member_room        # bytes of it
-    int64_t* told               # malloc'ed: the numbers that ranks tell each other before an entry (parcels.pyx), and this rank's own
+    int64_t* told               # malloc'ed: numbers that ranks tell each other before an entry (parcels.pyx), and this rank's own
     uint64_t told_room          # numbers for which it has room
     Op* backlog                 # operations of native calls that wait to be submitted, oldest first; under the lock
     Op* backlog_last            # the newest of them
@@ -131,8 +131,8 @@ cdef struct State:
     uint64_t device_passed      # tickets that it had passed at the last look; monitor thread only, as the next two
     uint64_t device_since       # when it came so far, as this process sees time pass; 0: it had passed all
     uint64_t device_told        # the ticket about which was warned last; 0: none
-    device_item* roomless       # items whose results have no room yet, oldest first; under the lock, as the next; emptied by a failure
-    device_item* finding_room   # the one for which room is being made; NULL: none
+    device_item* roomless       # items whose results have no room yet, oldest first; under the lock; a failure empties it
+    device_item* finding_room   # the one for which room is being made; NULL: none; as the last
     uint32_t rooms_door         # event count (futex) on which whoever makes room sleeps
     uint32_t rooms_closed       # atomic: 1 once nobody needs room any more
     void* opener                # a Python function that opens a GPU by its number, the Engine's; NULL: there is none

@@ -5,7 +5,8 @@
  * lane touches what it has made, but for `cancelled` and `d.call`. When it is connected it takes items, too, from any
  * thread (`device.push`), and ends them in the order in which they were pushed.
  *
- * lane.c is the thread, opening.c its jobs, launching.c its items, moving.c those that only move, streams.c what other threads may call.
+ * lane.c is the thread, opening.c its jobs, launching.c its items, moving.c those of them that only move, streams.c what other
+ * threads may call.
  */
 #ifndef ENGINE_GPU_LANE_H
 #define ENGINE_GPU_LANE_H

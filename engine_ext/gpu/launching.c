@@ -176,8 +176,8 @@ static int all_gather(lane *l, uint64_t stride) {
   return lane_settle(l, "ncclAllGather");
 }
 
-/* A reduction in rank order: each rank gets its part of the slab from all others, and reduces it. The parts of the others lie behind the
- * slab's first half. */
+/* A reduction in rank order: each rank gets its part of the slab from all others, and reduces it. The parts of the others
+ * lie behind the slab's first half. */
 static int reduce_own(lane *l, int op, const device_part *part, uint64_t stride, double divisor, double factor) {
   uint64_t own = l->slab + (uint64_t)l->rank * stride, parts = l->slab + l->slab_bytes / 2;
   uint64_t elements = stride / (uint64_t)dtype_bytes(part->wire);

@@ -32,7 +32,8 @@ cdef struct Operation:
     # By which algorithm `entry`, whose bytes are known, travels among the ranks, and in which chunks.
     void (*choose)(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
 
-    # Of tensors on GPUs: how many numbers (int64, in `splits`) each rank tells all others before the entry is handed over. NULL: none.
+    # Of tensors on GPUs: how many numbers (int64, in `splits`) each rank tells all others before the entry is handed over.
+    # NULL as a function: none.
     int64_t (*told)(const engine_meta* meta, int size) noexcept nogil
 
     # Every rank's. Fill the operation that a rank that has joined contributes: all fields beside `meta`, without a tensor.
