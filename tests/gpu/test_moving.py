@@ -45,9 +45,10 @@ def test_many_at_once(policy: str, ranks: Start) -> None:
     ranks(2, "mixed", policy=policy).succeeds()
 
 
-def test_programs(ranks: Start) -> None:
+@pytest.mark.parametrize("programs", ["sparse+alone+refusals", "forgotten"])
+def test_programs(programs: str, ranks: Start) -> None:
     """Problem 10 among others: the programs say what each is."""
-    ranks(2, "sparse+alone+refusals+forgotten").succeeds()
+    ranks(2, programs).succeeds()
 
 
 def test_pieces(ranks: Start, tmp_path: Path) -> None:
