@@ -341,8 +341,8 @@ int lane_warm_up(lane *l) {
   STEP(exchange(l, l->slab, l->slab + l->slab_bytes / 2, stride));
   STEP(all_gather(l, VECTOR));
   STEP(all_gather(l, stride));
-  for (uint64_t bytes = VECTOR; bytes < stride; bytes *= 64)
-    STEP(reduce_scatter(l, l->slab, l->slab + (uint64_t)l->rank * bytes, bytes, ENGINE_FLOAT32));
+  STEP(reduce_scatter(l, l->slab, l->slab + (uint64_t)l->rank * VECTOR, VECTOR, ENGINE_FLOAT32));
+  STEP(reduce_scatter(l, l->slab, l->slab + (uint64_t)l->rank * stride, stride, ENGINE_FLOAT32));
   STEP(lane_warm_up_moves(l));
   return await_connections(l);
 }

@@ -214,7 +214,7 @@ def failing(me: Rank) -> None:
             if me.rank == bad:
                 # Loading asks for the driver's version, too.
                 me.fail(call, 2 if call == "cuDriverGetVersion" else 1, code)
-            text = me.refusal(start_timeout=1.5 if call.startswith("nccl") and call != "ncclGetUniqueId" else 30)
+            text = me.refusal(start_timeout=2.0 if call.startswith("nccl") and call != "ncclGetUniqueId" else 30)
             assert f"rank {bad}: {call}" in text, (call, text)
             assert "returned" in text, (call, text)
             me.works()
