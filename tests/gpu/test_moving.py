@@ -61,11 +61,12 @@ def test_joins(ranks: Start) -> None:
     ranks(3, "joins", linger=5).succeeds()
 
 
-def test_ranks_on_several_hosts(ranks: Start) -> None:
+@pytest.mark.parametrize("program", ["numbers", "joins"])
+def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
     """The schedule that the others are sent is checked before it is run, and numbers are told between hosts."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         hub = f"127.0.0.1:{free.getsockname()[1]}"
-    ranks(3, "numbers", more={"ENGINE_HUB": hub, "ENGINE_SECRET": "s"}).succeeds()
+    ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "s"}).succeeds()
 
 
 def test_rank_that_is_lost(ranks: Start) -> None:
