@@ -35,6 +35,7 @@ Passes = list[list[Entry]]
 COUNTS = list(range(100, 140))  # elements of gradients, by which they are known
 SMALL = 8192  # bytes of a threshold that fits a part of them
 NEVER = 10_000.0  # milliseconds of a cycle that no test waits for
+EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
 EVERY_CALL = bool(os.environ.get("EVERY_CALL"))
 SOON = 0.5  # seconds, in which no batch is given up for its age
 
@@ -494,13 +495,14 @@ def train(rank: int, native: Any, gpu: PretendedGpu, program: list[Pass], seed: 
     return found
 
 
+@pytest.mark.timeout(120 + EXAMPLES)
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1, 1)])
 def test_drawn_programs_have_the_same_batches_in_every_run(hosts: tuple[int, ...]) -> None:
     """Whatever sets, absences, dtypes and metrics there are in them, and however late ranks are."""
 
     @hypothesis.settings(
-        max_examples=int(os.environ.get("DRAWN_EXAMPLES", "8")),
-        derandomize="DRAWN_EXAMPLES" not in os.environ,
+        max_examples=EXAMPLES or 8,
+        derandomize=not EXAMPLES,
         database=None,
         deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
