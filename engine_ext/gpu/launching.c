@@ -200,7 +200,7 @@ static int reduce_in_order(lane *l, int op, const device_part *part, uint64_t by
 static int is_ordered(const lane *l, int op, const device_part *part) {
   int wire = part->wire, whole = wire >= ENGINE_INT8;
   if (l->size == 1) return wire != part->dtype; /* the factor behind the sum is rounded as it travels */
-  return (l->ordered || NCCL_DTYPES[wire] < 0 || (op != ENGINE_SUM && (op != ENGINE_AVERAGE || whole)));
+  return l->ordered || NCCL_DTYPES[wire] < 0 || (op != ENGINE_SUM && (op != ENGINE_AVERAGE || whole));
 }
 
 /* By what tensors are divided before they are summed and behind. */
@@ -269,7 +269,7 @@ static int sum_part(lane *l, const device_item *item, const device_part *part) {
 static int scatter_piece(lane *l, const device_item *item, const device_part *parts, uint64_t low, uint64_t high) {
   uint64_t stride = up_to(high - low, VECTOR), own = l->slab + (uint64_t)l->rank * stride;
   const move out = {parts + l->rank, item->targets, low, high, own};
-  int wire = parts->wire, ordered = is_ordered(l, item->op, wire);
+  int wire = parts->wire, ordered = is_ordered(l, item->op, parts);
   divisors by = divisors_of(l, item->op, wire);
   for (int r = 0; r < l->size; r++) {
     const move in = {parts + r, item->sources, low, high, l->slab + (uint64_t)r * stride};
@@ -293,7 +293,7 @@ static int scatter_in_place(lane *l, const device_item *item, const device_part 
 
 /* The parts of all ranks, of one dtype. That of rank 0 is the longest. */
 static int scatter_parts(lane *l, const device_item *item, const device_part *parts) {
-  int ordered = is_ordered(l, item->op, parts->wire);
+  int ordered = is_ordered(l, item->op, parts);
   uint64_t room = ordered ? l->slab_bytes / 2 : l->slab_bytes, most = room / (VECTOR * (uint64_t)l->size) * VECTOR;
   divisors by = divisors_of(l, item->op, parts->wire);
   if (parts->bytes == 0) return 0;

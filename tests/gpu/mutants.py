@@ -128,7 +128,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "optimizers_share_batches": (FROZEN, "while o != NULL and o.number != name.number:", "while False:"),
     "batches_outlive_a_change": (COORDINATOR, "        frozen_dissolve(c, name)\n", ""),
     "batches_are_never_made_anew": (FROZEN, "if not kept and (", "if not kept and o.batches == NULL and ("),
-    "setting_not_looked_at": (LAUNCHING, "return (l->ordered || ", "return ("),
+    "setting_not_looked_at": (LAUNCHING, "return l->ordered || ", "return "),
     "scatter_not_polled": (LAUNCHING, 'return lane_settle(l, "ncclReduceScatter");', "return 0;"),
     "moves_not_polled": (MOVING, 'return lane_settle(l, "ncclGroupEnd");', "return 0;"),
     "slab_overrun_of_who_has_joined": (MOVING, "item->lacking ? l->slab_bytes : LARGEST", "LARGEST"),
