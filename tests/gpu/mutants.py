@@ -1,7 +1,7 @@
 """The sources of the GPU plane with one thing wrong, and how a process of the tests comes to run them.
 
-Each has a test that fails with it (test_plane.py, test_allreduce.py, test_sums.py, tests/parallel/test_frozen.py). In a
-process with LANE_LIBRARY the lane is that of this library, of which one source was changed; with PLANE_SOURCE the
+Each has a test that fails with it (test_plane.py, test_allreduce.py, test_sums.py, tests/parallel/test_frozen_runs.py).
+In a process with LANE_LIBRARY the lane is that of this library, of which one source was changed; with PLANE_SOURCE the
 module `engine.gpu.plane` is this file; with NATIVE_MODULE a module of `engine_ext` is that library.
 """
 

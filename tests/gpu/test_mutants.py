@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..parallel.test_frozen import KILLERS as OF_FROZEN
+from ..parallel.test_frozen_runs import KILLERS as OF_FROZEN
 from .mutants import MUTANTS, VARIANTS
 from .test_allreduce import KILLERS as OF_REDUCING
 from .test_moving import KILLERS as OF_MOVING
