@@ -67,12 +67,14 @@ class Device:
                     self._plane = Plane.open(self._engine, ordinal, self._settings)
                 finally:
                     self._opening = False
+            if self._rooms is None:
+                # A thread of its own, as it waits for the framework's allocator, and that, at times, for the GPU.
+                rooms = threading.Thread(target=self._engine.make_rooms, name="engine-rooms", daemon=True)
+                rooms.start()
+                self._rooms = rooms
             if not self._used:  # Nor is it after an interrupt right behind the opening.
                 self._engine.use(self._plane.lane)
                 self._used = True
-                # A thread of its own, as it waits for the framework's allocator, and that, at times, for the GPU.
-                self._rooms = threading.Thread(target=self._engine.make_rooms, name="engine-rooms", daemon=True)
-                self._rooms.start()
                 if self._engine.rank == 0:
                     logger.warning(
                         "tensors on GPUs are reduced by NCCL; this has been tried with stand-ins for CUDA and NCCL, "

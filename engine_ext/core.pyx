@@ -33,6 +33,7 @@ from engine_ext.control.connections cimport (
 from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
 from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait, driver_wait_for_all
 from engine_ext.control.completion cimport raise_event
+from engine_ext.control.frozen cimport longest_hold
 from engine_ext.control.handover cimport use_device
 from engine_ext.control.monitor cimport monitor_wait
 from engine_ext.control.network cimport network_leave, network_start
@@ -197,6 +198,7 @@ cdef class Engine:
                 or (rank == COORDINATOR and coordinator_open(&e.coordinator, &e.segment, e.clock, &knobs) != Status.OK)):
             raise MemoryError("no memory for the engine's tables")
         e.coordinator.freezes = rank == COORDINATOR and size > 1 and self.settings["device_sums"] == "nccl"
+        e.coordinator.hold_ns = longest_hold(e.stall_warning_ns, e.stall_limit_ns)
         observers_open(e, self.page if world is None else world.state.counters_page)
         status = network_start(e) if e.network != NULL else 0
         if status:

@@ -94,6 +94,7 @@ class Room:
 
     def __call__(self, sizes: list[int]) -> list[torch.Tensor]:
         """Tensors of so many bytes; called by a thread of the engine's."""
+        torch.cuda.set_device(self.device)  # of this thread; else leaving the stream would make a context on device 0
         with torch.cuda.stream(self.stream):
             return [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
 

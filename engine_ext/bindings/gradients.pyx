@@ -200,12 +200,12 @@ cdef class GradientHook:
                 self.group.expect_device(self.label, self.view)
                 room = self.group.binding.rooms_for(self.index)
                 expect_room(op, room, &view)
+            keep_alive(op, (parts, keepers, room))
+            if view.device != HOST:
+                self.get_ready(parts[1], &view)
         except BaseException:
             self.drop_parts()
             raise
-        keep_alive(op, (parts, keepers, room))
-        if view.device != HOST:
-            self.get_ready(parts[1], &view)
         self.sparse = True
         return self.submit()
 

@@ -97,6 +97,8 @@ cdef int make_room(State* e, Wanted* wanted, object room) except -1:
     if targets == NULL:
         raise MemoryError("no memory for the sizes of a result")
     made = room([targets[k] for k in range(wanted.count)])
+    if len(made) != wanted.count:
+        raise DeviceError(f"its framework made room for {len(made)} tensors instead of {wanted.count}")
     for k, each in enumerate(made):
         view_anywhere(each, &view)
         if view.device == HOST or view.nbytes != targets[k]:
@@ -125,7 +127,7 @@ cdef int make_rooms(State* e) except -1:
         Py_DECREF(function)                         # the reference of next_item
         try:
             make_room(e, &wanted, function)
-        except Exception as error:
+        except BaseException as error:              # whatever it is: who waits for room has to hear of it
             text = f"no room on its GPU for a result: {type(error).__name__}: {error}".encode("utf-8", "replace")
             abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, text)
         finally:

@@ -113,6 +113,7 @@ cdef struct Coordinator:
     Optimizer* optimizers       # those that have such gradients
     uint64_t places             # number of new names that rank 0 has requested
     int32_t held                # number of names that wait in frozen batches
+    uint64_t hold_ns            # how long after its latest member a frozen batch is held, though ranks wait for all of it
     uint64_t looked             # nanoseconds, monotonic: when these were last looked at
     const Trace* trace          # the timeline of the coordinator's rank, which says how much to record
     counters_page* counters_page  # that of the coordinator's rank; NULL: nothing is counted

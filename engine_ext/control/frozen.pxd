@@ -3,6 +3,7 @@ from libc.stdint cimport uint64_t
 
 from engine_ext.control.coordinator cimport Coordinator, NameState
 
+cdef uint64_t longest_hold(uint64_t warning_ns, uint64_t limit_ns) noexcept nogil
 cdef bint frozen_hold(Coordinator* c, NameState* name) noexcept nogil
 cdef bint frozen_close(Coordinator* c, bint changed) noexcept nogil
 cdef uint64_t frozen_deadline(const Coordinator* c) noexcept nogil

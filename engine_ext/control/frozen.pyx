@@ -5,7 +5,7 @@ ready, or is broken, and then each of them travels alone. docs/architecture/prot
 whom. The caller holds rank 0's driver role.
 """
 from libc.stdint cimport int32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, qsort
+from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 
 from engine_ext.control.coordinator cimport FrozenBatch, Optimizer, cycle_ns, is_frozen, open_queue, wire_now, withheld
 from engine_ext.control.fusion cimport alike, append
@@ -15,12 +15,13 @@ from engine_ext.operations.kinds cimport wire_bytes
 from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
 from engine_ext.platform.clock cimport after_ns, age_ns
 from engine_ext.shared.counters cimport CLOSED_FROZEN
-from engine_ext.shared.layout cimport BATCH_ITEMS, ENTRY_FROZEN
+from engine_ext.shared.layout cimport BATCH_ITEMS, ENTRY_FROZEN, MAX_RANKS
 
 cdef enum:
     PARTS = 8                   # batches of an optimizer, or more where the fusion threshold is less
     LEAST_BYTES = 1 << 20       # of a batch, if the fusion threshold allows it: less is not worth a call of NCCL
     HOLD_NS = 1000000000        # a batch to which no member comes for so long is broken, if nobody waits
+    LONGEST_HOLD_NS = 30000000000   # the same, if ranks wait for all of it
     LOOK_NS = 1000000           # least time between two looks at what is held, while nothing comes
 
 
@@ -73,6 +74,7 @@ cdef FrozenBatch* make_batch(Coordinator* c, NameState** names, int32_t left, ui
     would make it larger than `limit`. Members have a batch from then on. NULL without memory."""
     cdef FrozenBatch* batch = <FrozenBatch*>calloc(1, sizeof(FrozenBatch))
     cdef uint64_t nbytes = 0, more
+    cdef NameState** fitting
     cdef int32_t k
     if batch != NULL:
         batch.members = <NameState**>malloc(<size_t>left * sizeof(NameState*))
@@ -89,6 +91,9 @@ cdef FrozenBatch* make_batch(Coordinator* c, NameState** names, int32_t left, ui
         names[k].batch = batch
         batch.members[batch.count] = names[k]
         batch.count += 1
+    fitting = <NameState**>realloc(batch.members, <size_t>batch.count * sizeof(NameState*))
+    if fitting != NULL:
+        batch.members = fitting
     return batch
 
 
@@ -148,6 +153,7 @@ cdef void let_go(Coordinator* c, FrozenBatch* batch) noexcept nogil:
         if name.held:
             name.held = False
             c.held -= 1
+            name.nbytes = bytes_now(c, name)        # compression may have been turned since
             open_queue(c, name)
     batch.here, batch.broken = 0, True
 
@@ -199,6 +205,15 @@ cdef bint frozen_hold(Coordinator* c, NameState* name) noexcept nogil:
     return True
 
 
+cdef uint64_t longest_hold(uint64_t warning_ns, uint64_t limit_ns) noexcept nogil:
+    """How long a batch is held for a rank that is late: half of what comes first of warning and limit, each of which is 0 for
+    never. By then its members travel, and what is told is which gradient the rank lacks."""
+    cdef uint64_t longest = LONGEST_HOLD_NS
+    if warning_ns:
+        longest = min(longest, warning_ns // 2)
+    return min(longest, limit_ns // 2) if limit_ns else longest
+
+
 # ---- the end of a batch -------------------------------------------------------------------------------------------------------
 
 cdef bint send(Coordinator* c, FrozenBatch* batch) noexcept nogil:
@@ -238,26 +253,30 @@ cdef bint is_awaited(const Coordinator* c, const FrozenBatch* batch) noexcept no
     return False
 
 
-cdef bint cannot_fill(Coordinator* c, const FrozenBatch* batch) noexcept nogil:
-    """Whether a rank that waits for all it has submitted has not submitted a member: from there it does not come."""
+cdef struct Ended:              # ranks that have ended their pass: they wait for all that they have submitted
+    int[MAX_RANKS] ranks
+    int count
+
+
+cdef void find_ended(const Coordinator* c, Ended* ended) noexcept nogil:
+    cdef int r
+    ended.count = 0
+    for r in range(c.segment.size if c.held else 0):
+        if load32_acquire(&c.segment.pages[r].wait_all):        # pairs with driver_wait_for_all: before the bits are looked at
+            ended.ranks[ended.count] = r
+            ended.count += 1
+
+
+cdef bint cannot_fill(Coordinator* c, const FrozenBatch* batch, const Ended* ended) noexcept nogil:
+    """Whether a rank that has ended its pass has not submitted a member: from there it does not come. Nor does one that was
+    scheduled in this pass without its batch, which was made meanwhile."""
     cdef int32_t k
-    cdef int r
-    for r in range(c.segment.size):
-        # A member that is held was submitted in this pass, so this is no wait of an earlier one. Pairs with driver_wait_for_all.
-        if load32_acquire(&c.segment.pages[r].wait_all) == 0:
-            continue
-        for k in range(batch.count):
-            if not batch.members[k].held and withheld(c, batch.members[k], r):
+    cdef int i
+    # A member that is held was submitted in this pass, so these are no waits of an earlier one.
+    for k in range(batch.count if ended.count else 0):
+        for i in range(0 if batch.members[k].held else ended.count):
+            if withheld(c, batch.members[k], ended.ranks[i]):
                 return True
-    return False
-
-
-cdef bint has_ended_pass(const Coordinator* c) noexcept nogil:
-    """Whether a rank waits for all that it has submitted: that brings, or breaks, what is held."""
-    cdef int r
-    for r in range(c.segment.size):
-        if load32_acquire(&c.segment.pages[r].wait_all):        # pairs with driver_wait_for_all
-            return True
     return False
 
 
@@ -272,13 +291,13 @@ cdef bint anything_awaited(const Coordinator* c) noexcept nogil:
     return False
 
 
-cdef bint is_over(Coordinator* c, const FrozenBatch* batch, uint64_t now, bint changed, bint awaited) noexcept nogil:
+cdef bint is_over(Coordinator* c, const FrozenBatch* batch, uint64_t now, const Ended* ended, bint awaited) noexcept nogil:
     """Whether a batch of which some members are here is not to be held any longer. `awaited`: something is."""
     if awaited and is_awaited(c, batch):
         return True
-    if changed and cannot_fill(c, batch):
+    if cannot_fill(c, batch, ended):
         return True
-    return age_ns(now, batch.latest) >= HOLD_NS and not has_ended_pass(c)
+    return age_ns(now, batch.latest) >= (c.hold_ns if ended.count else min(c.hold_ns, <uint64_t>HOLD_NS))
 
 
 cdef bint frozen_close(Coordinator* c, bint changed) noexcept nogil:
@@ -288,13 +307,15 @@ cdef bint frozen_close(Coordinator* c, bint changed) noexcept nogil:
     cdef bint awaited = changed and anything_awaited(c), room = True, turned
     cdef Optimizer* o = c.optimizers
     cdef FrozenBatch* batch
+    cdef Ended ended
+    find_ended(c, &ended)
     while o != NULL:
         batch = o.batches
         turned = o.compression != c.knobs.compression       # what fused may not do so any more
         while batch != NULL:
             if batch.here == batch.count and not turned:
                 room = room and send(c, batch)
-            elif batch.here and (turned or is_over(c, batch, now, changed, awaited)):
+            elif batch.here and (turned or is_over(c, batch, now, &ended, awaited)):
                 let_go(c, batch)
             batch = batch.next
         o = o.next

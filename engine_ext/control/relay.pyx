@@ -232,10 +232,10 @@ cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
         ready[w] = load_acquire(&page.ready[w])
     head = load_acquire(&page.request_head)
     wait_all = load32_acquire(&page.wait_all)
-    if load_acquire(&page.waits) != waits:
-        wait_all = 0                # it has begun or ended meanwhile: the bits are not those of who waits. The next look tells it
-    if wait_all == 0:
-        tell32(&words, page, &page.wait_all, &told.wait_all, 0)         # before the bits of whoever waits no longer
+    if load_acquire(&page.waits) != waits or load_acquire(&page.arrivals) != arrivals:
+        wait_all = 0                # it may have begun or ended meanwhile: the bits are not those of who waits. The next look tells it
+    if wait_all == 0 or waits != told.waits:
+        tell32(&words, page, &page.wait_all, &told.wait_all, 0)         # before the bits of whoever waits no longer, or anew
     if named:
         tell_names(&words, page, told, ready, load32_relaxed(&relay.segment.coordinator.recording) != 0)
     tell_state(&words, page, told)

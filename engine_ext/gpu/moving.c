@@ -41,13 +41,15 @@ static int is_even(const lane *l, const device_parcel *p) {
   return p->received[0] <= LARGEST;
 }
 
-/* What rank r has, to all: what comes to a rank without room for it goes to the slab, where nobody reads it. */
-static int gather_from(lane *l, const device_parcel *p, int r, uint64_t begin, uint64_t most, int *calls) {
+/* What rank r has, to all: what comes to a rank without room for it goes to the slab, where nobody reads it. As ranks may pass on what
+ * they receive, the slab takes one broadcast of a group. */
+static int gather_from(lane *l, const device_item *item, const device_parcel *p, int r, uint64_t begin, int *calls) {
+  uint64_t most = item->lacking ? l->slab_bytes : LARGEST;
   for (uint64_t low = 0; low < p->received[r]; low += most) {
     uint64_t to = p->target != 0 ? p->target + begin + low : l->slab, from = r == l->rank ? p->source + low : to;
     STEP(begin_call(l, calls));
     NCCL(ncclBroadcast, pointer(from), pointer(to), lesser(most, p->received[r] - low), ncclUint8, r, l->comm, l->stream);
-    if (*calls == CALLS) STEP(end_calls(l, calls));
+    if (item->lacking || *calls == CALLS) STEP(end_calls(l, calls));
   }
   return 0;
 }
@@ -61,7 +63,7 @@ static int gather_parcel(lane *l, const device_item *item, const device_parcel *
     return *calls == CALLS ? end_calls(l, calls) : 0;
   }
   for (int r = 0; r < l->size; begin += p->received[r++])
-    STEP(gather_from(l, p, r, begin, item->lacking ? l->slab_bytes : LARGEST, calls));
+    STEP(gather_from(l, item, p, r, begin, calls));
   return 0;
 }
 

@@ -264,6 +264,7 @@ def test_lane_wakes_and_is_woken(ranks: Start) -> None:
 # ---- failing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_call_that_fails_is_told_on_all_ranks(ranks: Start) -> None:
     """Problem 17; and opening works at once afterwards, in the same world."""
     ranks(2, "failing").succeeds(100)
@@ -291,7 +292,13 @@ def test_kernel_that_does_not_end_is_given_up(program: str, ranks: Start) -> Non
     ranks(2, program).succeeds()
 
 
-@pytest.mark.parametrize("call", ["cuInit", "cuModuleLoadDataEx", "ncclCommInitRankConfig"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(pytest.param(call, marks=pytest.mark.slow) for call in ("cuInit", "cuModuleLoadDataEx")),
+        "ncclCommInitRankConfig",
+    ],
+)
 def test_call_that_hangs_is_left_alone(call: str, ranks: Start) -> None:
     """Problem 21: the world goes on, and the process ends in time."""
     job = ranks(2, "hangs", call, "1")
@@ -342,7 +349,7 @@ EVERY_CALL = "EVERY_CALL" in os.environ  # make gpu-faults
 LAST = [call for call in CALLS if call != "ncclGetUniqueId"]  # rank 0 alone asks for an id
 FIRST = ["cuInit", "ncclGetUniqueId", "ncclCommInitRankConfig"]
 if not EVERY_CALL:
-    LAST = ["cuInit", "cuLaunchKernel", "ncclCommInitRankConfig"]
+    LAST = ["cuLaunchKernel", "ncclCommInitRankConfig"]
     FIRST = ["ncclGetUniqueId"]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.errors import RankStalledError
 from engine.metrics import page
 
 from ..waiting import be_late, measured, until
@@ -399,3 +400,29 @@ def test_names_that_are_evicted() -> None:
             assert found[1] == [tuple(COUNTS)]
             assert sorted(count for batch in found[2] for count in batch) == COUNTS
             assert found[4] == [tuple(COUNTS)]
+
+
+@pytest.mark.parametrize("hosts", [(0, 0, 0), (0, 1, 1)])
+def test_rank_that_is_late_in_the_middle_of_a_batch_is_named(hosts: tuple[int, ...]) -> None:
+    """And not rank 0, which holds what the others have brought."""
+
+    def program(rank: int, native: Any, _gpu: PretendedGpu) -> str:
+        optimizer = Optimizer(native, COUNTS)
+        for _ in range(2):
+            backward(optimizer, range(len(COUNTS)), lambda: 0.0)
+        try:
+            if rank == 2:
+                for k in range(5):
+                    optimizer.bring(k)
+                until(lambda: native.failure is not None, "the others have given it up", 30)
+                raise native.failure
+            backward(optimizer, range(len(COUNTS)), lambda: 0.0)
+        except RankStalledError as error:
+            return str(error)
+        return "nobody is late"
+
+    with world(hosts, stall_limit=2.0) as each:
+        found = each.run(program)
+    for text in found:
+        assert text.startswith("rank 2 stalled: "), found
+        assert "gradient0.1" in text
