@@ -233,7 +233,7 @@ cdef void tell_up(Relay* relay, Trunk* trunk, int rank) noexcept nogil:
     head = load_acquire(&page.request_head)
     wait_all = load32_acquire(&page.wait_all)
     if load_acquire(&page.waits) != waits or load_acquire(&page.arrivals) != arrivals:
-        wait_all = 0                # it may have begun or ended meanwhile: the bits are not those of who waits. The next look tells it
+        wait_all = 0                # it may have begun or ended meanwhile: the bits are not of who waits. The next look tells it
     if wait_all == 0 or waits != told.waits:
         tell32(&words, page, &page.wait_all, &told.wait_all, 0)         # before the bits of whoever waits no longer, or anew
     if named:
