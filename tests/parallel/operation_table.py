@@ -173,7 +173,7 @@ def same(dtype: str, a: Array, b: Array) -> NDArray[np.bool_]:
 
 NOTES = """
 Values are combined in the order of the ranks, 0 first, for every element. So a result has the same bits on every
-rank, whatever the fusion threshold, the chunk size, the kernels or the kind of store.
+rank, whatever the fusion threshold, the chunk size, the kernels or the kind of store. Of tensors on GPUs that is a setting: "On GPUs" below.
 
 `Average` divides by the number of ranks in the process set. A rank that contributes nothing to an operation counts as
 the operation's identity (0, infinity, 1), and is counted in the divisor.
@@ -215,7 +215,8 @@ adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b
 - `prescale_factor` and `postscale_factor` multiply the weights, and round nothing by themselves.
 - Compared with `Sum` every element travels twice. It does not compress.
 
-`reducescatter` gives each rank its rows of what `allreduce` gives, bit by bit; it has no `Adasum`. The rows are
+`reducescatter` gives each rank its rows of what `allreduce` gives, bit by bit ([on GPUs](gpu.md) sums of floats may differ in the last
+ones); it has no `Adasum`. The rows are
 divided in rank order; where they do not divide evenly, the first ranks have one more.
 
 `broadcast`, `allgather`, `alltoall` and `grouped_allgather` copy bytes, whatever these mean: of the same dtypes, and of
@@ -336,6 +337,31 @@ rank sends these 1,000 rows and their numbers. Every rank then adds up the entri
 | ranks that disagree on dtype, shape, sparse dimensions or operation, or submit a dense tensor | a `MismatchError` on every rank |
 | indices that are not in the shape, or out of order in a tensor that says it is coalesced: torch does not check | a `MismatchError` on every rank, which says who submitted them and the first of them, before torch or another rank uses them |
 | memory | every rank holds what all ranks have sent, and the sum |
+
+## On GPUs
+
+What `allreduce` makes of PyTorch's CUDA tensors depends on the setting `device_sums`, which is equal on all ranks. With `ordered` it is in
+every row what the table above says, with the same bits as for tensors in the host's memory, whatever is fused. With `nccl`, the default,
+NCCL makes the sums that it has, in an order and with roundings of its own; all ranks still get the same bits.
+
+| dtype | operation | `device_sums=nccl` | `device_sums=ordered` |
+|---|---|---|---|
+| float32, float64 | `Sum` | added in the dtype, in NCCL's order | added in the dtype, in the order of the ranks |
+| float32, float64 | `Average` | the same, then divided by the world size and rounded once more | the same, then divided in the dtype |
+| float16 | `Sum` | added in float16, in NCCL's order, rounded at each addition | added in float32, in the order of the ranks, rounded once |
+| float16 | `Average` | each rank's value divided and rounded, so that the sum does not overflow; then as `Sum` | added and divided in float32, rounded once |
+| bfloat16 | `Sum` | added in bfloat16, in NCCL's order, rounded at each addition | added in float32, in the order of the ranks, rounded once |
+| bfloat16 | `Average` | the same, then divided and rounded once more | added and divided in float32, rounded once |
+| int8, uint8, int32, int64 | `Sum` | wraps: the bits of `ordered`, since no order matters | wraps |
+| int16, uint16, bool | `Sum` | as `ordered`: NCCL has no such dtypes | as in the host's memory |
+| all integers | `Average` | as `ordered`: NCCL's sum would wrap before it is divided | the exact sum (of int64: it wraps), divided, truncated toward zero |
+| all | `Min`, `Max` | as `ordered`: NCCL's drop a NaN | NaN if any is NaN; of equal values the later rank's |
+| all | `Product` | as `ordered` | multiplied in the order of the ranks; float16 and bfloat16 in float32, rounded once |
+| all | `Adasum` | refused | refused |
+
+A `nan` or an infinity in a sum comes out as one in both. A sum with `compression` goes by the row of the dtype that travels. What NCCL's
+order is depends on the number of ranks, its version, the network, and on what else travels in the same entry: [gpu.md](gpu.md) says when two
+runs have equal bits all the same. `ordered` sends as many bytes as NCCL's rings do, in an exchange, a reduction and a gathering, one after the other, so it takes longer.
 """  # noqa: E501
 
 
