@@ -147,10 +147,11 @@ static int tell_requests(trunk *t) {
 static void tell(trunk *t) {
   engine_word list[ID_WORDS + 8];
   uint32_t count = 0;
-  if (waits != t->waits) count = put(list, count, offsetof(rank_page, wait_all), 4, t->waiting = waiting);
   for (int w = 0; w < ID_WORDS; w++)
     if (bits[w] != t->ready[w])
       count = put(list, count, offsetof(rank_page, ready) + 8u * (unsigned)w, 8, t->ready[w] = bits[w]);
+  /* Behind the bits, as a leader tells it: whoever sees that a host waits for all sees all that it has submitted. */
+  if (waits != t->waits) count = put(list, count, offsetof(rank_page, wait_all), 4, t->waiting = waiting);
   if (arrivals > t->arrivals) count = put(list, count, offsetof(rank_page, arrivals), 8, t->arrivals = arrivals);
   if (waits != t->waits) count = put(list, count, offsetof(rank_page, waits), 8, t->waits = waits);
   if (t->tail != t->told) count = put(list, count, offsetof(rank_page, cursor), 8, t->told = t->tail);
