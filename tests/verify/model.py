@@ -1,10 +1,10 @@
 """The engine's waits and wake-ups as step lists, small enough to explore every interleaving (machine.py).
 
 Each function writes the steps of the function of that name in engine_ext (control/driver.pyx, control/completion.pyx,
-shared/segment.pxd, control/execute.pyx, transport/shm.pyx), access by access and with the same order of memory; change
-them together. A scenario puts a few threads around one window. Nothing here has a timeout: a wait that the engine would
-end by a tick never ends, so that a lost wake-up is a state in which nothing happens any more though there is something
-to do.
+shared/segment.pxd, control/execute.pyx, transport/shm.pyx, control/relay.pyx, control/frozen.pyx), access by access
+and with the same order of memory; change them together. A scenario puts a few threads around one window. Nothing here
+has a timeout: a wait that the engine would end by a tick never ends, so that a lost wake-up is a state in which nothing
+happens any more though there is something to do.
 
 A mutant leaves out one fence, one look or one rule. Every mutant must be found; the table says by which scenario.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from .machine import Code, Explorer, Found, Memory, Program, Stores, Views
+from .machine import Code, Explorer, Found, Memory, Program, Stores, Value, Views
 
 ENGINE_ASLEEP, ENGINE, WAITER = 0, 1, 2  # state.pxd
 DOOR_ENGINE, DOOR_WAITER, DOORS, IN_ENTRY, CYCLE, COUNT_SHIFT = 1, 2, 3, 4, 8, 8  # layout.h
@@ -279,6 +279,68 @@ class Thread(Code):
         self.wake_unfenced()
         self.label(out)
         self.forget("asleep", "bit")
+
+    # ---- the end of a pass: relay.pyx, frozen.pyx
+
+    def driver_wait_for_all(self, on: bool) -> None:
+        self.store("wait_all", int(on), release=True)
+        self.load("waits", "waits")
+        self.store("waits", lambda r: r["waits"] + 1, release=True)
+        self.forget("waits")
+
+    def tell_up(self) -> None:
+        """One look of a leader. `told.` words are the coordinator's copies, registers of that name their values."""
+        again, off, done = self.fresh(), self.fresh(), self.fresh()
+        behind = "WAIT_BEHIND" not in self.without
+        self.load("waits", "waits", acquire=True)
+        self.load("arrivals", "arrivals", acquire=True)
+        self.let("named", lambda r: r["waits"] != r["told.waits"] or r["arrivals"] != r["told.arrivals"])
+        for name in ("a", "b"):
+            self.load(name, name, acquire=True)
+        self.load("wait_all", "wait_all", acquire=True)
+        if "WAIT_AGAIN" not in self.without:
+            for word in ("waits", "arrivals"):
+                self.load("now", word, acquire=True)
+                self.jump_if(lambda r, word=word: r["now"] != r[word], again)
+            self.jump(off)
+            self.label(again)
+            self.let("wait_all", 0)
+            self.label(off)
+        if "WAIT_OFF" not in self.without:
+            self.jump_if(lambda r: r["wait_all"] and r["waits"] == r["told.waits"], done)
+            self.tell("wait_all", 0)
+            self.label(done)
+        if not behind:
+            self.tell("wait_all", lambda r: r["wait_all"])
+        for name in ("a", "b"):
+            self.tell(name, lambda r, name=name: r[name] if r["named"] else r["told." + name])
+        if behind:
+            self.tell("wait_all", lambda r: r["wait_all"])
+        for word in ("arrivals", "waits"):
+            self.tell(word, lambda r, word=word: r[word])
+        self.forget("waits", "arrivals", "named", "a", "b", "wait_all", "now")
+
+    def tell(self, word: str, value: Value) -> None:
+        """Only what has changed is told. Frames arrive in order, and each word is stored with release."""
+        out, told = self.fresh(), "told." + word
+        self.let("value", value)
+        self.jump_if(lambda r: r["value"] == r[told], out)
+        self.let(told, lambda r: r["value"])
+        self.store(told, lambda r: r["value"], release=True)
+        self.label(out)
+        self.forget("value")
+
+    def cannot_fill(self) -> None:
+        """With member `a` of the second pass held: whether `b` is taken for one that does not come in it."""
+        out = self.fresh()
+        self.load("a", "told.a", acquire=True)
+        self.jump_if(lambda r: r["a"] < 2, out)
+        self.load("ended", "told.wait_all", acquire=True)
+        self.jump_if(lambda r: not r["ended"], out)
+        self.load("b", "told.b", acquire=True)
+        self.jump_if(lambda r: r["b"] == 2, out)
+        self.store("broken", 1)
+        self.label(out)
 
 
 # Helpers, and the two halves of driver_stop. Every other function of `Thread` is one of the engine.
@@ -610,11 +672,37 @@ def streamed(without: frozenset[str]) -> Scenario:
     return Scenario(words, [Program.of("packing", packing), Program.of("reading", reading)], judge)
 
 
+def passes(without: frozenset[str]) -> Scenario:
+    """A rank of another host has waited for a backward pass, brings `a` and `b` of the next one, and waits again.
+
+    Its leader looks twice. From who waits, rank 0 tells which gradients do not come in this pass.
+    """
+    rank, leader, coordinator = Thread(without), Thread(without), Thread(without)
+    rank.driver_wait_for_all(False)
+    for arrivals, name in ((3, "a"), (4, "b")):
+        rank.store(name, 2, release=True)
+        rank.store("arrivals", arrivals, release=True)
+    rank.driver_wait_for_all(True)
+    before = {"a": 1, "b": 1, "arrivals": 2, "wait_all": 1, "waits": 1}
+    for word, value in before.items():
+        leader.let("told." + word, value)
+    for _ in range(2):
+        leader.tell_up()
+    coordinator.cannot_fill()
+
+    def judge(words: dict[str, int], asleep: dict[str, str | None]) -> str:
+        return "a batch is broken that would have been filled" if words["broken"] else ""
+
+    words = before | {"told." + word: value for word, value in before.items()} | {"broken": 0}
+    threads = {"rank": rank, "leader": leader, "coordinator": coordinator}
+    return Scenario(words, [Program.of(name, code) for name, code in threads.items()], judge)
+
+
 SCENARIOS: dict[str, Callable[[frozenset[str]], Scenario]] = {
     scenario.__name__: scenario
     for scenario in (
         *(entries, call, give_back, two_waiters, role, stages, submissions, cycle, stop, stop_waiter),
-        *(clock, streamed),
+        *(clock, streamed, passes),
     )
 }
 # What a mutant leaves out, and the scenarios that have to find it, under one of the memory models at least.
@@ -647,6 +735,9 @@ RULES = {
     "DOOR_BEFORE_STOP": ("stop",),
     "RECHECK_STOP": ("stop_waiter",),
     "NEED": ("stages",),  # each announcement says what it needs
+    "WAIT_BEHIND": ("passes",),  # that a rank waits for all is told behind what it has submitted
+    "WAIT_AGAIN": ("passes",),  # a leader looks whether something came while it read
+    "WAIT_OFF": ("passes",),  # that a rank waited before is taken back first
 }
 
 
