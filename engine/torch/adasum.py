@@ -3,7 +3,7 @@
 Each rank's optimizer takes its step on the gradients of that rank alone. The changes of the parameters travel as one
 group, are combined with Adasum, each parameter by itself, and every rank sets its parameters to what they were plus
 the result (Maleki et al., arXiv 2006.02924). So momentum and other state stay those of the rank's own gradients, and
-the engine has nothing to do during backward.
+the engine has nothing to do during backward. Changes of parameters on a GPU travel through the host's memory.
 
 `Deltas` takes the place of `engine.frameworks.reducer.Reducer`, whose methods it has.
 """
@@ -103,7 +103,8 @@ class Deltas:
             try:
                 for parameter, start in zip(stepped, starts, strict=True):
                     parameter.sub_(start)
-                groups.grouped_allreduce_([each.detach() for each in stepped], Adasum, self._name, *self._settings)
+                changes = [each.detach().cpu() for each in stepped]  # what is in the host's memory is not copied
+                groups.grouped_allreduce_(changes, Adasum, self._name, *self._settings)
             except EngineError:
                 for parameter, start in zip(stepped, starts, strict=True):
                     parameter.copy_(start)
@@ -113,8 +114,8 @@ class Deltas:
                 for parameter in stepped:
                     parameter.data = self._starts.pop(parameter)
                 raise
-            for parameter, start in zip(stepped, starts, strict=True):
-                parameter.add_(start)
+            for parameter, change, start in zip(stepped, changes, starts, strict=True):
+                (parameter if parameter.is_cpu else parameter.copy_(change)).add_(start)
         self.engine.mark_step(self._number)
 
     def before_zero(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ torch = pytest.importorskip("torch")
 
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-from engine.torch import adapter, sparse  # noqa: E402
+from engine.errors import MismatchError  # noqa: E402
+from engine.torch import adapter, adasum, sparse  # noqa: E402
 from engine.torch import sync_batch_norm as norm  # noqa: E402
 from engine.types import Average  # noqa: E402
 
@@ -74,3 +76,54 @@ def test_statistics_of_a_batch(rows: int, monkeypatch: pytest.MonkeyPatch) -> No
     with placed():
         mean, square, count = norm._joint_statistics(batch, "layer", norm.global_process_set)
     assert (count, len(mean), len(square)) == (rows + 2, 3, 3)
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it is on a GPU. Only a copy of it is in the host's memory."""
+
+    is_cpu = property(lambda self: False)
+    is_cuda = property(lambda self: True)
+
+    def cpu(self) -> Any:
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def deltas(parameters: list[Any]) -> adasum.Deltas:
+    """Of a step on two ranks, of which only one is there."""
+    process_set = SimpleNamespace(
+        size=lambda: 2, included=lambda: True, engine=SimpleNamespace(mark_step=lambda _: None)
+    )
+    options = SimpleNamespace(process_set=process_set, prescale=1.0, postscale=1.0)
+    made = adasum.Deltas(options, "change", 0)  # type: ignore[arg-type]
+    made._parameters += parameters
+    made.before_step()
+    return made
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_changes_of_parameters_on_a_gpu_are_combined_in_host_memory(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    there = torch.tensor([3.0, 4.0]).as_subclass(Elsewhere).requires_grad_()
+    step = deltas([here, there])
+    with torch.no_grad():
+        here += 1
+        there += 2
+
+    def combine(changes: list[Any], *_: Any) -> None:
+        assert [type(change) for change in changes] == [torch.Tensor, torch.Tensor]
+        assert [change.tolist() for change in changes] == [[1.0, 1.0], [2.0, 2.0]]
+        for change in changes:
+            change *= 10
+        if fails:
+            raise MismatchError("other shapes")
+
+    monkeypatch.setattr("engine.groups.grouped_allreduce_", combine)
+    if fails:
+        with pytest.raises(MismatchError):
+            step.after_step()
+    else:
+        step.after_step()
+    assert here.tolist() == ([1.0, 2.0] if fails else [11.0, 12.0])
+    assert there.tolist() == ([3.0, 4.0] if fails else [23.0, 24.0])
