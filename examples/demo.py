@@ -138,7 +138,7 @@ def show(bars: Progress, task: TaskID, run: Run, spoken: float) -> float:
     text = f"loss {run.losses[-1]:.4f}"
     bars.update(task, completed=len(run.losses), text=text)
     if not console.is_terminal and time.monotonic() - spoken > QUIET_SECONDS:
-        doing = "ending" if len(run.losses) == run.steps else f"step {len(run.losses)}/{run.steps}, {text}"
+        doing = "its processes end" if len(run.losses) == run.steps else f"step {len(run.losses)}/{run.steps}, {text}"
         print(f"{bars.tasks[task].description}: {doing}", flush=True)
         return time.monotonic()
     return spoken

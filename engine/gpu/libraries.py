@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +16,9 @@ from engine_ext.gpu.lane import functions
 
 from ..errors import DeviceError
 from ..setting import variable
+from .nccl_file import OLDEST_NCCL, load_nccl, nccl_version
 
-CUDA, NCCL = "libcuda.so.1", "libnccl.so.2"
-OLDEST_NCCL = 21800  # where communicators that do not block can be aborted at any time
+CUDA = "libcuda.so.1"
 OLDEST_CUDA = 11040  # of the driver: the first with cuDeviceGetUuid_v2
 
 
@@ -52,7 +50,7 @@ def load(cuda: Path | None, nccl: Path | None) -> Libraries:
     DeviceError
         There is none, or one that is too old or lacks a function; with what to do about it.
     """
-    driver_version, nccl_version = ctypes.c_int(), ctypes.c_int()
+    driver_version = ctypes.c_int()
     # Both functions that tell versions may be called at any time, in any thread, and wait for nobody.
     driver = _driver(cuda)
     driver_place = _place(driver, "cuDriverGetVersion")
@@ -60,11 +58,11 @@ def load(cuda: Path | None, nccl: Path | None) -> Libraries:
     mine = f"{driver_place}, the driver for CUDA {cuda_text(driver_version.value)},"
     mend = f"a driver for CUDA {cuda_text(OLDEST_CUDA)} or newer is needed"
     addresses = [_address(driver, name, mine, mend) for name, since in functions() if not since]
-    library = _nccl(nccl)
+    library = load_nccl(nccl)
     place = _place(library, "ncclGetVersion")
-    library.ncclGetVersion(ctypes.byref(nccl_version))
-    mine = f"{place}, NCCL {nccl_text(nccl_version.value)},"
-    if nccl_version.value < OLDEST_NCCL:
+    version = nccl_version(library)
+    mine = f"{place}, NCCL {nccl_text(version)},"
+    if version < OLDEST_NCCL:
         raise DeviceError(
             f"{mine} is too old: {nccl_text(OLDEST_NCCL)} or newer is needed; install nvidia-nccl-cu12 or "
             f"nvidia-nccl-cu13, or name another file with {variable('nccl_library')}"
@@ -72,9 +70,9 @@ def load(cuda: Path | None, nccl: Path | None) -> Libraries:
     mend = f"it is damaged, or no NCCL: install it again, or name another file with {variable('nccl_library')}"
     for name, since in functions():
         if since:
-            known = since <= nccl_version.value
+            known = since <= version
             addresses.append(_address(library, name, mine, mend) if known else 0)
-    return Libraries(driver_place, driver_version.value, place, nccl_version.value, addresses)
+    return Libraries(driver_place, driver_version.value, place, version, addresses)
 
 
 def _driver(chosen: Path | None) -> ctypes.CDLL:
@@ -85,34 +83,6 @@ def _driver(chosen: Path | None) -> ctypes.CDLL:
             f"the CUDA driver cannot be loaded ({error}): install NVIDIA's driver, give a container the GPUs (docker "
             f"run --gpus all), or name the file with {variable('cuda_library')}"
         ) from None
-
-
-def _nccl(chosen: Path | None) -> ctypes.CDLL:
-    """NCCL: one process should have one, so the first choice is what a framework has loaded."""
-    attempts = [(str(chosen), os.RTLD_NOW)]
-    if chosen is None:
-        attempts = [(NCCL, os.RTLD_NOW | os.RTLD_NOLOAD), *_of_package(), (NCCL, os.RTLD_NOW)]
-    for name, mode in attempts:
-        try:
-            return ctypes.CDLL(name, mode=mode)
-        except OSError as error:
-            refused = error
-    raise DeviceError(
-        f"NCCL cannot be loaded ({refused}): install nvidia-nccl-cu12 or nvidia-nccl-cu13, as PyTorch for GPUs does, "
-        f"or name the file with {variable('nccl_library')}"
-    )
-
-
-def _of_package() -> Iterable[tuple[str, int]]:
-    """The library of nvidia-nccl-cu12 or -cu13, which lies in the same place, and how to load it."""
-    try:
-        found = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:
-        return
-    for directory in (found.submodule_search_locations or ()) if found is not None else ():
-        path = Path(directory) / "lib" / NCCL
-        if path.exists():
-            yield str(path), os.RTLD_NOW
 
 
 def _address(library: ctypes.CDLL, name: str, mine: str, mend: str) -> int:

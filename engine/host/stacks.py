@@ -27,6 +27,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 # Code that is not the user's: this package, the interpreter's library, what was installed, extensions.
 NOT_THE_USERS = (
     f"{Path(__file__).parents[1]}{os.sep}",
+    f"{os.sep}engine_ext{os.sep}",
     f"{os.sep}lib{os.sep}python3",
     "site-packages",
     "<frozen",

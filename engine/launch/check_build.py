@@ -25,7 +25,7 @@ def table() -> str:
         "Controllers": [
             (bool(kernels), "shared memory"),
             (bool(kernels), "TCP between hosts"),
-            (builds.mpi_built(), "MPI"),
+            (builds.mpi_enabled(), "MPI"),
             (builds.gloo_built(), "Gloo"),
         ],
         "Operations": [
@@ -34,10 +34,14 @@ def table() -> str:
             (bool(builds.nccl_built()), "NCCL"),
             (builds.ddl_built(), "DDL"),
             (builds.ccl_built(), "CCL"),
-            (builds.mpi_built(), "MPI"),
+            (builds.mpi_built(), "MPI between hosts"),
             (builds.gloo_built(), "Gloo"),
         ],
-        "Devices": [(bool(kernels), "CPU"), (builds.cuda_built(), "CUDA"), (builds.rocm_built(), "ROCm")],
+        "Devices": [
+            (bool(kernels), "CPU"),
+            (bool(kernels) and builds.cuda_built(), "CUDA"),
+            (builds.rocm_built(), "ROCm"),
+        ],
     }
     lines = [f"enginerun {version_of('enginerun') or '(a source tree that was never installed)'}"]
     for title, rows in sections.items():

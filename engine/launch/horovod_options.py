@@ -32,7 +32,7 @@ WITH_VALUE = {
     "--autotune-gaussian-process-noise": _NOISE_IS_LEARNED,
     **dict.fromkeys(("--slots-per-host", "--elastic-timeout", "--reset-limit"), _NOT_ELASTIC),
     **dict.fromkeys(("--mpi-args", "--binding-args", "--gloo-timeout-seconds"), _ONE_TRANSPORT),
-    "--num-nccl-streams": "there is no NCCL here",
+    "--num-nccl-streams": "the work of a GPU goes to one stream of the engine's own",
     "--thread-affinity": "ranks are bound to CPUs, see --cpus-per-rank",
 }
 # Options for other hosts, which do nothing where there are none.

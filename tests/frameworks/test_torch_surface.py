@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,8 +105,22 @@ def test_questions_take_no_argument(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUILT)
 def test_what_is_not_built_says_so(name: str) -> None:
-    assert not getattr(hvd, name)()
     assert getattr(engine, name) is getattr(hvd, name)
+    there = {"cuda_built": True, "mpi_built": importlib.util.find_spec("mpi4py") is not None}
+    if name != "nccl_built":
+        assert getattr(hvd, name)() is there.get(name, False)
+
+
+def test_nccl_is_there_if_its_library_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "nccl.c"
+    for version, told in ((22807, 22807), (21703, 0)):
+        source.write_text(f"int ncclGetVersion(int *version) {{ *version = {version}; return 0; }}")
+        library = tmp_path / f"nccl{version}.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+        monkeypatch.setenv("ENGINE_NCCL_LIBRARY", str(library))
+        assert hvd.nccl_built() == told
+    monkeypatch.setenv("ENGINE_NCCL_LIBRARY", str(tmp_path / "none.so"))
+    assert hvd.nccl_built() == 0
 
 
 def test_operations_and_exceptions() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import engine_ext.errors
 from engine.errors import UnsupportedTensorError
 from engine.objects import describe, differences, pairs
 from engine.trace.flight import Recorder
@@ -77,6 +78,13 @@ def test_an_exception_in_a_library_is_placed_where_the_user_called_it() -> None:
     with pytest.raises(TypeError) as caught:
         pairs(3)
     assert f" at {Path(__file__).name}:" in summary(TypeError, caught.value, caught.tb)
+
+
+def test_an_interrupt_within_the_native_engines_python_is_placed_where_the_user_called_it() -> None:
+    raising = compile("raise KeyboardInterrupt", engine_ext.errors.__file__, "exec")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        exec(raising)
+    assert f" at {Path(__file__).name}:" in summary(KeyboardInterrupt, None, caught.tb)
 
 
 def test_what_waits_for_the_same_ranks_is_one_line() -> None:
