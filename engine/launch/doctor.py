@@ -251,6 +251,7 @@ class Examination:
                 continue
             tried = self._reached.get(host.name, {})
             reached = sum(not trouble for _, trouble in tried.values())
+            others = len(self._facts) - 1  # that answer: of those that do not there is a line below
             yield (
                 host.name,
                 str(facts["version"]),
@@ -258,7 +259,7 @@ class Examination:
                 str(facts["kernels"][-1]) if facts["kernels"] else "no",
                 str(facts["cpus"]),
                 self._addresses.get(host.name) or "?",
-                f"{reached} of {len(self._hosts) - 1}",
+                f"{reached} of {others}" if others else "-",
                 ", ".join(facts["frameworks"]) or "none",
             )
 

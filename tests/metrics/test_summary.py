@@ -134,7 +134,7 @@ def test_hosts_and_what_the_network_costs_are_told() -> None:
     shown = "\n".join(advice.report(ranks, RUN))
     assert "node0 ranks 0, 3; node1 rank 1; node2 rank 2; 3 GiB sent to other hosts by a rank" in shown
     assert "waited for data of node0 0.0 %, node1 20.0 %, node2 0.0 %" in shown
-    assert "look at the network of node1: the others wait for its data for 20.0 % of the time" in shown
+    assert "look at the network of node1 and at its load: the others wait for its data for 20.0 % of the time" in shown
     assert "none stands out" in shown
     assert "hosts:" not in "\n".join(advice.report({0: rank(0), 1: rank(1)}, RUN))
 

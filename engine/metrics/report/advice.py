@@ -110,7 +110,7 @@ def slow_network(told: Figures) -> str | None:
     names, waits = list(told.crossing), dict(enumerate(told.crossing.values()))
     if (host := slow_host(waits)) is not None:
         return (
-            f"look at the network of {readable.plain(names[host])}: the others wait for its data for "
+            f"look at the network of {readable.plain(names[host])} and at its load: the others wait for its data for "
             f"{readable.share(waits[host])} of the time"
         )
     if (link := slow_link(waits)) is not None:
