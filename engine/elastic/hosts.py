@@ -1,0 +1,155 @@
+"""The hosts of a job: their slots and age, which slots may be started on, and who is left alone for how long.
+
+A failure costs the worker's slot 1, 2, 4 s before the next start. Three in a row in one slot, without a commit between,
+or the loss of the agent, blacklist the host: nothing is started there until its cooldown is over. Workers that live
+there go on: what failed was one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from .limits import Limits
+from .places import Slot
+
+FAILURES = 3  # in a row, after which the host is blacklisted
+FIRST_REST = 1.0  # seconds before the next start in a slot after its first failure; then twice as long each time
+
+
+@dataclass
+class _Host:
+    age: int
+    slots: int = 0
+    present: bool = True
+    """Whether the last answer of the discovery had it."""
+    leaving: bool = False
+    """Whether it has said that it goes; until it was absent from an answer."""
+    out_until: float = -math.inf
+    """When its cooldown is over; infinite: never."""
+    times: int = 0
+    """How often it was blacklisted."""
+    failures: dict[int, int] = field(default_factory=dict)
+    """By slot, failures in a row."""
+    rests: dict[int, float] = field(default_factory=dict)
+    """By slot, when it may be started in again."""
+
+
+class Hosts:
+    """What is known of the hosts.
+
+    Parameters
+    ----------
+    limits : Limits
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._hosts: dict[str, _Host] = {}  # by age
+        self._ages = 0
+
+    def found(self, answer: Mapping[str, int]) -> None:
+        """Take in an answer of the discovery: the slots of each host. In which order old hosts stand means nothing.
+
+        A host that was away is as new, but that its cooldown goes on: coming and going takes it off no blacklist.
+
+        Raises
+        ------
+        ValueError
+            A number of slots below 0.
+        """
+        for name, slots in answer.items():
+            if slots < 0:
+                raise ValueError(f"host {name!r} has {slots} slots")
+        for name, slots in answer.items():
+            host = self._hosts.get(name)
+            if host is None:
+                host = self._hosts[name] = _Host(self._next_age())
+            elif not host.present:
+                host.age, host.present, host.leaving = self._next_age(), True, False
+            host.slots = slots
+        for name, host in self._hosts.items():
+            if name not in answer:
+                host.present = False
+        self._hosts = dict(sorted(self._hosts.items(), key=lambda item: item[1].age))
+
+    def _next_age(self) -> int:
+        self._ages += 1
+        return self._ages
+
+    def age(self, name: str) -> int:
+        """A number that is smaller for a host that was there earlier."""
+        return self._hosts[name].age
+
+    def departing(self, slot: Slot) -> str:
+        """Why a worker in that slot shall leave; empty if it may stay."""
+        host = self._hosts[slot.host]
+        if host.leaving:
+            return f"host {slot.host} leaves"
+        if not host.present:
+            return f"host {slot.host} is not among the hosts any more"
+        if slot.number >= host.slots:
+            return f"host {slot.host} has {host.slots} slots now"
+        return ""
+
+    def free(self, taken: Collection[Slot], now: float) -> list[Slot]:
+        """The slots in which a worker may be started now, those of older hosts first."""
+        return [slot for slot, since in self._open(taken) if since <= now]
+
+    def next_free(self, taken: Collection[Slot], now: float) -> float | None:
+        """When the next slot that rests, or whose host does, may be started in; None if there is none."""
+        times = [since for _, since in self._open(taken) if now < since < math.inf]
+        return min(times, default=None)
+
+    def _open(self, taken: Collection[Slot]) -> Iterable[tuple[Slot, float]]:
+        """Slots without a worker, and from when on they may be started in."""
+        for name, host in self._hosts.items():
+            if host.present and not host.leaving:
+                for number in range(host.slots):
+                    if (slot := Slot(name, number)) not in taken:
+                        yield slot, max(host.out_until, host.rests.get(number, -math.inf))
+
+    def failed(self, slot: Slot, now: float) -> bool:
+        """Note a worker's failure; whether its host was blacklisted for that."""
+        host = self._hosts[slot.host]
+        failures = host.failures.get(slot.number, 0) + 1
+        host.failures[slot.number] = failures
+        host.rests[slot.number] = now + FIRST_REST * 2 ** (failures - 1)
+        if failures < FAILURES:
+            return False
+        del host.failures[slot.number]
+        self.exclude(slot.host, now)
+        return True
+
+    def forgive(self, slots: Iterable[Slot]) -> None:
+        """Forget the failures of slots, since their world has committed."""
+        for slot in slots:
+            self._hosts[slot.host].failures.pop(slot.number, None)
+
+    def exclude(self, name: str, now: float) -> None:
+        """Blacklist a host: nothing is started there until its cooldown is over."""
+        host = self._hosts[name]
+        if host.out_until > now:
+            return
+        host.times += 1
+        cooldown = self._limits.cooldown
+        host.out_until = (
+            now + min(cooldown[0] * 2.0 ** min(host.times - 1, 1000), cooldown[1]) if cooldown else math.inf
+        )
+
+    def leave(self, name: str) -> None:
+        """Note that a host has said that it goes."""
+        self._hosts[name].leaving = True
+
+    def knows(self, name: str) -> bool:
+        """Whether an answer of the discovery ever had a host."""
+        return name in self._hosts
+
+    def blacklisted(self, now: float) -> list[str]:
+        """Of each host on the blacklist, its name and for how long."""
+        return [
+            f"{name} ({'for good' if host.out_until == math.inf else f'for {host.out_until - now:.0f} s'})"
+            for name, host in self._hosts.items()
+            if host.present and host.out_until > now
+        ]

@@ -1,0 +1,1 @@
+"""Parts of elastic training: pure modules, tried with models of what is around them."""

@@ -1,0 +1,148 @@
+"""Hosts, limits and the blacklist: who may be started where, and when again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.elastic.hosts import Hosts
+from engine.elastic.limits import Limits
+from engine.elastic.places import Slot
+
+FOUND = st.dictionaries(st.sampled_from("abc"), st.integers(0, 3))
+
+
+def hosts(cooldown: tuple[float, float] | None = None, **slots: int) -> Hosts:
+    made = Hosts(Limits(1, 1, 1, cooldown=cooldown))
+    made.found(slots)
+    return made
+
+
+@given(st.lists(FOUND, min_size=1))
+def test_in_which_order_hosts_are_told_means_nothing(answers: list[Mapping[str, int]]) -> None:
+    one, other = hosts(a=1, b=1, c=1), hosts(a=1, b=1, c=1)
+    for answer in answers:
+        one.found(answer)
+        other.found(answer)
+        other.found(dict(reversed(answer.items())))
+    assert one.free((), 0.0) == other.free((), 0.0)
+
+
+@given(st.lists(FOUND))
+def test_a_host_that_stays_keeps_its_age(answers: list[Mapping[str, int]]) -> None:
+    known = hosts(a=1, b=1)
+    for answer in answers:
+        known.found({**answer, "b": 2})
+    assert all(known.age("b") < known.age(name) for name in "ac" if known.knows(name) and name != "a")
+
+
+def test_a_host_that_comes_back_is_a_new_one() -> None:
+    known = hosts(a=1, b=1)
+    known.found({"b": 1})
+    assert known.departing(Slot("a", 0)) == "host a is not among the hosts any more"
+    known.found({"a": 1, "b": 1})
+    assert known.departing(Slot("a", 0)) == ""
+    assert known.free((), 0.0) == [Slot("b", 0), Slot("a", 0)]
+
+
+def test_a_slot_rests_longer_each_time() -> None:
+    known = hosts(a=2)
+    assert not known.failed(Slot("a", 1), 10.0)
+    assert known.free((), 10.9) == [Slot("a", 0)] and known.next_free((), 10.9) == 11.0
+    assert known.free((), 11.0) == [Slot("a", 0), Slot("a", 1)]
+    assert not known.failed(Slot("a", 1), 20.0)
+    assert known.next_free((), 20.0) == 22.0
+
+
+def test_the_third_failure_in_a_row_blacklists_the_host() -> None:
+    known = hosts(a=2, b=1)
+    assert [known.failed(Slot("a", 1), now) for now in (1.0, 2.0, 3.0)] == [False, False, True]
+    assert known.free((), 1e9) == [Slot("b", 0)] and known.next_free((), 3.0) is None
+    assert known.departing(Slot("a", 0)) == ""  # who lives there goes on
+    assert known.blacklisted(3.0) == ["a (for good)"]
+
+
+def test_a_commit_between_failures_forgives() -> None:
+    known = hosts(a=1)
+    for now in range(10):
+        assert not known.failed(Slot("a", 0), float(now))
+        known.forgive([Slot("a", 0)])
+
+
+def test_a_cooldown_doubles_and_has_a_bound() -> None:
+    known = hosts((10.0, 35.0), a=1)
+    now = 0.0
+    for seconds in (10.0, 20.0, 35.0, 35.0):
+        known.exclude("a", now)
+        known.exclude("a", now + 1)  # it is out already
+        assert known.next_free((), now) == now + seconds
+        assert known.blacklisted(now) == [f"a (for {seconds:.0f} s)"]
+        now += seconds
+        assert known.free((), now) == [Slot("a", 0)]
+
+
+def test_coming_and_going_takes_no_host_off_the_blacklist() -> None:
+    known = hosts(a=1)
+    known.exclude("a", 0.0)
+    known.found({})
+    known.found({"a": 1})
+    assert known.free((), 1e9) == []
+
+
+def test_slots_that_are_gone_are_left() -> None:
+    known = hosts(a=3)
+    known.found({"a": 2})
+    assert [known.departing(Slot("a", number)) for number in (1, 2)] == ["", "host a has 2 slots now"]
+    assert known.free({Slot("a", 0)}, 0.0) == [Slot("a", 1)]
+
+
+def test_a_host_that_leaves_is_started_on_no_more_until_it_was_away() -> None:
+    known = hosts(a=1)
+    known.leave("a")
+    known.found({"a": 1})
+    assert known.free((), 0.0) == [] and known.departing(Slot("a", 0)) == "host a leaves"
+    known.found({})
+    known.found({"a": 1})
+    assert known.free((), 0.0) == [Slot("a", 0)]
+
+
+def test_slots_below_0_are_refused() -> None:
+    with pytest.raises(ValueError, match="host 'b' has -1 slots"):
+        hosts(a=1, b=-1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "workers", "size"),
+    [
+        (Limits(4, 2, 8), 9, 8),
+        (Limits(4, 2, 8), 1, 0),
+        (Limits(4, 4, 8, multiple=4), 7, 4),
+        (Limits(4, 1, 8, sizes=frozenset({1, 2, 4, 8})), 7, 4),
+        (Limits(6, 3, 8, multiple=3, sizes=frozenset({2, 6})), 5, 0),
+    ],
+)
+def test_the_largest_allowed_size(limits: Limits, workers: int, size: int) -> None:
+    assert limits.largest(workers) == size
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"size": 2, "min_size": 3, "max_size": 4}, "min_size is 3, size 2"),
+        ({"size": 2, "min_size": 0, "max_size": 4}, "min_size is 0"),
+        ({"size": 3, "min_size": 1, "max_size": 4, "multiple": 2}, "not an allowed size: a multiple of 2"),
+        ({"size": 3, "min_size": 1, "max_size": 4, "sizes": frozenset({1, 2})}, r"one of \[1, 2\]"),
+        ({"size": 1, "min_size": 1, "max_size": 1, "multiple": 0}, "multiple is 0"),
+        ({"size": 1, "min_size": 1, "max_size": 1, "lease": 0.0}, "lease is 0"),
+        ({"size": 1, "min_size": 1, "max_size": 1, "grow_wait": float("nan")}, "grow_wait is nan"),
+        ({"size": 1, "min_size": 1, "max_size": 1, "reset_limit": -1}, "reset_limit is -1"),
+        ({"size": 1, "min_size": 1, "max_size": 1, "cooldown": (9.0, 3.0)}, "cooldown is"),
+    ],
+)
+def test_limits_that_contradict_each_other_are_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Limits(**given)
