@@ -1,0 +1,86 @@
+"""Why worlds have ended: which cause the user sees, and which exception is the program's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .limits import Limits
+
+
+@dataclass
+class Cause:
+    """What ended a world.
+
+    Attributes
+    ----------
+    text : str
+    worker : int or None
+        Who is to blame.
+    reported : bool
+        Whether only another worker has said so; what its agent tells of its end takes the place of that.
+    """
+
+    text: str
+    worker: int | None = None
+    reported: bool = False
+
+
+class Causes:
+    """The causes of all resets, and of failures since the last commit.
+
+    Parameters
+    ----------
+    limits : Limits
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.resets: list[Cause] = []
+        self._barren = 0  # worlds in a row without a commit, the newest included
+        self._failures: list[Cause] = []
+        self._exceptions: dict[str, int] = {}
+
+    @property
+    def first(self) -> str:
+        """The first failure since the last commit; empty if there was none."""
+        return self._failures[0].text if self._failures else ""
+
+    def reset(self, cause: Cause) -> None:
+        """Note what ended a world."""
+        self.resets.append(cause)
+
+    def failed(self, cause: Cause) -> None:
+        """Note a failure. If another worker has reported it before, this is what it was."""
+        for earlier in self._failures:
+            if earlier.reported and earlier.worker == cause.worker is not None:
+                earlier.text, earlier.reported = cause.text, cause.reported
+                return
+        self._failures.append(cause)
+
+    def repeats(self, exception: str, worker: int) -> int | None:
+        """Note an exception; the worker that has raised the same since the last commit, if another has."""
+        earlier = self._exceptions.setdefault(exception, worker)
+        return None if earlier == worker else earlier
+
+    def begun(self) -> None:
+        """A world begins."""
+        self._barren += 1
+
+    def committed(self) -> None:
+        """Forget failures that a commit has overcome."""
+        self._barren = 0
+        self._failures.clear()
+        self._exceptions.clear()
+
+    def too_many(self) -> str:
+        """Why there are no more resets; empty if there may be."""
+        limits = self._limits
+        if limits.reset_limit is not None and len(self.resets) > limits.reset_limit:
+            return f"{limits.reset_limit} resets were allowed (reset_limit){self._told()}"
+        if limits.barren_limit is not None and self._barren > limits.barren_limit:
+            return f"{self._barren} worlds in a row have ended before a commit{self._told()}"
+        return ""
+
+    def _told(self) -> str:
+        """The causes of all resets, one a line."""
+        return "".join(f"\n  reset {number}: {cause.text}" for number, cause in enumerate(self.resets, 1))

@@ -1,0 +1,482 @@
+"""The driver's machine: who is in which world, decided by what it is told and when.
+
+It has no socket, no thread and no clock: `handle` takes an event and the time, and gives actions; `deadline` says when
+it wants to be told of time that has passed. A world is never changed: it ends, and who is left makes the next one.
+
+| phase | what happens | what follows |
+|---|---|---|
+| WAITING | enough are at the gate: at first `size`, after `start_timeout`, and later, `min_size`; \
+newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATHERING, the next world |
+| | too few after `elastic_timeout` | OVER, with the first cause |
+| | there was a commit, and nobody at the gate holds one | OVER |
+| GATHERING | all members have joined | RUNNING |
+| | a member has ended or come back, its agent is lost, or `start_timeout` is over | VOID to the others; RESETTING |
+| RUNNING | a member has ended, its agent is lost, or it has come to the gate | RESETTING |
+| | a member shall leave: its host has gone or leaves, it asks for it, it is slow | UPDATE to all, once |
+| | a newcomer at the gate shall leave | END; one that was in a world is held until this one is over |
+| | there are newcomers for a larger world, since `grow_wait`, and the world has committed | UPDATE to all, once |
+| RESETTING | members still compute after `stall_limit` | they are killed |
+| | nobody computes any more, and enough are at the gate | END to those that leave; when nobody is unfenced, GATHERING |
+| | nobody computes any more, and too few are at the gate | WAITING |
+| | `reset_limit` or `barren_limit` is passed; or there was a commit, and nobody at the gate holds one | OVER |
+| GATHERING, RUNNING, RESETTING | a member is done | DRAINING |
+| DRAINING | whoever comes to the gate | END(good) |
+| | a member computes after `stall_limit` | it is killed |
+| | a member fails, or a process that is done | noted as the first cause |
+| | no process is left | OVER; good if nothing was noted |
+| OVER | whoever comes to the gate | END |
+| all but DRAINING, OVER | two members, or at first two workers, raise the same, with no commit between | OVER |
+| | a slot is free, and fewer than `max_size` workers may stay | START |
+| all | a worker that starts is not at the gate after `start_timeout` | it is killed |
+| | a worker that was told END runs after `end_grace` | it is killed |
+| | a worker that is killed has not ended after `kill_wait` | its host's agent is disowned |
+| | an agent is lost or disowned | its workers are dead when `lease` is over |
+| | the user stops the job | all are killed; OVER |
+
+A worker is *unfenced* if it was in a world and may still run, but neither computes in the newest world nor stands at
+the gate. No world gathers as long as there is one: it could write what now belongs to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from . import events, texts
+from .causes import Cause, Causes
+from .events import Action, Event, Why
+from .hosts import Hosts
+from .limits import Limits
+from .orders import Orders
+from .roster import At, Roster, Worker
+
+TOLD_EVERY = {"RESETTING": 10.0, "WAITING": 60.0}  # seconds between two lines that say for whom the job waits
+
+
+class Phase(Enum):
+    """What the job does."""
+
+    WAITING = "too few workers for a world"
+    GATHERING = "the members of a world meet"
+    RUNNING = "a world trains"
+    RESETTING = "a world is over, and its members come to the gate"
+    DRAINING = "the training is complete, and processes end"
+    OVER = "the job's end is decided"
+
+
+class Machine:
+    """The driver's machine.
+
+    Parameters
+    ----------
+    limits : Limits
+    now : float
+        Seconds, of any clock that does not go back.
+
+    Attributes
+    ----------
+    phase : Phase
+    world : int
+        The number of the newest world; 0: there was none.
+    outcome : events.Over or None
+        How the job ends, once that is decided.
+    hosts : Hosts
+    roster : Roster
+    causes : Causes
+        What it decides by; to be looked at, and changed by nobody else.
+    """
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self.limits = limits
+        self.phase = Phase.WAITING
+        self.world = 0
+        self.outcome: events.Over | None = None
+        self.hosts = Hosts(limits)
+        self.roster = Roster(limits, self.hosts)
+        self._orders = Orders(limits, self.hosts, self.roster)
+        self.causes = Causes(limits)
+        self._now = self._began = self._since = self._told = now
+        self._newest: int | None = None  # the newest commit of which anything was heard
+        self._committed = False  # whether the newest world has
+        self._enough_since: float | None = None  # WAITING: when there were first enough
+        self._grow_since: float | None = None  # RUNNING: when there were first newcomers for a larger world
+        self._updates = 0
+        self._updated = False  # whether the newest world was told to come
+        self._spoilt = ""  # DRAINING: the first failure
+
+    @property
+    def finished(self) -> bool:
+        """Whether the end is decided, and no process may run any more."""
+        return self.phase is Phase.OVER and len(self.roster) == 0
+
+    def handle(self, now: float, event: Event) -> list[Action]:
+        """Take in what has happened.
+
+        Parameters
+        ----------
+        now : float
+            Seconds.
+        event : Event
+
+        Returns
+        -------
+        list of Action
+            What shall be done, in this order.
+
+        Raises
+        ------
+        ValueError
+            A time before that of the last call.
+        """
+        if now < self._now:
+            raise ValueError(f"it was {self._now} already, and now it is {now}")
+        self._now = now
+        self._orders.begin(now)
+        for worker in self.roster:
+            if worker.until is not None and worker.until <= now:
+                self._late(worker)
+        _REACTIONS[type(event)](self, event)
+        before = None
+        while before is not self.phase:
+            before = self.phase
+            _STEPS[before](self)
+        if room := self._room():
+            self._orders.start(room)
+        self._remind()
+        return self._orders.given
+
+    def deadline(self) -> float | None:
+        """When to call with a `Tick` if nothing else happens before; None: nothing waits for time to pass."""
+        times = [worker.until for worker in self.roster]
+        if self.phase is Phase.WAITING:
+            times += [self._since + self.limits.elastic_timeout, _after(self._enough_since, self.limits.grow_wait)]
+            times += [self._began + self.limits.start_timeout] if self.world == 0 else []
+        if self.phase is Phase.RUNNING and self._committed and not self._updated:
+            times.append(_after(self._grow_since, self.limits.grow_wait))
+        if self.phase.name in TOLD_EVERY:
+            times.append(self._told + TOLD_EVERY[self.phase.name])
+        if self._room() > 0:
+            times.append(self.hosts.next_free(self.roster.taken(), self._now))
+        return min((time for time in times if time is not None and time > self._now), default=None)
+
+    # What it is told.
+
+    def _pass(self, event: events.Tick) -> None:
+        """Time alone has passed."""
+
+    def _found(self, event: events.Found) -> None:
+        self.hosts.found(event.slots)
+
+    def _agent_lost(self, event: events.AgentLost) -> None:
+        if self.hosts.knows(event.host):
+            self._lose(event.host, event.why)
+
+    def _host_leaves(self, event: events.HostLeaves) -> None:
+        if self.hosts.knows(event.host):
+            self.hosts.leave(event.host)
+
+    def _leaves(self, event: events.Leaves) -> None:
+        if (worker := self.roster.get(event.worker)) is not None:
+            worker.leaving = "it has asked to leave"
+
+    def _slow(self, event: events.Slow) -> None:
+        """Let a slow member leave, unless its world is about to end anyway or would become too small."""
+        worker = self.roster.get(event.worker)
+        due = self.phase is not Phase.RUNNING or self._updated or self._grow_since is not None
+        if worker is None or not self.roster.is_member(worker) or due:
+            return
+        if self.limits.largest(len(self.roster.computing()) - 1):
+            worker.leaving = f"it is slow: {event.why}"
+            self.hosts.exclude(worker.slot.host, self._now)
+            self._orders.do(events.Say(f"{worker} shall leave: {worker.leaving}"))
+
+    def _ended(self, event: events.Ended) -> None:
+        worker = self.roster.remove(event.worker)
+        if worker is None or worker.at in (At.ENDING, At.KILLED, At.LOST) or (worker.at is At.DONE and event.code == 0):
+            return
+        self._fail(worker, event.what, event.exception)
+
+    def _ready(self, event: events.Ready) -> None:
+        self._hear_of(event.commit)
+        worker = self.roster.get(event.worker)
+        if worker is None or worker.at in (At.GATE, At.KILLED, At.LOST):
+            return
+        if worker.at in (At.DONE, At.ENDING):
+            self._orders.do(events.End(worker.number, "there is no place for it any more in this job", False))
+            return
+        worker.at, worker.until, worker.commit = At.GATE, None, event.commit
+        if not self.roster.is_member(worker) or self.phase not in (Phase.GATHERING, Phase.RUNNING):
+            return
+        if event.why is Why.HOSTS:
+            self._overcome()  # what each member has saved on its way to the gate is a commit
+            self._reset(Cause("the hosts have changed"))
+        else:
+            self._break(self._blame(worker, event))
+
+    def _joined(self, event: events.Joined) -> None:
+        worker = self.roster.get(event.worker)
+        if worker is not None and worker.at is At.WORLD and event.world == worker.world:
+            worker.joined = True
+            if self.phase is Phase.GATHERING:
+                worker.until = None
+
+    def _commits(self, event: events.Committed) -> None:
+        self._hear_of(event.commit)
+        if event.world == self.world and self.phase in (Phase.GATHERING, Phase.RUNNING):
+            self._overcome()
+
+    def _done(self, event: events.Done) -> None:
+        worker = self.roster.get(event.worker)
+        if worker is None or worker.at is not At.WORLD or event.world != worker.world:
+            return
+        worker.at, worker.until = At.DONE, None
+        if self.phase in (Phase.GATHERING, Phase.RUNNING, Phase.RESETTING):
+            self._enter(Phase.DRAINING)
+            self._orders.expect(self.limits.stall_limit)
+
+    def _stop(self, event: events.Stop) -> None:
+        self._end_job(event.why)
+        for worker in self.roster.at(At.STARTING, At.GATE, At.WORLD, At.DONE, At.ENDING):
+            self._orders.kill(worker, event.why)
+
+    # What follows from it, in each phase.
+
+    def _form(self) -> None:
+        """WAITING, RESETTING: make the next world, if all that it needs is there."""
+        if self.phase is Phase.RESETTING and self.roster.computing():
+            return
+        if reason := self._hopeless():
+            self._end_job(reason)
+            return
+        at_first = self.world == 0 and self._now < self._began + self.limits.start_timeout
+        chosen = self.roster.choose(self.limits.size if at_first else self.limits.min_size)
+        if not chosen:
+            self._wait()
+        elif not self._collects(chosen):
+            numbers = {worker.number for worker in chosen}
+            self._orders.dismiss(worker for worker in self.roster.at(At.GATE) if worker.number not in numbers)
+            if not self.roster.unfenced():
+                self._gather(chosen)
+
+    def _wait(self) -> None:
+        self._enough_since = None
+        if self.phase is Phase.RESETTING:
+            self.roster.members.clear()
+            self._enter(Phase.WAITING)
+        elif self._now >= self._since + self.limits.elastic_timeout:
+            self._end_job(texts.too_few(self.roster, self.limits))
+
+    def _collects(self, chosen: list[Worker]) -> bool:
+        """Whether to wait for newcomers that are about to come. After a failure survivors never wait for them."""
+        if self.phase is Phase.RESETTING or len(chosen) == self.limits.max_size or not self.roster.at(At.STARTING):
+            return False
+        self._enough_since = self._now if self._enough_since is None else self._enough_since
+        return self._now < self._enough_since + self.limits.grow_wait
+
+    def _gather(self, chosen: list[Worker]) -> None:
+        self.world += 1
+        self.causes.begun()
+        self._committed = self._updated = False
+        self._grow_since = self._enough_since = None
+        self._orders.gather(self.world, chosen)
+        self._enter(Phase.GATHERING)
+
+    def _meet(self) -> None:
+        """GATHERING: all members have met."""
+        if all(worker.joined for worker in self.roster.computing()):
+            self._enter(Phase.RUNNING)
+
+    def _update(self) -> None:
+        """RUNNING: tell the members to come, if somebody shall leave or can be added."""
+        # Who was in a world is held at the gate until this one is over: let go, its program could write beside it.
+        self._orders.dismiss(worker for worker in self.roster.at(At.GATE) if worker.world == 0)
+        members = self.roster.computing()
+        kinds = tuple(sorted({reason for worker in members if (reason := self.roster.departing(worker))}))
+        if self._may_grow(members):
+            kinds += ("there are newcomers",)
+        if kinds and not self._updated:
+            self._updated = True
+            self._updates += 1
+            self._orders.do(events.Update(self.world, tuple(worker.number for worker in members), self._updates, kinds))
+
+    def _may_grow(self, members: list[Worker]) -> bool:
+        joining = [worker for worker in self.roster.at(At.GATE) if not self.roster.departing(worker)]
+        if self.limits.largest(len(members) + len(joining)) <= len(members):
+            self._grow_since = None
+            return False
+        self._grow_since = self._now if self._grow_since is None else self._grow_since
+        return self._committed and self._now >= self._grow_since + self.limits.grow_wait
+
+    def _drain(self) -> None:
+        """DRAINING: nobody begins anything, and all who ask are told that the training is complete."""
+        for worker in self.roster.at(At.STARTING):
+            self._orders.kill(worker, "the training is complete")
+        for worker in self.roster.at(At.GATE):
+            if self.roster.is_member(worker):
+                worker.at = At.DONE
+                self._orders.do(events.End(worker.number, "the training is complete", True))
+            else:
+                self._orders.end(worker, "the training is complete", True)
+        if len(self.roster) == 0:
+            self._decide(not self._spoilt, self._spoilt)
+
+    def _close(self) -> None:
+        """OVER: all who ask are told so."""
+        assert self.outcome is not None
+        for worker in self.roster.at(At.STARTING):
+            self._orders.kill(worker, "the job is over")
+        for worker in self.roster.at(At.GATE):
+            self._orders.end(worker, self.outcome.why, self.outcome.good)
+
+    # What makes a world end.
+
+    def _late(self, worker: Worker) -> None:
+        """A worker has not moved on in time."""
+        worker.until = None
+        if worker.at is At.LOST:
+            self.roster.remove(worker.number)
+        elif worker.at is At.KILLED:
+            self._orders.do(
+                events.Disown(worker.slot.host, f"it has not ended {worker} within {self.limits.kill_wait:g} s")
+            )
+            self._lose(worker.slot.host, f"its agent has not ended {worker}")
+        else:
+            text = texts.late(worker, self.phase is Phase.GATHERING, self.limits)
+            told_to_end = worker.at is At.ENDING
+            self._orders.kill(worker, text)
+            if not told_to_end:
+                self._fail(worker, text)
+
+    def _fail(self, worker: Worker, text: str, exception: str = "") -> None:
+        """A worker has failed. Its slot is charged; its world, if it is a member, is over."""
+        if self.phase is Phase.OVER:
+            return
+        member = self.roster.is_member(worker)
+        cause = Cause(f"{worker}: {text}", worker.number)
+        if member or self.phase is Phase.WAITING:
+            self.causes.failed(cause)
+        self._charge(worker)
+        if member:
+            self._break(cause)
+        if exception and self.phase is not Phase.DRAINING and (member or self.world == 0):
+            earlier = self.causes.repeats(exception, worker.number)
+            if earlier is not None:
+                self._end_job(f"workers {earlier} and {worker.number} raised the same: {exception}")
+
+    def _lose(self, host: str, why: str) -> None:
+        """A host's agent is lost. Its workers run at most until their lease is over."""
+        lost = self._orders.lose(host)
+        self.hosts.exclude(host, self._now)
+        cause = Cause(f"host {host}: {why}")
+        if any(self.roster.is_member(worker) for worker in lost) and self.phase is not Phase.OVER:
+            self.causes.failed(cause)
+            self._break(cause)
+
+    def _blame(self, worker: Worker, event: events.Ready) -> Cause:
+        """What a member says has failed. Who is named and lives is charged, too, so that it cannot go on like that."""
+        cause = Cause(f"{worker} says: {event.text or event.why.value}", event.culprit, reported=True)
+        self.causes.failed(cause)
+        culprit = self.roster.get(event.culprit)
+        if culprit is not None and self.roster.is_member(culprit) and self._charge(culprit):
+            self._orders.kill(culprit, "world after world has failed because of it")
+        return cause
+
+    def _charge(self, worker: Worker) -> bool:
+        """Charge a worker's slot, once for each world; whether its host was blacklisted for that."""
+        if worker.charged == self.world:
+            return False
+        worker.charged = self.world
+        out = self.hosts.failed(worker.slot, self._now)
+        if out:
+            self._orders.do(events.Say(f"host {worker.slot.host} is blacklisted: failures in a row in {worker.slot}"))
+        return out
+
+    def _break(self, cause: Cause) -> None:
+        """The newest world cannot go on."""
+        if self.phase is Phase.DRAINING:
+            self._spoilt = self._spoilt or cause.text
+        elif self.phase in (Phase.GATHERING, Phase.RUNNING):
+            self._reset(cause)
+
+    def _reset(self, cause: Cause) -> None:
+        if self.phase is Phase.GATHERING:
+            self._orders.void(self.world)
+        self.causes.reset(cause)
+        self._enter(Phase.RESETTING)
+        self._orders.expect(self.limits.stall_limit)
+
+    def _hopeless(self) -> str:
+        """Why there will be no world any more; empty if there may be."""
+        if self._newest is not None and all(worker.commit is None for worker in self.roster.at(At.GATE)):
+            return "no worker is left that holds a commit, and to go on from random weights would be no training"
+        return self.causes.too_many()
+
+    # What the parts above have in common.
+
+    def _hear_of(self, commit: int | None) -> None:
+        if commit is not None:
+            self._newest = commit if self._newest is None else max(commit, self._newest)
+
+    def _overcome(self) -> None:
+        """The newest world has committed: what failed before has been overcome."""
+        self._committed = True
+        self.hosts.forgive(worker.slot for worker in self.roster if self.roster.is_member(worker))
+        self.causes.committed()
+
+    def _room(self) -> int:
+        """How many workers may be started."""
+        over = self.phase in (Phase.DRAINING, Phase.OVER)
+        return 0 if over else max(0, self.limits.max_size - self.roster.staying())
+
+    def _end_job(self, reason: str) -> None:
+        first = self.causes.first
+        self._decide(False, f"{first}\nThe job ends: {reason}" if first else reason)
+
+    def _decide(self, good: bool, why: str) -> None:
+        if self.phase is Phase.OVER:
+            return
+        if self.phase is Phase.GATHERING:
+            self._orders.void(self.world)
+        self._enter(Phase.OVER)
+        self._orders.expect(self.limits.stall_limit)
+        self.outcome = events.Over(good, why)
+        self._orders.do(self.outcome)
+
+    def _remind(self) -> None:
+        every = TOLD_EVERY.get(self.phase.name)
+        if every is not None and self._now >= self._told + every:
+            self._told = self._now
+            self._orders.do(events.Say(texts.waits_for(self.roster, self.limits, self.hosts, self._now)))
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._since = self._told = self._now
+
+
+_REACTIONS: dict[type[Any], Callable[[Machine, Any], None]] = {
+    events.Tick: Machine._pass,
+    events.Found: Machine._found,
+    events.AgentLost: Machine._agent_lost,
+    events.HostLeaves: Machine._host_leaves,
+    events.Ended: Machine._ended,
+    events.Ready: Machine._ready,
+    events.Joined: Machine._joined,
+    events.Committed: Machine._commits,
+    events.Done: Machine._done,
+    events.Leaves: Machine._leaves,
+    events.Slow: Machine._slow,
+    events.Stop: Machine._stop,
+}
+_STEPS: dict[Phase, Callable[[Machine], None]] = {
+    Phase.WAITING: Machine._form,
+    Phase.GATHERING: Machine._meet,
+    Phase.RUNNING: Machine._update,
+    Phase.RESETTING: Machine._form,
+    Phase.DRAINING: Machine._drain,
+    Phase.OVER: Machine._close,
+}
+
+
+def _after(time: float | None, seconds: float) -> float | None:
+    return None if time is None else time + seconds

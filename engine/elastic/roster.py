@@ -1,0 +1,145 @@
+"""The workers of a job: where each stands, and which of them form the next world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from .hosts import Hosts
+from .limits import Limits
+from .places import Slot
+
+
+class At(Enum):
+    """Where a worker stands. A worker whose process has ended is on no roster."""
+
+    STARTING = "starting"
+    """Started, and not at the gate yet."""
+    GATE = "at the gate"
+    """Waits for a place. It runs no line of the program."""
+    WORLD = "in the world"
+    """Was given a place in the newest world, and has not come back."""
+    DONE = "done"
+    """Its function has returned. What its program does now is nobody's concern, but how it ends."""
+    ENDING = "ending"
+    """Was told that there is no place for it."""
+    KILLED = "killed"
+    """Its agent was told to kill it, and has not said yet that it has ended."""
+    LOST = "lost"
+    """Its agent is lost; it may run until the lease is over."""
+
+
+@dataclass
+class Worker:
+    """A worker, with a number that no other ever has."""
+
+    number: int
+    slot: Slot
+    at: At = At.STARTING
+    until: float | None = None
+    """When it must have moved on; None: it may stand there for any time."""
+    world: int = 0
+    """The last world that it was given a place in; 0: none."""
+    joined: bool = False
+    """Whether it has met the others of that world."""
+    commit: int | None = None
+    """The newest commit that it held when it came to the gate."""
+    leaving: str = ""
+    """Why it shall leave by itself, whatever its host does; empty: it may stay."""
+    charged: int = -1
+    """The world in which its slot was last charged with a failure of it."""
+
+    def __str__(self) -> str:
+        return f"worker {self.number} in {self.slot}"
+
+
+class Roster:
+    """All workers that may run, and those of them that are members of the newest world.
+
+    Parameters
+    ----------
+    limits : Limits
+    hosts : Hosts
+    """
+
+    def __init__(self, limits: Limits, hosts: Hosts) -> None:
+        self._limits = limits
+        self._hosts = hosts
+        self._workers: dict[int, Worker] = {}
+        self._started = 0
+        self.members: set[int] = set()
+        """Numbers of those that were given places in the newest world; of some the process may have ended."""
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(list(self._workers.values()))
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def add(self, slot: Slot, until: float) -> Worker:
+        """A new worker, which starts."""
+        worker = Worker(self._started, slot, until=until)
+        self._workers[worker.number] = worker
+        self._started += 1
+        return worker
+
+    def get(self, number: int | None) -> Worker | None:
+        """A worker, if it may run."""
+        return None if number is None else self._workers.get(number)
+
+    def remove(self, number: int) -> Worker | None:
+        """Strike off a worker that runs no more."""
+        return self._workers.pop(number, None)
+
+    def at(self, *states: At) -> list[Worker]:
+        """Those that stand there, in the order of their numbers."""
+        return [worker for worker in self._workers.values() if worker.at in states]
+
+    def computing(self) -> list[Worker]:
+        """The members that have not come back from the newest world."""
+        return [worker for worker in self.at(At.WORLD) if worker.number in self.members]
+
+    def is_member(self, worker: Worker) -> bool:
+        """Whether a worker was given a place in the newest world."""
+        return worker.number in self.members
+
+    def departing(self, worker: Worker) -> str:
+        """Why a worker shall leave; empty if it may stay."""
+        return worker.leaving or self._hosts.departing(worker.slot)
+
+    def staying(self) -> int:
+        """How many are, or may become, members and may stay."""
+        return sum(not self.departing(worker) for worker in self.at(At.STARTING, At.GATE, At.WORLD))
+
+    def taken(self) -> set[Slot]:
+        """Slots in which a worker may run."""
+        return {worker.slot for worker in self._workers.values()}
+
+    def unfenced(self) -> list[Worker]:
+        """Those that were in a world, shall be in none any more, and may still run: they could write."""
+        return [worker for worker in self.at(At.ENDING, At.KILLED, At.LOST) if worker.world > 0]
+
+    def on(self, host: str) -> list[Worker]:
+        """Those of a host, but for those that are lost already."""
+        return [worker for worker in self if worker.slot.host == host and worker.at is not At.LOST]
+
+    def choose(self, need: int) -> list[Worker]:
+        """Who forms the next world, of those at the gate; nobody, if fewer than `need` can.
+
+        The largest allowed size, and those with newer commits first, then older workers. Of those that shall leave one
+        is chosen if nobody else holds the newest commit that there is: it brings it to the others, and leaves then.
+        """
+        gate = self.at(At.GATE)
+        candidates = [worker for worker in gate if not self.departing(worker)]
+        newest = max((_commit_of(worker) for worker in gate), default=-1)
+        if candidates and all(_commit_of(worker) < newest for worker in candidates):
+            candidates += [worker for worker in gate if _commit_of(worker) == newest][:1]
+        size = self._limits.largest(len(candidates))
+        if size < max(need, 1):
+            return []
+        return sorted(candidates, key=lambda worker: (-_commit_of(worker), worker.number))[:size]
+
+
+def _commit_of(worker: Worker) -> int:
+    return -1 if worker.commit is None else worker.commit

@@ -1,0 +1,503 @@
+"""The driver's machine: each row of its table, and its promises over random sequences of what may happen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.elastic import events, machine
+from engine.elastic.causes import Causes
+from engine.elastic.events import Action, Event, Why
+from engine.elastic.limits import Limits
+from engine.elastic.machine import Machine, Phase
+from engine.elastic.orders import Orders
+from engine.elastic.places import Slot
+from engine.elastic.roster import At, Roster
+
+from .model import Job, run
+
+SEQUENCES = 10_000
+LENGTHS = (48, 64, 80, 96, 112)  # bytes of sequences; with 80 about 35 things happen, before those of its end
+
+A = TypeVar("A")
+UPDATE = Machine._update
+
+
+class Driver:
+    """A machine with the time, and what it wanted done since it was last asked."""
+
+    def __init__(self, limits: Limits, **slots: int) -> None:
+        self.now = 0.0
+        self.machine = Machine(limits, 0.0)
+        self.actions: list[Action] = []
+        self.tell(events.Found(slots))
+
+    def tell(self, *told: Event) -> Driver:
+        for event in told:
+            self.actions += self.machine.handle(self.now, event)
+        return self
+
+    def ready(
+        self, *workers: int, world: int = 0, why: Why = Why.NEW, commit: int | None = None, **more: Any
+    ) -> Driver:
+        return self.tell(*(events.Ready(worker, world, why, commit=commit, **more) for worker in workers))
+
+    def join(self, *workers: int) -> Driver:
+        return self.tell(*(events.Joined(worker, self.machine.world) for worker in workers))
+
+    def at(self, now: float) -> Driver:
+        """Let time pass, with a tick at every deadline."""
+        while (deadline := self.machine.deadline()) is not None and deadline < now:
+            self.now = deadline
+            self.tell(events.Tick())
+        self.now = now
+        return self.tell(events.Tick())
+
+    def train(self, *workers: int, commit: int | None = None) -> Driver:
+        """A first world of these workers."""
+        self.ready(*workers).join(*workers)
+        assert self.machine.phase is Phase.RUNNING
+        if commit is not None:
+            self.tell(events.Committed(workers[0], self.machine.world, commit))
+        self.actions.clear()
+        return self
+
+    def taken(self, kind: type[A]) -> list[A]:
+        """The actions of a kind since the last question."""
+        found = [action for action in self.actions if isinstance(action, kind)]
+        self.actions = [action for action in self.actions if not isinstance(action, kind)]
+        return found
+
+    def members(self) -> list[int]:
+        """Who is in the newest world, by rank, as the last `Assign` says."""
+        return list(self.taken(events.Assign)[-1].places)
+
+    @property
+    def phase(self) -> Phase:
+        return self.machine.phase
+
+    @property
+    def why(self) -> str:
+        assert self.machine.outcome is not None and not self.machine.outcome.good
+        return self.machine.outcome.why
+
+
+def killed(worker: int) -> events.Ended:
+    return events.Ended(worker, -9, "killed by SIGKILL")
+
+
+def raised(worker: int, exception: str) -> events.Ended:
+    return events.Ended(worker, 1, "ended with exit code 1", exception)
+
+
+# Rows of the table, one after the other.
+
+
+def test_the_first_world_has_the_size_that_was_asked_for() -> None:
+    driver = Driver(Limits(3, 1, 3), a=4)
+    assert [(start.worker, start.slot) for start in driver.taken(events.Start)] == [(n, Slot("a", n)) for n in range(3)]
+    assert driver.ready(2, 0).phase is Phase.WAITING
+    assert driver.ready(1).phase is Phase.GATHERING
+    assert driver.members() == [0, 1, 2]
+    assert driver.join(0, 1).phase is Phase.GATHERING
+    assert driver.join(2).phase is Phase.RUNNING
+
+
+def test_after_the_start_timeout_the_first_world_may_be_smaller() -> None:
+    driver = Driver(Limits(3, 2, 3, start_timeout=60), a=2).ready(0, 1)
+    assert driver.at(59.9).phase is Phase.WAITING
+    assert driver.at(60).phase is Phase.GATHERING
+
+
+def test_newcomers_that_start_are_waited_for_a_little() -> None:
+    driver = Driver(Limits(2, 1, 4, grow_wait=2), a=4).ready(0, 1)
+    assert driver.at(1.9).phase is Phase.WAITING
+    driver.ready(2).at(2)
+    assert driver.members() == [0, 1, 2]
+
+
+def test_waiting_ends_with_the_first_cause() -> None:
+    driver = Driver(Limits(2, 2, 2, elastic_timeout=600), a=1, b=1).train(0, 1, commit=3)
+    driver.tell(events.AgentLost("b", "no word for 30 s")).ready(0, world=1, why=Why.FAILURE, commit=3)
+    assert driver.phase is Phase.WAITING
+    assert driver.at(599).phase is Phase.WAITING
+    lines = [said.text for said in driver.taken(events.Say)]
+    assert any("1 ready, 0 starting; blacklisted: b (for good)" in line for line in lines)
+    driver.at(600)
+    assert driver.phase is Phase.OVER
+    assert driver.why.splitlines()[0] == "host b: no word for 30 s"
+    assert [end.good for end in driver.taken(events.End)] == [False]
+
+
+@pytest.mark.parametrize("victim", range(3))
+def test_a_death_while_members_meet_calls_the_world_off_at_once(victim: int) -> None:
+    driver = Driver(Limits(3, 2, 3), a=3).ready(0, 1, 2)
+    others = tuple({0, 1, 2} - {victim})
+    driver.join(others[0]).tell(killed(victim))
+    assert driver.phase is Phase.RESETTING
+    assert driver.taken(events.Void) == [events.Void(1, others)]
+    driver.ready(others[0], world=1, why=Why.FAILURE).ready(others[1], why=Why.VOID)
+    assert driver.phase is Phase.GATHERING and driver.machine.world == 2
+    assert driver.members() == list(others)
+
+
+def test_who_does_not_meet_the_others_is_killed() -> None:
+    driver = Driver(Limits(3, 2, 3, start_timeout=60), a=3).ready(0, 1, 2).join(0, 1).at(60)
+    assert [kill.worker for kill in driver.taken(events.Kill)] == [2]
+    assert driver.taken(events.Void) == [events.Void(1, (0, 1))]
+
+
+def test_survivors_go_on_at_once_and_the_replacement_joins_later() -> None:
+    driver = Driver(Limits(3, 2, 3), a=3).train(0, 1, 2, commit=7)
+    driver.tell(killed(1)).ready(0, 2, world=1, why=Why.FAILURE, commit=7)
+    assert driver.members() == [0, 2]
+    driver.join(0, 2).at(1)
+    assert driver.taken(events.Start) == [events.Start(3, Slot("a", 1))]  # its slot rests for a second
+    driver.ready(3).at(10)
+    assert driver.taken(events.Update) == []  # not before a commit
+    driver.tell(events.Committed(0, 2, 8))
+    assert driver.taken(events.Update) == [events.Update(2, (0, 2), 1, ("there are newcomers",))]
+    driver.ready(0, 2, world=2, why=Why.HOSTS, commit=9)
+    assert driver.members() == [0, 3, 2]  # by slot
+
+
+def test_newcomers_are_collected() -> None:
+    driver = Driver(Limits(1, 1, 3, grow_wait=2), a=3)
+    driver.ready(0).at(2).join(0).tell(events.Committed(0, 1, 1)).ready(1).at(3.9).ready(2)
+    assert driver.taken(events.Update) == []
+    assert len(driver.at(4).taken(events.Update)) == 1
+    assert driver.at(100).taken(events.Update) == []
+
+
+def test_two_deaths_shrink_a_reset_and_make_no_other() -> None:
+    driver = Driver(Limits(4, 2, 4), a=4).train(0, 1, 2, 3)
+    driver.tell(killed(1)).ready(0, world=1, why=Why.FAILURE).tell(killed(3))
+    assert driver.phase is Phase.RESETTING
+    driver.ready(2, world=1, why=Why.FAILURE)
+    assert driver.members() == [0, 2] and len(driver.machine.causes.resets) == 1
+
+
+def test_whom_a_reset_waits_for_is_told_and_killed_in_the_end() -> None:
+    driver = Driver(Limits(3, 1, 3, stall_limit=50), a=3).train(0, 1, 2)
+    driver.tell(killed(1)).ready(0, world=1, why=Why.FAILURE).at(30)
+    assert [said.text for said in driver.taken(events.Say)][-1].startswith(
+        "world 1 is over; waiting for worker 2 in slot 2"
+    )
+    driver.at(50)
+    assert [kill.worker for kill in driver.taken(events.Kill)] == [2]
+    assert driver.phase is Phase.RESETTING  # it may run yet
+    assert driver.tell(killed(2)).phase is Phase.GATHERING
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (events.Found({"a": 2}), "host b is not among the hosts any more"),
+        (events.Found({"a": 2, "b": 0}), "host b has 0 slots now"),
+        (events.HostLeaves("b"), "host b leaves"),
+        (events.Leaves(2), "it has asked to leave"),
+        (events.Slow(2, "50 ms"), "it is slow: 50 ms"),
+    ],
+)
+def test_who_shall_leave_does_so_after_a_commit_and_is_gone_before_the_next_world(event: Event, kind: str) -> None:
+    driver = Driver(Limits(3, 1, 3), a=2, b=1).train(0, 1, 2, commit=5).tell(event)
+    assert driver.taken(events.Update) == [events.Update(1, (0, 1, 2), 1, (kind,))]
+    driver.ready(0, 1, 2, world=1, why=Why.HOSTS, commit=6)
+    assert [(end.worker, end.good) for end in driver.taken(events.End)] == [(2, False)]
+    assert driver.phase is Phase.RESETTING
+    driver.tell(events.Ended(2, 1, "ended with exit code 1"))
+    assert driver.members() == [0, 1]
+
+
+def test_a_slow_worker_stays_where_its_world_would_be_too_small() -> None:
+    driver = Driver(Limits(2, 2, 2), a=2).train(0, 1).tell(events.Slow(1, "50 ms"))
+    assert driver.taken(events.Update) == []
+
+
+def test_a_host_that_comes_back_before_the_reset_keeps_its_workers() -> None:
+    driver = Driver(Limits(2, 1, 2), a=1, b=1).train(0, 1, commit=1).tell(events.Found({"a": 1}))
+    assert len(driver.taken(events.Update)) == 1
+    driver.tell(events.Found({"b": 1, "a": 1})).ready(0, 1, world=1, why=Why.HOSTS, commit=2)
+    assert driver.members() == [0, 1] and driver.taken(events.End) == []
+
+
+def test_all_hosts_are_exchanged_without_losing_the_commit() -> None:
+    driver = Driver(Limits(2, 2, 2, start_timeout=9), a=2).train(0, 1, commit=4)
+    driver.tell(events.Found({"b": 2})).ready(0, 1, world=1, why=Why.HOSTS, commit=5)
+    assert driver.phase is Phase.WAITING
+    assert [start.worker for start in driver.taken(events.Start)] == [2, 3]
+    driver.ready(2, 3)
+    assert [end.worker for end in driver.taken(events.End)] == [1]
+    driver.tell(events.Ended(1, 1, "ended with exit code 1"))
+    assert driver.members() == [0, 2]  # the old host still counts as the older one
+    driver.join(0, 2)
+    assert [update.world for update in driver.taken(events.Update)] == [1, 2]
+    driver.ready(0, 2, world=2, why=Why.HOSTS, commit=6).tell(events.Ended(0, 1, "ended with exit code 1"))
+    assert driver.members() == [2, 3]
+
+
+def test_who_was_in_a_world_is_not_let_go_beside_the_next() -> None:
+    """There is no room for it in a world of an allowed size, and then its host leaves: its program could write."""
+    driver = Driver(Limits(4, 2, 4, multiple=2), a=2, b=1, c=1).train(0, 1, 2, 3, commit=1).tell(killed(0))
+    driver.ready(1, 2, 3, world=1, why=Why.FAILURE, commit=1).join(1, 2)
+    assert driver.phase is Phase.RUNNING and driver.members() == [1, 2]
+    assert driver.tell(events.HostLeaves("c")).taken(events.End) == []
+    driver.tell(killed(1)).ready(2, world=2, why=Why.FAILURE, commit=1).at(1).ready(4, 5)
+    assert [end.worker for end in driver.taken(events.End)] == [3] and driver.phase is Phase.WAITING
+    driver.tell(events.Ended(3, 1, "ended with exit code 1"))
+    assert driver.members() == [4, 2]
+
+
+def test_no_world_begins_beside_a_worker_that_may_run() -> None:
+    """Its agent is cut off: until the lease is over it may write."""
+    driver = Driver(Limits(3, 1, 3, lease=30), a=2, b=1).train(0, 1, 2)
+    driver.at(10).tell(events.AgentLost("b", "no word")).ready(0, 1, world=1, why=Why.FAILURE)
+    assert driver.at(39.9).phase is Phase.RESETTING
+    assert driver.at(40).phase is Phase.GATHERING
+
+
+def test_an_agent_that_does_not_kill_is_disowned() -> None:
+    driver = Driver(Limits(2, 1, 2, stall_limit=50, kill_wait=15, lease=30), a=1, b=1).train(0, 1)
+    driver.ready(0, world=1, why=Why.FAILURE, text="RankStalledError: rank 1", culprit=1).at(64.9)
+    assert driver.taken(events.Disown) == []
+    driver.at(65)
+    assert [disown.host for disown in driver.taken(events.Disown)] == ["b"]
+    assert driver.at(94.9).phase is Phase.RESETTING
+    assert driver.at(95).phase is Phase.GATHERING
+
+
+def test_who_was_told_to_end_and_does_not_is_killed() -> None:
+    driver = Driver(Limits(2, 1, 2, end_grace=30), a=1, b=1).train(0, 1, commit=1).tell(events.HostLeaves("b"))
+    driver.ready(0, 1, world=1, why=Why.HOSTS, commit=2).at(30)
+    assert [kill.worker for kill in driver.taken(events.Kill)] == [1]
+    assert driver.tell(killed(1)).phase is Phase.GATHERING
+
+
+def test_who_does_not_come_after_its_start_is_killed_and_started_again() -> None:
+    driver = Driver(Limits(1, 1, 1, start_timeout=60), a=1).at(60)
+    assert [kill.worker for kill in driver.taken(events.Kill)] == [0]
+    driver.tell(killed(0)).at(61)
+    assert [start.worker for start in driver.taken(events.Start)] == [0, 1]
+
+
+def test_the_end_is_one_decision() -> None:
+    """One is done, another had died: the others have finished, too, and nobody trains again."""
+    driver = Driver(Limits(3, 1, 3), a=3).train(0, 1, 2, commit=1)
+    driver.ready(2, world=1, why=Why.FAILURE, commit=1).tell(events.Done(0, 1))
+    assert driver.phase is Phase.DRAINING
+    driver.ready(1, world=1, why=Why.FAILURE, commit=1)
+    assert [(end.worker, end.good) for end in driver.taken(events.End)] == [(2, True), (1, True)]
+    driver.tell(*(events.Ended(worker, 0, "ended") for worker in range(3)))
+    assert driver.machine.outcome == events.Over(True, "")
+    assert driver.machine.finished and driver.machine.deadline() is None
+
+
+def test_a_late_newcomer_is_told_that_the_training_is_complete() -> None:
+    driver = Driver(Limits(2, 1, 3), a=3).ready(0, 1).at(2).join(0, 1).ready(2).tell(events.Done(0, 1))
+    assert [(end.worker, end.good) for end in driver.taken(events.End)] == [(2, True)]
+    assert Driver(Limits(1, 1, 2), a=2).ready(0).at(2).join(0).tell(events.Done(0, 1)).taken(events.Kill)[0].worker == 1
+
+
+def test_a_member_that_dies_while_others_are_done_is_the_jobs_failure() -> None:
+    driver = Driver(Limits(2, 1, 2), a=2).train(0, 1).tell(events.Done(0, 1), killed(1), events.Ended(0, 0, "ended"))
+    assert driver.why == "worker 1 in slot 1 of a: killed by SIGKILL"
+
+
+def test_a_program_that_fails_after_its_training_fails_the_job() -> None:
+    driver = Driver(Limits(1, 1, 1), a=1).train(0).tell(events.Done(0, 1), raised(0, "OSError at save.py:3"))
+    assert driver.why == "worker 0 in slot 0 of a: ended with exit code 1"
+
+
+def test_a_second_question_is_answered() -> None:
+    driver = Driver(Limits(1, 1, 1), a=1).train(0).tell(events.Done(0, 1)).ready(0, world=1)
+    assert [end.good for end in driver.taken(events.End)] == [False]
+
+
+def test_resets_are_counted_and_told() -> None:
+    driver = Driver(Limits(2, 1, 2, reset_limit=1, cooldown=(1, 1)), a=2).train(0, 1, commit=1)
+    driver.tell(killed(1)).ready(0, world=1, why=Why.FAILURE, commit=1).join(0).tell(events.Committed(0, 2, 2)).at(5)
+    driver.ready(2).at(10).ready(0, world=2, why=Why.HOSTS, commit=3)
+    assert driver.why.splitlines() == [
+        "1 resets were allowed (reset_limit)",
+        "  reset 1: worker 1 in slot 1 of a: killed by SIGKILL",
+        "  reset 2: the hosts have changed",
+    ]
+
+
+def test_worlds_that_end_before_a_commit_are_counted() -> None:
+    driver = Driver(Limits(2, 1, 2, barren_limit=2), a=2).train(0, 1)
+    for world in (1, 2, 3):
+        driver.ready(0, 1, world=world, why=Why.FAILURE, text="RankLostError").join(0, 1)
+    assert driver.why.startswith("worker 0 in slot 0 of a says: RankLostError\nThe job ends: 3 worlds in a row")
+
+
+def test_who_is_to_blame_for_world_after_world_is_killed() -> None:
+    driver = Driver(Limits(2, 1, 2), a=1, b=1).train(0, 1)
+    for world in (1, 2, 3):
+        driver.ready(0, 1, world=world, why=Why.FAILURE, culprit=1, text="RankLostError: rank 1").join(0, 1)
+    assert [kill.worker for kill in driver.taken(events.Kill)] == [1]
+
+
+def test_nobody_goes_on_from_random_weights() -> None:
+    driver = Driver(Limits(2, 1, 3), a=3).ready(0, 1).at(2).join(0, 1).tell(events.Committed(0, 1, 1))
+    driver.ready(2).tell(killed(0), killed(1))
+    assert driver.why.startswith(
+        "worker 0 in slot 0 of a: killed by SIGKILL\nThe job ends: no worker is left that holds"
+    )
+
+
+def test_the_same_exception_twice_is_the_programs() -> None:
+    error = "ValueError at train.py:7"
+    driver = Driver(Limits(3, 1, 3), a=3).train(0, 1, 2, commit=1).tell(raised(1, error))
+    driver.ready(0, 2, world=1, why=Why.FAILURE, commit=1).join(0, 2).tell(raised(2, error))
+    assert driver.why == (
+        "worker 1 in slot 1 of a: ended with exit code 1\nThe job ends: workers 1 and 2 raised the same: " + error
+    )
+
+
+def test_the_same_exception_with_a_commit_between_is_bad_luck() -> None:
+    error = "ValueError at train.py:7"
+    driver = Driver(Limits(3, 1, 3), a=3).train(0, 1, 2, commit=1).tell(raised(1, error))
+    driver.ready(0, 2, world=1, why=Why.FAILURE, commit=1).join(0, 2).tell(events.Committed(0, 2, 2))
+    assert driver.tell(raised(2, error)).phase is Phase.RESETTING
+
+
+def test_newcomers_that_all_fail_do_not_end_a_world_that_trains() -> None:
+    """As on a host that lacks a module; before the first world they would."""
+    error = "ModuleNotFoundError at train.py:1"
+    driver = Driver(Limits(1, 1, 3), a=1, b=2).ready(0).at(2).join(0)
+    assert driver.tell(raised(1, error), raised(2, error)).phase is Phase.RUNNING
+    assert Driver(Limits(2, 1, 2), a=2).tell(raised(0, error), raised(1, error)).phase is Phase.OVER
+
+
+def test_what_the_agent_tells_takes_the_place_of_what_others_say() -> None:
+    driver = Driver(Limits(2, 2, 2), a=2).train(0, 1, commit=1)
+    driver.ready(0, world=1, why=Why.FAILURE, commit=1, culprit=1, text="RankDiedError: rank 1").tell(killed(1))
+    assert (
+        driver.machine.causes.resets[0].text
+        == driver.machine.causes.first
+        == "worker 1 in slot 1 of a: killed by SIGKILL"
+    )
+
+
+def test_words_of_a_world_that_is_over_mean_nothing() -> None:
+    driver = Driver(Limits(2, 1, 2), a=2).ready(0, 1).tell(killed(1)).ready(0, why=Why.VOID)
+    driver.tell(events.Joined(0, 1), events.Joined(1, 2), events.Done(0, 1), events.Ready(77, 1, Why.FAILURE))
+    assert driver.phase is Phase.GATHERING and driver.machine.world == 2
+
+
+def test_the_user_stops_the_job() -> None:
+    driver = Driver(Limits(2, 1, 2), a=2).train(0, 1).tell(events.Stop("SIGTERM"))
+    assert driver.why == "SIGTERM" and [kill.worker for kill in driver.taken(events.Kill)] == [0, 1]
+    assert driver.tell(killed(0), killed(1)).machine.finished
+
+
+def test_time_does_not_go_back() -> None:
+    driver = Driver(Limits(1, 1, 1), a=1).at(5)
+    with pytest.raises(ValueError, match="it was 5"):
+        driver.machine.handle(4, events.Tick())
+
+
+# The promises, over random sequences.
+
+
+def sequence(number: int) -> bytes:
+    return random.Random(number).randbytes(LENGTHS[number % len(LENGTHS)])
+
+
+def play(numbers: Iterable[int]) -> list[Job]:
+    """The jobs of some sequences, every other one of which falls silent at its end."""
+    jobs = []
+    for number in numbers:
+        try:
+            jobs.append(run(sequence(number), silent=number % 2 == 1))
+        except Exception as error:
+            raise AssertionError(f"sequence({number}): {error}") from error
+    return jobs
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_promises_hold_over_random_sequences(part: int) -> None:
+    jobs = play(range(part * SEQUENCES // 4, (part + 1) * SEQUENCES // 4))
+    good = sum(job.machine.outcome == events.Over(True, "") for job in jobs)
+    worlds = [job.machine.world for job in jobs]
+    assert min(good, len(jobs) - good) > len(jobs) // 10 and sum(world > 2 for world in worlds) > len(jobs) // 10
+
+
+@given(st.binary(max_size=LENGTHS[-1]), st.booleans())
+@settings(max_examples=200)
+def test_promises_hold_over_drawn_sequences(content: bytes, silent: bool) -> None:
+    """As above, for sequences that are shrunk when one breaks."""
+    run(content, silent)
+
+
+def _without_order(self: Roster, need: int) -> list[Any]:
+    gate = [worker for worker in self.at(At.GATE) if not self.departing(worker)]
+    size = self._limits.largest(len(gate))
+    return [] if size < max(need, 1) else gate[::-1][:size]
+
+
+def _without_deadline(self: Orders, worker: Any, why: str) -> None:
+    worker.at, worker.until = At.KILLED, None
+    self.do(events.Kill(worker.number, why))
+
+
+def _forever(self: Machine, event: events.Joined) -> None:
+    """As it was once written: a late word of a member ended the wait for it, and there was no other."""
+    worker = self.roster.get(event.worker)
+    if worker is not None and worker.at is At.WORLD and event.world == worker.world:
+        worker.joined, worker.until = True, None
+
+
+def _lets_go(self: Machine) -> None:
+    """As it was once written."""
+    self._orders.dismiss(self.roster.at(At.GATE))
+    UPDATE(self)
+
+
+def _at_once(self: Machine, members: list[Any]) -> bool:
+    return self.limits.largest(len(members) + len(self.roster.at(At.GATE))) > len(members)
+
+
+MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
+    "no fence": (Roster, "unfenced", lambda self: [], "beside world"),
+    "a fence without those whose agent is lost": (
+        Roster,
+        "unfenced",
+        lambda self: [worker for worker in self.at(At.ENDING, At.KILLED) if worker.world > 0],
+        "beside world",
+    ),
+    "who was in a world is let go beside the next": (Machine, "_update", _lets_go, "may write beside world"),
+    "worlds are not called off": (Orders, "void", lambda self, world: None, "members that meet are not told"),
+    "newest commits are not preferred": (Roster, "choose", _without_order, "the newest commit is left out"),
+    "a killed worker is waited for without end": (Orders, "kill", _without_deadline, "a wait without an end"),
+    "members are waited for without end": (Orders, "expect", lambda self, seconds: None, "a wait without an end"),
+    "who joins late is waited for without end": (Machine, "_joined", _forever, "a wait without an end|does not end"),
+    "slots of lost workers are used again": (
+        Roster,
+        "taken",
+        lambda self: {worker.slot for worker in self if worker.at is not At.LOST},
+        "is taken by",
+    ),
+    "newcomers are added before a commit": (Machine, "_may_grow", _at_once, "grows before it has committed"),
+    "resets without a limit": (Causes, "too_many", lambda self: "", "too many resets|without a commit"),
+    "from random weights": (Machine, "_hopeless", lambda self: self.causes.too_many(), "without a commit, though"),
+    "causes are forgotten": (Causes, "failed", lambda self, cause: None, "no cause is named"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_model_notices_a_rule_that_is_left_out(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, replacement, noticed = MUTANTS[mutant]
+    tables: list[dict[Any, Any]] = [machine._REACTIONS, machine._STEPS]
+    for table in tables:
+        for key in [key for key, method in table.items() if method is owner.__dict__[name]]:
+            monkeypatch.setitem(table, key, replacement)
+    monkeypatch.setattr(owner, name, replacement)
+    with pytest.raises(AssertionError, match=noticed):
+        play(range(SEQUENCES // 4))
