@@ -1,0 +1,133 @@
+"""Which worker holds up the others, by the counters of all: a pure function of what was read of them over some time.
+
+One is found only if nothing else explains it. Its lag is above the limit in every interval, so that no single pause,
+such as a checkpoint that rank 0 writes, is enough; everybody else's is below half the limit, so that it is not the
+program that is uneven; and its host does not wait for data of other hosts, so that it is not the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+QUIET = 0.5  # share of the limit below which all others must be, and the time for which the host waits for others
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a worker's counters say at one time; all count up.
+
+    Attributes
+    ----------
+    steps : int
+        Training steps.
+    lag : float
+        Seconds that it submitted tensors later than the first rank.
+    crossing : float
+        Seconds that it waited for data of other hosts.
+    """
+
+    steps: int
+    lag: float
+    crossing: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """The counters of all members of a world at one time.
+
+    Attributes
+    ----------
+    time : float
+        Seconds.
+    world : int
+    readings : mapping of int to Reading
+        By worker.
+    """
+
+    time: float
+    world: int
+    readings: Mapping[int, Reading]
+
+
+@dataclass(frozen=True)
+class SlowWorker:
+    """A worker that holds up the others.
+
+    Attributes
+    ----------
+    worker : int
+    lag : float
+        Seconds a step, over the whole time.
+    """
+
+    worker: int
+    lag: float
+
+    def __str__(self) -> str:
+        return f"the others wait {self.lag * 1e3:.3g} ms for it in each step"
+
+
+def find(looks: Sequence[Look], limit: float, seconds: float) -> SlowWorker | None:
+    """Find the one worker that is slow.
+
+    Parameters
+    ----------
+    looks : sequence of Look
+        In the order of time, at least two in `seconds`, better ten; older ones may be left out.
+    limit : float
+        Lag in seconds a step.
+    seconds : float
+        For how long a worker must have been slow.
+
+    Returns
+    -------
+    SlowWorker or None
+        None also if the looks do not cover so much time, or not in one world.
+
+    Raises
+    ------
+    ValueError
+        A limit or a time that is not positive.
+    """
+    if not (limit > 0 and seconds > 0):
+        raise ValueError(f"the limit is {limit} s a step, and the time {seconds} s; both must be positive")
+    window = _window(looks, seconds)
+    if not window:
+        return None
+    suspects: set[int] | None = None
+    for before, after in pairwise(window):
+        late = {worker for worker in after.readings if _rate(before, after, worker, "lag") > limit}
+        loud = {worker for worker in after.readings if not _rate(before, after, worker, "lag") < QUIET * limit}
+        if len(late) != 1 or loud != late:
+            return None
+        suspects = late if suspects is None else suspects & late
+    if not suspects:
+        return None
+    (worker,) = suspects
+    if not _rate(window[0], window[-1], worker, "crossing") < QUIET * limit:
+        return None
+    return SlowWorker(worker, _rate(window[0], window[-1], worker, "lag"))
+
+
+def _window(looks: Sequence[Look], seconds: float) -> Sequence[Look]:
+    """The last looks that cover so much time, all in one world with the same workers; none if there are none."""
+    if not looks:
+        return ()
+    last = looks[-1]
+    for start in range(len(looks) - 1, -1, -1):
+        look = looks[start]
+        if look.world != last.world or look.readings.keys() != last.readings.keys():
+            return ()
+        if last.time - look.time >= seconds:
+            return looks[start:]
+    return ()
+
+
+def _rate(before: Look, after: Look, worker: int, what: str) -> float:
+    """Seconds a step between two looks; not a number if there was no step, which proves nothing."""
+    first, second = before.readings[worker], after.readings[worker]
+    steps = second.steps - first.steps
+    seconds: float = getattr(second, what) - getattr(first, what)
+    return seconds / steps if steps > 0 else float("nan")
