@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from ..elastic.state import HostsUpdatedInterrupt
 from ..errors import CollectiveError as HorovodInternalError
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
-
-
-class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job have changed. There are none yet, so nothing raises it."""
 
 
 class HorovodVersionMismatchError(ImportError):

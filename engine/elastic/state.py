@@ -1,0 +1,252 @@
+"""The state that a training keeps over resets: each rank commits for itself, and who has the newest gives it to all.
+
+A state speaks with the other ranks through `Peers` alone, and needs no engine. A commit is a copy that is complete
+before it takes the place of the one before, in one assignment; so an exception or a signal in the middle of `save` or
+`sync` leaves the old one whole.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """The hosts of an elastic job have changed. There are none yet, so only tests have it raised."""
+
+
+class Peers(Protocol):
+    """The ranks of the present world. Each method is a collective."""
+
+    @property
+    def rank(self) -> int:
+        """This process's rank. No collective."""
+        ...
+
+    def gather(self, value: Any) -> Sequence[Any]:
+        """The values of all ranks, by rank."""
+        ...
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        """The value of one rank."""
+        ...
+
+    def maximum(self, values: Sequence[int]) -> Sequence[int]:
+        """Of each of some numbers, the largest of all ranks."""
+        ...
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A copy of all values.
+
+    Attributes
+    ----------
+    number : int or None
+        Counts up over the job. None: what the program began with, which no other rank need have.
+    values : mapping of str to object
+        By name. Nobody changes them.
+    """
+
+    number: int | None
+    values: Mapping[str, Any]
+
+
+def elect(commits: Sequence[int | None]) -> int:
+    """The rank whose commit is given to all: the newest that there is, of the lowest rank that holds it.
+
+    Parameters
+    ----------
+    commits : sequence of int or None
+        By rank, the number of its newest commit.
+
+    Returns
+    -------
+    int
+    """
+    return max(range(len(commits)), key=lambda rank: (-1 if (number := commits[rank]) is None else number, -rank))
+
+
+class State:
+    """What a training goes on from after a reset. `ObjectState` is the one to use.
+
+    Parameters
+    ----------
+    peers : Peers
+
+    Attributes
+    ----------
+    world : int
+        The number of the world that this process is in.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self.world = 0
+        self._peers = peers
+        self._callbacks: list[Callable[[], None]] = []
+        self._in_hand: list[Callable[[], bool]] = []
+        self._updated: int | None = None
+        self._owed = False
+        self._held = Commit(None, {})
+
+    @property
+    def committed(self) -> int | None:
+        """The number of the commit that this rank holds; None before the first `sync`."""
+        return self._held.number
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Have functions called in each new world, before the state is made equal on all ranks."""
+        self._callbacks.extend(callbacks)
+
+    def register_in_hand(self, ask: Callable[[], bool]) -> None:
+        """Let something say whether it has gradients in hand that no step has applied, as an optimizer may that takes
+        several backward passes for one. Until it has none on any rank, commits are put off, and so are interrupts:
+        the samples of these gradients count as trained, and parameters that do not have them would be restored."""
+        self._in_hand.append(ask)
+
+    def enter(self, world: int) -> None:
+        """Note that this process is in a world, for which earlier news of hosts mean nothing."""
+        self.world = world
+
+    def on_hosts_updated(self, world: int) -> None:
+        """Note that the members of a world shall come to the gate. May be called from a signal handler."""
+        self._updated = world
+
+    def on_reset(self) -> None:
+        """Call what was registered for a new world."""
+        self.reset()
+        for callback in self._callbacks:
+            callback()
+
+    def reset(self) -> None:
+        """What a kind of state has to do in a new world."""
+
+    def commit(self) -> None:
+        """Save a copy, and see whether hosts have changed. Collective: all ranks commit in the same step.
+
+        Raises
+        ------
+        HostsUpdatedInterrupt
+            They have; on all ranks alike. The commit is made.
+        """
+        self._check(commit=True)
+
+    def check_host_updates(self) -> None:
+        """See whether hosts have changed. Collective.
+
+        Raises
+        ------
+        HostsUpdatedInterrupt
+            They have; on all ranks alike.
+        """
+        self._check(commit=False)
+
+    def _check(self, commit: bool) -> None:
+        """Ask first, and save then: whether there is a commit, and so its number, is the same on all ranks."""
+        told = int(self._updated == self.world)
+        in_hand = int(any(ask() for ask in self._in_hand))
+        told, in_hand = self._peers.maximum((told, in_hand))
+        self._owed = self._owed or commit
+        if in_hand:
+            return
+        if self._owed:
+            self.save()
+        if told:
+            raise HostsUpdatedInterrupt("the hosts have changed: the ranks meet again")
+
+    def save(self) -> None:
+        """Make a copy of all values the newest commit. Touches no other rank; all ranks do it in the same step."""
+        number = 0 if self._held.number is None else self._held.number + 1
+        self._held = Commit(number, self._take())
+        self._owed = False
+
+    def restore(self) -> None:
+        """Give all values back as they were at the newest commit, or without one as the program began with them."""
+        self._give(self._held.values)
+        self._owed = False
+
+    def sync(self) -> None:
+        """Give all ranks the newest commit that one of them holds, or what rank 0 has if there is none. Collective.
+
+        After it every rank holds that commit. If all do already, and so nobody is new, only their numbers travel.
+        """
+        numbers = self._peers.gather(self._held.number)
+        root = elect(numbers)
+        commit = self._held
+        if numbers[root] is None or any(number != numbers[root] for number in numbers):
+            if self._peers.rank == root and commit.number is None:
+                commit = Commit(0, self._take())
+            commit = self._peers.broadcast(commit if self._peers.rank == root else None, root)
+        self._give(commit.values)
+        self._held = commit
+        self._owed = False
+
+    def _take(self) -> Mapping[str, Any]:
+        """A copy of all values, which shares nothing with them."""
+        raise NotImplementedError
+
+    def _give(self, values: Mapping[str, Any]) -> None:
+        """Make these the values; they share nothing with what was given."""
+        raise NotImplementedError
+
+
+class ObjectState(State):
+    """Values under names, as attributes.
+
+    Of a value with `state_dict` and `load_state_dict`, such as a sampler or a scheduler, that is kept which these give
+    and take; every other one is kept as a deep copy, so that a list that a program changes comes back as it was.
+
+    Parameters
+    ----------
+    peers : Peers
+    **values
+        What is kept. An attribute that is added later is not.
+
+    Raises
+    ------
+    TypeError
+        A value that cannot be copied, by name.
+    ValueError
+        A name that the state has for something else.
+
+    Examples
+    --------
+    >>> state = ObjectState(peers, epoch=0, best=[], sampler=sampler)
+    >>> state.epoch += 1
+    >>> state.commit()
+    """
+
+    def __init__(self, peers: Peers, /, **values: Any) -> None:
+        super().__init__(peers)
+        for name, value in values.items():
+            if hasattr(self, name):
+                raise ValueError(
+                    f"a state cannot have a value that is called {name!r}: it has something else of that name"
+                )
+            try:
+                copy.deepcopy(value.state_dict() if _has_state(value) else value)
+            except Exception as error:
+                raise TypeError(f"{name!r}, of type {type(value).__qualname__}, cannot be kept: {error}") from error
+        self._names = tuple(values)
+        self.__dict__.update(values)
+        self._held = Commit(None, self._take())
+
+    def _take(self) -> Mapping[str, Any]:
+        present = {name: getattr(self, name) for name in self._names}
+        kept = {name: value.state_dict() if _has_state(value) else value for name, value in present.items()}
+        return copy.deepcopy(kept)  # in one call: values that share something share it in the copy
+
+    def _give(self, values: Mapping[str, Any]) -> None:
+        given = copy.deepcopy(values)
+        for name, value in given.items():
+            present = getattr(self, name)
+            if _has_state(present):
+                present.load_state_dict(value)
+            else:
+                setattr(self, name, value)
+
+
+def _has_state(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
