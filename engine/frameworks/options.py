@@ -29,7 +29,7 @@ class Options:
     sparse_as_dense : bool
         Make sparse gradients dense, instead of gathering what they store.
     views : bool
-        Keep gradients in shared memory.
+        Keep gradients side by side, in shared memory or on a GPU.
     check_parameters : bool
         Compare the ranks' parameters in the first step.
     average_passes : bool

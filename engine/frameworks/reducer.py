@@ -168,6 +168,18 @@ class Reducer(ABC):
         """A tensor in shared memory for the gradient of each parameter. Collective."""
         raise UnsupportedTensorError("this framework's gradients cannot be kept in shared memory")
 
+    def takes_place(self, parameter: Parameter) -> bool:
+        """Whether gradients of a parameter that are kept side by side lie on a GPU, and not in shared memory."""
+        return False
+
+    def make_places(self, parameters: Sequence[Parameter]) -> None:
+        """Allocate memory for the gradients of such parameters, which `place_for` gives out."""
+        if parameters:
+            raise UnsupportedTensorError("this framework's gradients cannot be kept on a GPU")
+
+    def reduced(self) -> None:  # noqa: B027 (a framework may have no streams)
+        """Note that the current stream, if the framework has such, may use the gradients from now on."""
+
     # Methods that the native hooks call: `engine_ext.bindings.gradients.Binding`, with `begin_pass` below.
 
     def memory_of(self, parameter: Parameter) -> Tensor:
@@ -189,6 +201,10 @@ class Reducer(ABC):
     def rooms_for(self, index: int) -> Any:
         """As `Adapter.room`, for the parts of all ranks' sparse gradients of a parameter that is on a GPU."""
         raise UnsupportedTensorError("this framework's gradients cannot be reduced on a GPU")
+
+    def place_for(self, index: int) -> Tensor:
+        """Where the gradient of a parameter that `takes_place` is from now on; it is given the next free place."""
+        raise UnsupportedTensorError("this framework's gradients cannot be kept on a GPU")
 
     @abstractmethod
     def separate(self, parameter: Parameter, gradient: Tensor) -> Tensor:
@@ -214,12 +230,15 @@ class Reducer(ABC):
         self._frozen.update({name: parameter for name, parameter in named.items() if not parameter.requires_grad})
         deferred = {name for name, parameter in active.items() if self.rounds.accepts(name, parameter)}
         views: dict[str, Tensor | None] = dict.fromkeys(active)
+        kept = {name: each for name, each in active.items() if self.options.views and name not in deferred}
+        placed = {name: each for name, each in kept.items() if self.takes_place(each)}
         for name, parameter in active.items():
             self.check(parameter, f"parameter {name!r}")
         if self.options.views:
-            views |= self.views({name: each for name, each in active.items() if name not in deferred})
+            views |= self.views({name: each for name, each in kept.items() if name not in placed})
+            self.make_places(list(placed.values()))
         for name, parameter in active.items():
-            hook = self.group.add(parameter, name, views[name], name in deferred)
+            hook = self.group.add(parameter, name, views[name], name in deferred, name in placed)
             if name in deferred:
                 self.rounds.add(hook.index, name, parameter)
             if self._once is not None:
@@ -337,6 +356,7 @@ class Reducer(ABC):
         try:
             self._announce(only)
             brought = self._reduce()
+            self.reduced()
             with self.no_gradients():
                 for gradient, copy in self.copies:
                     self.store(gradient, copy)
@@ -430,7 +450,7 @@ class Reducer(ABC):
         return list(range(len(self._parameters) - len(thawed), len(self._parameters)))
 
     def _bring(self, index: int, memory: Any) -> None:
-        """Give a parameter a result that does not lie in its gradient: it had none here, or a sparse one."""
+        """Give a parameter a result that does not lie in its gradient: it had none, a sparse one, or one elsewhere."""
         parameter, view = self._parameters[index], self._bucket[index]
         dense = not isinstance(memory, list)  # else gathered indices and values
         parameter.grad = view if dense and view is not None else self.gradient_in(memory, parameter)

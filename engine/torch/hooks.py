@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from ..errors import EngineError, UnsupportedTensorError
+from ..frameworks.options import Options
 from ..frameworks.reducer import Reducer
 from ..native import gradients
 from . import sparse
 from .adapter import Room, check, tensor_over
+from .places import Places
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
 NO_PASS = -1  # torch's number of the running backward pass when there is none
@@ -36,6 +38,10 @@ class TorchReducer(Reducer):
     """
 
     kind = torch.Tensor
+
+    def __init__(self, options: Options, number: int = 0) -> None:
+        self._places: dict[int, Places] = {}
+        super().__init__(options, number)
 
     def check(self, tensor: torch.Tensor, what: str) -> None:
         check(tensor, what)
@@ -104,6 +110,22 @@ class TorchReducer(Reducer):
             start, nbytes = places[name], parameter.numel() * parameter.element_size()
             views[name] = tensor_over(memory[start : start + nbytes].view(parameter.dtype), parameter)
         return views
+
+    def takes_place(self, parameter: torch.Tensor) -> bool:
+        return parameter.is_cuda
+
+    def make_places(self, parameters: Sequence[torch.Tensor]) -> None:
+        places = Places(parameters)
+        self._places.update((id(parameter), places) for parameter in parameters)
+
+    def place_for(self, index: int) -> torch.Tensor:
+        parameter = self._parameters[index]
+        self._bucket[index] = view = self._places[id(parameter)].take(parameter)
+        return view
+
+    def reduced(self) -> None:
+        for places in set(self._places.values()):
+            places.keep_for_current_stream()
 
     def memory_of(self, parameter: torch.Tensor) -> torch.Tensor:
         return parameter.detach()  # Some versions of torch lend nothing that requires a gradient.

@@ -148,8 +148,8 @@ def DistributedOptimizer(
     prescale_factor, postscale_factor : float
         Multiply the local gradients (with `Adasum`, changes), and the result.
     gradient_as_bucket_view : bool
-        Keep gradients in shared memory, where they are reduced without copies. Takes as much of it as the gradients.
-        Not with `Adasum`.
+        Keep gradients side by side, in shared memory or on the GPU, where they are reduced without copies. Takes as
+        much of it as the gradients. Not with `Adasum`.
     check_parameters : bool
         Compare the ranks' parameters in the first step, once, and log a warning if they differ, as when
         `broadcast_parameters` was forgotten. It reads the parameters once and exchanges 8 bytes for each of them.
@@ -173,7 +173,7 @@ def DistributedOptimizer(
     MismatchError
         The ranks' parameters differ in name, dtype or shape.
     UnsupportedTensorError
-        Parameters on a device.
+        Parameters on a device other than a CUDA one.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__qualname__}")

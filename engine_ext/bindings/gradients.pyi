@@ -27,6 +27,10 @@ class Binding(Protocol):
     def rooms_for(self, index: int, /) -> Any:
         """What makes room on a GPU for the indices and values that all ranks have of a sparse gradient: as `room` of
         `Engine.allgather`."""
+    def place_for(self, index: int, /) -> Any:
+        """The tensor on a GPU that a parameter's gradient is from now on, with the parameter's dtype, shape and layout,
+        or row-major. Called once, when the first gradient comes. Nobody else has what lies behind it, up to the next
+        multiple of 16 bytes, and nothing that was enqueued before the parameter was added uses it."""
     def separate(self, parameter: Any, gradient: Any, /) -> Any:
         """Give a parameter a gradient of its own instead of one that shares memory, in every pass from then on."""
 
@@ -56,9 +60,12 @@ class GradientGroup:
         number: int = 0,
     ) -> None:
         """`wire` as for `Engine.allreduce`; sparse gradients travel as they are. `number` as for `Engine.mark_step`."""
-    def add(self, parameter: Any, name: str, view: Any | None, deferred: bool = False) -> GradientHook:
+    def add(
+        self, parameter: Any, name: str, view: Any | None, deferred: bool = False, placed: bool = False
+    ) -> GradientHook:
         """Register a parameter. `view`: a tensor in shared memory that its gradient is moved to. `deferred`: the hook
-        counts passes, and `missing` tells whether there is a gradient, but it is not reduced here; it must be dense."""
+        counts passes, and `missing` tells whether there is a gradient, but it is not reduced here; it must be dense.
+        `placed`: of a parameter on a GPU, the result goes to the tensor of `Binding.place_for`."""
     paused: bool
     watched: int
     """For how many passes gradients are still given to `Binding.shares_memory`."""
@@ -81,7 +88,8 @@ class GradientGroup:
     def finish(self) -> list[tuple[int, Any]]:
         """`announce`, wait for all of it, mark the step's communication done.
 
-        Returns (index, memory) for parameters without a gradient here whose result exists because another rank had one,
+        Returns (index, memory) for parameters without a gradient here whose result exists because another rank had one;
+        for those whose result has a place that the gradient was not in: (index, the tensor of `Binding.place_for`);
         and for sparse gradients the gathered indices and values: (index, [(memory, rows of each rank, bytes of a row),
         ...]).
         """

@@ -27,8 +27,10 @@ from engine_ext.bindings.waiting cimport wait_for
 from engine_ext.control.driver cimport Target, driver_pin, driver_submit, driver_unpin, driver_wait_for_all
 from engine_ext.control.state cimport State
 from engine_ext.core cimport Engine
+from engine_ext.gpu.device cimport device
 from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL
 from engine_ext.operations.op cimport OP_DONE, Op, new_op
+from engine_ext.platform.atomics cimport load32_acquire
 from engine_ext.shared.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, LAYOUT_ROWS, NAME_BYTES, Status, engine_meta
 from engine_ext.transport.arena cimport arena_locate
 
@@ -60,7 +62,8 @@ cdef class GradientHook:
     cdef bint sparse                # its gradient is, in this pass
     cdef bint apart                 # its gradient shares memory with others: it is copied before it is reduced in place
     cdef bint usual                 # the operation's metadata is the parameter's: it need not be copied again
-    cdef object view                # a tensor in shared memory, or None
+    cdef bint placed                # on a GPU: the result has a place beside others, which `view` is from when it is first needed
+    cdef object view                # a tensor in shared memory, or that place; or None
     cdef object room                # of a parameter on a GPU without a gradient: where the others' result goes; else None
     cdef char* place                # of the view; of a deferred gradient, in this pass
     cdef engine_meta meta           # of the parameter: what an absent gradient would have been
@@ -70,10 +73,21 @@ cdef class GradientHook:
 
     def __dealloc__(self):
         if self.op != NULL:
+            if self.placed:
+                self.keep_place()
             abandon(self.engine.state, self.op)
             self.op = NULL
         if self.target.record != NULL and self.engine.state.alive[0] == 1:
             driver_unpin(self.engine.state, self.target.record)
+
+    cdef int keep_place(self) noexcept:
+        """The operation, which owns the place, keeps it until the device has passed all that it was given by now: whoever has
+        waited for that has not done so on the stream on which the place is given out again."""
+        cdef device* d = self.engine.state.world.device
+        self.op.released = False
+        if d != NULL and load32_acquire(&self.op.flags) & OP_DONE:      # else its entry gives it a later ticket
+            self.op.ticket = d.pushed
+        return 0
 
     def __call__(self, parameter):
         cdef GradientGroup group = self.group
@@ -134,7 +148,8 @@ cdef class GradientHook:
         cdef object keeper = None
         cdef bint fits = False
         cdef GradientGroup group = self.group
-        if self.view is None and (self.apart or (group.watched and group.fresh and group.binding.shares_memory(gradient))):
+        if self.view is None and not self.placed and (
+                self.apart or (group.watched and group.fresh and group.binding.shares_memory(gradient))):
             self.apart = True
             gradient = group.binding.separate(parameter, gradient)
         if self.op == NULL:
@@ -152,9 +167,12 @@ cdef class GradientHook:
             expect_dense(gradient, &view, f"the gradient of '{self.label}'")
             expect_reducible(&view, f"the gradient of '{self.label}'")
             fits = self.fits(&view)
+        self.op.placed = False
         if view.device != HOST:
-            self.group.expect_device(self.label, self.view)     # the parameter may have been moved there since
-        if fits and self.view is not None and view.data != self.place:
+            self.expect_device()        # the parameter may have been moved there since
+            if fits and self.placed:
+                self.take_place()
+        elif fits and self.view is not None and view.data != self.place:
             memcpy(self.place, view.data, view.nbytes)          # still in the cache
             give_gradient(parameter, self.view)
             view.data, gradient = self.place, self.view
@@ -168,12 +186,32 @@ cdef class GradientHook:
         elif not self.usual:
             self.op.meta, self.op.agreed, self.usual = self.meta, 0, True
         self.group.moved |= self.op.source != view.data or self.op.nbytes != view.nbytes
-        keep_alive(self.op, gradient if keeper is None else (gradient, keeper))     # until it is finished
+        if keeper is not None or self.placed:
+            keeper = (gradient, keeper, self.view)
+        keep_alive(self.op, gradient if keeper is None else keeper)     # until it is finished
         self.op.source = self.op.target = view.data
+        if self.op.placed:
+            self.op.target = self.place
         self.op.nbytes = view.nbytes
         if view.device != HOST:
             self.get_ready(gradient, &view)
         return self.submit()
+
+    cdef int expect_device(self) except -1:
+        return self.group.expect_device(self.label, self.view is not None and not self.placed)
+
+    cdef int take_place(self) except -1:
+        """The result goes to its place, which is found when it is first needed: so places lie in the order in which gradients
+        come, as they do in what travels together."""
+        cdef View view
+        if self.view is None:
+            place = self.group.binding.place_for(self.index)
+            view_anywhere(place, &view)
+            if not self.fits(&view):
+                raise EngineError(f"there is no place on the GPU for the gradient of '{self.label}'")    # a defect of the binding
+            self.view, self.place = place, view.data
+        self.op.placed = True
+        return 0
 
     cdef int get_ready(self, tensor, const View* view) except -1:
         """Of a tensor on a GPU: mark when it is ready."""
@@ -197,10 +235,10 @@ cdef class GradientHook:
             group_sparse(op, parts[2], parts[3])
             op.meta.device = view.device != HOST
             if view.device != HOST:
-                self.group.expect_device(self.label, self.view)
+                self.expect_device()
                 room = self.group.binding.rooms_for(self.index)
                 expect_room(op, room, &view)
-            keep_alive(op, (parts, keepers, room))
+            keep_alive(op, (parts, keepers, room, self.view))
             if view.device != HOST:
                 self.get_ready(parts[1], &view)
         except BaseException:
@@ -265,9 +303,12 @@ cdef class GradientHook:
     cdef int find_room(self) except -1:
         """The others' result goes to memory of the framework's: nothing is allocated on a device while it works."""
         cdef View view
-        self.room = self.group.binding.room_for(self.index)
+        if self.placed:
+            self.take_place()
+        self.room = self.view if self.placed else self.group.binding.room_for(self.index)
         view_anywhere(self.room, &view)
-        if view.nbytes != self.nbytes or view.dtype != self.meta.dtype or view.layout != LAYOUT_ROWS or view.device == HOST:
+        if not self.placed and (view.nbytes != self.nbytes or view.dtype != self.meta.dtype or view.layout != LAYOUT_ROWS
+                                or view.device == HOST):
             raise EngineError(f"there is no room on the GPU for the gradient of '{self.label}'")     # a defect of the binding
         rooms = self.group.binding.rooms_for(self.index)    # if theirs is sparse
         expect_room(self.op, rooms, &view)
@@ -334,7 +375,7 @@ cdef class GradientGroup:
         self.scales.kind, self.scales.op = KIND_ALLREDUCE, <unsigned char>op
         self.scales.prescale, self.scales.postscale, self.scales.shared = prescale, postscale, -1
 
-    def add(self, parameter, str name, view, bint deferred=False):
+    def add(self, parameter, str name, view, bint deferred=False, bint placed=False):
         """Register a parameter; the hook to give to the framework."""
         cdef GradientHook hook = GradientHook.__new__(GradientHook)
         cdef View memory
@@ -346,7 +387,7 @@ cdef class GradientGroup:
             raise ValueError(f"a name has 1 to {NAME_BYTES} bytes of UTF-8; '{name}' has {length}")
         view_anywhere(self.binding.memory_of(parameter), &memory)
         if memory.device != HOST:
-            self.expect_device(name, view)
+            self.expect_device(name, view is not None)
             device_of(self.engine.state, memory.device - 1)     # opened now, while there is memory for it
         expect_reducible(&memory, f"parameter '{name}'")
         if memory.dtype == ENGINE_BOOL and self.scales.op == ENGINE_AVERAGE:
@@ -359,6 +400,7 @@ cdef class GradientGroup:
             hook.meta.dims[k] = memory.dims[k]
         hook.group, hook.engine, hook.found.parameter = self, self.engine, <PyObject*>parameter
         hook.label, hook.index, hook.view = name, len(self.hooks), view
+        hook.placed = placed and memory.device != HOST and memory.nbytes > 0
         if deferred:
             self.hooks.append(hook)
             return hook
@@ -375,12 +417,13 @@ cdef class GradientGroup:
         self.hooks.append(hook)
         return hook
 
-    cdef int expect_device(self, str name, view) except -1:
-        """Refuse what cannot be done with a gradient on a GPU. The others' work is waited for there from now on."""
-        if view is not None:
+    cdef int expect_device(self, str name, bint shared) except -1:
+        """Refuse what cannot be done with a gradient on a GPU. The others' work is waited for there from now on. `shared`: its
+        parameter was in the host's memory, and the ranks share a view there."""
+        if shared:
             raise UnsupportedTensorError(
-                f"parameter '{name}' is on a GPU, and only gradients in the host's memory can be shared: leave out "
-                "gradient_as_bucket_view"
+                f"parameter '{name}' is on a GPU, and was in the host's memory when its optimizer was wrapped with "
+                "gradient_as_bucket_view: move the model before, or leave out gradient_as_bucket_view"
             )
         if self.scales.op == ENGINE_ADASUM:
             raise UnsupportedTensorError(f"parameter '{name}' is on a GPU, and Adasum takes tensors in the host's memory")
@@ -479,9 +522,10 @@ cdef class GradientGroup:
         Returns
         -------
         list of (int, memory)
-            For parameters without a gradient here whose result exists because another rank had one: index, and the shared
-            view or the memory that holds it. For those with a sparse gradient on any rank: index, and a list of two
-            (memory, rows of each rank, bytes of a row), the gathered indices and values.
+            For parameters without a gradient here whose result exists because another rank had one, and for those whose result
+            has a place that the gradient was not in: index, and the view or the memory that holds it. For those with a sparse
+            gradient on any rank: index, and a list of two (memory, rows of each rank, bytes of a row), the gathered indices and
+            values.
         """
         cdef Engine engine = self.engine
         cdef GradientHook hook
@@ -523,9 +567,11 @@ cdef class GradientGroup:
             elif hook.op.source == NULL and hook.nbytes and hook.op.status == Status.OK:
                 found.append((hook.index, hook.room if hook.meta.device else
                               hook.view if hook.view is not None else take_memory(hook.op)))
+            elif hook.placed and hook.op.placed and hook.op.source != hook.op.target and hook.op.status == Status.OK:
+                found.append((hook.index, hook.view))
             if self.on_device:
                 hook.room = None
-            keep_alive(hook.op, None)
+            keep_alive(hook.op, hook.view if hook.placed else None)     # a reference that the collector does not see
         if error is not None:
             raise error
         mark_step(engine.state, self.number)

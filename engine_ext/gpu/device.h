@@ -35,6 +35,7 @@ typedef struct device_part {
   int begin, end;    /* rows of the item */
   uint64_t bytes;    /* of the slab: up to the end of the last row */
   uint64_t identity; /* of the reduction in `wire`, repeated to eight bytes: what a rank without a tensor contributes */
+  uint64_t place;    /* address at which all of it is wanted, laid out as in the slab, and which nobody else uses; 0: there is none */
 } device_part;
 
 /* A tensor of which ranks get rows as they are, one rank's behind the other's. */
@@ -93,6 +94,8 @@ struct device {
   void (*give_room)(device *d, device_item *item);
   /* Let what is enqueued on `stream` from now on wait until the device has passed a ticket, which is enqueued. */
   int (*wait)(device *d, void *stream, uint64_t ticket, char *why);
+  /* Let the calling thread allocate, while others capture graphs: from now on nothing that it calls spoils a capture of theirs. */
+  int (*relax)(device *d, char *why);
   int (*has_passed)(device *d, uint64_t ticket); /* 1 or 0; also 0 when the device does not tell */
   void (*stop)(device *d);                       /* the world has failed: what is not enqueued yet ends with that */
   void *owner;

@@ -23,6 +23,7 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         int end
         uint64_t bytes
         uint64_t identity
+        uint64_t place
 
     ctypedef struct device_parcel:
         uint64_t source
@@ -77,6 +78,7 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         void (*push)(device* d, device_item* item) noexcept nogil
         void (*give_room)(device* d, device_item* item) noexcept nogil
         int (*wait)(device* d, void* stream, uint64_t ticket, char* why) noexcept nogil
+        int (*relax)(device* d, char* why) noexcept nogil
         bint (*has_passed)(device* d, uint64_t ticket) noexcept nogil
         void (*stop)(device* d) noexcept nogil
         void* owner

@@ -92,8 +92,12 @@ static int launch(lane *l, int kernel, uint64_t bytes, void **parameters) {
   return 0;
 }
 
-/* Run a kernel over the piece, by as many tables as it takes. `more` are its parameters behind table, rows and slab. */
-static int run_over(lane *l, const move *m, int kernel, uint64_t *identity, double *divisor, double *factor) {
+/* Whether a row lies in the slab already: the slab is where it is wanted. */
+static inline int is_there(const move *m, const device_row *row) { return row->tensor - row->offset == m->slab - m->low; }
+
+/* Run a kernel over the piece, by as many tables as it takes; if it only copies, not over what lies where it belongs. `identity`,
+ * `divisor` and `factor` are its parameters behind table, rows and slab. */
+static int run_over(lane *l, const move *m, int kernel, int copies, uint64_t *identity, double *divisor, double *factor) {
   uint64_t wire = (uint64_t)dtype_bytes(m->part->wire), tensor = (uint64_t)dtype_bytes(m->part->dtype);
   uint64_t most = l->table_bytes / 4 / sizeof(device_row), slab = m->slab, count = 0, end = 0;
   for (int r = m->part->begin; r < m->part->end;) {
@@ -109,7 +113,7 @@ static int run_over(lane *l, const move *m, int kernel, uint64_t *identity, doub
         break;
       }
       if (row->offset + last > m->high) last = m->high - row->offset;
-      if (first >= last) continue;
+      if (first >= last || (copies && is_there(m, row))) continue;
       rows[count].tensor = row->tensor != 0 ? row->tensor + first / wire * tensor : 0;
       rows[count].offset = row->offset + first - m->low;
       rows[count++].bytes = last - first;
@@ -127,13 +131,13 @@ static int run_over(lane *l, const move *m, int kernel, uint64_t *identity, doub
 static int pack(lane *l, const move *m, double divisor, double factor) {
   int dtype = m->part->dtype, wire = m->part->wire, plain = dtype == wire && dtype != ENGINE_BOOL && divisor == 1 && factor == 1;
   uint64_t identity = m->part->identity;
-  return run_over(l, m, plain ? l->known.pack_bytes : l->known.pack[dtype][wire], &identity, &divisor, &factor);
+  return run_over(l, m, plain ? l->known.pack_bytes : l->known.pack[dtype][wire], plain, &identity, &divisor, &factor);
 }
 
 static int unpack(lane *l, const move *m, double divisor, double factor) {
   int dtype = m->part->dtype, wire = m->part->wire;
   int plain = dtype == wire && ((divisor == 1 && factor == 1) || dtype == ENGINE_BOOL);
-  return run_over(l, m, plain ? l->known.unpack_bytes : l->known.unpack[dtype][wire], NULL, &divisor, &factor);
+  return run_over(l, m, plain ? l->known.unpack_bytes : l->known.unpack[dtype][wire], plain, NULL, &divisor, &factor);
 }
 
 /* ---- among the ranks ---- */
@@ -214,16 +218,20 @@ static divisors divisors_of(const lane *l, int op, int wire) {
   return wire == ENGINE_FLOAT16 ? (divisors){size, 1} : (divisors){1, size};
 }
 
+/* Where its tensors are wanted side by side they are put there at once, and not into the slab: of what lies there already
+ * nothing is copied. */
 static int sum_piece(lane *l, const device_item *item, const device_part *part, uint64_t low, uint64_t high) {
-  const move in = {part, item->sources, low, high, l->slab}, out = {part, item->targets, low, high, l->slab};
-  if (is_ordered(l, item->op, part)) {
+  int ordered = is_ordered(l, item->op, part);
+  CUdeviceptr slab = part->place != 0 && !ordered ? part->place + low : l->slab;
+  const move in = {part, item->sources, low, high, slab}, out = {part, item->targets, low, high, slab};
+  if (ordered) {
     STEP(pack(l, &in, 1, item->prescale));
     STEP(reduce_in_order(l, item->op, part, high - low, item->op == ENGINE_AVERAGE ? l->size : 1, item->postscale));
     return unpack(l, &out, 1, 1);
   }
   divisors by = divisors_of(l, item->op, part->wire);
   STEP(pack(l, &in, by.before, item->prescale));
-  if (l->size > 1) STEP(all_reduce(l, l->slab, l->slab, high - low, part->wire));
+  if (l->size > 1) STEP(all_reduce(l, slab, slab, high - low, part->wire));
   return unpack(l, &out, by.behind, item->postscale);
 }
 

@@ -158,6 +158,15 @@ static int wait_for(device *d, void *stream, uint64_t ticket, char *why) {
   return status;
 }
 
+static int relax(device *d, char *why) {
+  lane *l = lane_of(d);
+  visit v;
+  if (enter(l, &v, why)) return -1;
+  v.mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* in which it leaves the thread */
+  leave(l, &v);
+  return 0;
+}
+
 static int has_passed(device *d, uint64_t ticket) {
   lane *l = lane_of(d);
   char why[DEVICE_WHY];
@@ -194,6 +203,7 @@ void lane_serve(device *d) {
   d->push = push;
   d->give_room = give_room;
   d->wait = wait_for;
+  d->relax = relax;
   d->has_passed = has_passed;
   d->stop = stop;
 }

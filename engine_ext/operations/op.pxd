@@ -62,6 +62,7 @@ cdef struct Op:
     void* room          # a Python function that makes room for results of given sizes on that stream: `owner` keeps it
     void* result        # a Python reference to what it has made, a list of tensors; NULL: there is none
     bint released       # that stream waits for them
+    bint placed         # `target` is a place among others: behind it, up to the next multiple of 16 bytes, nobody has anything
     CurrentStream stream_of  # which stream is the current one now, for whoever waits
 
 cdef struct Record:

@@ -262,6 +262,21 @@ def prompt(me: Rank) -> None:
         assert min(took) < 0.09, took  # it looks every 0.1 s
 
 
+def captures(me: Rank) -> None:
+    """Problem 15: a thread captures a graph, and forbids others to allocate; results are given room nevertheless."""
+    with me.world("captures"):
+        gather("first", drawn(me.rank, 3, "float32")).check()
+        tensor = DeviceTensor(drawn(me.rank, 3 + me.rank, "float32"))
+        stream, graph, room = Framework.device.new_stream(), ctypes.c_void_p(), Room()
+        assert me.cuda.cuStreamBeginCapture_v2(stream, 0) == 0  # global
+        handle = core().allgather(tensor, "meanwhile", False, room)
+        until(lambda: handle.done, "it is done")
+        assert me.cuda.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0, "the capture is spoilt"
+        handle.wait()
+        wanted = np.concatenate([drawn(rank, 3 + rank, "float32") for rank in range(me.size)])
+        np.testing.assert_array_equal(seen(handle.gathered[0], np.float32), wanted)
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -367,7 +382,7 @@ PROGRAMS = {
     program.__name__: program
     for program in (
         *(numbers, sparse, slabs, joins, mixed, forgotten, alone),
-        *(prompt, refusals, noroom, slowroom, fails, lost),
+        *(captures, prompt, refusals, noroom, slowroom, fails, lost),
     )
 }
 

@@ -23,7 +23,8 @@ SOURCES = sorted((ROOT / "engine_ext/gpu").glob("*.c"))
 LANE, LAUNCHING, MOVING, OPENING, STREAMS = SOURCES
 PLANE = ROOT / "engine/gpu/plane.py"
 CONTROL = ROOT / "engine_ext/control"
-FROZEN, COORDINATOR = CONTROL / "frozen.pyx", CONTROL / "coordinator.pyx"
+FROZEN, COORDINATOR, HANDOVER = (CONTROL / f"{name}.pyx" for name in ("frozen", "coordinator", "handover"))
+HOOKS = ROOT / "engine_ext/bindings/gradients.pyx"
 
 # By name: the file, what stands there, what it is replaced by.
 MUTANTS: dict[str, tuple[Path, str, str]] = {
@@ -138,6 +139,17 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "failure_while_room_is_awaited": (LANE, "    look_around(l);\n    STEP(l->failure.call != NULL);\n", ""),
     "room_not_rung": (STREAMS, "  door_ring(&lane_of(d)->door, 1);\n", "  (void)d;\n"),
     "room_used_too_early": (LAUNCHING, "k < item->n_ready; k++", "k < item->n_ready && k < 1; k++"),
+    "neighbours_not_compared": (HANDOVER, "if row.tensor - row.offset != place:", "if False:"),
+    "every_piece_in_the_first_place": (LAUNCHING, "part->place + low : l->slab", "part->place : l->slab"),
+    "places_where_sums_are_ordered": (LAUNCHING, "part->place != 0 && !ordered ?", "part->place != 0 ?"),
+    "factor_not_applied_in_place": (LAUNCHING, "(copies && is_there(m, row))", "is_there(m, row)"),
+    "places_left_to_the_collector": (
+        HOOKS,
+        "keep_alive(hook.op, hook.view if hook.placed else None)",
+        "keep_alive(hook.op, None)",
+    ),
+    "places_freed_in_flight": (HOOKS, "                self.keep_place()\n", "                pass\n"),
+    "room_spoils_captures": (STREAMS, "  v.mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* in which", "  /* in which"),
     "forked_child_closes": (PLANE, "if self._open and os.getpid() == self._pid:", "if self._open:"),
 }
 

@@ -45,7 +45,7 @@ def test_many_at_once(policy: str, ranks: Start) -> None:
     ranks(2, "mixed", policy=policy).succeeds()
 
 
-@pytest.mark.parametrize("programs", ["sparse+alone+refusals", "forgotten"])
+@pytest.mark.parametrize("programs", ["sparse+alone+captures+refusals", "forgotten"])
 def test_programs(programs: str, ranks: Start) -> None:
     """Problem 10 among others: the programs say what each is."""
     ranks(2, programs).succeeds()
@@ -108,6 +108,7 @@ KILLERS: dict[str, tuple[str, ...]] = {
     "failure_while_room_is_awaited": ("slowroom",),
     "room_not_rung": ("prompt",),
     "room_used_too_early": ("forgotten",),
+    "room_spoils_captures": ("captures",),
 }
 
 

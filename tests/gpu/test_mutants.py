@@ -10,10 +10,11 @@ from .test_allreduce import KILLERS as OF_REDUCING
 from .test_moving import KILLERS as OF_MOVING
 from .test_plane import KILLERS as OF_OPENING
 from .test_sums import KILLERS as OF_SUMS
+from .test_views import KILLERS as OF_VIEWS
 
 
 def test_every_mutant_has_a_killer() -> None:
-    assert {*OF_OPENING, *OF_REDUCING, *OF_MOVING, *OF_SUMS, *OF_FROZEN} == set(MUTANTS)
+    assert {*OF_OPENING, *OF_REDUCING, *OF_MOVING, *OF_SUMS, *OF_VIEWS, *OF_FROZEN} == set(MUTANTS)
 
 
 @pytest.mark.parametrize("name", {**MUTANTS, **VARIANTS})

@@ -5,6 +5,10 @@ A tensor that is made without a device would be in the host's memory, beside oth
 
 from __future__ import annotations
 
+import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -19,7 +23,10 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from engine.errors import MismatchError  # noqa: E402
 from engine.torch import adapter, adasum, sparse  # noqa: E402
 from engine.torch import sync_batch_norm as norm  # noqa: E402
+from engine.torch.places import ALIGNMENT, Places  # noqa: E402
 from engine.types import Average  # noqa: E402
+
+from ..standins import ROOT  # noqa: E402
 
 MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.arange, torch.tensor, torch.rand, torch.frombuffer)
 
@@ -127,3 +134,28 @@ def test_changes_of_parameters_on_a_gpu_are_combined_in_host_memory(
         step.after_step()
     assert here.tolist() == ([1.0, 2.0] if fails else [11.0, 12.0])
     assert there.tolist() == ([3.0, 4.0] if fails else [23.0, 24.0])
+
+
+def test_places_are_side_by_side_in_the_order_in_which_they_are_taken() -> None:
+    shapes = [(3, 5), (4,), (2, 3, 1, 1), ()]
+    parameters = [torch.zeros(shape, dtype=dtype) for dtype in (torch.float32, torch.float16) for shape in shapes]
+    parameters[2] = parameters[2].contiguous(memory_format=torch.channels_last)
+    with placed():
+        places = Places(parameters)
+        taken = [places.take(parameter) for parameter in parameters[::-1]][::-1]
+    for parameter, place in zip(parameters, taken, strict=True):
+        assert (place.shape, place.dtype, place.stride()) == (parameter.shape, parameter.dtype, parameter.stride())
+        assert place.data_ptr() % ALIGNMENT == 0 and not place.any()
+    for dtype in (torch.float32, torch.float16):
+        kin = [place for place in taken if place.dtype == dtype][::-1]
+        for place, following in itertools.pairwise(kin):
+            nbytes = place.numel() * place.element_size()
+            assert following.data_ptr() - place.data_ptr() == -(-nbytes // ALIGNMENT) * ALIGNMENT
+    places.keep_for_current_stream()  # of which there is none
+
+
+def test_optimizer_keeps_gradients_in_their_places() -> None:
+    """With tensors that say they are on a GPU."""
+    command = [sys.executable, "-P", "-m", "tests.gpu.torch_places_program"]
+    run = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True)
+    assert run.returncode == 0 and run.stdout.endswith("well\n"), run.stdout + run.stderr
