@@ -12,10 +12,11 @@ from libc.string cimport memmove, memset
 from engine_ext.control.lateness cimport arrival_last, arrival_late_us, arrival_wait_us
 from engine_ext.control.state cimport State
 from engine_ext.control.trace cimport (
-    TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, TRACE_RING, EntryRecord, NameRecord, RecordHead, RecordType, SpanRecord,
-    TensorRecord, Totals, trace_start, trace_stop, trace_totals,
+    TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, TRACE_RING, EntryRecord, NameRecord, RecordHead, RecordType, SampleRecord,
+    SpanRecord, TensorRecord, Totals, trace_start, trace_stop, trace_totals,
 )
 from engine_ext.core cimport Engine
+from engine_ext.gpu.device cimport device_slice
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
 from engine_ext.platform.posix cimport PAGE, ftruncate, pthread_mutex_lock, pthread_mutex_unlock, write
@@ -36,9 +37,14 @@ cdef enum Row:                  # `tid` of what is no tensor's
     ROW_ENTRIES = 3
     ROW_STAGES = 4              # and the next two
     ROW_CYCLES = 7
+    ROW_DEVICE = 8
     ROW_TENSORS = 16            # plus the name's number
 
 cdef const char** STAGE_NAMES = ["fuse", "reduce", "unpack"]
+cdef const char** DEVICE_NAMES = ["queue", "pack", "NCCL", "unpack"]     # by DEVICE_*; "queue" is none of an entry's slices
+
+cdef const char* SAMPLED = ("entries that had one of some 16 tensors drawn; lengths by the GPU's clock, places on the host's by an event that the "
+                            "GPU passed between two looks at that: error_us, and what the clocks have drifted since")
 
 cdef struct Lines:
     char* data
@@ -48,6 +54,7 @@ cdef struct Lines:
     const int* numbers          # what the world calls each rank
     uint64_t ahead              # added to every time: the file has those of the clock of rank 0's host
     bint cycles                 # an instant for each entry closed
+    bint device_named           # the row of what a GPU does has its name, which it gets when there is something in it
 
 
 cdef bint make_room(Lines* lines, size_t nbytes) noexcept nogil:
@@ -160,6 +167,26 @@ cdef void draw_entry(Lines* lines, const EntryRecord* entry) noexcept nogil:
         draw_tensor(lines, entry, &tensors[i], what)
 
 
+cdef void draw_sample(Lines* lines, const SampleRecord* sample) noexcept nogil:
+    """What a GPU did for an entry, by the host's clock: right but for `error_us`, and drift."""
+    cdef const device_slice* slices = <const device_slice*>(<const char*>sample + sizeof(SampleRecord))
+    cdef size_t n
+    cdef uint64_t k
+    if not lines.device_named:
+        lines.device_named = True
+        end_line(lines, <size_t>snprintf(
+            lines.data + lines.used, LINE,
+            ',{"ph":"M","pid":%d,"tid":%d,"name":"thread_name","args":{"name":"GPU (sampled entries)",'
+            '"about":"%s"}}\n', lines.track, <int>Row.ROW_DEVICE, SAMPLED))
+    for k in range(sample.slices):
+        n = slice_head(lines, Row.ROW_DEVICE, DEVICE_NAMES[slices[k].stage], slices[k].begun, slices[k].ended)
+        n += <size_t>snprintf(
+            lines.data + lines.used + n, LINE - n, ',"args":{"entry":%llu,"bytes":%llu,"error_us":%llu.%03llu}}\n',
+            <unsigned long long>sample.sequence, <unsigned long long>sample.nbytes,
+            <unsigned long long>(sample.error_ns // 1000), <unsigned long long>(sample.error_ns % 1000))
+        end_line(lines, n)
+
+
 cdef void draw_name(Lines* lines, const NameRecord* name) noexcept nogil:
     """Metadata: the row of a tensor is called by its name. The name is valid UTF-8."""
     cdef const unsigned char* text = <const unsigned char*>name + sizeof(NameRecord)
@@ -186,6 +213,8 @@ cdef size_t most_bytes(const RecordHead* head) noexcept nogil:
     """That the lines of a record may take; each may have to be moved by its own length."""
     if head.type == RecordType.RECORD_NAME:
         return 2 * NAME_LINE
+    if head.type == RecordType.RECORD_SAMPLE:
+        return 2 * LINE * (1 + <size_t>(<const SampleRecord*>head).slices)
     if head.type == RecordType.RECORD_ENTRY:
         return 2 * LINE * (TRACE_LINES_ENTRY + TRACE_LINES_TENSOR * <size_t>(<const EntryRecord*>head).items)
     return 2 * LINE
@@ -208,6 +237,8 @@ cdef int drain(State* e, Lines* lines, int fd, uint64_t limit, uint64_t* left_ou
                     draw_name(lines, <const NameRecord*>record)
                 elif record.type == RecordType.RECORD_ENTRY:
                     draw_entry(lines, <const EntryRecord*>record)
+                elif record.type == RecordType.RECORD_SAMPLE:
+                    draw_sample(lines, <const SampleRecord*>record)
                 elif record.type == RecordType.RECORD_WAIT:
                     draw_span(lines, Row.ROW_WAITS, b"wait", <const SpanRecord*>record)
                 else:

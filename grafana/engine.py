@@ -181,6 +181,81 @@ FLOW = (
         ),
     ),
 )
+DEVICE = (
+    Panel(
+        "timeseries",
+        "A collective on the GPU",
+        "Mean times of sampled collectives by the GPU's clock: in the queue since a tensor was ready, packing, in NCCL, "
+        "unpacking. Of ranks with a GPU, as all of this row.",
+        "s",
+        (
+            Query(
+                mean("engine_device_duration_seconds", "stage", RUN + ', stage!="exposed"'),
+                "{{stage}}",
+                0,
+                LONG,
+                expected=False,
+            ),
+        ),
+        stacked=True,
+    ),
+    Panel(
+        "timeseries",
+        "Exposed on the GPU",
+        "Mean time for which the program's stream stood at the end of a step and waited for its gradients.",
+        "s",
+        (
+            Query(
+                mean("engine_device_duration_seconds", "run", RUN + ', stage="exposed"'),
+                "exposed",
+                0,
+                LONG,
+                expected=False,
+            ),
+        ),
+    ),
+    Panel(
+        "timeseries",
+        "Collectives not done by the GPU",
+        "Over all ranks, the mean: handed over and not enqueued; enqueued and not done.",
+        "short",
+        (
+            Query(
+                f'avg by (run) (engine_device_entries_total{{{RUN}, reached="handed_over"}} - ignoring (reached) '
+                f'engine_device_entries_total{{{RUN}, reached="enqueued"}})',
+                "not enqueued",
+                0,
+                1e6,
+                expected=False,
+            ),
+            Query(
+                f'avg by (run) (engine_device_entries_total{{{RUN}, reached="enqueued"}} - ignoring (reached) '
+                f'engine_device_entries_total{{{RUN}, reached="done"}})',
+                "not done",
+                0,
+                1e6,
+                expected=False,
+            ),
+        ),
+    ),
+    Panel(
+        "timeseries",
+        "Speed in NCCL",
+        "Bytes of sampled collectives over their time in NCCL, of one rank.",
+        "Bps",
+        (
+            Query(
+                f"sum by (run) ({rate('engine_device_sampled_bytes_total')}) / (sum by (run) ("
+                + rate("engine_device_duration_seconds_sum", RUN + ', stage="nccl"')
+                + ") > 0)",
+                "in NCCL",
+                0,
+                BIG,
+                expected=False,
+            ),
+        ),
+    ),
+)
 KNOBS = (
     Panel(
         "stat",
@@ -238,5 +313,5 @@ DASHBOARD = Dashboard(
     "enginerun-engine",
     "Engine",
     "What happens between a tensor's submission and its result: fusion, latencies, batches, knobs.",
-    (("Fusion", FUSION), ("Latency", LATENCY), ("Flow", FLOW), ("Knobs in force", KNOBS)),
+    (("Fusion", FUSION), ("Latency", LATENCY), ("Flow", FLOW), ("On the GPU", DEVICE), ("Knobs in force", KNOBS)),
 )

@@ -26,7 +26,7 @@ class Metric:
     labels : tuple of str
         Labels besides `run` and `rank`.
     scope : str
-        `rank`: of every rank; `far`: of every rank of a job on several hosts; `leader`: of rank 0, about the whole job;
+        `rank`: of every rank; `gpu`: of every rank that has opened a GPU; `far`: of every rank of a job on several hosts; `leader`: of rank 0, about the whole job;
         `tuner`: of rank 0, while it tunes; `host`: of the endpoint, without the label `rank`.
     """
 
@@ -34,7 +34,7 @@ class Metric:
     kind: Kind
     about: str
     labels: tuple[str, ...] = ()
-    scope: Literal["rank", "far", "leader", "tuner", "host"] = "rank"
+    scope: Literal["rank", "gpu", "far", "leader", "tuner", "host"] = "rank"
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -62,14 +62,14 @@ _METRICS = (
     Metric(
         "engine_collective_seconds_total",
         "counter",
-        "Time from the starts of collectives to their ends on this rank.",
+        "Time from the starts of collectives to their ends on this rank, those on a GPU excepted.",
         ("op", "algorithm"),
     ),
     Metric("engine_collective_tensors_total", "counter", "Tensors in collectives.", ("op",)),
     Metric(
         "engine_collective_duration_seconds",
         "histogram",
-        "Time from the start of a collective to its end on this rank.",
+        "Time from the start of a collective to its end on this rank, those on a GPU excepted.",
         ("op",),
     ),
     Metric(
@@ -104,6 +104,29 @@ _METRICS = (
         "engine_arrival_lag_seconds",
         "summary",
         "How long after the first rank this rank submitted, of one tensor of each collective: large for a straggler.",
+    ),
+    # On the GPU.
+    Metric(
+        "engine_device_entries_total",
+        "counter",
+        "Collectives of tensors on the GPU, by how far they are: handed over, enqueued there, or done by the GPU.",
+        ("reached",),
+        scope="gpu",
+    ),
+    Metric("engine_device_bytes_total", "counter", "Bytes of their tensors.", scope="gpu"),
+    Metric(
+        "engine_device_duration_seconds",
+        "summary",
+        "Samples by the GPU's clock: of collectives `queue`, from when a tensor was ready, `pack`, `nccl` and `unpack`; "
+        "of steps `exposed`, for which the program's stream stood and waited for its gradients.",
+        ("stage",),
+        scope="gpu",
+    ),
+    Metric(
+        "engine_device_sampled_bytes_total",
+        "counter",
+        "Bytes of the collectives whose time in NCCL was sampled.",
+        scope="gpu",
     ),
     # Between hosts.
     Metric("engine_network_sent_bytes_total", "counter", "Bytes that the rank sent to other hosts.", scope="far"),
@@ -190,6 +213,7 @@ def table() -> str:
     rows = ["| metric | type | labels | of | meaning |", "|---|---|---|---|---|"]
     of = {
         "rank": "each rank",
+        "gpu": "each rank with a GPU",
         "far": "each rank of several hosts",
         "leader": "rank 0",
         "tuner": "rank 0 while it tunes",

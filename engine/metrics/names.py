@@ -13,6 +13,7 @@ REASONS = ("full", "whole_step", "awaited", "cycle_time", "frozen")  # why a bat
 STORES = ("cached", "streaming", "auto")
 BETWEEN_HOSTS = ("auto", "direct", "chain", "ring", "mpi")
 COMPRESSIONS = ("none", "fp16", "bf16")
+STAGES = ("queue", "pack", "nccl", "unpack", "exposed")  # what is timed of tensors on a GPU
 PHASES = ("off", "waiting", "searching", "watching", "lost", "left")  # of the tuner
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -25,4 +26,5 @@ NAMES: dict[str, tuple[str, ...]] = {
     "between_hosts": BETWEEN_HOSTS,
     "compressions": COMPRESSIONS,
     "phases": PHASES,
+    "stages": STAGES,
 }

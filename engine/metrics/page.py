@@ -23,7 +23,7 @@ from .names import NAMES
 NAME = "enginerun-counters"  # name of the memory, in /proc/PID/fd
 BYTES = 16384
 MAGIC = b"ENGCNTR1"
-VERSION = 3
+VERSION = 4
 HEADER = struct.Struct("=8sQQQ")  # magic, version, bytes of the page, bytes of the table
 TABLE = 64
 
@@ -74,6 +74,16 @@ class Snapshot:
     def far(self) -> bool:
         """Whether ranks of its world are on other hosts."""
         return self["hosts"] > 1
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the rank has opened a GPU."""
+        return self["gpu"] > 0
+
+    def sampled(self, stage: str) -> tuple[int, int]:
+        """Of what is timed on the GPU, how many samples there are, and their nanoseconds together."""
+        number = self.names["stages"].index(stage)
+        return self.fields["device_samples"][number], self.fields["device_ns"][number]
 
     @property
     def phase(self) -> str:
@@ -240,6 +250,8 @@ _NUMBERED = {
     "collective_tensors": ("operations",),
     "collective_ns": ("operations", "algorithms"),
     "cycles": ("reasons",),
+    "device_ns": ("stages",),
+    "device_samples": ("stages",),
 }
 
 
@@ -257,6 +269,7 @@ def expected(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
         "step_durations": DURATIONS,
         **dict.fromkeys("stall_warnings stalled network_sent network_received copied_ns copied_state".split(), 1),
         "crossing_ns": HOSTS,
+        **dict.fromkeys("gpu device_entries device_bytes device_enqueued device_passed device_sampled_bytes".split(), 1),
         **dict.fromkeys("tuner_phase tuner_searches tuner_trials tuner_changes tuner_changed_ns".split(), 1),
         **dict.fromkeys("tuner_score_ps tuner_default_ps tuner_best_ps".split(), 1),
     }

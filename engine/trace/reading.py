@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import readable
-from .timeline import HEAD, KNOBS, ROWS, SET, TOTALS, VERSION
+from .timeline import DEVICE_ROW, HEAD, KNOBS, ROWS, SET, TOTALS, VERSION
 
 STEPS, WAITS, ENTRIES, FUSE, REDUCE, UNPACK, CYCLES = ROWS
 _NAMED = re.compile(r"(?:rank\.\d+\.trace|(?P<name>.+)\.rank\d+)\.json")
@@ -257,6 +257,8 @@ def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, i
         entry = Entry(number, event["name"], begun, ended, args["tensors"], args["bytes"])
         entry.compression = args.get("compression", "none")
         recording.entries[number] = entry
+    elif row == DEVICE_ROW:
+        return  # samples, which stand for no entry's share
     elif row in STAGES:
         args = event["args"]
         recording.entries[args["entry"]].stages[STAGES[row]] = args["busy_us"] / 1e6

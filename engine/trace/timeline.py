@@ -41,6 +41,7 @@ HEAD, SET, TOTALS = "engine_timeline", "engine_process_set", "engine_totals"  # 
 KNOBS = "engine_knobs"  # beside HEAD, SET and TOTALS
 SETS = 1000  # rank 2 is the process 2 of the trace, and in process set 3 it is 3002
 ROWS = {1: "steps", 2: "callers waiting", 3: "entries", 4: "fuse", 5: "reduce", 6: "unpack", 7: "cycles"}  # tracer.pyx
+DEVICE_ROW = 8  # of what a GPU does; tracer.pyx names it when there is something in it
 
 
 def path_of(target: str | os.PathLike[str], rank: int) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..native import core
 from .job import UNNAMED
+from .knobs import on_gpus
 from .steps import STEPPED, TRAFFIC, Mark, Score, Steps
 
 ACTIVE = 25  # looks with tensors and without the end of a step after which the traffic is scored
@@ -157,6 +158,8 @@ class Listener:
         self._engine.mark_traffic(name, every)
         return Score(unit="seconds per period", subject=f"a period of {name!r}", source=TRAFFIC, every=every)
 
-    def _by_bytes(self) -> Score:
+    def _by_bytes(self) -> Score | None:
+        if on_gpus(self._engine):
+            return None  # When the GPU is done with a tensor the traffic does not tell: steps or periods have to.
         self._engine.mark_traffic(window=self._window)
         return Score(unit="busy seconds per GiB", subject="a byte", spent="busy time", source=TRAFFIC, busy=True)

@@ -7,6 +7,7 @@ have ended. Between trials, and whenever the tuner is gone, the best known setti
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import threading
 import time
@@ -20,7 +21,7 @@ from ..native import core
 from ..process_sets import Registry
 from .batches import traffic
 from .job import job, model
-from .knobs import KNOBS, Knobs, misfit, space_of, within, words
+from .knobs import KNOBS, Knobs, misfit, on_gpus, space_of, within, words
 from .listener import Listener
 from .process import TunerError, TunerProcess
 from .progress import Progress
@@ -30,6 +31,7 @@ PERIOD = 0.2  # seconds between two looks while searching
 WATCH = 10.0  # seconds between two looks after the search
 OBSERVED = 20  # most steps that a look after the search reports
 SETTLING = 2  # steps after a change that are not measured
+AHEAD = 64  # most entries by which a program is ahead of its GPU (DEVICE_OUTSTANDING)
 MOST = 256  # most steps by which a trial is measured
 ABORT_AFTER = 3  # steps after which a slow trial can be cut short
 STARTING = 60.0  # seconds that the process may take to start: it imports scipy
@@ -89,6 +91,7 @@ class Tuning:
         self._sets = sets
         self._crews = crews
         self._steps = Steps(engine)
+        self._settling = SETTLING
         self._progress = Progress(engine)
         self._process: TunerProcess | None = None
         self._turning = threading.Lock()  # held while knobs are turned, and while the search is ended
@@ -163,13 +166,17 @@ class Tuning:
         logger.error("autotune: %s; training goes on with %s", error, words(self._best))
 
     def _survey(self) -> None:
-        """Add knobs to the space that matter only for some tensors (compression), once such tensors were reduced."""
+        """Have those knobs in the space that matter for the job's tensors (compression, what is about host memory), once
+        such tensors were reduced."""
         self._space = space_of(self._engine, self._held)
         new = {
             name: value for name, value in self._engine.knobs().items() if name in self._space.keys() - self._default
         }
         first = self._first[0] if self._first else self._default
-        self._default, self._running, self._best = self._default | new, self._running | new, self._best | new
+        self._default, self._running, self._best, first = (
+            {name: knob for name, knob in (each | new).items() if name in self._space}  # less, if all tensors are on GPUs
+            for each in (self._default, self._running, self._best, first)
+        )
         known = first | new | within(self._known, {name: self._space[name] for name in new})
         self._first = [known] if known != self._default else []
 
@@ -276,7 +283,16 @@ class Tuning:
                 told = True
                 logger.warning("autotune: %s", self._nothing())
         self._steps.follow(score, listener.steps(score))
+        self._settling = SETTLING + (self._ahead(listener.steps(score)) if on_gpus(self._engine) else 0)
         return score
+
+    def _ahead(self, steps: int) -> int:
+        """By how many steps the program may be ahead of its GPU.
+
+        A step ends here when the program has enqueued it, at the GPU's pace, since it is never ahead by more than so many
+        entries. The first steps after a change go at the pace of those before it.
+        """
+        return math.ceil(AHEAD * max(steps, 1) / max(self._engine.counters()["entries"], 1))
 
     def _nothing(self) -> str:
         """The warning that nothing can be scored yet, with the reason."""
@@ -314,7 +330,7 @@ class Tuning:
             for sample in self._steps.read():
                 if sample.version != self._version:
                     continue
-                if skipped < SETTLING:
+                if skipped < self._settling:
                     skipped += 1
                 else:
                     samples.append(sample)

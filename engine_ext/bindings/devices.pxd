@@ -10,7 +10,7 @@ cdef device* device_of(State* e, int ordinal) except NULL
 cdef int expect_same_device(object tensor, const View* view, const View* other, str what) except -1
 cdef int mark_ready(State* e, Op* op, object tensor, const View* view) except -1
 cdef void unmark(State* e, Op* op) noexcept nogil
-cdef int follow(State* e, uint64_t ticket, CurrentStream stream_of, Op* op) except -1
+cdef int follow(State* e, uint64_t ticket, CurrentStream stream_of, Op* op, bint measured) except -1
 cdef bint is_known_passed(const State* e, uint64_t ticket) noexcept nogil
 cdef bint has_passed(State* e, uint64_t ticket) noexcept nogil
 cdef bint finish_device(State* e, uint64_t ns) noexcept nogil

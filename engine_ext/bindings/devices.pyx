@@ -89,9 +89,10 @@ cdef void unmark(State* e, Op* op) noexcept nogil:
         op.mark = NULL
 
 
-cdef int follow(State* e, uint64_t ticket, CurrentStream stream_of, Op* op) except -1:
+cdef int follow(State* e, uint64_t ticket, CurrentStream stream_of, Op* op, bint measured) except -1:
     """Let the current stream wait until the device has passed a ticket. `op`, if it is that of one: it is released when this is
-    the stream that its tensors were submitted on, since whoever uses their memory next does so there."""
+    the stream that its tensors were submitted on, since whoever uses their memory next does so there. `measured`: how long the
+    stream stands there is the step's exposed time."""
     cdef char[DEVICE_WHY] why
     cdef device* d = e.world.device
     cdef void* stream
@@ -100,7 +101,7 @@ cdef int follow(State* e, uint64_t ticket, CurrentStream stream_of, Op* op) exce
     if e.alive[0] != 1:
         expect_open(e)              # a forked child calls nothing of CUDA's
     stream = current_stream(stream_of, d.ordinal)
-    if d.wait(d, stream, ticket, why) != 0:
+    if d.wait(d, stream, ticket, measured, why) != 0:
         if load_acquire(e.segment.abort):
             raise world_error(e)
         raise DeviceError(f"rank {e.segment.rank} cannot wait for the GPU: {why.decode('utf-8', 'replace')}")

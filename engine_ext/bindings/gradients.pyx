@@ -440,7 +440,7 @@ cdef class GradientGroup:
                     last is None or hook.op.ticket > last.op.ticket):
                 last = hook
         if last is not None:
-            follow(e, last.op.ticket, last.op.stream_of, last.op)
+            follow(e, last.op.ticket, last.op.stream_of, last.op, True)
             for hook in self.hooks:
                 if hook.op != NULL and hook.op.ticket and hook.op.status == Status.OK:
                     hook.op.released = last.op.released and hook.op.stream == last.op.stream

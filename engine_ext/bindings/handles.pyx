@@ -51,7 +51,7 @@ cdef class Handle:
         """Drive the engine until the operation is done; raise what went wrong with it."""
         cdef Op* op = self.op
         if op == NULL:
-            follow(self.state, self.ticket, self.stream_of, NULL)
+            follow(self.state, self.ticket, self.stream_of, NULL, False)
             return
         self.waiting += 1           # threads in here: the last one to leave with success lets go of the operation
         try:
@@ -74,7 +74,7 @@ cdef class Handle:
             refuse(e, op.status, self.name)
         if op.ticket:
             self.ticket, self.stream_of = op.ticket, op.stream_of
-            follow(e, op.ticket, op.stream_of, op)
+            follow(e, op.ticket, op.stream_of, op, False)
         if op.result != NULL:
             self.take_from_room(op)
         elif op.memory != NULL and op.meta.group:

@@ -10,12 +10,14 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 
 from engine_ext.control.completion cimport complete, wake_any_waiter
-from engine_ext.control.observers cimport observe_completions
+from engine_ext.control.observers cimport (
+    observe_completions, observe_device, observe_enqueued, observe_handover, observe_passed, observe_sample,
+)
 from engine_ext.control.parcels cimport add_parcels
 from engine_ext.control.table cimport table_dismiss, table_finish
 from engine_ext.gpu.device cimport (
     DEVICE_EXCHANGE, DEVICE_GATHER, DEVICE_NAME, DEVICE_OUTSTANDING, DEVICE_REDUCE, DEVICE_SCATTER, device, device_item,
-    device_mark, device_part, device_row,
+    device_mark, device_part, device_row, device_sample,
 )
 from engine_ext.kernels.identity cimport fill_identity
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES, ENGINE_SUM, ENGINE_UINT8, dtype_bytes
@@ -230,6 +232,8 @@ cdef bint hand_over(State* e, const engine_entry* entry) noexcept nogil:
         free_item(item)
         return False
     item.owner, item.ended = e, ended
+    item.sequence, item.bytes = entry.sequence, entry.bytes
+    observe_handover(e, entry)
     pthread_mutex_lock(&e.lock)
     observe_completions(e, entry)
     take(e, item, entry)
@@ -246,7 +250,10 @@ cdef bint hand_over(State* e, const engine_entry* entry) noexcept nogil:
 cdef void use_device(State* e, device* d) noexcept nogil:
     """Hand over to this device from now on. It is closed before the engine is freed."""
     d.owner = e
+    observe_device(e, d.ordinal)
     store_pointer(<void**>&d.failed, <void*>device_failed)      # pairs with the lane's look: the owner is in place
+    store_pointer(<void**>&d.went_on, <void*>device_went_on)    # likewise
+    store_pointer(<void**>&d.sampled, <void*>device_sampled)    # likewise
     store_pointer(<void**>&e.device, d)                         # pairs with device_watch
 
 
@@ -286,6 +293,14 @@ cdef void device_failed(device* d, const char* why) noexcept nogil:
     abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, why)
 
 
+cdef void device_went_on(device* d, uint64_t tickets) noexcept nogil:
+    observe_passed(<State*>d.owner, tickets)
+
+
+cdef void device_sampled(device* d, const device_sample* sample) noexcept nogil:
+    observe_sample(<State*>d.owner, sample)
+
+
 cdef void return_marks(device* d, device_item* item) noexcept nogil:
     cdef int k
     for k in range(item.n_ready):
@@ -311,6 +326,8 @@ cdef void ended(device_item* item, const char* why) noexcept nogil:
         abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, why)
     return_marks(e.world.device, item)
     pthread_mutex_lock(&e.lock)
+    if why == NULL:
+        observe_enqueued(e)
     want_no_room(e, item)
     if not load32_relaxed(&e.failed):
         name_ticket(e, item)

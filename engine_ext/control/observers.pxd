@@ -15,6 +15,7 @@ from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.state cimport State
 from engine_ext.control.step_marks cimport marks_busy
 from engine_ext.control.trace cimport trace_wait_begins, trace_wait_ends
+from engine_ext.gpu.device cimport device_sample
 from engine_ext.operations.op cimport Op, fails
 from engine_ext.platform.atomics cimport count_up, load32_relaxed, load_relaxed, store_relaxed
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -27,6 +28,14 @@ from engine_ext.shared.segment cimport coordinates
 cdef void observers_open(State* e, counters_page* page) noexcept nogil      # before the engine's thread is started
 cdef void observers_count(State* e, counters_page* page) noexcept nogil     # while nothing is in flight
 cdef void observers_close(State* e) noexcept nogil                          # when nobody uses the engine any more
+
+# ---- tensors on a GPU: called by handover ----------------------------------------------------------------------------------
+
+cdef void observe_device(State* e, int ordinal) noexcept nogil                      # it is open
+cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil      # by the driver's role
+cdef void observe_enqueued(State* e) noexcept nogil                                 # an entry, by the lane, under the lock
+cdef void observe_passed(State* e, uint64_t entries) noexcept nogil                 # by the lane, without the lock
+cdef void observe_sample(State* e, const device_sample* sample) noexcept nogil      # as the last
 
 # ---- an entry of the schedule: called by run_schedule, under the lock -------------------------------------------------------
 

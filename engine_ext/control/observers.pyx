@@ -6,13 +6,15 @@ from engine_ext.control.crossing cimport crossing_count
 from engine_ext.control.overlap cimport Overlap, overlap_entry_begins, overlap_entry_ends
 from engine_ext.control.state cimport HISTORY, HISTORY_NAME, Row
 from engine_ext.control.step_marks cimport SOURCE_TRAFFIC, marks_add, marks_close, marks_pass
-from engine_ext.control.trace cimport trace_close, trace_entry, trace_entry_begins, trace_entry_ends, trace_step
+from engine_ext.control.trace cimport (
+    trace_close, trace_entry, trace_entry_begins, trace_entry_ends, trace_sample, trace_step,
+)
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, Record
 from engine_ext.operations.operation cimport Operation
 from engine_ext.platform.atomics cimport now_ns, store32_release, store_relaxed
 from engine_ext.platform.clock cimport after_ns
-from engine_ext.shared.counters cimport COUNTED_FAILED, counters_arrival, counters_entry, counters_step
+from engine_ext.shared.counters cimport COUNTED_FAILED, STAGE_NCCL, STAGES, counters_arrival, counters_entry, counters_step
 from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, engine_knobs, entry_ids
 from engine_ext.shared.segment cimport time_heard
 
@@ -129,6 +131,51 @@ cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) 
             counters_entry(e.counters_page, entry, fusible(entry), e.entry_begun, now, overlap_entry_ends(&e.overlap, now))
     if e.marks.due:                     # written by the role's holder alone
         mark(e, SOURCE_TRAFFIC)
+
+
+# ---- tensors on a GPU ---------------------------------------------------------------------------------------------------------
+
+cdef void observe_device(State* e, int ordinal) noexcept nogil:
+    if e.counters_page != NULL:
+        store_relaxed(e.counters_page.gpu, <uint64_t>ordinal + 1)
+
+
+cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil:
+    count_up(&e.counters.device_bytes, entry.bytes)
+    if e.counters_page != NULL:
+        tally(e.counters_page.device_entries, 1)
+        tally(e.counters_page.device_bytes, entry.bytes)
+
+
+cdef void observe_enqueued(State* e) noexcept nogil:
+    if e.counters_page != NULL:
+        tally(e.counters_page.device_enqueued, 1)
+
+
+cdef void observe_passed(State* e, uint64_t entries) noexcept nogil:
+    pthread_mutex_lock(&e.lock)
+    if e.counters_page != NULL:
+        tally(e.counters_page.device_passed, entries)
+    pthread_mutex_unlock(&e.lock)
+
+
+cdef void count_sample(counters_page* page, const device_sample* sample) noexcept nogil:
+    cdef int stage
+    for stage in range(STAGES):
+        if sample.has >> stage & 1:
+            tally(&page.device_ns[stage], sample.ns[stage])
+            tally(&page.device_samples[stage], 1)
+    if sample.has >> STAGE_NCCL & 1:
+        tally(page.device_sampled_bytes, sample.bytes)
+
+
+cdef void observe_sample(State* e, const device_sample* sample) noexcept nogil:
+    pthread_mutex_lock(&e.lock)
+    if e.counters_page != NULL:
+        count_sample(e.counters_page, sample)
+    if sample.n_slices:
+        trace_sample(&e.trace, sample)
+    pthread_mutex_unlock(&e.lock)
 
 
 # ---- failures and stalls ----------------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ cdef struct Counters:       # since the engine's start, counted by whoever holds
     uint64_t entries        # schedule entries executed, of any type
     uint64_t tensors        # operations of this rank that batches carried
     uint64_t nbytes         # bytes of these batches
+    uint64_t device_bytes   # of these, bytes in the memory of a GPU
     uint64_t wait_ns        # nanoseconds in which callers were blocked in the engine, added up over callers
     uint64_t busy_ns        # nanoseconds from the start to the end of entries
     uint64_t sleeps         # times that a caller with the role slept on its door

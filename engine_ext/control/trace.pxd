@@ -6,6 +6,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from engine_ext.control.overlap cimport Overlap
 from engine_ext.data.executor cimport Executor
+from engine_ext.gpu.device cimport device_sample, device_slice
 from engine_ext.operations.op cimport Op
 from engine_ext.shared.layout cimport engine_entry
 
@@ -20,6 +21,7 @@ cdef enum RecordType:
     RECORD_ENTRY = 2            # EntryRecord, then its TensorRecords
     RECORD_WAIT = 3             # SpanRecord: some caller was blocked
     RECORD_STEP = 4             # SpanRecord: from the end of one step to the next
+    RECORD_SAMPLE = 5           # SampleRecord, then its device_slices
 
 cdef struct RecordHead:
     uint32_t bytes              # length of the whole record, a multiple of 8
@@ -44,6 +46,11 @@ cdef struct TensorRecord:       # `items` of them follow an EntryRecord
     uint64_t submitted, nbytes
     uint64_t arrival            # the rank that was last, and its lateness, packed: see lateness.pxd
     uint32_t name, unused
+
+cdef struct SampleRecord:       # of an entry on a GPU
+    RecordHead head
+    uint64_t sequence, nbytes, error_ns
+    uint64_t slices
 
 cdef struct Budget:             # a token bucket
     double level                # lines that may be written now; below 0: a debt
@@ -81,6 +88,7 @@ cdef void trace_entry_begins(Trace* t, uint64_t now) noexcept nogil
 cdef void trace_entry_ends(Trace* t, const engine_entry* entry, uint64_t now) noexcept nogil
 cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Executor* x, uint64_t started,
                       uint64_t closed) noexcept nogil
+cdef void trace_sample(Trace* t, const device_sample* sample) noexcept nogil
 cdef void trace_step(Trace* t, uint64_t now) noexcept nogil
 cdef Totals trace_totals(Trace* t, uint64_t now) noexcept nogil
 cdef bint budget_has(Budget* b, uint64_t rate, uint64_t now) noexcept nogil

@@ -142,6 +142,22 @@ cdef void span(Trace* t, RecordType type, uint64_t begun, uint64_t ended) noexce
         publish(t, sizeof(SpanRecord))
 
 
+cdef void trace_sample(Trace* t, const device_sample* sample) noexcept nogil:
+    """A sampled entry on a GPU, some of whose stages are known by the host's clock. The caller holds the lock."""
+    cdef uint64_t slices = <uint64_t>sample.n_slices * sizeof(device_slice), nbytes = sizeof(SampleRecord) + slices
+    cdef SampleRecord* told
+    if not t.on or not budget_has(&t.spans, load_relaxed(&t.rate), now_ns()):
+        return
+    told = <SampleRecord*>reserve(t, nbytes)
+    if told == NULL:
+        return
+    t.spans.level -= <double>sample.n_slices
+    told.head.bytes, told.head.type = <uint32_t>nbytes, RecordType.RECORD_SAMPLE
+    told.sequence, told.nbytes, told.error_ns, told.slices = sample.sequence, sample.bytes, sample.error_ns, <uint64_t>sample.n_slices
+    memcpy(<char*>told + sizeof(SampleRecord), sample.slices, slices)
+    publish(t, nbytes)
+
+
 cdef void trace_step(Trace* t, uint64_t now) noexcept nogil:
     t.totals.steps += 1
     span(t, RecordType.RECORD_STEP, t.step_begun, now)

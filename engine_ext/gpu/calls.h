@@ -45,9 +45,27 @@ int lane_move(lane *l, const device_item *item);
 int lane_warm_up_moves(lane *l);
 /* Look which tickets the device has passed. */
 int lane_look(lane *l);
+
+/* ---- samples (sampling.c) ---- */
+
+/* Timed events and marks: made, and destroyed. */
+int lane_make_timers(lane *l);
+void lane_release_timers(lane *l);
+/* An item is sampled if one of its marks is timed. What it waits for is enqueued; then, behind each of its stages; and if it fails. */
+int lane_sample_begins(lane *l, const device_item *item);
+int lane_cut(lane *l, int stage);
+void lane_sample_dropped(lane *l);
+/* Read what the device has passed. */
+int lane_read_samples(lane *l);
+int lane_has_samples(const lane *l);
+/* Compare the device's clock with the host's, if that is long ago. The stream is empty. */
+int lane_compare_clocks(lane *l);
+/* In a thread of the program: a stand whose events nobody uses, or NULL. */
+lane_stand *lane_take_stand(lane *l);
+
 /* ---- what other threads call (streams.c) ---- */
 
 void lane_serve(device *d);
-int lane_make_mark(lane *l, device_mark **made);
+int lane_make_mark(lane *l, int timed, device_mark **made);
 
 #endif

@@ -20,7 +20,36 @@ enum {
 typedef struct device_mark {
   struct device_mark *next; /* in the pool of those that nobody uses */
   void *event;
+  int timed; /* its event tells the time, and what is waited for by it is a sample; there are few such marks */
+  int held;  /* the lane's: a sample has yet to read it, so it is not in the pool */
 } device_mark;
+
+/* What is timed of a sampled entry, and of a step; stage_names in names.h. */
+enum {
+  DEVICE_QUEUE,   /* from when one of its tensors was ready to when the lane's stream came to it */
+  DEVICE_PACK,
+  DEVICE_NCCL,    /* among the ranks, reductions in rank order included */
+  DEVICE_UNPACK,
+  DEVICE_EXPOSED, /* of a step, and not of an entry: how long the program's stream stood where it waits for its gradients */
+  DEVICE_STAGES,
+  DEVICE_SLICES = 32 /* most parts of a sampled entry */
+};
+
+/* A part of a sampled entry: times by the host's clock, as far as the lane knows how the device's compares. */
+typedef struct device_slice {
+  int stage;
+  uint64_t begun, ended;
+} device_slice;
+
+/* Durations by the device's clock. An entry has all stages but the last, a step that one alone. */
+typedef struct device_sample {
+  uint64_t sequence, bytes;  /* of the entry */
+  uint64_t ns[DEVICE_STAGES];
+  unsigned has;              /* bit k: there is stage k */
+  uint64_t error_ns;         /* by which slices may be early or late on the host's clock, drift aside */
+  int n_slices;              /* 0: it is not known when they were */
+  device_slice slices[DEVICE_SLICES];
+} device_sample;
 
 /* One tensor in the slab. The kernels read it as it lies (kernels.cu, `row`). */
 typedef struct device_row {
@@ -57,6 +86,7 @@ enum {
 typedef struct device_item {
   struct device_item *next;
   uint64_t ticket;  /* given by `push`: 1 for the device's first item */
+  uint64_t sequence, bytes; /* of the entry, for samples */
   int work;         /* DEVICE_* */
   int root;         /* of DEVICE_SPREAD */
   int op;           /* enum engine_op */
@@ -92,8 +122,9 @@ struct device {
   void (*push)(device *d, device_item *item);
   /* Parcels have their targets now, and `ready` what makes these usable. */
   void (*give_room)(device *d, device_item *item);
-  /* Let what is enqueued on `stream` from now on wait until the device has passed a ticket, which is enqueued. */
-  int (*wait)(device *d, void *stream, uint64_t ticket, char *why);
+  /* Let what is enqueued on `stream` from now on wait until the device has passed a ticket, which is enqueued. `measured`: how
+   * long the stream stands there is a sample, if not too many are under way. */
+  int (*wait)(device *d, void *stream, uint64_t ticket, int measured, char *why);
   /* Let the calling thread allocate, while others capture graphs: from now on nothing that it calls spoils a capture of theirs. */
   int (*relax)(device *d, char *why);
   int (*has_passed)(device *d, uint64_t ticket); /* 1 or 0; also 0 when the device does not tell */
@@ -101,6 +132,9 @@ struct device {
   void *owner;
   /* Called by the lane: the device has failed, whether there is an item or not. NULL: nobody wants to know. */
   void (*failed)(device *d, const char *why);
+  /* Called by the lane: the device has passed so many more tickets; a sample has been read. NULL: nobody counts. */
+  void (*went_on)(device *d, uint64_t tickets);
+  void (*sampled)(device *d, const device_sample *sample);
 };
 
 #endif

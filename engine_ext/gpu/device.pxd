@@ -11,6 +11,29 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         device_mark* next
         void* event
 
+    enum:
+        DEVICE_QUEUE
+        DEVICE_PACK
+        DEVICE_NCCL
+        DEVICE_UNPACK
+        DEVICE_EXPOSED
+        DEVICE_STAGES
+        DEVICE_SLICES
+
+    ctypedef struct device_slice:
+        int stage
+        uint64_t begun
+        uint64_t ended
+
+    ctypedef struct device_sample:
+        uint64_t sequence
+        uint64_t bytes
+        uint64_t[5] ns
+        unsigned int has
+        uint64_t error_ns
+        int n_slices
+        device_slice[32] slices
+
     ctypedef struct device_row:
         uint64_t tensor
         uint64_t offset
@@ -41,6 +64,8 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
     ctypedef struct device_item:
         device_item* next
         uint64_t ticket
+        uint64_t sequence
+        uint64_t bytes
         int work
         int root
         int op
@@ -77,9 +102,11 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         void (*unmark)(device* d, device_mark* mark) noexcept nogil
         void (*push)(device* d, device_item* item) noexcept nogil
         void (*give_room)(device* d, device_item* item) noexcept nogil
-        int (*wait)(device* d, void* stream, uint64_t ticket, char* why) noexcept nogil
+        int (*wait)(device* d, void* stream, uint64_t ticket, bint measured, char* why) noexcept nogil
         int (*relax)(device* d, char* why) noexcept nogil
         bint (*has_passed)(device* d, uint64_t ticket) noexcept nogil
         void (*stop)(device* d) noexcept nogil
         void* owner
         void (*failed)(device* d, const char* why) noexcept nogil
+        void (*went_on)(device* d, uint64_t tickets) noexcept nogil
+        void (*sampled)(device* d, const device_sample* sample) noexcept nogil

@@ -159,7 +159,9 @@ static void *run(void *argument) {
       if (somebody_asks && !load32_acquire(&l->cancelled)) l->d.failed(&l->d, why_not(l, text, sizeof text));
       lane_quieten(l);
     } else {
-      int waiting = l->connected && !l->quiet && load_relaxed(&l->d.passed) < load_relaxed(&l->d.enqueued);
+      int well = l->connected && !l->quiet, busy = load_relaxed(&l->d.passed) < load_relaxed(&l->d.enqueued);
+      int waiting = well && (busy || lane_has_samples(l));
+      if (well && !waiting && lane_compare_clocks(l)) continue;
       door_sleep(&l->door, count, waiting ? TICK_NS : 0);
       if (waiting) look_around(l);
     }

@@ -5,8 +5,8 @@
  * lane touches what it has made, but for `cancelled` and `d.call`. When it is connected it takes items, too, from any
  * thread (`device.push`), and ends them in the order in which they were pushed.
  *
- * lane.c is the thread, opening.c its jobs, launching.c its items, moving.c those of them that only move, streams.c what other
- * threads may call.
+ * lane.c is the thread, opening.c its jobs, launching.c its items, moving.c those of them that only move, sampling.c how long samples
+ * of them take, streams.c what other threads may call.
  */
 #ifndef ENGINE_GPU_LANE_H
 #define ENGINE_GPU_LANE_H
@@ -54,6 +54,8 @@ enum {
 enum {
   LANE_KERNELS = 64,     /* most kernels */
   LANE_MARKS = 64,       /* marks that are made beforehand */
+  LANE_SAMPLES = 4,      /* most entries under way that are sampled, each with a timed mark */
+  LANE_STANDS = 8,       /* most steps under way of which it is measured how long their streams stand */
   LANE_DTYPES = 11,      /* those that are reduced */
   LANE_CANCELLED = -1
 };
@@ -80,6 +82,23 @@ typedef struct lane_kernels {
   int pack_bytes, unpack_bytes;
   int reduce[LANE_DTYPES];
 } lane_kernels;
+
+/* An entry that is sampled: timed events around its stages. The lane's own. */
+typedef struct lane_sample {
+  uint64_t ticket;         /* 0: there is none */
+  uint64_t sequence, bytes;
+  device_mark *mark;       /* of one of its tensors; timed */
+  int n;                   /* stages so far; one that follows on itself is one */
+  int stages[DEVICE_SLICES];
+  CUevent events[DEVICE_SLICES + 1]; /* stage k lies between events k and k + 1 */
+} lane_sample;
+
+/* A wait of the program's stream that is measured. */
+enum { STAND_FREE, STAND_TAKEN, STAND_RECORDED };
+typedef struct lane_stand {
+  uint32_t state;          /* STAND_*; atomic: FREE to RECORDED by who waits, back by the lane */
+  CUevent before, behind;
+} lane_stand;
 
 typedef struct lane {
   device d; /* first: what others have of the lane */
@@ -113,6 +132,13 @@ typedef struct lane {
   uint32_t visitors;       /* threads of the program that are in calls; and LANE_CLOSED, when no more may come; atomic */
   device_mark *marks;      /* those that nobody uses; under their lock, as the next */
   int n_marks;             /* ever made */
+  device_mark *timed;      /* those of them that are timed, and what decides who gets one; under their lock, too */
+  uint32_t until_timed, drawn;
+  lane_sample samples[LANE_SAMPLES];
+  lane_sample *sampling;   /* that of the item which is being enqueued; NULL: it is none */
+  lane_stand stands[LANE_STANDS];
+  CUevent origin;          /* timed: the device passed it at `origin_ns` of the host's clock; 0: that is not known */
+  uint64_t origin_ns, origin_error;
   CUdeviceptr slab;
   char *tables;            /* pinned: rows for kernels, a ring; and where the device has the same */
   CUdeviceptr device_tables;

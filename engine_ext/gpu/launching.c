@@ -45,7 +45,9 @@ int lane_look(lane *l) {
     if (l->table_ends[passed % DEVICE_OUTSTANDING] > l->table_tail) l->table_tail = l->table_ends[passed % DEVICE_OUTSTANDING];
     passed++;
   }
+  if (passed > l->d.passed && load_pointer((void **)&l->d.went_on) != NULL) l->d.went_on(&l->d, passed - l->d.passed);
   store_release(&l->d.passed, passed); /* pairs with has_passed: the tensors of these tickets are not used any more */
+  STEP(lane_read_samples(l));
   return passed < l->d.enqueued && l->d.begun <= passed ? look_at_first(l, passed) : 0;
 }
 
@@ -131,33 +133,41 @@ static int run_over(lane *l, const move *m, int kernel, int copies, uint64_t *id
 static int pack(lane *l, const move *m, double divisor, double factor) {
   int dtype = m->part->dtype, wire = m->part->wire, plain = dtype == wire && dtype != ENGINE_BOOL && divisor == 1 && factor == 1;
   uint64_t identity = m->part->identity;
-  return run_over(l, m, plain ? l->known.pack_bytes : l->known.pack[dtype][wire], plain, &identity, &divisor, &factor);
+  STEP(run_over(l, m, plain ? l->known.pack_bytes : l->known.pack[dtype][wire], plain, &identity, &divisor, &factor));
+  return lane_cut(l, DEVICE_PACK);
 }
 
 static int unpack(lane *l, const move *m, double divisor, double factor) {
   int dtype = m->part->dtype, wire = m->part->wire;
   int plain = dtype == wire && ((divisor == 1 && factor == 1) || dtype == ENGINE_BOOL);
-  return run_over(l, m, plain ? l->known.unpack_bytes : l->known.unpack[dtype][wire], plain, NULL, &divisor, &factor);
+  STEP(run_over(l, m, plain ? l->known.unpack_bytes : l->known.unpack[dtype][wire], plain, NULL, &divisor, &factor));
+  return lane_cut(l, DEVICE_UNPACK);
 }
 
 /* ---- among the ranks ---- */
+
+/* Until a communicator that does not block has enqueued what it was asked for: before that an event would cover nothing. */
+static int settle(lane *l, const char *call) {
+  STEP(lane_settle(l, call));
+  return lane_cut(l, DEVICE_NCCL);
+}
 
 /* By NCCL, in whatever order it sums. */
 static int all_reduce(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int wire) {
   NCCL_STEP(ncclAllReduce, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes / (uint64_t)dtype_bytes(wire),
             (ncclDataType_t)NCCL_DTYPES[wire], ncclSum, l->comm, l->stream);
-  return lane_settle(l, "ncclAllReduce");
+  return settle(l, "ncclAllReduce");
 }
 
 static int broadcast(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int root) {
   NCCL_STEP(ncclBroadcast, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes, ncclUint8, root, l->comm, l->stream);
-  return lane_settle(l, "ncclBroadcast");
+  return settle(l, "ncclBroadcast");
 }
 
 static int reduce_scatter(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int wire) {
   NCCL_STEP(ncclReduceScatter, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes / (uint64_t)dtype_bytes(wire),
             (ncclDataType_t)NCCL_DTYPES[wire], ncclSum, l->comm, l->stream);
-  return lane_settle(l, "ncclReduceScatter");
+  return settle(l, "ncclReduceScatter");
 }
 
 static int exchange(lane *l, CUdeviceptr slab, CUdeviceptr parts, uint64_t stride) {
@@ -170,14 +180,14 @@ static int exchange(lane *l, CUdeviceptr slab, CUdeviceptr parts, uint64_t strid
   }
   NCCL(ncclGroupEnd);
   STEP(l->failure.call != NULL);
-  return lane_settle(l, "ncclGroupEnd");
+  return settle(l, "ncclGroupEnd");
 }
 
 /* Every rank's part of the slab, to all. */
 static int all_gather(lane *l, uint64_t stride) {
   NCCL_STEP(ncclAllGather, (void *)(uintptr_t)(l->slab + (uint64_t)l->rank * stride), (void *)(uintptr_t)l->slab, stride,
             ncclUint8, l->comm, l->stream);
-  return lane_settle(l, "ncclAllGather");
+  return settle(l, "ncclAllGather");
 }
 
 /* A reduction in rank order: each rank gets its part of the slab from all others, and reduces it. The parts of the others
@@ -188,7 +198,8 @@ static int reduce_own(lane *l, int op, const device_part *part, uint64_t stride,
   unsigned rank = (unsigned)l->rank, count = (unsigned)l->size, reduction = (unsigned)(op == ENGINE_AVERAGE ? ENGINE_SUM : op);
   void *parameters[] = {&own, &parts, &stride, &own, &rank, &count, &elements, &reduction, &divisor, &factor};
   if (l->size > 1) STEP(exchange(l, l->slab, parts, stride));
-  return launch(l, l->known.reduce[part->wire], stride, parameters);
+  STEP(launch(l, l->known.reduce[part->wire], stride, parameters));
+  return lane_cut(l, DEVICE_NCCL);
 }
 
 static int reduce_in_order(lane *l, int op, const device_part *part, uint64_t bytes, double divisor, double factor) {
@@ -355,15 +366,23 @@ int lane_warm_up(lane *l) {
   return await_connections(l);
 }
 
-int lane_launch(lane *l, const device_item *item) {
+static int enqueue(lane *l, const device_item *item) {
   int turn = (int)((item->ticket - 1) % DEVICE_OUTSTANDING);
   STEP(lane_look(l));
   if (item->ticket > DEVICE_OUTSTANDING) STEP(await(l, item->ticket - DEVICE_OUTSTANDING));
   for (int k = 0; k < item->n_ready; k++) CUDA_STEP(cuStreamWaitEvent, l->stream, item->ready[k]->event, 0);
   CUDA_STEP(cuEventRecord, l->begun[turn], l->stream);
+  STEP(lane_sample_begins(l, item));
   STEP(run(l, item));
   l->table_ends[turn] = l->table_head;
   CUDA_STEP(cuEventRecord, l->done[turn], l->stream);
   store_release(&l->d.enqueued, item->ticket); /* pairs with has_passed: the event is recorded */
   return 0;
+}
+
+int lane_launch(lane *l, const device_item *item) {
+  int status = enqueue(l, item);
+  if (status != 0) lane_sample_dropped(l);
+  l->sampling = NULL;
+  return status;
 }

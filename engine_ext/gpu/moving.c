@@ -30,7 +30,8 @@ static int end_calls(lane *l, int *calls) {
   *calls = 0;
   NCCL(ncclGroupEnd);
   STEP(l->failure.call != NULL);
-  return lane_settle(l, "ncclGroupEnd");
+  STEP(lane_settle(l, "ncclGroupEnd"));
+  return lane_cut(l, DEVICE_NCCL);
 }
 
 /* ---- to all ---- */

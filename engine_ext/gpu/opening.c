@@ -69,10 +69,10 @@ static int prepare(lane *l) {
   while (l->n_marks < LANE_MARKS) {
     device_mark *mark = NULL;
     STEP(lane_cancelled(l, "cuEventCreate"));
-    STEP(lane_make_mark(l, &mark));
+    STEP(lane_make_mark(l, 0, &mark));
     l->d.unmark(&l->d, mark);
   }
-  return 0;
+  return lane_make_timers(l);
 }
 
 /* ---- the communicator ---- */
@@ -128,16 +128,18 @@ static int connect_ranks(lane *l) {
 /* ---- the end, of what there is ---- */
 
 static void release_marks(lane *l) {
-  device_mark *mark, *next;
+  device_mark *lists[2], *mark, *next;
   pthread_mutex_lock(&l->marks_lock);
-  mark = l->marks;
-  l->marks = NULL;
+  lists[0] = l->marks;
+  lists[1] = l->timed;
+  l->marks = l->timed = NULL;
   pthread_mutex_unlock(&l->marks_lock);
-  for (; mark != NULL; mark = next) {
-    next = mark->next;
-    CUDA(cuEventDestroy_v2, mark->event);
-    free(mark);
-  }
+  for (int k = 0; k < 2; k++)
+    for (mark = lists[k]; mark != NULL; mark = next) {
+      next = mark->next;
+      CUDA(cuEventDestroy_v2, mark->event);
+      free(mark);
+    }
 }
 
 /* Threads of the program that are between enter and leave still use it all (streams.c). */
@@ -154,6 +156,7 @@ static void release_context(lane *l) {
     if (l->done[k] != NULL) CUDA(cuEventDestroy_v2, l->done[k]);
     l->begun[k] = l->done[k] = NULL;
   }
+  lane_release_timers(l);
   release_marks(l);
   if (l->tables != NULL) CUDA(cuMemFreeHost, l->tables);
   if (l->device_tables != 0) CUDA(cuMemFree_v2, l->device_tables);
@@ -184,6 +187,7 @@ static void close_all(lane *l) {
   int whole = l->comm != NULL && l->connected && !l->quiet, well = l->failure.call == NULL && !load32_acquire(&l->cancelled);
   if (whole && !well) lane_quieten(l);
   if (l->stream != NULL && lane_drain(l, DRAIN_NS)) well = 0;
+  if (whole && well) lane_look(l); /* the last samples */
   if (whole && well) finish_communicator(l);
   end_communicator(l);
   l->left = l->stream != NULL && lane_drain(l, DRAIN_NS) == 1;

@@ -61,32 +61,46 @@ static int enter(lane *l, visit *v, char *why) {
   return -1;
 }
 
+enum { TIMED_EVERY = 16 }; /* submissions for one that is timed, in the mean */
+
+/* Whether the next mark is a timed one, if there is one: at drawn distances, since tensors come in the same order in every step. */
+static int is_time(lane *l) {
+  if (l->timed == NULL || l->until_timed-- != 0) return 0;
+  l->drawn = l->drawn * 1103515245 + 12345;
+  l->until_timed = (l->drawn >> 16) % (2 * TIMED_EVERY - 1);
+  return 1;
+}
+
 static device_mark *from_pool(lane *l) {
-  device_mark *mark;
+  device_mark *mark, **pool;
   pthread_mutex_lock(&l->marks_lock);
-  mark = l->marks;
-  if (mark != NULL) l->marks = mark->next;
+  pool = is_time(l) ? &l->timed : &l->marks;
+  mark = *pool;
+  if (mark != NULL) *pool = mark->next;
   pthread_mutex_unlock(&l->marks_lock);
   return mark;
 }
 
 static void unmark(device *d, device_mark *mark) {
   lane *l = lane_of(d);
+  device_mark **pool = mark->timed ? &l->timed : &l->marks;
+  if (mark->held) return; /* the lane calls, which has yet to read it */
   pthread_mutex_lock(&l->marks_lock);
-  mark->next = l->marks;
-  l->marks = mark;
+  mark->next = *pool;
+  *pool = mark;
   pthread_mutex_unlock(&l->marks_lock);
 }
 
-int lane_make_mark(lane *l, device_mark **made) {
+int lane_make_mark(lane *l, int timed, device_mark **made) {
   device_mark *mark = calloc(1, sizeof *mark);
   CUevent event = NULL;
   if (mark == NULL) return lane_failed(l, "cuEventCreate", CUDA_ERROR_OUT_OF_MEMORY, NULL, "no memory for a mark");
-  if (CUDA(cuEventCreate, &event, CU_EVENT_DISABLE_TIMING)) {
+  if (CUDA(cuEventCreate, &event, timed ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING)) {
     free(mark);
     return -1;
   }
   mark->event = event;
+  mark->timed = timed;
   l->n_marks++;
   *made = mark;
   return 0;
@@ -147,13 +161,25 @@ static int let_wait(lane *l, CUstream stream, uint64_t ticket, char *why) {
   return 0;
 }
 
-static int wait_for(device *d, void *stream, uint64_t ticket, char *why) {
+/* Between two timed events the stream does nothing but wait. */
+static int let_stand(lane *l, lane_stand *stand, CUstream stream, uint64_t ticket, char *why) {
+  if (expect_no_capture(l, stream, why)) return -1;
+  TRY(cuEventRecord, stand->before, stream);
+  if (load_acquire(&l->d.passed) < ticket && let_wait(l, stream, ticket, why)) return -1; /* pairs with lane_look */
+  TRY(cuEventRecord, stand->behind, stream);
+  return 0;
+}
+
+static int wait_for(device *d, void *stream, uint64_t ticket, int measured, char *why) {
   lane *l = lane_of(d);
+  lane_stand *stand = NULL;
   visit v;
   int status;
-  if (load_acquire(&d->passed) >= ticket) return 0; /* pairs with lane_look */
+  if (!measured && load_acquire(&d->passed) >= ticket) return 0; /* pairs with lane_look */
   if (enter(l, &v, why)) return -1;
-  status = let_wait(l, stream, ticket, why);
+  if (measured) stand = lane_take_stand(l);
+  status = stand != NULL ? let_stand(l, stand, stream, ticket, why) : let_wait(l, stream, ticket, why);
+  if (stand != NULL) store32_release(&stand->state, status == 0 ? STAND_RECORDED : STAND_FREE); /* pairs with read_stand */
   leave(l, &v);
   return status;
 }

@@ -21,7 +21,7 @@
 #define COUNTERS_MAGIC 0x3152544e43474e45u /* "ENGCNTR1" */
 
 enum {
-  COUNTERS_VERSION = 3, /* changes with the header, and with what a field means */
+  COUNTERS_VERSION = 4, /* changes with the header, and with what a field means */
   COUNTERS_BYTES = 16384,
   COUNTERS_TABLE = 64,  /* where the table begins */
   COUNTERS_FIELDS = 3072,
@@ -31,6 +31,7 @@ enum {
 enum { COUNTED_LIST(AS_NUMBER) };
 enum { CLOSED_LIST(AS_NUMBER) CLOSED_REASONS };
 enum { PHASE_LIST(AS_NUMBER) };
+enum { STAGE_LIST(AS_NUMBER) STAGES };
 
 /* LINE begins a new writer's cache lines. */
 #define COUNTERS_LAYOUT(LINE, FIELD)                                                                                         \
@@ -83,6 +84,14 @@ enum { PHASE_LIST(AS_NUMBER) };
   LINE(network_sent, 1)           /* bytes to other hosts (cache line written by the driver's role, as the first) */         \
   FIELD(network_received, 1)      /* bytes from other hosts */                                                               \
   FIELD(crossing_ns, MAX_RANKS)   /* by number of a host: time in which entries waited for data from it */                   \
+  LINE(gpu, 1)                    /* 1 + number of the rank's GPU; 0: none is open (cache line written by the driver's role) */ \
+  FIELD(device_entries, 1)        /* entries of tensors on a GPU, handed over to be enqueued there */                        \
+  FIELD(device_bytes, 1)          /* bytes of their tensors */                                                               \
+  LINE(device_enqueued, 1)        /* of these entries, those whose work is on the GPU's stream (the lane's cache line) */    \
+  FIELD(device_passed, 1)         /* of these, those that the GPU is known to have done */                                   \
+  FIELD(device_ns, STAGES)        /* durations of samples, by the GPU's clock */                                             \
+  FIELD(device_samples, STAGES)   /* number of samples in device_ns */                                                       \
+  FIELD(device_sampled_bytes, 1)  /* bytes of the entries whose time in NCCL is in device_ns */                              \
   LINE(copied_ns, 1)              /* in a copy that a launcher keeps: CLOCK_MONOTONIC of its host, to which last_ns is */    \
                                   /* translated, when it was made; 0: this is no copy (cache line written by the launcher) */ \
   FIELD(copied_state, 1)          /* in a copy: letter of the process's state, as in /proc/PID/stat; 0: not known */         \

@@ -10,6 +10,7 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
     enum: COUNTERS_BYTES, DURATIONS
     enum: COUNTED_NEW, COUNTED_RUNNING, COUNTED_ENDED, COUNTED_FAILED
     enum: CLOSED_FULL, CLOSED_WHOLE_STEP, CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FROZEN, CLOSED_REASONS
+    enum: STAGE_NCCL, STAGES
 
     ctypedef struct counters_page:
         uint64_t* state
@@ -58,6 +59,14 @@ cdef extern from "engine_ext/shared/counters.h" nogil:
         uint64_t* network_sent
         uint64_t* network_received
         uint64_t* crossing_ns
+        uint64_t* gpu
+        uint64_t* device_entries
+        uint64_t* device_bytes
+        uint64_t* device_enqueued
+        uint64_t* device_passed
+        uint64_t* device_ns
+        uint64_t* device_samples
+        uint64_t* device_sampled_bytes
 
     void tally(uint64_t* word, uint64_t n)
 

@@ -75,8 +75,9 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fu
     tally(&page.collectives[which], 1)
     tally(&page.collective_bytes[which], entry.bytes)
     tally(&page.collective_tensors[kind], entry.items)
-    tally(&page.collective_ns[which], ns)
-    tally(&page.collective_durations[kind * DURATIONS + duration_bucket(ns)], 1)
+    if not entry.meta.device:           # of which this rank has only handed the work over
+        tally(&page.collective_ns[which], ns)
+        tally(&page.collective_durations[kind * DURATIONS + duration_bucket(ns)], 1)
     if exposed:
         tally(page.exposed_ns, exposed)
     if fusible:

@@ -86,6 +86,14 @@
   ROW(PHASE_LOST, "lost")                       \
   ROW(PHASE_LEFT, "left")
 
+/* What is timed of tensors on a GPU: DEVICE_* of gpu/device.h, which this plane does not know. */
+#define STAGE_LIST(ROW)                         \
+  ROW(STAGE_QUEUE, "queue")                     \
+  ROW(STAGE_PACK, "pack")                       \
+  ROW(STAGE_NCCL, "nccl")                       \
+  ROW(STAGE_UNPACK, "unpack")                   \
+  ROW(STAGE_EXPOSED, "exposed")
+
 /* What becomes of a row: a member of an enum, an entry of a table, a word of a line. */
 #define AS_NUMBER(number, name) number,
 #define AS_NAME(number, name) name,
@@ -101,5 +109,6 @@
   "stores =" STORES_LIST(AS_WORD) "\n"             \
   "between_hosts =" BETWEEN_LIST(AS_WORD) "\n"     \
   "compressions =" WIRE_LIST(AS_WORD) "\n"         \
-  "phases =" PHASE_LIST(AS_WORD) "\n"
+  "phases =" PHASE_LIST(AS_WORD) "\n"             \
+  "stages =" STAGE_LIST(AS_WORD) "\n"
 #endif

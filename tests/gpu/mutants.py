@@ -20,7 +20,7 @@ from typing import Any
 from ..standins import LIBRARY, ROOT, compiled
 
 SOURCES = sorted((ROOT / "engine_ext/gpu").glob("*.c"))
-LANE, LAUNCHING, MOVING, OPENING, STREAMS = SOURCES
+LANE, LAUNCHING, MOVING, OPENING, SAMPLING, STREAMS = SOURCES
 PLANE = ROOT / "engine/gpu/plane.py"
 CONTROL = ROOT / "engine_ext/control"
 FROZEN, COORDINATOR, HANDOVER = (CONTROL / f"{name}.pyx" for name in ("frozen", "coordinator", "handover"))
@@ -65,9 +65,9 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
         "(void)k;",
     ),
     "mark_not_recorded": (STREAMS, "code = l->f.cuEventRecord(mark->event, stream);", "code = CUDA_SUCCESS;"),
-    "nccl_not_polled": (LAUNCHING, 'return lane_settle(l, "ncclAllReduce");', "return 0;"),
-    "groups_not_polled": (LAUNCHING, 'return lane_settle(l, "ncclGroupEnd");', "return 0;"),
-    "broadcast_not_polled": (LAUNCHING, 'return lane_settle(l, "ncclBroadcast");', "return 0;"),
+    "nccl_not_polled": (LAUNCHING, 'return settle(l, "ncclAllReduce");', "return 0;"),
+    "groups_not_polled": (LAUNCHING, 'return settle(l, "ncclGroupEnd");', "return 0;"),
+    "broadcast_not_polled": (LAUNCHING, 'return settle(l, "ncclBroadcast");', "return 0;"),
     "done_before_the_work": (
         LAUNCHING,
         "  STEP(run(l, item));\n  l->table_ends[turn] = l->table_head;\n"
@@ -130,8 +130,23 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "batches_outlive_a_change": (COORDINATOR, "        frozen_dissolve(c, name)\n", ""),
     "batches_are_never_made_anew": (FROZEN, "if not kept and (", "if not kept and o.batches == NULL and ("),
     "setting_not_looked_at": (LAUNCHING, "return l->ordered || ", "return "),
-    "scatter_not_polled": (LAUNCHING, 'return lane_settle(l, "ncclReduceScatter");', "return 0;"),
-    "moves_not_polled": (MOVING, 'return lane_settle(l, "ncclGroupEnd");', "return 0;"),
+    "scatter_not_polled": (LAUNCHING, 'return settle(l, "ncclReduceScatter");', "return 0;"),
+    "moves_not_polled": (MOVING, '  STEP(lane_settle(l, "ncclGroupEnd"));\n', ""),
+    "samples_are_never_read": (LAUNCHING, "  STEP(lane_read_samples(l));\n", ""),
+    "last_samples_are_not_read": (OPENING, "  if (whole && well) lane_look(l); /* the last samples */\n", ""),
+    "samples_are_read_too_early": (SAMPLING, "s != l->sampling && s->ticket <= l->d.passed", "s != l->sampling"),
+    "held_marks_are_given_out": (STREAMS, "  if (mark->held) return; /* the lane calls, which has yet to read it */\n", ""),
+    "stands_are_read_too_early": (SAMPLING, "  if (code == CUDA_ERROR_NOT_READY) return 0;\n  STEP(lane_after", "  STEP(lane_after"),
+    "stand_begins_behind_the_wait": (
+        STREAMS,
+        "  TRY(cuEventRecord, stand->before, stream);\n"
+        "  if (load_acquire(&l->d.passed) < ticket && let_wait(l, stream, ticket, why)) return -1; /* pairs with lane_look */\n",
+        "  if (load_acquire(&l->d.passed) < ticket && let_wait(l, stream, ticket, why)) return -1; /* pairs with lane_look */\n"
+        "  TRY(cuEventRecord, stand->before, stream);\n",
+    ),
+    "stages_are_not_told_apart": (SAMPLING, "    s->stages[s->n++] = stage;", "    s->stages[s->n++] = DEVICE_NCCL;"),
+    "queue_begins_at_the_work": (SAMPLING, "elapsed(l, s->mark->event, s->events[0],", "elapsed(l, s->events[0], s->events[0],"),
+    "clocks_are_not_compared": (OPENING, "  return lane_make_timers(l);", "  STEP(lane_make_timers(l));\n  l->origin_ns += 5000000000;\n  return 0;"),
     "slab_overrun_of_who_has_joined": (MOVING, "item->lacking ? l->slab_bytes : LARGEST", "LARGEST"),
     "windows_overlap": (LAUNCHING, "l->slab + (uint64_t)r * stride};", "l->slab + (uint64_t)r * (stride - VECTOR)};"),
     "room_not_awaited": (LANE, "if (!load32_acquire(&item->roomless)) break;", "break;"),

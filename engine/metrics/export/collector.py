@@ -172,6 +172,8 @@ class Exporter(Collector):
                 continue
             if definition.scope == "tuner" and snapshot.phase == "off":
                 continue
+            if definition.scope == "gpu" and not snapshot.on_gpu:
+                continue
             if definition.scope == "far" and not snapshot.far:
                 continue
             for labels, values in read(reading, snapshot):
@@ -236,10 +238,16 @@ def _summary(count: str, nanoseconds: str) -> Reader:
     return lambda _, snapshot: [((), (snapshot[count], snapshot[nanoseconds] / 1e9))]
 
 
+def _is_device(snapshot: Snapshot, number: int) -> bool:
+    """Whether it is a GPU that moves such collectives; how long that takes is sampled there alone."""
+    algorithms = snapshot.names["algorithms"]
+    return algorithms[number % len(algorithms)] == "device"
+
+
 def _by_algorithm(field: str, unit: float = 1.0) -> Reader:
     def read(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
         for number, times in enumerate(snapshot.fields["collectives"]):
-            if times:
+            if times and not (field == "collective_ns" and _is_device(snapshot, number)):
                 operation, algorithm = divmod(number, len(snapshot.names["algorithms"]))
                 labels = (snapshot.names["operations"][operation], snapshot.names["algorithms"][algorithm])
                 yield labels, (snapshot.fields[field][number] / unit,)
@@ -300,6 +308,17 @@ def _crossing(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
             yield (reading.peers.get(host, f"host {host}"),), (waited / 1e9,)
 
 
+def _device_entries(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+    fields = {"handed_over": "device_entries", "enqueued": "device_enqueued", "done": "device_passed"}
+    return (((reached,), (snapshot[field],)) for reached, field in fields.items())
+
+
+def _device_durations(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
+    for stage in snapshot.names["stages"]:
+        count, nanoseconds = snapshot.sampled(stage)
+        yield (stage,), (count, nanoseconds / 1e9)
+
+
 def _cycles(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
     return (((reason,), (n,)) for reason, n in zip(snapshot.names["reasons"], snapshot.fields["cycles"], strict=True))
 
@@ -317,6 +336,10 @@ READERS: dict[str, Reader] = {
     "engine_queue_duration_seconds": _summary("queued", "queue_ns"),
     "engine_negotiation_duration_seconds": _summary("negotiated", "negotiation_ns"),
     "engine_arrival_lag_seconds": _summary("lags", "lag_ns"),
+    "engine_device_entries_total": _device_entries,
+    "engine_device_bytes_total": _number("device_bytes"),
+    "engine_device_duration_seconds": _device_durations,
+    "engine_device_sampled_bytes_total": _number("device_sampled_bytes"),
     "engine_network_sent_bytes_total": _number("network_sent"),
     "engine_network_received_bytes_total": _number("network_received"),
     "engine_crossing_seconds_total": _crossing,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..page import PageError, Snapshot
 
@@ -13,6 +13,7 @@ COUNTERS = (
     *("collectives", "collective_bytes", "collective_ns", "exposed_ns", "lag_ns", "lags", "completed"),
     *("submitted", "blocked_ns", "steps", "step_ns", "step_durations"),
     *("network_sent", "network_received", "crossing_ns"),
+    *("device_entries", "device_ns", "device_samples"),
 )
 # Who is a straggler: later than the first rank by this much in the mean, and by this much more than the other ranks.
 LATE_SECONDS = 1e-3
@@ -63,6 +64,8 @@ class Rates:
         Bytes a second to and from other hosts.
     crossing : mapping of int to float
         By the number of another host, the share of the time in which collectives waited for data from there.
+    device : mapping of str to float
+        By what is timed on the GPU (`names.STAGES`), the mean of its samples in seconds; those that there are.
     """
 
     seconds: float
@@ -75,6 +78,7 @@ class Rates:
     lag: float | None
     network: float
     crossing: Mapping[int, float]
+    device: Mapping[str, float] = field(default_factory=dict)
 
 
 def rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
@@ -152,7 +156,18 @@ def _between(before: Snapshot, after: Snapshot, seconds: float) -> Rates:
         lag=grown["lag_ns"] / 1e9 / grown["lags"] if grown["lags"] else None,
         network=(grown["network_sent"] + grown["network_received"]) / seconds,
         crossing={host: min(1.0, ns / 1e9 / seconds) for host, ns in _waits(before, after).items()},
+        device=_device(before, after),
     )
+
+
+def _device(before: Snapshot, after: Snapshot) -> dict[str, float]:
+    """Means of what was sampled on the GPU."""
+    found = {}
+    for stage in after.names["stages"]:
+        (count, ns), (earlier, ns_before) = after.sampled(stage), before.sampled(stage)
+        if count > earlier:
+            found[stage] = (ns - ns_before) / 1e9 / (count - earlier)
+    return found
 
 
 def _waits(before: Snapshot, after: Snapshot) -> dict[int, int]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ... import readable
-from ..names import PHASES
+from ..names import PHASES, STAGES
 from ..page import DURATIONS, PageError, Snapshot
 from . import page_words
 from .rates import Page, names_of_hosts, straggler, waits_by_host
@@ -101,6 +102,14 @@ class Figures:
         What failed ranks say was the cause; none if the user ended the job.
     hosts : mapping of str to list of int
         The ranks of each host, if there are several.
+    gpus : int
+        Ranks that have opened a GPU.
+    device_bytes : float
+        Of tensors on the GPU, of one of these ranks in the mean.
+    device : mapping of str to float
+        By what is timed on the GPU (`names.STAGES`), the mean of its samples.
+    device_speed : float or None
+        Bytes a second in NCCL, of the sampled collectives.
     network : float
         Bytes that a rank sent to other hosts, in the mean.
     crossing : mapping of str to float
@@ -139,6 +148,10 @@ class Figures:
     hosts: Mapping[str, list[int]]
     network: float
     crossing: Mapping[str, float]
+    gpus: int
+    device_bytes: float
+    device: Mapping[str, float]
+    device_speed: float | None
 
     @property
     def straggler(self) -> int | None:
@@ -223,7 +236,21 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
         hosts=hosts,
         network=_mean([page["network_sent"] for page in ranks if page.far]) or 0.0,
         crossing={names[host]: share for host, share in sorted(waits.items()) if host in names},
+        **_device([page for page in ranks if page.on_gpu]),
     )
+
+
+def _device(ranks: Sequence[Snapshot]) -> dict[str, Any]:
+    """What is known of the GPUs of some ranks."""
+    samples = {stage: [page.sampled(stage) for page in ranks] for stage in STAGES}
+    counts = {stage: sum(count for count, _ in each) for stage, each in samples.items()}
+    seconds = {stage: sum(ns for _, ns in each) / 1e9 for stage, each in samples.items()}
+    return {
+        "gpus": len(ranks),
+        "device_bytes": _mean([page["device_bytes"] for page in ranks]) or 0.0,
+        "device": {stage: seconds[stage] / counts[stage] for stage in STAGES if counts[stage]},
+        "device_speed": _ratio(sum(page["device_sampled_bytes"] for page in ranks), seconds["nccl"]),
+    }
 
 
 def _of_allreduces(page: Snapshot, field: str) -> int:
@@ -297,6 +324,8 @@ def _rows(told: Figures) -> list[tuple[str, str]]:
                 f"collectives (exposed), {readable.share(told.waited)} waiting for late ranks or batches{hidden}",
             )
         )
+    if told.gpus:
+        rows.append(("GPUs", _gpus(told)))
     if told.hosts:
         rows.append(("hosts", _hosts(told)))
     rows += [("slowest rank", _slowest(told)), ("fusion", _fusion(told)), ("knobs", _knobs(told))]
@@ -349,6 +378,23 @@ def _hosts(told: Figures) -> str:
     waits = ", ".join(f"{readable.plain(name)} {readable.share(share)}" for name, share in told.crossing.items())
     sent = f"{readable.size(told.network)} sent to other hosts by a rank"
     return f"{where}; {sent}; waited for data of " + (waits or "none")
+
+
+def _gpus(told: Figures) -> str:
+    """What moved on them, and how long samples of it took."""
+    parts = [f"{readable.size(told.device_bytes)} of tensors a rank"]
+    works = [
+        f"{'NCCL' if stage == 'nccl' else stage} {readable.short(told.device[stage])}"
+        for stage in ("queue", "pack", "nccl", "unpack")
+        if stage in told.device
+    ]
+    if works:
+        parts.append("a sampled collective in the mean: " + ", ".join(works))
+    if told.device_speed:
+        parts.append(f"{readable.speed(told.device_speed)} in NCCL")
+    if "exposed" in told.device:
+        parts.append(f"a step's stream stood for {readable.short(told.device['exposed'])} (exposed)")
+    return "; ".join(parts)
 
 
 def _fusion(told: Figures) -> str:

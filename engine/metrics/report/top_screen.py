@@ -240,6 +240,7 @@ class _Column:
     spare: int
     cell: Callable[[Frame, int, Page, Rates | None], str]
     far: bool = False  # only of jobs on several hosts
+    gpu: bool = False  # only of jobs with tensors on a GPU
 
 
 def _rate(number: float | None, digits: int) -> str:
@@ -273,6 +274,16 @@ def _host(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
     return readable.plain(page.host)[:HOST_WIDTH] if isinstance(page, Snapshot) else NONE
 
 
+def _sampled(*stages: str) -> Callable[[Rates], float | None]:
+    """Milliseconds on the GPU, of one sampled collective or step."""
+
+    def figure(rate: Rates) -> float | None:
+        known = [rate.device[stage] for stage in stages if stage in rate.device]
+        return 1e3 * sum(known) if known else None
+
+    return figure
+
+
 def _errors(page: Snapshot) -> int:
     return page["mismatches"] + (page.state == "failed")
 
@@ -289,6 +300,10 @@ COLUMNS = (
     _Column("lag ms  ", "lag ms  ", 10, 1, _lag),
     _Column("cross%", "waited for hosts %", 6, 3, _speed(lambda rate: 100 * sum(rate.crossing.values()), 1), far=True),
     _Column("net MB/s", "network MB/s", 8, 8, _speed(lambda rate: rate.network / 1e6, 1), far=True),
+    _Column("gpu", "on GPU", 4, 7, _field(lambda page: max(0, page["device_entries"] - page["device_passed"])), gpu=True),
+    _Column("queue", "GPU queue ms", 7, 8, _speed(_sampled("queue"), 3), gpu=True),
+    _Column("work", "GPU work ms", 7, 6, _speed(_sampled("pack", "nccl", "unpack"), 3), gpu=True),
+    _Column("stood", "GPU exposed ms", 7, 4, _speed(_sampled("exposed"), 3), gpu=True),
     _Column("pend", "pending", 4, 8, _field(pending)),
     _Column("stall", "stalled", 5, 7, _field(lambda page: page["stalled"])),
     _Column("err", "errors", 3, 9, _field(_errors)),
@@ -300,7 +315,9 @@ COLUMNS = (
 
 def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
     """The rows of some ranks, in columns that fit."""
-    columns, wide = [column for column in COLUMNS if frame.hosts or not column.far], False
+    on_gpu = any(page.on_gpu for page in frame.reading.snapshots.values())
+    columns = [column for column in COLUMNS if (frame.hosts or not column.far) and (on_gpu or not column.gpu)]
+    wide = False
 
     def needed() -> int:
         return sum(max(each.width, len(each.wide if wide else each.head)) + 1 for each in columns) - 1

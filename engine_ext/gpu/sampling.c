@@ -1,0 +1,200 @@
+/* How long samples of what is enqueued take, by the device's own clock: events that tell the time, beside those of every item,
+ * which do not.
+ *
+ * A submission now and then gets a timed mark, and the item that it travels with is a sample. Events around its stages are read when
+ * the device has passed it. So is how long a program's stream stands where it waits for its gradients.
+ */
+#include "calls.h"
+
+#include <stdlib.h>
+
+static const uint64_t COMPARED_NS = 1000000000; /* after which the device's clock is compared with the host's again */
+static const uint64_t PROMPT_NS = 1000000;      /* a comparison that takes longer says nothing */
+
+/* ---- events ---- */
+
+int lane_make_timers(lane *l) {
+  CUDA_STEP(cuEventCreate, &l->origin, CU_EVENT_DEFAULT);
+  for (int k = 0; k < LANE_SAMPLES; k++) {
+    device_mark *mark = NULL;
+    for (int n = 0; n <= DEVICE_SLICES; n++) CUDA_STEP(cuEventCreate, &l->samples[k].events[n], CU_EVENT_DEFAULT);
+    STEP(lane_make_mark(l, 1, &mark));
+    l->d.unmark(&l->d, mark);
+  }
+  for (int k = 0; k < LANE_STANDS; k++) {
+    CUDA_STEP(cuEventCreate, &l->stands[k].before, CU_EVENT_DEFAULT);
+    CUDA_STEP(cuEventCreate, &l->stands[k].behind, CU_EVENT_DEFAULT);
+  }
+  return lane_compare_clocks(l);
+}
+
+static void release(lane *l, CUevent *event) {
+  if (*event != NULL) CUDA(cuEventDestroy_v2, *event);
+  *event = NULL;
+}
+
+static void let_go(lane *l, lane_sample *s) {
+  s->ticket = 0;
+  s->mark->held = 0;
+  l->d.unmark(&l->d, s->mark);
+}
+
+void lane_release_timers(lane *l) {
+  release(l, &l->origin);
+  for (int k = 0; k < LANE_SAMPLES; k++) {
+    if (l->samples[k].ticket != 0) let_go(l, &l->samples[k]); /* all marks are released behind this */
+    for (int n = 0; n <= DEVICE_SLICES; n++) release(l, &l->samples[k].events[n]);
+  }
+  for (int k = 0; k < LANE_STANDS; k++) {
+    release(l, &l->stands[k].before);
+    release(l, &l->stands[k].behind);
+  }
+}
+
+/* ---- the two clocks ---- */
+
+/* The device passes an event at a moment between two looks at the host's clock. Times are counted from there on. */
+int lane_compare_clocks(lane *l) {
+  uint64_t before = now_ns(), after;
+  if (l->origin_ns != 0 && before - l->origin_ns < COMPARED_NS) return 0;
+  l->origin_ns = 0;
+  CUDA_STEP(cuEventRecord, l->origin, l->stream);
+  do {
+    CUresult code = IN_CALL(cuEventQuery, l->origin);
+    after = now_ns();
+    if (code != CUDA_ERROR_NOT_READY) {
+      STEP(lane_after_cuda(l, "cuEventQuery", code));
+      l->origin_ns = before + (after - before) / 2;
+      l->origin_error = (after - before + 1) / 2;
+      return 0;
+    }
+  } while (after - before < PROMPT_NS);
+  store_pointer(&l->d.call, NULL);
+  return 0;
+}
+
+static int elapsed(lane *l, CUevent begun, CUevent ended, uint64_t *ns) {
+  float ms = 0;
+  STEP(CUDA(cuEventElapsedTime, &ms, begun, ended));
+  *ns = ms > 0 ? (uint64_t)((double)ms * 1e6) : 0;
+  return 0;
+}
+
+/* ---- an item ---- */
+
+int lane_sample_begins(lane *l, const device_item *item) {
+  lane_sample *s = NULL;
+  device_mark *mark = NULL;
+  for (int k = 0; k < item->n_ready && mark == NULL; k++)
+    if (item->ready[k]->timed) mark = item->ready[k];
+  for (int k = 0; k < LANE_SAMPLES && mark != NULL; k++)
+    if (l->samples[k].ticket == 0) s = &l->samples[k];
+  if (s == NULL) return 0;
+  CUDA_STEP(cuEventRecord, s->events[0], l->stream);
+  mark->held = 1;
+  s->mark = mark;
+  s->ticket = item->ticket;
+  s->sequence = item->sequence;
+  s->bytes = item->bytes;
+  s->n = 0;
+  l->sampling = s;
+  return 0;
+}
+
+/* Its mark is the item's again. */
+void lane_sample_dropped(lane *l) {
+  if (l->sampling == NULL) return;
+  l->sampling->ticket = 0;
+  l->sampling->mark->held = 0;
+  l->sampling = NULL;
+}
+
+int lane_cut(lane *l, int stage) {
+  lane_sample *s = l->sampling;
+  if (s == NULL) return 0;
+  if (s->n == 0 || s->stages[s->n - 1] != stage) {
+    if (s->n == DEVICE_SLICES) { /* an entry of many pieces */
+      lane_sample_dropped(l);
+      return 0;
+    }
+    s->stages[s->n++] = stage;
+  }
+  CUDA_STEP(cuEventRecord, s->events[s->n], l->stream);
+  return 0;
+}
+
+/* ---- reading ---- */
+
+static int read_slice(lane *l, const lane_sample *s, int k, device_sample *told) {
+  device_slice *slice = &told->slices[k];
+  uint64_t begun = 0, lasted = 0;
+  STEP(elapsed(l, s->events[k], s->events[k + 1], &lasted));
+  told->ns[s->stages[k]] += lasted;
+  told->has |= 1u << s->stages[k];
+  if (l->origin_ns == 0) return 0;
+  STEP(elapsed(l, l->origin, s->events[k], &begun));
+  slice->stage = s->stages[k];
+  slice->begun = l->origin_ns + begun;
+  slice->ended = slice->begun + lasted;
+  told->n_slices = k + 1;
+  return 0;
+}
+
+/* Times are counted from an event that is not long ago: a float has 24 bits, which are microseconds after ten seconds. */
+static int move_origin(lane *l, lane_sample *s) {
+  CUevent event = s->events[0];
+  uint64_t since = 0;
+  if (l->origin_ns == 0) return 0;
+  STEP(elapsed(l, l->origin, event, &since));
+  if (since < COMPARED_NS) return 0;
+  s->events[0] = l->origin;
+  l->origin = event;
+  l->origin_ns += since;
+  return 0;
+}
+
+static int read_sample(lane *l, lane_sample *s) {
+  device_sample told = {.sequence = s->sequence, .bytes = s->bytes, .has = 1u << DEVICE_QUEUE, .error_ns = l->origin_error};
+  STEP(elapsed(l, s->mark->event, s->events[0], &told.ns[DEVICE_QUEUE]));
+  for (int k = 0; k < s->n; k++) STEP(read_slice(l, s, k, &told));
+  STEP(move_origin(l, s));
+  let_go(l, s);
+  if (load_pointer((void **)&l->d.sampled) != NULL) l->d.sampled(&l->d, &told);
+  return 0;
+}
+
+/* The program's streams pass them when they like. */
+static int read_stand(lane *l, lane_stand *stand) {
+  device_sample told = {.has = 1u << DEVICE_EXPOSED};
+  CUresult code;
+  if (load32_acquire(&stand->state) != STAND_RECORDED) return 0; /* pairs with wait_for: both events are recorded */
+  code = IN_CALL(cuEventQuery, stand->behind);
+  store_pointer(&l->d.call, NULL);
+  if (code == CUDA_ERROR_NOT_READY) return 0;
+  STEP(lane_after_cuda(l, "cuEventQuery", code));
+  STEP(elapsed(l, stand->before, stand->behind, &told.ns[DEVICE_EXPOSED]));
+  store32_release(&stand->state, STAND_FREE); /* pairs with lane_take_stand */
+  if (load_pointer((void **)&l->d.sampled) != NULL) l->d.sampled(&l->d, &told);
+  return 0;
+}
+
+int lane_read_samples(lane *l) {
+  for (int k = 0; k < LANE_SAMPLES; k++) {
+    lane_sample *s = &l->samples[k];
+    if (s->ticket != 0 && s != l->sampling && s->ticket <= l->d.passed) STEP(read_sample(l, s));
+  }
+  for (int k = 0; k < LANE_STANDS; k++) STEP(read_stand(l, &l->stands[k]));
+  return 0;
+}
+
+int lane_has_samples(const lane *l) {
+  for (int k = 0; k < LANE_STANDS; k++)
+    if (load32_relaxed(&l->stands[k].state) == STAND_RECORDED) return 1;
+  return 0;
+}
+
+lane_stand *lane_take_stand(lane *l) {
+  for (int k = 0; k < LANE_STANDS; k++)
+    if (cas32(&l->stands[k].state, STAND_FREE, STAND_TAKEN)) return &l->stands[k]; /* pairs with read_stand */
+  return NULL;
+}

@@ -1,0 +1,152 @@
+"""What is counted and timed on GPUs, which are the stand-ins: samples by events, never by the host's clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .jobs import Job
+from .metrics_programs import KERNEL, LATE, MANY, STEPS
+from .mutants import changed
+from .test_plane import EVERY_CALL
+
+Start = Callable[..., Job]
+CLOCK = 0.02  # seconds that two looks at a busy host's clock may be apart
+
+
+@pytest.fixture
+def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
+    """Starts a program of metrics_programs.py on ranks, whose devices do what they can as soon as they can."""
+
+    def begin(size: int, program: str, *rest: str, **settings: object) -> Job:
+        told = (program, str(registered), *rest)
+        return Job(
+            libraries,
+            tmp_path,
+            size,
+            *told,
+            module="metrics_programs",
+            **{"one_thread": 1, "policy": "eager", **settings},
+        )
+
+    return begin
+
+
+def told(job: Job) -> list[dict[str, Any]]:
+    """What each rank says at its end."""
+    return [said(text) for text in job.succeeds()]
+
+
+def said(text: str) -> dict[str, Any]:
+    """The line of a program that is for us, beside the engine's warnings."""
+    (line,) = (line for line in text.splitlines() if line.startswith("{"))
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def check_stages(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        first, last = rank["first"], rank["last"]
+        assert first["gpu"] == 1
+        assert (first["device_entries"], first["device_enqueued"], first["device_passed"]) == (1, 1, 1)
+        assert first["device_bytes"] == first["device_sampled_bytes"] == 4000
+        for stage in ("queue", "pack", "nccl", "unpack"):
+            assert first["stages"][stage][0] == 1, (stage, first)
+        assert first["stages"]["exposed"] == [0, 0]
+        assert first["stages"]["pack"][1] >= 0.95e9 * KERNEL
+        assert first["stages"]["unpack"][1] >= 0.95e9 * KERNEL
+        assert last["device_entries"] == last["device_enqueued"] == last["device_passed"] == 1 + MANY
+        assert last["device_bytes"] == 4000 + 40 * MANY
+        assert last["stages"]["queue"][0] >= 2, "of so many one is a sample"
+    # Rank 0's GPU waits in NCCL for what rank 1 computes; in the queue of rank 1's, which begins behind that, it does not stand.
+    assert ranks[0]["first"]["stages"]["nccl"][1] >= 1e9 * (LATE - 5 * KERNEL)
+    assert ranks[1]["first"]["stages"]["nccl"][1] < 1e9 * LATE
+    for rank in ranks:  # the k-th of them waits for k packs at least
+        assert rank["last"]["stages"]["queue"][1] - rank["first"]["stages"]["queue"][1] >= 0.95e9 * KERNEL
+
+
+def check_steps(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["bare"][0] == rank["hidden"][0] == STEPS
+        assert rank["bare"][1] >= 0.95e9 * KERNEL * (STEPS - 1), rank
+        assert 0 <= rank["hidden"][1] < rank["bare"][1] / 2, rank
+
+
+def test_stages_of_a_collective(ranks: Start) -> None:
+    check_stages(told(ranks(2, "stages")))
+
+
+def test_steps_stand_for_what_is_not_hidden(ranks: Start) -> None:
+    check_steps(told(ranks(2, "steps")))
+
+
+@pytest.mark.parametrize("policy", ["lazy", "drawn"])
+def test_pieces_and_what_has_too_many(policy: str, ranks: Start) -> None:
+    """In whatever order the devices work."""
+    for rank in told(ranks(2, "pieces", policy=policy)):
+        last = rank["last"]
+        assert last["device_entries"] == last["device_passed"] == 3 * MANY
+        for stage in ("queue", "pack", "nccl", "unpack"):
+            assert 2 <= last["stages"][stage][0] <= 2 * MANY, "of the first and of the last"
+        sampled = last["stages"]["nccl"][0]
+        assert last["device_sampled_bytes"] == 160000 * sampled, "none of those with too many pieces"
+
+
+def check_timeline(where: Path, rank: dict[str, Any]) -> None:
+    events = json.loads((where / "rank.0.trace.json").read_text())
+    row = [event for event in events if event.get("tid") == 8]
+    assert [event["args"]["name"] for event in row if event["ph"] == "M"] == ["GPU (sampled entries)"]
+    assert "error_us" in next(event for event in row if event["ph"] == "M")["args"]["about"]
+    slices = [event for event in row if event["ph"] == "X"]
+    assert [event["name"] for event in slices[:3]] == ["pack", "NCCL", "unpack"]
+    for event in slices:
+        begun, ended, error = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6, event["args"]["error_us"] / 1e6
+        assert rank["begun"] - error - CLOCK <= begun <= ended <= rank["ended"] + error + CLOCK
+        assert event["args"]["bytes"] == 4000
+        if event["name"] != "NCCL":
+            assert event["dur"] >= 0.95e6 * KERNEL
+    assert all(
+        one["ts"] + one["dur"] <= other["ts"] + 0.01 for one, other in zip(slices[:2], slices[1:3], strict=True)
+    )
+
+
+def test_timeline_has_slices_where_the_host_saw_the_work(ranks: Start, tmp_path: Path) -> None:
+    check_timeline(tmp_path / "trace", told(ranks(2, "timeline", str(tmp_path / "trace")))[0])
+
+
+# ---- what would happen otherwise -------------------------------------------------------------------------------------
+
+KILLERS: dict[str, str] = {
+    "samples_are_never_read": "stages",
+    "last_samples_are_not_read": "stages",
+    "samples_are_read_too_early": "stages",
+    "held_marks_are_given_out": "pieces",
+    "stands_are_read_too_early": "steps",
+    "stand_begins_behind_the_wait": "steps",
+    "stages_are_not_told_apart": "stages",
+    "queue_begins_at_the_work": "stages",
+    "clocks_are_not_compared": "timeline",
+}
+
+
+@pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
+@pytest.mark.parametrize("mutant", KILLERS)
+def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
+    """With one thing left out a program fails, or tells something else, that succeeds with it."""
+    program, where = KILLERS[mutant], tmp_path / "trace"
+    rest = [str(where)] if program == "timeline" else []
+    statuses, texts = ranks(2, program, *rest, more=changed(mutant, tmp_path / "mutant")).end(90)
+    if any(statuses):
+        return
+    found = [said(text) for text in texts]
+    checks: dict[str, Callable[[], None]] = {
+        "stages": lambda: check_stages(found),
+        "steps": lambda: check_steps(found),
+        "timeline": lambda: check_timeline(where, found[0]),
+    }
+    with pytest.raises(AssertionError):
+        checks[program]()
